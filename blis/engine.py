@@ -10,7 +10,7 @@ import copy
 
 import numpy as np
 
-from blis_replay.blis.errors import TraceError
+from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import drafting, loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import KernelModel
@@ -151,10 +151,7 @@ class Engine:
             self.state = with_room(self.state)
             return True
         if answer == loop.STUCK:
-            raise TraceError(
-                f"at {self.now_us} us requests evict each other for ever without a token; "
-                "raise num_gpu_blocks, or break the ties in priority and arrival time"
-            )
+            raise evicting_for_ever(self.now_us)
         return False
 
     def _features(self) -> BatchFeatures:

@@ -343,21 +343,18 @@ def _overlap(plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None) -
     ]
 
 
+_FROM_ITS_START = "generates the output of a preempted request again from its start, vLLM keeps what was generated"
+
+
 def restarted_outputs(preemptions: int | None) -> list[str]:
     """What preemptions cost in BLIS, if there were some."""
-    if not preemptions:
-        return []
-    return [
-        f"BLIS preempted {preemptions:,} times; it generates the output of a preempted request again from its start, "
-        "vLLM keeps what was generated"
-    ]
+    return [f"BLIS preempted {preemptions:,} times; it {_FROM_ITS_START}"] if preemptions else []
 
 
 def restarted_outputs_elsewhere(preemptions: int) -> str:
     """The same where only the embedded engine, given as many blocks, counted preemptions."""
     return (
-        f"the embedded engine preempted {preemptions:,} times (this BLIS build does not count); BLIS generates the "
-        "output of a preempted request again from its start, vLLM keeps what was generated"
+        f"the embedded engine preempted {preemptions:,} times (this BLIS build does not count); BLIS {_FROM_ITS_START}"
     )
 
 

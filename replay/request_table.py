@@ -291,10 +291,8 @@ def _parquet_rows(path: Path) -> Generator[_Row, None, None]:
                 for values in batch.to_pylist():
                     number += 1
                     yield _Row("row", number, values | unknown)
-    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-        _refuse(path, "row", number + 1, f"no sound Parquet ({_first_line(error)})", "write it again")
-    except OSError as error:
-        if error.errno:  # the file system's; pyarrow's own have none
+    except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # the file system's; pyarrow's own have none
             raise
         _refuse(path, "row", number + 1, f"no sound Parquet ({_first_line(error)})", "write it again")
 

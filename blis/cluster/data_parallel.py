@@ -7,6 +7,7 @@ all take a step together, as long as the longest, and who has nothing runs a ste
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from blis_replay.blis.cluster.balancer import (
 )
 from blis_replay.blis.cluster.config import ClusterConfig
 from blis_replay.blis.cluster.loop import queue_at
-from blis_replay.blis.cluster.simulate import instance_result
-from blis_replay.blis.cluster.state import Front, compiled, entry, instance, new_run, with_room_for
+from blis_replay.blis.cluster.simulate import instance_result, run_to_the_end
+from blis_replay.blis.cluster.state import Front, compiled, entry, instance, new_run
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, next_batch, run_batch
 from blis_replay.blis.kernel.state import NEVER, State
@@ -53,15 +54,7 @@ def simulate_ranks(
     nowhere = np.full(len(trace), -1, np.int64)
     stack, front = new_run(trace, ClusterConfig(engine.data_parallel_size), engine, queued_us, nowhere)
     balancer = new_balancer(engine, len(trace), int(stack.config["num_blocks"].item()))
-    kind, int_params, float_params = latency.for_kernel()
-    while (answer := run_ranks(stack, front, balancer, kind, int_params, float_params)) != IDLE:
-        stopped_at = front.progress["stopped_at"].item()
-        if answer == STUCK:
-            raise TraceError(
-                f"at {stack.at[stopped_at].now_us} us requests of rank {stopped_at} evict each other for ever "
-                "without a token; raise num_gpu_blocks, or break the ties in priority and arrival time"
-            )
-        stack = with_room_for(stack, stopped_at)
+    stack = run_to_the_end(stack, front, latency, "rank", partial(run_ranks, balancer))
     ranks = range(engine.data_parallel_size)
     return pooled([instance_result(trace, stack, front, queued_us, i, lifecycle) for i in ranks], front.target)
 
@@ -102,7 +95,7 @@ _STEPS_BETWEEN_SYNCS = 32
 
 
 @entry
-def run_ranks(stack: State, front: Front, given: Balancer, kind: int, int_params: Int64s, float_params: Floats) -> int:
+def run_ranks(given: Balancer, stack: State, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Route all requests and serve them (IDLE), or stop at a rank that NEEDS_ROOM or is STUCK."""
     balancer = by_reference(Balancer(given.coordinator[0], *given[1:]))
     return _run(by_reference(stack), by_reference(front), balancer, kind, int_params, float_params)

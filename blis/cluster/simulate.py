@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from blis_replay.blis.cluster.config import ClusterConfig, Random, Recorded, RoundRobin, TokenBucket, Weighted
 from blis_replay.blis.cluster.loop import run
 from blis_replay.blis.cluster.state import Front, instance_view, new_run, with_room_for
-from blis_replay.blis.errors import TraceError
+from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel.state import State
 from blis_replay.blis.latency.models import Latency, Lifecycle
@@ -58,7 +59,7 @@ def simulate_cluster(
     # A request is in no queue before the router has seen it, whatever delay was observed.
     queued_us = np.maximum(queueing_times(served, lifecycle), served.arrival_us)
     stack, front = new_run(served, cluster, engine, queued_us, given_instances(cluster, let_in))
-    stack = _run(stack, front, latency)
+    stack = run_to_the_end(stack, front, latency, "instance", run)
     instance = np.full(len(trace), REFUSED, np.int64)
     instance[let_in] = front.target
     results = tuple(instance_result(served, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
@@ -111,15 +112,16 @@ def _refuse_misfit(assigned: Int64s, instances: int, requests: int) -> None:
         raise TraceError(f"request {i}: it was on instance {assigned[i]}; name one from 0 to {instances - 1}")
 
 
-def _run(stack: State, front: Front, latency: Latency) -> State:
-    kind, int_params, float_params = latency.for_kernel()
-    while (answer := run(stack, front, kind, int_params, float_params)) != loop.IDLE:
+def run_to_the_end(stack: State, front: Front, latency: Latency, one: str, run: Callable[..., int]) -> State:
+    """The engines as they are when all is served.  ``run``: as ``cluster.loop.run``; ``one``: what an engine is called.
+
+    Raises ``TraceError`` where requests evict each other for ever.
+    """
+    model = latency.for_kernel()
+    while (answer := run(stack, front, *model)) != loop.IDLE:
         stopped_at = front.progress["stopped_at"].item()
         if answer == loop.STUCK:
-            raise TraceError(
-                f"at {stack.at[stopped_at].now_us} us requests of instance {stopped_at} evict each other for ever "
-                "without a token; raise num_gpu_blocks, or break the ties in priority and arrival time"
-            )
+            raise evicting_for_ever(stack.at[stopped_at].now_us, f"requests of {one} {stopped_at}")
         stack = with_room_for(stack, stopped_at)
     return stack
 

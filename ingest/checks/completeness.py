@@ -16,7 +16,7 @@ from blis_replay.ingest.checks.evidence import (
     failed_requests,
     recorded_requests,
 )
-from blis_replay.ingest.recording import Finding, Recording, Severity
+from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
@@ -25,6 +25,7 @@ MEASURES = "what the recording lacks or lost: rejected records, failures, missin
 RULE = "every request needs arrival, lengths, TTFT and E2E, once; whatever is lost biases what is left"
 # Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
 MOST_LOST, _FEWEST_LOST = 0.01, 5
+_LOST = "what can be replayed is not the load that was served"
 # A load does not pause for so many mean gaps between its requests; another run begins after that.
 _PAUSES = 5
 _COUNTS_RULE = "the two counts must be equal; with 1 % fewer records nothing is judged"
@@ -82,15 +83,9 @@ def _rejected(recording: Recording) -> list[Finding]:
     for file in recording.files:
         if not file.rejected_count:
             continue
-        measured: Measured = {
-            "file": file.name,
-            "rejected": file.rejected_count,
-            "records": file.records,
-        }
+        measured: Measured = {"file": file.name, "rejected": file.rejected_count, "records": file.records}
         lost = file.is_cut_off and file.kind not in _OF_SERVER
-        message = file.loss()
-        if lost:
-            message += "; what can be replayed is not the load that was served: copy the file again, whole"
+        message = file.loss() + (f"; {_LOST}: copy the file again, whole" if lost else "")
         rule = "any rejected record; of requests that end with their file nothing is judged"
         findings.append(Finding(CHECK, "unusable" if lost else "note", "", message, measured, rule))
     return findings
@@ -169,7 +164,7 @@ def _duplicates(recording: Recording) -> list[Finding]:
     ids = named["request_id"]
     again = ids.filter(ids.is_duplicated())
     message = f"{repeated} requests repeat the id of another, first {again[0]}; each is kept"
-    doubled = repeated > max(MOST_LOST * counts["ids"], _FEWEST_LOST)
+    doubled = _is_much(repeated, counts["ids"])
     if doubled:
         message += ", and what is replayed is more than was served"
     rule = "any request id that occurs twice; with 1 % of them nothing is judged"
@@ -186,7 +181,7 @@ def _copies(recording: Recording) -> list[Finding]:
     if stamps.height < _FEWEST_LOST or all((stamps[name] % _TO_TELL_APART_US == 0).all() for name in stamps.columns):
         return []
     copies = stamps.height - stamps.unique().height
-    if copies <= max(MOST_LOST * stamps.height, _FEWEST_LOST):
+    if not _is_much(copies, stamps.height):
         return []
     message = (
         f"{copies} of {stamps.height} requests have send, first token and end of another, to the microsecond: the same "
@@ -202,22 +197,21 @@ def _published_counts(recording: Recording) -> list[Finding]:
         return []
     succeeded = int((requests["status"] == "ok").sum())
     findings = []
-    counts = (
-        ("sent", requests.height),
-        ("failed", failed_count(requests)),
-        ("succeeded", succeeded),
-    )
-    for statistic, counted in counts:
+    counts = {"sent": requests.height, "failed": failed_count(requests), "succeeded": succeeded}
+    for statistic, counted in counts.items():
         count = published(recording.aggregates, -1, "requests", statistic)
         if count is not None and int(count) != counted:
             message = f"the published report counts {int(count)} requests {statistic}, the records {counted}"
             measured: Measured = {"published": int(count), "recorded": counted}
             lost = int(count) - counted > MOST_LOST * int(count) and statistic != "failed"
-            if lost:
-                message += "; what can be replayed is not the load that was served"
-            severity: Severity = "unusable" if lost else "note"
-            findings.append(Finding(CHECK, severity, "", message, measured, _COUNTS_RULE))
+            said = f"{message}; {_LOST}" if lost else message
+            findings.append(Finding(CHECK, "unusable" if lost else "note", "", said, measured, _COUNTS_RULE))
     return findings
+
+
+def _is_much(count: float, of: float) -> bool:
+    """Whether so many requests more or less make the load another."""
+    return count > max(MOST_LOST * of, _FEWEST_LOST)
 
 
 def _journeys_of_nobody(recording: Recording) -> list[Finding]:
@@ -231,13 +225,12 @@ def _journeys_of_nobody(recording: Recording) -> list[Finding]:
     nobodys = within["request_index"].null_count()
     if nobodys == 0 or nobodys == within.height:
         return []
-    lost = nobodys > max(MOST_LOST * requests.height, _FEWEST_LOST)
+    lost = _is_much(nobodys, requests.height)
     message = f"{nobodys} of {within.height} server journeys during the run belong to no request of the client"
-    if lost:
-        message += "; what can be replayed is not the load that was served"
     measured: Measured = {"without_request": nobodys, "journeys": within.height, "requests": requests.height}
     rule = "at most 1 % of the requests, or 5: warm-up requests and probes have journeys too"
-    return [Finding(CHECK, "unusable" if lost else "note", "", message, measured, rule)]
+    said = f"{message}; {_LOST}" if lost else message
+    return [Finding(CHECK, "unusable" if lost else "note", "", said, measured, rule)]
 
 
 def _journeys_after_the_end(recording: Recording) -> list[Finding]:
@@ -254,11 +247,11 @@ def _journeys_after_the_end(recording: Recording) -> list[Finding]:
         return []
     gaps_us = after["arrived_us"].diff().fill_null(int(after["arrived_us"][0]) - last_us)
     goes_on = int((gaps_us <= pause_us).cum_min().sum())
-    if goes_on <= max(MOST_LOST * requests.height, _FEWEST_LOST):
+    if not _is_much(goes_on, requests.height):
         return []
     message = (
         f"the client's records end at {last_us / 1e6:.1f} s, and the server went on with {goes_on} requests without a "
-        "pause: the records are cut off, and what can be replayed is not the load that was served"
+        f"pause: the records are cut off, and {_LOST}"
     )
     measured: Measured = {"after_the_end": goes_on, "requests": requests.height}
     rule = f"requests that follow each other within {_PAUSES} mean gaps of the client's; more than 1 %, or 5"
@@ -276,7 +269,6 @@ def is_counted(recording: Recording) -> bool:
     )
 
 
-_LOST = "what can be replayed is not the load that was served"
 # So many standard deviations of a Poisson count below what was announced are no chance.
 _FAR_BELOW = 3.0
 # The sends of a whole stage go on for so much of it.
@@ -335,7 +327,7 @@ def _numbers_left_out(recording: Recording) -> list[Finding]:
         return []
     span = int(numbers.max() - numbers.min()) + 1
     lacking = span - len(numbers)
-    if lacking <= max(MOST_LOST * span, _FEWEST_LOST):
+    if not _is_much(lacking, span):
         return []
     message = (
         f"ids count from {numbers.min()} to {numbers.max()}, and {lacking} of these {span} requests are not recorded: "
@@ -360,7 +352,7 @@ def _beats_left_out(recording: Recording) -> list[Finding]:
             continue
         skipped = np.rint(periods[whole & (periods <= _LONGEST_HOLE)]) - 1
         holes, beats = holes + int(skipped.sum()), beats + len(gaps_us) + 1
-    if holes <= max(MOST_LOST * (beats + holes), _FEWEST_LOST):
+    if not _is_much(holes, beats + holes):
         return []
     message = f"requests are sent at a constant rate, and {holes} of {beats + holes} sends are left out: {_LOST}"
     rule = "95 % of the gaps between sends are whole periods, 60 % are one; more than 1 % of the beats left out, or 5"

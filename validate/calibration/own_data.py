@@ -24,7 +24,7 @@ from blis_replay.validate.calibration.minimise import Confidence
 from blis_replay.validate.calibration.model_fit import Fitted, Gathered
 from blis_replay.validate.calibration.step_errors import INTERCEPT
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error, statistics
-from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
+from blis_replay.validate.metrics.observed import Selection, observed_requests, on_both_sides, samples_of
 
 # The largest error of a mean on what was fitted to: half of what a gate allows for E2E and ITL, all of it for TTFT,
 # which a warm-up moves that no coefficient stands for.
@@ -179,5 +179,5 @@ def lacking_ttft_us(recording: Recording, release: CoefficientRelease) -> float:
         level, result = _served(recording, entry_of(release, recording), "recorded")
         return level.numbers["ttft"]["mean"] - float(result.ttft_us.mean())
     run = replay(recording, release)
-    both = observed_requests(recording) & run.simulated.completed
+    both = on_both_sides(run)
     return float(np.median(recording.requests["ttft_us"].to_numpy()[both] - run.ttft_us[both]))

@@ -16,7 +16,7 @@ from blis_replay.ingest.recording import PUBLISHED, GroundTruth
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.saturation import FEWEST, Saturation
 from blis_replay.validate.metrics.latency import THRESHOLDS
-from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay.validate.metrics.observed import on_both_sides
 
 # With more failures than this a reconstruction, which does not know whose they were, is not the load that was served.
 _MOST_FAILED = 0.01
@@ -93,7 +93,7 @@ def _served(found: Saturation | None, no_first_tokens: bool) -> list[Measure]:
 def _makespan(run: ReplayRun) -> list[Measure]:
     """From the first arrival to the last end of a request that both finished."""
     requests = run.recording.requests
-    both = observed_requests(run.recording) & run.simulated.completed
+    both = on_both_sides(run)
     if both.sum() < FEWEST:
         return []
     arrival_us, e2e_us = (requests[name].to_numpy() for name in ("arrival_us", "e2e_us"))

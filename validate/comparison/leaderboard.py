@@ -23,7 +23,7 @@ from blis_replay.validate.comparison.segments import segments_of
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
-from blis_replay.validate.metrics.observed import Observed, Selection, observed_requests, read_observed
+from blis_replay.validate.metrics.observed import Observed, Selection, on_both_sides, read_observed
 
 Number = tuple[str, str]
 SHOWN = tuple((metric, statistic) for metric in ("e2e", "ttft", "itl") for statistic in STATISTICS)
@@ -174,7 +174,7 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
     except ExperimentError as problem:
         return Score(name, recording.slug, recording.alias, problem=str(problem))
     run = took.answer
-    both = observed_requests(recording) & run.simulated.completed
+    both = on_both_sides(run)
     judged = comparison.verdict in ("pass", "fail") and not comparison.overloaded
     return Score(
         simulator=name,

@@ -16,7 +16,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.observed import CLIENT_ONLY, SPANS, server_stamps
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay.validate.metrics.observed import on_both_sides
 
 OF_SERVER = ("send to queue", "queue wait", "prefill", "decode", "delivery")
 OF_CLIENT = ("to first token", "to last token")
@@ -98,7 +98,7 @@ class Segments:
 def segments_of(run: ReplayRun) -> Segments:
     """The segments of a replay (B) beside its recording's (A); ``NothingToJudgeError`` without recorded latencies."""
     recording = run.recording
-    recorded = observed_requests(recording) & run.simulated.completed
+    recorded = on_both_sides(run)
     if not recorded.any():
         raise NothingToJudgeError(
             f"{recording.alias}: no latencies of single requests were recorded; "

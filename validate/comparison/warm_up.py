@@ -11,7 +11,7 @@ from blis_replay.ingest.errors import counted
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.replay.warm_up import seen_warm_up
-from blis_replay.validate.metrics.observed import Selection, observed_requests
+from blis_replay.validate.metrics.observed import Selection, on_both_sides
 from blis_replay.validate.text.cells import percent
 
 
@@ -51,7 +51,7 @@ def warm_up(run: ReplayRun, selection: Selection) -> WarmUp | None:
     """
     if not selection.everything or run.plan.stalls is not None:
         return None
-    chosen = observed_requests(run.recording) & run.simulated.completed
+    chosen = on_both_sides(run)
     seen = seen_warm_up(run.recording, chosen, run.ttft_us)
     if seen is None:
         return None

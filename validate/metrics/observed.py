@@ -97,6 +97,11 @@ def observed_requests(recording: Recording) -> Bools:
     return ((requests["status"] == "ok") & known).to_numpy()
 
 
+def on_both_sides(run: ReplayRun) -> Bools:
+    """bool[n]: the requests with recorded latencies that the simulator completed, too."""
+    return observed_requests(run.recording) & run.simulated.completed
+
+
 def simulated_samples(run: ReplayRun, chosen: Bools) -> LatencySamples:
     """Simulated client latencies of the chosen requests, in request order."""
     return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])

@@ -18,7 +18,7 @@ from blis_replay.validate.attribution.attribute import Attribution, attribute
 from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.comparison.validated import by_stage, compare_experiment
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
-from blis_replay.validate.metrics.observed import Gaps, observed_requests, pooled_gaps, samples_of, simulated_samples
+from blis_replay.validate.metrics.observed import Gaps, on_both_sides, pooled_gaps, samples_of, simulated_samples
 from blis_replay.validate.metrics.resampling import (
     MetricStatistic,
     cell_values,
@@ -64,7 +64,7 @@ def gather(
     """
     comparison = compare_experiment(store, slug, release, mode)
     run = comparison.run
-    compared = observed_requests(run.recording) & run.simulated.completed
+    compared = on_both_sides(run)
     token_gaps = pooled_gaps(store, slug, compared) if compared.any() else None
     attribution, reason = _attributed(run, token_gaps, reference)
     names = dict.fromkeys(finding.check for finding in comparison.findings)

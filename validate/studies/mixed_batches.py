@@ -33,7 +33,7 @@ from blis_replay.strict.document import Text
 from blis_replay.validate.calibration.physical import known_architecture
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error
-from blis_replay.validate.metrics.observed import observed_requests, samples_of, simulated_samples
+from blis_replay.validate.metrics.observed import on_both_sides, samples_of, simulated_samples
 from blis_replay.validate.studies.study import seed_interval
 
 LoadKind = Literal["synchronous", "constant", "throughput"]
@@ -266,7 +266,7 @@ def one_at_a_time(recording: Recording, points: Sequence[SweepPoint]) -> Recordi
 def _observed_of(run: ReplayRun, point: SweepPoint) -> Bools:
     chosen = np.zeros(run.recording.requests.height, np.bool_)
     chosen[point.requests] = True
-    return chosen & observed_requests(run.recording) & run.simulated.completed
+    return chosen & on_both_sides(run)
 
 
 def _point_errors(run: ReplayRun, point: SweepPoint) -> dict[str, object] | None:

@@ -19,7 +19,7 @@ from blis_replay.ingest.checks.reconstruction import CHECK
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay.validate.metrics.observed import on_both_sides
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import time_text
 from blis_replay.validate.timeline.lanes import (
@@ -138,7 +138,7 @@ def request_named(recording: Recording, name: str) -> int:
 
 def worst_request(run: ReplayRun) -> int:
     """The request whose E2E is wrong by the most time; raises ``NothingToJudgeError`` without recorded latencies."""
-    compared = observed_requests(run.recording) & run.simulated.completed
+    compared = on_both_sides(run)
     if not compared.any():
         raise NothingToJudgeError(
             f"{run.recording.alias}: no latencies of single requests were recorded; choose the window with --from"

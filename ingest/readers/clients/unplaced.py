@@ -25,6 +25,7 @@ from blis_replay.ingest.readers.documents import (
     finite,
     microseconds,
     section,
+    several_levels,
     text,
 )
 from blis_replay.ingest.readers.files import RecordedFile
@@ -203,12 +204,7 @@ def read_guidellm_table(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     """
     points = _points(file)
     if len(points) != 1 and not 1 <= file.point <= len(points):
-        raise RecordingError(
-            file.path,
-            "",
-            f"GuideLLM's CSV of {len(points)} load levels, each of which is an experiment of its own",
-            f"name the file, `blis-replay ingest .../{file.name}`, which stores them one by one",
-        )
+        raise several_levels(file, f"GuideLLM's CSV of {len(points)} load levels")
     line, point = points[max(file.point, 1) - 1]
     if point is None:
         raise RecordingError(

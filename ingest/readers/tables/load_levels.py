@@ -20,6 +20,7 @@ from blis_replay.ingest.readers.documents import (
     finite,
     quoted,
     quoted_value,
+    several_levels,
     text,
     tokens,
 )
@@ -185,12 +186,7 @@ def _chosen(file: RecordedFile) -> _Level:
     chosen: _Level | None = None
     for number, level in enumerate(_levels(file), 1):
         if number > 1 and not file.point:
-            raise RecordingError(
-                file.path,
-                "",
-                "a table of several load levels, each of which is an experiment of its own",
-                f"name the file, `blis-replay ingest .../{file.name}`, which stores them one by one",
-            )
+            raise several_levels(file, "a table of several load levels")
         chosen = level
         if number == file.point:
             return chosen
