@@ -26,7 +26,14 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.timeline import window as module
 from blis_replay.validate.timeline.lanes import SIDES, simulated_lanes, simulated_preemptions, with_preemptions
-from blis_replay.validate.timeline.steps import KV_USE, RUNNING, WAITING
+from blis_replay.validate.timeline.steps import (
+    KV_USE,
+    RUNNING,
+    WAITING,
+    observed_counters,
+    simulated_counters,
+    simulated_steps,
+)
 from blis_replay.validate.timeline.viewer_files import tracks
 from blis_replay.validate.timeline.window import Timeline, request_named, timeline, window_named
 
@@ -143,6 +150,22 @@ def test_a_counter_begins_with_the_value_that_held_before_the_window(run: Replay
         before = running.filter(pl.col("at_us") <= 10_000_000)["value"][-1]
         (track,) = (t for t in tracks(timeline(run, 10_000_000, 10_500_000)) if t.name == f"{RUNNING} {side}")
         assert track.samples[0] == (10_000_000, before)
+
+
+def test_only_steps_and_values_of_the_window_become_rows(planted: Planted, run: ReplayRun) -> None:
+    """Rows of the whole run took 0.5 GB of a recording of 1 GB; besides its own, a window has one value before it.
+
+    And the last step, which says when the run ends.
+    """
+    whole = timeline(run, 0, ALL_US)
+    window = 5_000_000, 5_200_000
+    inside = whole.counters.filter(pl.col("at_us").is_between(*window)).group_by("side", "counter").len()
+    made = pl.concat([observed_counters(planted.recording, window), simulated_counters(run, window)])
+    assert made.height == int(inside["len"].sum()) + inside.height
+    steps = simulated_steps(run, window)
+    reach = of_side(whole.steps, "simulated").filter(pl.col("start_us") < window[1], pl.col("end_us") > window[0])
+    assert steps.height == reach.height + 1 < len(run.result.steps) // 20
+    assert steps["end_us"][-1] == run.result.steps["end_us"][-1]
 
 
 def test_the_missing_cycle_can_be_seen(planted: Planted) -> None:

@@ -47,14 +47,21 @@ COUNTER_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 RUNNING, WAITING, KV_USE = "running requests", "waiting requests", "KV cache use (%)"
 COUNTERS = (RUNNING, WAITING, KV_USE)
+_COUNTED = ["step_id", "start_us", "running_depth", "waiting_depth", "kv_blocks_free", "kv_blocks_total", "kv_usage"]
 _COMPOSITION = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
 
 
-def simulated_steps(run: ReplayRun) -> pl.DataFrame:
-    """``STEP_SPAN_SCHEMA`` of the replay.  Batches without tokens are no steps."""
-    steps = run.result.steps
+def simulated_steps(run: ReplayRun, window: tuple[int, int]) -> pl.DataFrame:
+    """``STEP_SPAN_SCHEMA`` of the replay's steps that reach into the window, and of its last one.
+
+    Batches without tokens are no steps.
+    """
+    every = run.result.steps
+    shown = (every["start_us"] < window[1]) & (every["end_us"] > window[0])
+    shown[-1:] = True
+    steps = every[shown]
     columns = {
-        "step": np.arange(1, len(steps) + 1),
+        "step": np.flatnonzero(shown) + 1,
         "start_us": steps["start_us"],
         "end_us": steps["end_us"],
         "scheduled_us": steps["scheduled_us"],
@@ -71,14 +78,14 @@ def simulated_steps(run: ReplayRun) -> pl.DataFrame:
     return _in_schema(SIMULATED, pl.DataFrame(columns), STEP_SPAN_SCHEMA)
 
 
-def simulated_counters(run: ReplayRun) -> pl.DataFrame:
-    """``COUNTER_SCHEMA`` of the replay, one value per step; no KV use where the number of blocks is not known."""
+def simulated_counters(run: ReplayRun, window: tuple[int, int]) -> pl.DataFrame:
+    """As ``_samples``: the replay, one value per step; no KV use where the number of blocks is not known."""
     steps, blocks = run.result.steps, run.plan.engine.num_gpu_blocks
     values = {RUNNING: steps["running_depth"], WAITING: steps["waiting_depth"]}
     if blocks is not None:  # one block is reserved; the definition of vLLM's kv_cache_usage
         values[KV_USE] = 100 * (1 - steps["free_blocks"] / (blocks - 1))
     columns = pl.DataFrame({"at_us": steps["scheduled_us"], **values})
-    return _samples(SIMULATED, columns)
+    return _samples(SIMULATED, columns, window)
 
 
 def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -87,7 +94,8 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
     Empty without a step clock that is tied to that of the requests.  Steps between recorded calls are spaced evenly.
     """
     starts = timeline_of(placed_anchors(recording))
-    records = one_a_step(recording.steps.frame()).select(
+    names = ["step_id", *_COMPOSITION, "running_depth", "waiting_depth"]
+    records = one_a_step(recording.steps.frame(names)).select(
         pl.col("step_id").alias("step"),
         *_COMPOSITION,
         pl.col("running_depth").alias("running"),
@@ -98,9 +106,9 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
     return starts, _in_schema(OBSERVED, spans, STEP_SPAN_SCHEMA)
 
 
-def observed_counters(recording: Recording) -> pl.DataFrame:
-    """``COUNTER_SCHEMA`` of the step records, none if their clock is not tied to that of the requests."""
-    steps = one_a_step(recording.steps.frame())
+def observed_counters(recording: Recording, window: tuple[int, int]) -> pl.DataFrame:
+    """As ``_samples``: the step records, none if their clock is not tied to that of the requests."""
+    steps = one_a_step(recording.steps.frame(_COUNTED))
     if placed_anchors(recording).frame.is_empty():
         steps = steps.clear()
     free = 1 - pl.col("kv_blocks_free") / pl.col("kv_blocks_total")
@@ -110,7 +118,7 @@ def observed_counters(recording: Recording) -> pl.DataFrame:
         pl.col("waiting_depth").alias(WAITING),
         (100 * pl.coalesce("kv_usage", free)).alias(KV_USE),
     )
-    return _samples(OBSERVED, columns.drop_nulls("at_us"))
+    return _samples(OBSERVED, columns.drop_nulls("at_us"), window)
 
 
 def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
@@ -178,9 +186,19 @@ def _left_by_then(recording: Recording, at_us: Int64s) -> Int64s:
     return np.where(came > 0, last_us, -NEVER_US)
 
 
-def _samples(side: str, columns: pl.DataFrame) -> pl.DataFrame:
-    long = columns.unpivot(index="at_us", variable_name="counter", value_name="value").drop_nulls("value")
-    return _in_schema(side, long, COUNTER_SCHEMA)
+def _samples(side: str, columns: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
+    """``COUNTER_SCHEMA``: values up to the end of the window, and of each counter the last one before it.
+
+    A counter without any of these has its first value, so that it is known to be recorded.
+    """
+    at, kept = pl.col("at_us"), []
+    for counter in columns.columns[1:]:
+        values = columns.select("at_us", pl.col(counter).alias("value")).drop_nulls("value")
+        latest = at.filter(at <= window[0]).max()
+        shown = values.filter(at <= window[1], (at > window[0]) | (at == latest).fill_null(False))
+        shown = values.head(1) if shown.is_empty() else shown
+        kept.append(_in_schema(side, shown.with_columns(pl.lit(counter).alias("counter")), COUNTER_SCHEMA))
+    return pl.concat(kept)
 
 
 def _in_schema(side: str, frame: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:

@@ -83,8 +83,8 @@ def timeline(
     window = from_us, from_us + DEFAULT_LENGTH_US if until_us is None else until_us
     observed, absent = observed_lanes(run)
     calls, steps = observed_steps(recording)
-    counters = pl.concat([observed_counters(recording), simulated_counters(run)])
-    spans = [observed, simulated_lanes(run), steps, simulated_steps(run)]
+    counters = pl.concat([observed_counters(recording, window), simulated_counters(run, window)])
+    spans = [observed, simulated_lanes(run), steps, simulated_steps(run, window)]
     if request_index is not None:
         spans[:2] = (lanes.filter(pl.col("request_index") == request_index) for lanes in spans[:2])
     _refuse(recording.alias, window, spans, counters)
