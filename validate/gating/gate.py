@@ -39,8 +39,9 @@ def _check(metric: str, gated: Sequence[Judgement], tolerance: float) -> Check:
     pairs = [pair for pair in combinations(p99s, 2) if _have_order(p99s[pair[0]], p99s[pair[1]], tolerance)]
     inverted = [pair for pair in pairs if _inverted(p99s[pair[0]], p99s[pair[1]])]
     absent = sum(p99.observed_us is None and not p99.unusable for p99 in p99s.values())
-    message = f"{named}: {len(inverted)} of {len(pairs)} pairs of experiments with an observed order are inverted"
-    message += f"; {absent} experiments have no observed p99" if absent else ""
+    compared = f"{len(inverted)} of {len(pairs)} pairs of experiments with an observed order are inverted"
+    message = f"{named}: {compared if pairs else 'no two experiments have an observed order'}"
+    message += f"; no p99 was observed of {counted(absent, 'experiment')}" if absent else ""
     message += "".join(
         f"; {' / '.join(aliases[slug] for slug in pair)}: {_p99s_text(p99s[pair[0]], p99s[pair[1]])}"
         for pair in inverted
