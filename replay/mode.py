@@ -52,7 +52,7 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         or_none = ", or none" if "None" in kind else ""
         raise UnknownNameError(
-            f"{name}={text} is not possible; give a whole number, 0 or more and below 10^18{or_none}"
+            f"{name}={text} is not possible; give a whole number, 0 or more, of at most 18 digits{or_none}"
         )
     return int(text)
 

@@ -107,7 +107,7 @@ def test_unbound_memory_is_none() -> None:
         ("max_num_seqs=-1", "max_num_seqs=-1 is not possible"),
         ("max_num_seqs=none", "max_num_seqs=none is not possible"),
         ("max_num_seqs=" + "9" * 5000, "is not possible"),
-        ("num_gpu_blocks=all", "give a whole number, 0 or more and below 10^18, or none"),
+        ("num_gpu_blocks=all", "give a whole number, 0 or more, of at most 18 digits, or none"),
         ("async_scheduling=1", r"use async_scheduling=true\|false"),
         ("scheduling=synchronous,async_scheduling=true", "are one thing; give one of them"),
     ],
