@@ -111,9 +111,10 @@ def test_releases_are_listed_and_shown(run: Run) -> None:
 
 @pytest.mark.slow
 def test_calibration_without_data_is_refused(run: Run) -> None:
+    """Published means of one load are one row; a step time has four coefficients."""
     answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml")
     assert (answer.code, Path("x.yaml").exists()) == (3, False)
-    assert "no steps or latencies to fit" in answer.err
+    assert "34b-general: 1 load level cannot determine 4 coefficients; add some" in answer.err
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))

@@ -286,7 +286,7 @@ def _gathered(
         names = ", ".join(recording.alias for recording in recordings)
         if all(map(is_load_level, recordings)):
             raise ValidateError(
-                f"{names}: {rows} load {'level' if rows == 1 else 'levels'} cannot determine {COEFFICIENTS} "
+                f"{names}: {counted(rows, 'load level')} cannot determine {COEFFICIENTS} "
                 "coefficients; add some with other loads and lengths, or fit operator times to them: --operators"
             )
         raise ValidateError(
