@@ -65,6 +65,14 @@ def stored_demo(run: Run, demo: Path, made_demo: Demo) -> Path:
 
 
 @pytest.fixture(scope="session")
+def both(made_demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of the synthetic experiment and one that ships, only read: to bring that in takes half of a test."""
+    path = Path(shutil.copy(made_demo.store, tmp_path_factory.mktemp("both")))
+    experiment.stored_experiment(path, "34b-general")
+    return path
+
+
+@pytest.fixture(scope="session")
 def made_fit(made_demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Coefficients that are fitted to the synthetic experiment: mine.yaml, made once for all tests."""
     folder = tmp_path_factory.mktemp("fit")

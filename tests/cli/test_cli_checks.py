@@ -40,16 +40,15 @@ def test_every_check_is_listed_with_what_it_measures(run: Run) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.usefixtures("stored_demo")
-def test_the_evidence_of_each_check_on_aggregates_alone_and_on_a_recording(run: Run, check: str) -> None:
+def test_the_evidence_of_each_check_on_aggregates_alone_and_on_a_recording(run: Run, both: Path, check: str) -> None:
     for name in ("34b-general", "1b-general"):
-        answer = run("inspect", "--experiment", name, "--check", check)
+        answer = run("inspect", "--experiment", name, "--check", check, "--store", both)
         assert answer.code == 0
         assert answer.out.startswith(f"{check}: {name}  (")
         assert "\nmeasures: " in answer.out
         assert "\nthresholds: " in answer.out
         assert max(map(len, answer.out.splitlines())) <= 80
-        document = run("inspect", "--experiment", name, "--check", check, "--json").json
+        document = run("inspect", "--experiment", name, "--check", check, "--store", both, "--json").json
         assert document["check"] == check
         assert all(finding["check"] == check for finding in document["findings"])
     # Of what was recorded: without journeys, snapshots of /metrics and a step log, and with nothing to disagree.
