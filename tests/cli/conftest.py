@@ -72,6 +72,13 @@ def both(made_demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def shipped(run: Run, both: Path) -> None:
+    """34b-general is in the store that ``run`` uses, as after its first use."""
+    STORE_DEFAULT.parent.mkdir()
+    shutil.copy(both, STORE_DEFAULT)
+
+
 @pytest.fixture(scope="session")
 def made_fit(made_demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Coefficients that are fitted to the synthetic experiment: mine.yaml, made once for all tests."""

@@ -61,6 +61,7 @@ def test_limits_are_judged_on_both_sides(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shipped")
 def test_json_has_the_documented_form(run: Run) -> None:
     document = run("validate", "--experiment", "34b-general", "--json").json
     (experiment,) = document["experiments"]
@@ -128,6 +129,7 @@ def test_several_experiments_are_a_table_and_one_that_cannot_be_judged_does_not_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shipped")
 def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
     """The published overhead floors are 2.1 to 2.7 times too small."""
     answer = run("validate", "--experiment", "34b-general", "--coefficients", "stepml-overhead-floor")
@@ -137,6 +139,7 @@ def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shipped")
 def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_command_last(run: Run) -> None:
     """Published means: 4,092.5, 51.59 and 16.36 ms; p99 of TTFT is 12.2 % short, which ±30 % does not mark."""
     answer = run("validate", "--experiment", "34b-general")
@@ -153,6 +156,7 @@ def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_co
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shipped")
 def test_a_tail_that_is_off_has_a_mark_of_its_own(run: Run) -> None:
     """Without the extra cycle TTFT is a third short: p99 -36.3 % of ±30 %, mean -32.1 % of ±15 %."""
     answer = run("validate", "--experiment", "34b-general", "--replay", "scheduling=synchronous")
@@ -163,6 +167,7 @@ def test_a_tail_that_is_off_has_a_mark_of_its_own(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shipped")
 def test_stages_on_request(run: Run) -> None:
     answer = run("validate", "--experiment", "34b-general", "--by-stage", "--json")
     stages = answer.json["experiments"][0]["stages"]
