@@ -152,7 +152,8 @@ class SimResult:
     @property
     def ttft_us(self) -> Int64s:
         """int64[n]: send to first token at the client; meaningful where ``completed``."""
-        return self.first_token_us - self.arrival_us + self.post_token_us + self.first_token_wait_us
+        waits_us = self.post_token_us + int(self.lifecycle.stamp_us) + self.first_token_wait_us
+        return self.first_token_us - self.arrival_us + waits_us
 
     @property
     def first_token_wait_us(self) -> Int64s:

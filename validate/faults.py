@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Literal
@@ -17,7 +17,7 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, table_of
-from blis_replay.replay.driver import replay
+from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.processes import Progress
@@ -83,10 +83,14 @@ def judged(fault: Fault) -> FaultRow:
 
 @dataclass(frozen=True)
 class _Before:
-    """What was said before a fault was planted: objections of checks, and of a real server, which causes."""
+    """What was said before a fault was planted: objections of checks, and of a real server, which causes.
+
+    ``simulated_us``: means that a simulator had of it without the fault, by metric; None: the true ones.
+    """
 
     objections: frozenset[tuple[str, str]]
     attribution: Attribution | None = None
+    simulated_us: Mapping[str, float] | None = None
 
 
 def judged_in(alias: str) -> list[FaultRow]:
@@ -102,7 +106,8 @@ def judged_in(alias: str) -> list[FaultRow]:
             if fault.depth not in before:
                 sound = planted_in(Fault("", (), fault.depth, alias), recording, release)
                 seen = checked(sound.recording)
-                before[fault.depth] = _Before(_unusable(seen.findings), attribute(seen, release, resamples=2))
+                blamed, run = attribute(seen, release, resamples=2), replay(seen, release)
+                before[fault.depth] = _Before(_unusable(seen.findings), blamed, _simulated_us(run))
             rows.append(_judged(fault, planted_in(fault, recording, release), before[fault.depth]))
         return rows
 
@@ -110,7 +115,7 @@ def judged_in(alias: str) -> list[FaultRow]:
 def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     recording = checked(case.recording)
     found = _checks_that_found(fault, recording.findings, before.objections)
-    planted_error = _planted_error(case)
+    planted_error = _planted_error(case, before.simulated_us or case.true_us)
     try:
         mode = parse_mode(case.replay, {})
         comparison = compare_replay(replay(recording, case.release, mode), case.token_gaps, queues=True)
@@ -197,10 +202,11 @@ def _objections(depth: Depth, load: str) -> frozenset[tuple[str, str]]:
     return _unusable(checked(planted_case(Fault("", (), depth, load)).recording).findings)
 
 
-def _planted_error(case: Case) -> float:
+def _planted_error(case: Case, before_us: Mapping[str, float]) -> float:
     """The largest of the planted errors of gated means, over its threshold: above 1 nothing may pass.
 
-    Of the recording as it was made, and of the simulator as it is, each against what really happened.
+    Of the recording as it was made, against what really happened, and of the simulator, against what it had before
+    (``before_us``): what a fit to a real server is off by was not planted.
     """
     true_us, seen_us = case.true_us, mean_latencies(case.recording)
     errors = [abs(relative_error(true_us[m], seen_us[m]) or 0.0) / THRESHOLDS[m] for m in THRESHOLDS]
@@ -208,9 +214,12 @@ def _planted_error(case: Case) -> float:
         run = replay(case.recording, case.release, parse_mode(case.replay, {}))
     except ExperimentError:
         return max(errors)
-    simulated_us = {"e2e": float(run.e2e_us.mean()), "ttft": float(run.ttft_us.mean())}
-    errors += [abs(us / true_us[m] - 1) / THRESHOLDS[m] for m, us in simulated_us.items()]
+    errors += [abs(us - before_us[m]) / true_us[m] / THRESHOLDS[m] for m, us in _simulated_us(run).items()]
     return max(errors)
+
+
+def _simulated_us(run: ReplayRun) -> dict[str, float]:
+    return {"e2e": float(run.e2e_us.mean()), "ttft": float(run.ttft_us.mean())}
 
 
 def _graded(fault: Fault, found: str, named: Sequence[Blame], alone: tuple[str, ...]) -> tuple[Grade, float | None]:

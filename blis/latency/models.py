@@ -293,7 +293,8 @@ class Lifecycle:
     ``first_token_per_decode_us``: a first token waits for the tokens of the decodes of its step, which the
     server hands out one after the other, a new request's last.  ``post_request_us``: added once at the end.
     ``scheduling_us`` and ``preemption_us``: as in BLIS only reported, in ``SimResult.scheduling_delay_us`` and
-    ``preemption_delay_us``.
+    ``preemption_delay_us``.  ``stamp_us``: the first token alone is stamped so much later (by a client or a
+    proxy), and the last one in time; no release has it.
     """
 
     pre_queue_us: float = 0.0
@@ -303,3 +304,4 @@ class Lifecycle:
     scheduling_us: float = 0.0
     preemption_us: float = 0.0
     first_token_per_decode_us: float = 0.0
+    stamp_us: float = 0.0

@@ -151,7 +151,7 @@ class _LifecycleText(Struct, frozen=True):
     preemption_source: Text | None = None
 
 
-_DELAYS = tuple(name for name in _LifecycleText.__struct_fields__ if not name.endswith("_source"))
+DELAYS = tuple(name for name in _LifecycleText.__struct_fields__ if not name.endswith("_source"))
 
 
 class _EntryText(Struct, frozen=True, kw_only=True):
@@ -166,12 +166,12 @@ class _EntryText(Struct, frozen=True, kw_only=True):
     def entry(self) -> ModelEntry:
         """What it stands for; raises ``ReleaseError`` for a model that no step can be run with."""
         delays = self.lifecycle
-        sources = {name: getattr(delays, f"{name}_source") for name in _DELAYS}
+        sources = {name: getattr(delays, f"{name}_source") for name in DELAYS}
         return ModelEntry(
             model=self.model,
             tensor_parallelism=self.tensor_parallelism,
             latency=read_latency(self.latency, self.tensor_parallelism),
-            lifecycle=Lifecycle(**{f"{name}_us": getattr(delays, name) or 0.0 for name in _DELAYS}),
+            lifecycle=Lifecycle(**{f"{name}_us": getattr(delays, name) or 0.0 for name in DELAYS}),
             applies_to=self.applies_to or (),
             sources={name: source for name, source in sources.items() if source is not None},
             fit=None if self.fit is None else self.fit.record(),
@@ -246,7 +246,7 @@ def format_release(release: CoefficientRelease) -> str:
 
 
 def _entry_text(entry: ModelEntry) -> _EntryText:
-    delays = {name: getattr(entry.lifecycle, f"{name}_us") for name in _DELAYS}
+    delays = {name: getattr(entry.lifecycle, f"{name}_us") for name in DELAYS}
     delays["first_token_per_decode"] = delays["first_token_per_decode"] or None
     sources: dict[str, Any] = {f"{name}_source": text for name, text in (entry.sources or {}).items()}
     return _EntryText(

@@ -26,13 +26,17 @@ CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
 RULE = (
     "scheduled prefill tokens scaled by the share of steps sampled, over requests; a few of them are decodes that "
-    "asynchronous scheduling still counts as prefill (one token per request)"
+    "asynchronous scheduling still counts as prefill (one token per request); the server's own count of prompt tokens, "
+    "where journeys have it, is within 5 % of the recorded one"
 )
 
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Prefix-cache hit rate: per request where reported, else from step records, else an aggregate."""
     requests = recorded_requests(recording)
+    counted = _counted_otherwise(recording)
+    if counted is not None:
+        return [counted]
     prompts = requests.where("prompt_tokens > 0").frame(["prompt_tokens", "cached_prompt_tokens"])
     cached = prompts.drop_nulls("cached_prompt_tokens")
     if not cached.is_empty():
@@ -74,6 +78,8 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
 _LAG_TOKENS = 2
 
 
+# By so much the two counts of a prompt may differ.
+_COUNTED_WITHIN = 0.05
 # Standard errors of a draw of steps, as in the check of sampling.
 _NOISE = 4.5
 
@@ -102,6 +108,25 @@ def uncached_error_tokens(recording: Recording) -> float:
     if recorded is None or not requests:
         return 0.0
     return math.sqrt((1 - recorded.rate) * int(squares["sum"] or 0)) / recorded.rate / requests
+
+
+def _counted_otherwise(recording: Recording) -> Finding | None:
+    """The server's own count of the prompts, where it is another than the recorded one; None where it is not."""
+    said = recording.lifecycles.frame(["request_index", "prompt_tokens"]).rename({"prompt_tokens": "counted"})
+    both = recording.requests.frame(["request_index", "prompt_tokens"]).join(said.drop_nulls(), on="request_index")
+    served, sent = mean(both, "counted"), mean(both.drop_nulls(), "prompt_tokens")
+    if not served or not sent or abs(served / sent - 1) <= _COUNTED_WITHIN or abs(served - sent) <= _LAG_TOKENS:
+        return None
+    message = (
+        f"the server counted {served:.1f} tokens per prompt, and {sent:.1f} are recorded: the client has another "
+        "tokenizer, or counts without the chat template; record the usage that the server sends"
+    )
+    measured: Measured = {
+        "requests": both.height,
+        "server_tokens_per_prompt": served,
+        "prompt_tokens_per_request": sent,
+    }
+    return Finding(CHECK, "unusable", "", message, measured, RULE)
 
 
 def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:

@@ -17,7 +17,7 @@ from blis_replay.validate.faults import FaultRow, Scoreboard, control, judged, j
 
 GROUPS = {
     *("recording", "clock", "load", "engine arguments", "cache", "scheduler", "step time", "delays", "output"),
-    *("simulator", "coefficients", "two at once", "live recordings"),
+    *("simulator", "coefficients", "two at once", "operation", "live recordings"),
 }
 
 
@@ -49,6 +49,41 @@ def test_prompts_that_were_served_before_the_recording_are_told_from_steps_that_
     """Its first 30 prompts are in the cache; TTFT 3.7 % too high was once put down to step time."""
     row = judged(fault("warm prefix cache", "from the stage before", "client"))
     assert (row.grade, row.blamed) == ("right", ("prefix cache",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "grade", "blamed"),
+    [
+        # First tokens are 100 ms late and every E2E is as simulated: it once ended in a division by an error of 0.
+        ("proxy that batches chunks", "right", {"output processing"}),
+        ("second token stamped as first", "right", {"output processing"}),
+        # These were once put down to step time alone, which a client cannot tell.
+        ("data_parallel_size", "right", {"data_parallel_size"}),
+        ("prompts counted by another tokenizer", "right", {"step time", "prompt lengths"}),
+        ("tensor parallelism", "right", {"step time"}),
+    ],
+)
+def test_a_client_tells_step_time_from_what_looks_like_it(name: str, grade: str, blamed: set[str]) -> None:
+    (planted,) = (f for f in FAULTS if (f.name, f.depth, f.group) == (name, "client", "operation"))
+    row = judged(planted)
+    assert (row.grade, set(row.blamed)) == (grade, blamed)
+
+
+@pytest.mark.slow
+def test_several_tokens_a_step_are_named_beside_a_shorter_step() -> None:
+    """Requests take 44 % of the time, and a tenth of that scatters whatever the steps take."""
+    (planted,) = (f for f in FAULTS if (f.name, f.depth) == ("speculative decoding", "client"))
+    row = judged(planted)
+    assert row.grade != "wrong"
+    assert row.blamed[:2] == ("step time", "speculative decoding")
+
+
+@pytest.mark.slow
+def test_a_part_of_less_than_one_percent_is_no_cause() -> None:
+    """By which step each request catches, 0.9 of 95 ms of TTFT were once put down to a delay that was as recorded."""
+    row = judged(fault("priority scheduling", "priority, told as fcfs"))
+    assert (row.grade, row.blamed) == ("not identified", ("nothing",))
 
 
 @pytest.mark.slow

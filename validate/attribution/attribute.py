@@ -423,7 +423,9 @@ def part_of(attribution: Attribution, cause: Cause, i: int) -> float:
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     sign = 1 if error > 0 else -1
     largest = max(attribution.causes, key=lambda cause: sign * part_of(attribution, cause, i), default=None)
-    if largest is None or sign * part_of(attribution, largest, i) < max(sign * attribution.residual[i].value_us, 0.0):
+    # By which step a request just catches every part moves a little: less than what is worth naming is no cause.
+    least_us = max(sign * attribution.residual[i].value_us, min(WORTH_NAMING, abs(error)) * attribution.observed_us[i])
+    if largest is None or sign * part_of(attribution, largest, i) < least_us:
         return Blame(i, error, None, None)
     least_us = max(_BESIDE * abs(part_of(attribution, largest, i)), WORTH_NAMING * attribution.observed_us[i])
     # What a wrong input changes is known however much no component explains.
@@ -434,4 +436,6 @@ def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
         if c is not largest and abs(part_of(attribution, c, i)) >= (least_us if c.component.is_input else modelled_us)
     ]
     beside = tuple(sorted(others, key=lambda cause: -abs(part_of(attribution, cause, i))))
-    return Blame(i, error, largest, part_of(attribution, largest, i) / attribution.error[i].value_us, beside)
+    # Where causes cancel to the microsecond there is no error of which they could explain a share.
+    explained = fraction(part_of(attribution, largest, i), attribution.error[i].value_us)
+    return Blame(i, error, largest, explained, beside)

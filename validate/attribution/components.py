@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
@@ -328,7 +329,8 @@ def _fitted(server: Replayed) -> list[Component] | None:
         return None
     if np.isnan(target.observed_us[0]).all():
         return None  # E2E alone does not tell steps from delays
-    fit = Through(recording, mode, server.entry, target).fit()
+    through = Through(recording, mode, server.entry, target)
+    fit = through.fit()
     if fit.left > _EXPLAINS * fit.before:
         return None
     changed = fit.entry(server.entry)
@@ -344,6 +346,8 @@ def _fitted(server: Replayed) -> list[Component] | None:
         latency = changed.latency if name == STEP_TIME and isinstance(changed.latency, CorrectedModel) else None
         also = _as_well(fit, costs)
         mend = ("to be sure record journeys; " if also else "") + _calibrate(server, "segments")
+        if name == STEP_TIME and (unlike := _unlike_a_step(recording, through, fit)):
+            also, mend = (*also, unlike), f"to be sure record {_DECIDES[unlike]}; {_calibrate(server, 'segments')}"
         components.append(
             Component(name, basis, longer, mend, latency=latency, lifecycle=lifecycle, also=also, less=shorter)
         )
@@ -355,12 +359,35 @@ _EXPLAINS = 0.6
 # Recorded cycles with which single requests are off by at most this factor more may be better in the mean.
 _NO_WORSE = 1.1
 # Components of what a fit changes: places of the costs, a sentence, fields of the delays.
+_OUTPUT_DELAYS = ("post_token_us", "post_request_us", "stamp_us")
 _COSTS = (
     (STEP_TIME, range(4), "its steps take {} than the server's", ()),
     (PRE_QUEUE, range(4, 5), "its delay before the queue is {} than the server's", ("pre_queue_us",)),
-    (OUTPUT, range(5, 7), "its delays after the engine are {} than the server's", ("post_token_us", "post_request_us")),
+    (OUTPUT, range(5, 8), "its delays after the engine are {} than the server's", _OUTPUT_DELAYS),
 )
 _WORDS = {STEP_TIME: ("longer", "less time"), PRE_QUEUE: ("longer", "shorter"), OUTPUT: ("longer", "shorter")}
+
+
+# A server whose requests take so much less than simulated, and differ one by one by such a share of that whatever its
+# steps take, may have given several tokens a step.
+_SPED_UP, _SCATTER = 0.5, 0.15
+_DECIDES = {
+    "prompt lengths": "the usage that the server sends",
+    "speculative decoding": "the server's start-up log (speculative_config)",
+}
+
+
+def _unlike_a_step(recording: Recording, through: Through, fit: Fitted) -> str:
+    """What a client cannot tell from another step time; empty where it can."""
+    if fit.equal and fit.equal[0] == (_PREFILL_COST, frozenset({_PREFILL_COST})) and fit.before < _COUNTED_OFF:
+        return "prompt lengths"
+    sped_up = float(np.nanmean(through.as_it_is[1])) > _SPED_UP and fit.left > _SCATTER * fit.before
+    drafts = "speculative_config" in recording.engine
+    return "speculative decoding" if sped_up and not drafts else ""
+
+
+# Its place among the costs of a fit; and prompts that are counted wrong do not make requests so many times longer.
+_PREFILL_COST, _COUNTED_OFF = 1, 1.0
 
 
 def _as_well(fit: Fitted, costs: range) -> tuple[str, ...]:
@@ -381,7 +408,7 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Compon
     )
     try:
         latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)
-    except ReplayError as error:
+    except (ReplayError, TraceError) as error:
         stand_in = _stand_in(server, reference, STEP_TIME, why, mend) if reference else None
         return stand_in or str(error)
     longer, shorter = why.format("longer"), why.format("less time")

@@ -38,7 +38,7 @@ _HOPELESS = 4.0
 # Others that leave as little as the best, give or take so much, explain it equally well.
 EQUAL_SHARE, EQUAL = 1.3, 0.004
 # By how much each is moved to see what it does: ns for the line in the batch, us for delays.
-_STEPS = np.array([300_000.0, 2_000.0, 20_000.0, 20.0, 1_500.0, 60.0, 1_500.0])
+_STEPS = np.array([300_000.0, 2_000.0, 20_000.0, 20.0, 1_500.0, 60.0, 1_500.0, 1_500.0])
 _DELAYS = 4
 # What solves for nothing: nothing could be simulated.
 _NOT_SIMULATED = 10.0
@@ -85,14 +85,15 @@ class Fitted:
     """Step time and delays fitted through the simulator.
 
     ``before``, ``left``: mean absolute difference without and with the fit, relative to the latencies.  ``line_ns``:
-    added to each step, and per prefill, decode and context token.  ``delays_us``: added before the queue, per token
-    and per request after it.  ``equal``: each of these seven that was fitted, with those that alone do it as well.
+    added to each step, and per prefill, decode and context token.  ``delays_us``: added before the queue, per token,
+    per request and to the stamp of the first token after it.  ``equal``: each of these eight that was fitted, with
+    those that alone do it as well.
     """
 
     before: float
     left: float
     line_ns: tuple[int, int, int, int]
-    delays_us: tuple[float, float, float]
+    delays_us: tuple[float, float, float, float]
     equal: tuple[tuple[int, frozenset[int]], ...] = ()
 
     def entry(self, entry: ModelEntry) -> ModelEntry:
@@ -100,13 +101,14 @@ class Fitted:
         if isinstance(entry.latency, ObservedCycles | CorrectedModel):
             raise TypeError("observed step times have nothing to fit")
         at, none = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        pre, token, request = self.delays_us
+        pre, token, request, stamp = self.delays_us
         cycle = entry.lifecycle
         lifecycle = replace(
             cycle,
             pre_queue_us=max(cycle.pre_queue_us + pre, 0.0),
             post_token_us=max(cycle.post_token_us + token, 0.0),
             post_request_us=max(cycle.post_request_us + request, 0.0),
+            stamp_us=cycle.stamp_us + stamp,
         )
         return replace(entry, latency=CorrectedModel(entry.latency, self.line_ns, at, none), lifecycle=lifecycle)
 
@@ -266,5 +268,5 @@ def misfit(difference: Floats) -> float:
 
 def _fitted(before: float, left: float, at: Floats, equal: tuple[tuple[int, frozenset[int]], ...] = ()) -> Fitted:
     a, b, c, d = (round(float(value)) for value in at[:_DELAYS])
-    pre, token, request = (float(value) for value in at[_DELAYS:])
-    return Fitted(before, left, (a, b, c, d), (pre, token, request), equal)
+    pre, token, request, stamp = (float(value) for value in at[_DELAYS:])
+    return Fitted(before, left, (a, b, c, d), (pre, token, request, stamp), equal)

@@ -105,20 +105,24 @@ def best_alternative(
     before = misfit(told.as_it_is)
     if before < _BETTER_BY:
         return None
-    tried = []
+    fitted, found = told.fit(), None
     others = _served_before(recording, mode) if may_be_warm else ()
-    for alternative in (*alternatives(recording, mode), *others):
-        through = _through(alternative, told, recording, mode, entry, target)
-        # What changes nothing needs no more than to be seen to change nothing.
-        if through is not None and not np.array_equal(through.as_it_is, told.as_it_is, equal_nan=True):
-            tried.append(_Trial(alternative, through))
-    tried += _between(tried, told, before, recording, mode)
-    fitted = told.fit()
-    found = _as_it_is(tried, before, fitted.left)
-    if found is None and fitted.left >= _BETTER_BY:
-        found = _beside_a_fit([t for t in tried if t.as_it_is <= _FURTHEST * before], fitted) or _without_a_fit(
-            tried, before, fitted.left
-        )
+    # Two engines are much like one with twice the room, so they are tried where nothing else explains it.
+    for choice in ((*alternatives(recording, mode), *others), tuple(_ranks(recording))):
+        tried = []
+        for alternative in choice:
+            through = _through(alternative, told, recording, mode, entry, target)
+            # What changes nothing needs no more than to be seen to change nothing.
+            if through is not None and not np.array_equal(through.as_it_is, told.as_it_is, equal_nan=True):
+                tried.append(_Trial(alternative, through))
+        tried += _between(tried, told, before, recording, mode)
+        found = _as_it_is(tried, before, fitted.left)
+        if found is None and fitted.left >= _BETTER_BY:
+            found = _beside_a_fit([t for t in tried if t.as_it_is <= _FURTHEST * before], fitted) or _without_a_fit(
+                tried, before, fitted.left
+            )
+        if found is not None:
+            break
     return found
 
 
@@ -133,8 +137,12 @@ class _Trial:
         return misfit(self.through.as_it_is)
 
 
+_RANKS = "data_parallel_size"
 # Arguments that change how requests are served, and no request: one plan is good for all of their values.
-_OF_THE_ENGINE = {"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "num_gpu_blocks"}
+_OF_THE_ENGINE = {
+    *("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "num_gpu_blocks"),
+    _RANKS,
+}
 
 
 def _on_engine(alternative: Alternative, told: Through, recording: Recording, mode: ReplayMode) -> Through | None:
@@ -306,6 +314,12 @@ def _served_before(recording: Recording, mode: ReplayMode) -> Iterator[Alternati
         )
 
 
+def _ranks(recording: Recording) -> Iterator[Alternative]:
+    """Other numbers of engines behind one address."""
+    told = recording.engine.get("data_parallel_size")
+    yield from (_argument(_RANKS, n, told.value if told else 1) for n in (1, 2, 4) if n != (told.value if told else 1))
+
+
 def _switches(told: Mapping[str, Any], mode: ReplayMode) -> Iterator[Alternative]:
     running = bool(told.get("async_scheduling", True))
     if mode.scheduling == "recorded":
@@ -332,6 +346,7 @@ _DECIDES = {
     "long_prefill_token_threshold": "tokens a step (step records)",
     "num_gpu_blocks": "KV blocks in all (step records, or the server's start-up log)",
     "enable_chunked_prefill": "the server's start-up log",
+    _RANKS: "the server's start-up log, or running depth of each engine (/metrics)",
 }
 
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.releases.latency import format_latency
-from blis_replay.blis.releases.release import ModelEntry, bundled_releases
+from blis_replay.blis.releases.release import DELAYS, ModelEntry, bundled_releases
 from blis_replay.compiled.arrays import Bools
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.recording import PUBLISHED, Recording
@@ -356,7 +356,7 @@ def _coefficients(entry: ModelEntry) -> Inputs:
         latency = format_latency(entry.latency)
     except ReleaseError:  # observed cycles are no coefficients
         latency = {"kind": "observed cycles"}
-    delays = {f"delay {name.removesuffix('_us')}": f"{value:g} us" for name, value in vars(entry.lifecycle).items()}
+    delays = {f"delay {name}": f"{getattr(entry.lifecycle, f'{name}_us'):g} us" for name in DELAYS}
     return {**{f"step time {name}": str(value) for name, value in latency.items()}, **delays}
 
 

@@ -43,7 +43,8 @@ def fault(name: str, size: str) -> Fault:
         ("coarse send stamps", "1 s", "full", "clocks", "", "1000.0 ms"),
         ("client that polls", "every 100 ms", "client", "clocks", "ttft", "steps of 100.0 ms, half of it is 50 %"),
         ("requests recorded twice", "20 %", "client", "completeness", "", "72 of 432 requests have send, first token"),
-        ("prompt lengths without the template", "40 % short", "full", "prefix_cache", "", "were sent as recorded"),
+        ("prompt lengths without the template", "40 % short", "full", "prefix_cache", "", "the server counted 11"),
+        ("prompts counted by another tokenizer", "x 1.25", "full", "prefix_cache", "", "the server counted 11"),
     ],
 )
 def test_the_check_that_can_tell_objects(
@@ -59,6 +60,15 @@ def test_the_check_that_can_tell_objects(
 def test_time_outside_of_the_engine_is_no_contradiction_where_journeys_tell_it(name: str, size: str) -> None:
     """A slow client has requests in flight 20 % longer than the engine has them; a halt keeps them out of the queue."""
     assert objections(fault(name, size)) == []
+
+
+@pytest.mark.slow
+def test_without_journeys_the_steps_tell_that_more_was_computed_than_sent() -> None:
+    """1,139.9 tokens per prompt, of which the recording has 60 %: every step is recorded, and no prompt is cached."""
+    recording = planted_case(fault("prompt lengths without the template", "40 % short")).recording
+    found = run_checks(replace(recording, lifecycles=recording.lifecycles.where("false")))[0]
+    (objection,) = [one for one in found if (one.check, one.severity) == ("prefix_cache", "unusable")]
+    assert "were sent as recorded" in objection.message
 
 
 @pytest.mark.slow

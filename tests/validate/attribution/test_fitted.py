@@ -13,8 +13,9 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.attribution import fitted
 from blis_replay.validate.attribution.fitted import Through, target_of
 
-# Places of what is fitted: ns a step, then delays (us) before the queue, per token and per request after it.
-PER_STEP, PRE_QUEUE, PER_TOKEN, PER_REQUEST = 0, 4, 5, 6
+# Places of what is fitted: ns a step, then delays (us) before the queue, per token and per request after it, and of the
+# stamp of the first token alone.
+PER_STEP, PRE_QUEUE, PER_TOKEN, PER_REQUEST, STAMP = 0, 4, 5, 6, 7
 
 
 def test_delays_after_a_token_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +35,7 @@ def test_delays_after_a_token_are_tried_without_a_replay(monkeypatch: pytest.Mon
     through = Through(recording, ReplayMode(), entry, target)
 
     def later_us(**costs: float) -> Any:
-        at = np.zeros(7)
+        at = np.zeros(8)
         for name, value in costs.items():
             at[globals()[name]] = value
         return (through.difference(at) - through.as_it_is) * target.scale_us[:, None]
@@ -44,6 +45,10 @@ def test_delays_after_a_token_are_tried_without_a_replay(monkeypatch: pytest.Mon
     tokens = recording.requests["output_tokens"].to_numpy()[: len(target.chosen)][target.chosen]
     assert moved_us[0] == pytest.approx(np.full(len(tokens), 70.0), abs=1e-6)  # of floats of some 10^6
     assert moved_us[1] == pytest.approx(70.0 * tokens + 900.0, abs=1e-5)
+    moved_us = later_us(STAMP=5_000.0)
+    assert len(runs) == 1
+    assert moved_us[0] == pytest.approx(np.full(len(tokens), 5_000.0), abs=1e-5)
+    assert moved_us[1] == pytest.approx(np.zeros(len(tokens)), abs=1e-5)  # the last token is in time
     later_us(PRE_QUEUE=2_000.0)
     later_us(PRE_QUEUE=2_000.0, PER_TOKEN=70.0)
     assert len(runs) == 2
