@@ -152,7 +152,8 @@ def _next_batch(state: State, until_us: int) -> int:
         if at.steps_without_token > state.config.max_steps_without_token:
             return STUCK
         take_arrivals(state)
-        take_aborts(state)
+        if at.abort_due_us <= at.now_us:
+            take_aborts(state)
         if at.running_depth + at.waiting_depth > 0:
             schedule(state)
             return BATCH
@@ -209,7 +210,7 @@ def update(state: State) -> None:
     flight[0] = flight[1]
     flight[2] = flight[3]
     at.now_us = max(at.now_us, end_us)
-    if state.config.aborts_before_tokens == 1:
+    if state.config.aborts_before_tokens == 1 and at.abort_due_us <= at.now_us:
         take_aborts(state)
     if row == NONE:
         return
