@@ -117,8 +117,8 @@ def sources_of(
 ) -> list[Source]:
     """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
 
-    A directory is one recording; one that holds several with an ``exp-config.yaml`` each, and none of its own,
-    stands for those.  Files of one folder are one, called like the folder, and those in
+    A directory is one recording; one that holds several with an ``exp-config.yaml`` or a load generator's result
+    each, and none of its own, stands for those.  Files of one folder are one, called like the folder, and those in
     its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one; ``columns`` and
     ``model`` are said of each.  A table of several load levels stands for a recording of each.
     Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
@@ -134,7 +134,7 @@ def sources_of(
         else:
             # A loop of links is kept as it is, and is then no directory.
             root = Path(os.path.realpath(path))
-            sources += [Source(folder.name, folder, None, form) for folder in _experiments_in(root)]
+            sources += [Source(folder.name, folder, None, form) for folder in _experiments_in(root, columns or "")]
     if form and any(source.paths is None for source in sources):
         raise RecordingError(
             f"--input-format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
@@ -300,15 +300,50 @@ def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
         yield from map(Path, found or [str(name)])
 
 
-def _experiments_in(root: Path) -> list[Path]:
-    """The directory itself; or its subdirectories with a configuration of their own, if it has none and they are many.
+def _experiments_in(root: Path, columns: str) -> list[Path]:
+    """The directory itself; or those of its subdirectories that are recordings of their own, if it is none.
 
     Read as one recording, several experiments would be mixed: same request, other server.
     """
     if not root.is_dir() or _configured(root):
         return [root]
     configured = sorted(folder for folder in root.iterdir() if folder.is_dir() and _configured(folder))
-    return configured if len(configured) > 1 else [root]
+    if len(configured) > 1:
+        return configured
+    parts = _with_results(root, columns)
+    return [folder for part in parts for folder in _experiments_in(part, columns)] if len(parts) > 1 else [root]
+
+
+def _with_results(root: Path, columns: str) -> list[Path]:
+    """The subdirectories with a load generator's result each, two of one format; none if the root has one itself.
+
+    A server's files, or spans, in a subdirectory of their own are of the run whose result lies beside it.
+    Raises :class:`RecordingError` where it cannot be told to which of several results such files belong.
+    """
+    of_kind: dict[str, list[tuple[str, str]]] = {}
+    for path in _walk(root):
+        inside = path.relative_to(root)
+        folder = "" if _recording_folder(path.parent) == root else inside.parts[0]
+        name = inside.relative_to(folder).as_posix()
+        kind = _kind_of(RecordedFile(path, printable(name), columns=columns), "")
+        of_kind.setdefault(kind, []).append((folder, inside.as_posix()))
+    of_kind.pop("", None)
+    formats = [{folder for folder, _name in of_kind.get(form.name, ())} for form in REQUEST_FORMATS]
+    if any("" in folders for folders in formats) or all(len(folders) < 2 for folders in formats):
+        return []
+    # A trace of arrivals can be what was sent, and a plain table anything of the run.
+    measured = [form.latencies and form.name != TABLE for form in REQUEST_FORMATS]
+    parts = {f for folders, ours in zip(formats, measured, strict=True) if ours or len(folders) > 1 for f in folders}
+    beside = [name for found in of_kind.values() for folder, name in found if folder not in parts]
+    if beside:
+        raise RecordingError(
+            root,
+            "",
+            f"a load generator's result in each of {listed(sorted(parts))}, and {listed(sorted(beside))} beside them",
+            "name the files of one recording, or ingest each folder by itself: blis-replay ingest "
+            f"{printable(str(root))}/*",
+        )
+    return [root / folder for folder in sorted(parts)]
 
 
 def _configured(folder: Path) -> bool:

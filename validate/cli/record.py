@@ -162,7 +162,7 @@ def ingest_verb(
 ) -> int:
     """Read experiments, as load generators and vLLM leave them, into the store.
 
-    A directory is one experiment, or holds several with an exp-config.yaml each; files of
+    A directory is one experiment, or holds several with an exp-config.yaml or a result each; files of
     one folder are one, called like the folder.
     Formats are found out by content. Each experiment is read in one transaction; reading
     the same content again changes nothing; a copy that was cut off replaces the whole one

@@ -130,6 +130,42 @@ def test_one_configured_subdirectory_is_a_part_of_the_experiment_around_it(tmp_p
     assert [source.slug for source in sources_of([tmp_path / "run"])] == ["run"]
 
 
+def test_subdirectories_with_a_result_each_are_experiments(tmp_path: Path) -> None:
+    """Read as one, the requests of the second were left out, and only `inspect` said so."""
+    for name in ("A", "C"):
+        write(tmp_path / "live" / name, **{"bench.json": RECORDS, "vllm.log": LOG})
+    write(tmp_path / "live", README="two runs")
+    assert [source.slug for source in sources_of([tmp_path / "live"])] == ["A", "C"]
+    write(tmp_path / "live" / "B" / "client", t=TRACE)
+    slugs = [source.slug for source in sources_of([tmp_path / "live"])]
+    assert slugs == ["A", "B", "C"], "one of another tool is an experiment as well"
+    with pytest.raises(RecordingError, match=r"3 recordings \(A, B, C, \.\.\.\); ingest them one by one"):
+        only_source(tmp_path / "live")
+
+
+@pytest.mark.parametrize("result", ["client", "results", "."])
+def test_the_parts_of_one_run_in_subdirectories_are_one_experiment(tmp_path: Path, result: str) -> None:
+    """One load generator's result, and a server's files beside it; a second one below a folder that has its own."""
+    run = tmp_path / "run"
+    write(run / "server", log=LOG)
+    write(run / "traces", spans=SPANS)
+    write(run / result, r=RECORDS)
+    if result != "client":
+        write(run / "warm-up", r=RECORDS)
+        write(run / "warm-up-2", r=RECORDS)
+    assert [source.root for source in sources_of([run])] == [run]
+
+
+def test_results_that_share_a_server_log_are_told_apart_by_the_user(tmp_path: Path) -> None:
+    """Two clients of one server, or two runs of it: nothing says which."""
+    for name in ("client-0", "client-1"):
+        write(tmp_path / "run" / name, r=RECORDS)
+    write(tmp_path / "run", log=LOG)
+    said = r"result in each of client-0, client-1, and log beside them; .*: blis-replay ingest .*/run/\*$"
+    with pytest.raises(RecordingError, match=said):
+        sources_of([tmp_path / "run"])
+
+
 def test_a_table_of_two_load_levels_is_two_recordings(tmp_path: Path) -> None:
     """GuideLLM's; said again of a directory, which is one recording, or of a name that must be one."""
     header = "Run Info,Run Info,Request Counts,Timings\nProfile,Run Index,Total,Duration\n,,,Sec\n"
