@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.errors import RecordingError, counted
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
 from blis_replay.ingest.store.recordings import (
@@ -173,7 +173,7 @@ def not_read(missing: Sequence[str]) -> str:
         return ""
     listed = [f"{count:,} {name}" if count > 1 else name for name, count in names.most_common()]
     more = [f"{len(listed) - _MOST_NAMES} more names"] if len(listed) > _MOST_NAMES else []
-    return f"{names.total():,} spans ({', '.join([*listed[:_MOST_NAMES], *more])})"
+    return f"{counted(names.total(), 'span')} ({', '.join([*listed[:_MOST_NAMES], *more])})"
 
 
 @cache

@@ -43,7 +43,7 @@ def test_spans_of_a_run_are_collected_and_its_directory_is_ingested(demo: Path, 
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
-    assert out.startswith("1 spans in 1 requests, ")
+    assert out.startswith("1 span in 1 request, ")
     assert re.search(r"^vllm +1 +2 +0 +0$", out, re.MULTILINE)
     assert "new; 300 requests" in out
     assert len(list(demo.glob("traces-*.pb"))) == 1

@@ -114,7 +114,10 @@ def test_calibration_without_data_is_refused(run: Run) -> None:
     """Published means of one load are one row; a step time has four coefficients."""
     answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml")
     assert (answer.code, Path("x.yaml").exists()) == (3, False)
-    assert "34b-general: 1 load level cannot determine 4 coefficients; add some" in answer.err
+    assert (
+        "34b-general: only a summary tells latencies, and 1 load level cannot determine 4 coefficients; add some"
+        in answer.err
+    )
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))

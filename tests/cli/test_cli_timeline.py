@@ -62,7 +62,8 @@ def test_a_published_experiment_has_the_simulated_side_only(run: Run) -> None:
     ],
 )
 def test_wrong_use_is_one_line(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
-    answer = run("timeline", "--experiment", "34b-general", "--out", "trace.json", *arguments)
+    out = () if "--out" in arguments else ("--out", "trace.json")
+    answer = run("timeline", "--experiment", "34b-general", *out, *arguments)
     assert (answer.code, answer.out) == (code, "")
     assert complaint in answer.err
     assert not Path("trace.json").exists()

@@ -90,7 +90,7 @@ def test_too_few_requests_are_not_fitted(run: Run, demo: Path, kept: int) -> Non
     (demo / "traces.json.gz").unlink()
     run("ingest", demo)
     answer = run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
-    _is_one_line(answer, 3, "no request with a known prompt length" if kept == 0 else "1 window of steps or latencies")
+    _is_one_line(answer, 3, "only a summary tells latencies" if kept == 0 else "1 window of steps or latencies")
     assert not Path("mine.yaml").exists()
 
 
@@ -169,7 +169,7 @@ def test_file_names_and_texts_reach_the_terminal_without_control_characters(run:
 
 def test_a_loop_of_links_is_no_directory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    _is_one_line(run("ingest", tmp_path / "loop"), 3, "no such directory")
+    _is_one_line(run("ingest", tmp_path / "loop"), 3, "neither a directory nor a file")
 
 
 def test_aggregates_beyond_any_time_are_rejected(run: Run, demo: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_summary_with_tpot_and_without_e2e_is_a_level() -> None:
 
 
 def test_too_few_levels_are_refused() -> None:
-    with pytest.raises(ValidateError, match="c1-200, c8-200: 2 load levels cannot determine 4 coefficients; add some"):
+    with pytest.raises(ValidateError, match="and 2 load levels cannot determine 4 coefficients; add some"):
         calibrate([measured(1, 200, 20), measured(8, 200, 20)], "fit", Options(load_release(DEFAULT_PRIOR)))
 
 

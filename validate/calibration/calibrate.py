@@ -286,8 +286,9 @@ def _gathered(
         names = ", ".join(recording.alias for recording in recordings)
         if all(map(is_load_level, recordings)):
             raise ValidateError(
-                f"{names}: {counted(rows, 'load level')} cannot determine {COEFFICIENTS} "
-                "coefficients; add some with other loads and lengths, or fit operator times to them: --operators"
+                f"{names}: only a summary tells latencies, and {counted(rows, 'load level')} cannot determine "
+                f"{COEFFICIENTS} coefficients; add some with other loads and lengths, or fit operator times to them: "
+                "--operators"
             )
         raise ValidateError(
             f"{names}: {counted(rows, 'window')} of {_words(options.data)} between "
