@@ -208,7 +208,8 @@ RECORDER_CHECK = "recorder"
 RECORDER_MEASURES = "whether the step log of the recorder is whole, and what recording cost the engine"
 RECORDER_RULE = (
     "steps, arrivals, ends and scheduled tokens as many as its own counters say, no step number left out, nothing "
-    "dropped. Each request that ended in good order: tokens found in the prefix cache plus tokens scheduled since its"
+    "dropped. Step records as many as its steps, and an end for every request. Each request that ended in good "
+    "order: tokens found in the prefix cache plus tokens scheduled since its"
     " last admission are prompt and output less one (one more where a second batch was in flight). The cost is the "
     "time in the wrappers around the scheduler, which the engine waits for, and that of the thread that writes"
 )
@@ -226,6 +227,11 @@ def check_recorder(recording: Recording, context: Context) -> list[Finding]:
     else:
         counts = ((name, log[name], log[f"counted_{name}"]) for name in _COUNTS)
         amiss += [f"{count:,} {name} of {said:,}" for name, count, said in counts if count != said]
+    if recording.steps.height != log["steps"]:
+        amiss.append(f"{recording.steps.height:,} step records of {log['steps']:,} steps in it")
+    # Counters stand all along the file: cut behind some of them, it agrees with itself.
+    if isinstance(begun := log["arrivals"], int) and isinstance(ended := log["finished"], int) and begun > ended:
+        amiss.append(f"{begun - ended:,} requests have no end in it")
     for name, what in (("dropped", "records dropped by the recorder"), ("steps_missing", "steps left out")):
         if log[name]:
             amiss.append(f"{log[name]:,} {what}")

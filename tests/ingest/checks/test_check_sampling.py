@@ -67,6 +67,13 @@ def test_all_steps_are_said_to_be_all() -> None:
     assert finding_of(made).message == "every step of the range was recorded"
 
 
+def test_all_steps_have_one_rate_where_their_number_is_no_multiple_of_ten() -> None:
+    """4,667 steps: a tenth of the ids has 466 or 467 of them, which is all of them (was 99.9 to 100.1 %)."""
+    finding = finding_of(sampled(list(range(1, 4668))))
+    assert "the rate varies" not in finding.message
+    assert finding.measured["rate_lowest_tenth"] == finding.measured["rate_highest_tenth"] == 1
+
+
 def test_few_steps_or_none_are_not_checked() -> None:
     assert finding_of(recording()).message == "not checked: no step records"
     assert finding_of(sampled(list(range(1, 31)))).message == "not checked: no more than 30 step records"

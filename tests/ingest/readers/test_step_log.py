@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.step_log import StepLog, read_step_log
 from blis_replay.ingest.recording import SERVER_BLOCKS
-from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.rows import Scratch, rows_of
 
+ROOT = Path(__file__).parents[3]
 ZERO_NS, WALL_NS = 1_000_000_000_000, 1_800_000_000_000_000_000
 SETTINGS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 16, "num_gpu_blocks": 101}
 HEADER: dict[str, Any] = {
@@ -279,6 +281,38 @@ def test_a_finding_says_whether_it_is_whole(tmp_path: Path) -> None:
         "the step log is whole: 5 steps and the tokens of 2 requests add up; it cost the engine 10.0 us per step"
     )
     assert said["cut"].startswith("the step log is not whole: it breaks off behind its last counters")
+
+
+@pytest.mark.slow
+def test_the_counters_are_held_against_what_was_read(tmp_path: Path) -> None:
+    """Lines cut out of a live log; a log cut behind counters, which agree with what is before them; steps that are lost
+    behind the reader."""
+    from blis_replay.ingest.checks.registry import run_checks
+
+    live = ROOT / "fixtures" / "recorded" / "tiny-live-a"
+    lines = gzip.decompress((live / "steps.jsonl.gz").read_bytes()).splitlines(keepends=True)
+    middle = range(len(lines) // 2, len(lines) // 2 + 400)
+    cut = {
+        "middle": [line for place, line in enumerate(lines) if place not in middle or not line.startswith(b'["s"')],
+        "behind": lines[: max(i for i in range(len(lines) * 7 // 10) if lines[i].startswith(b'["c"')) + 1],
+        "nothing": lines,
+    }
+    said = {}
+    for name, kept in cut.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "bench.json.gz").write_bytes((live / "bench.json.gz").read_bytes())
+        (folder / "steps.jsonl.gz").write_bytes(gzip.compress(b"".join(kept)))
+        with read_recording(folder) as recording:
+            said[name] = next(f.message for f in run_checks(recording)[0] if f.check == "recorder")
+            if name == "nothing":
+                rows = rows_of(recording.steps.frame().filter(~pl.col("start_us").is_between(5_000_000, 9_000_000)))
+                lost = replace(recording, steps=rows)
+                said["later"] = next(f.message for f in run_checks(lost)[0] if f.check == "recorder")
+    assert said["nothing"].startswith("the step log is whole: 4,667 steps and the tokens of 250 requests add up")
+    assert "not whole: 4,479 steps of 4,667; 60,271 scheduled_tokens of 62,680; 188 steps left out" in said["middle"]
+    assert "not whole: 2 requests have no end in it" in said["behind"]
+    assert "not whole: 4,473 step records of 4,667 steps in it" in said["later"]
 
 
 @pytest.mark.parametrize("run", ["A", "C"])
