@@ -341,14 +341,18 @@ _SPREAD = 0.1
 _MOST_MADE = 1_000_000
 _WHOLE_RUN = -1
 # What a replay of such requests says of them.
-MADE = "made of a summary: as many as it says, of its mean lengths, spread evenly over 10 % on either side"
+MADE = (
+    "made of a summary: as many as it says, of its mean lengths, spread evenly over 10 % on either side, prompts as "
+    "far as max_model_len has room"
+)
 
 
 def of_aggregates(recording: Recording) -> Recording:
     """A recording with requests made of its aggregates, where that is all it has; else as it is.
 
     As many in each load stage as were sent, in a Poisson process at its rate, with lengths spread evenly over 10 % on
-    either side of the mean.  Raises ``ReplayError`` for aggregates that say neither how many nor how long.
+    either side of the mean; prompts over less where longer ones would not fit ``max_model_len``, as the server took
+    them all.  Raises ``ReplayError`` for aggregates that say neither how many nor how long.
     """
     if recording.requests.height or not recording.is_summed_up:
         return recording
@@ -368,6 +372,7 @@ def of_aggregates(recording: Recording) -> Recording:
         arrival_us = start_us + np.floor(share * count * 1e6 / stage.rate_per_s).astype(np.int64)
         start_us += stage.duration_us
         spread = random.uniform(1 - _SPREAD, 1 + _SPREAD, (2, count))
+        spread[0] = 1 + (spread[0] - 1) * _room(recording, figures["prompt_tokens"])
         lengths = np.maximum(np.rint(spread * [[figures["prompt_tokens"]], [figures["output_tokens"]]]), 1)
         parts.append((np.full(count, stage.stage), arrival_us, *lengths.astype(np.int64)))
     if not parts:
@@ -394,6 +399,14 @@ def of_aggregates(recording: Recording) -> Recording:
         for name, kind in REQUEST_SCHEMA.items()
     )
     return replace(recording, requests=rows_of(frame.select(columns)))
+
+
+def _room(recording: Recording, prompt_tokens: float) -> float:
+    """How much of the spread of prompts the server took: none of them can be ``max_model_len`` tokens long."""
+    if "max_model_len" not in recording.engine:
+        return 1.0
+    most = int(recording.engine["max_model_len"].value) - 1
+    return min(max(most / prompt_tokens - 1, 0.0) / _SPREAD, 1.0)
 
 
 def clients_of(recording: Recording) -> ClosedLoop | None:

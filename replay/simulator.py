@@ -9,7 +9,7 @@ import numpy as np
 
 from blis_replay.blis.closed_loop import simulate_closed_loop
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.errors import ReleaseError, TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Bools, Int64s
@@ -120,16 +120,21 @@ class EmbeddedEngine:
         return entry_of(self.release, recording, self.extrapolate)
 
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
-        """The plan through the engine; raises ``TraceError`` if it cannot be run."""
+        """The plan through the engine; raises ``TraceError`` with the name of the recording if it cannot be run."""
         entry = self.entry_for(recording)
         sizes = recording.engine.get("cudagraph_capture_sizes")
         latency = plan.cycles or with_captured_sizes(entry.latency, sizes and sizes.value)
         if plan.stalls is not None:
             latency = plan.stalls.on(latency)
-        if plan.loop is None:
-            result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
-        else:
-            result = simulate_closed_loop(plan.trace, plan.engine, latency, plan.loop, entry.lifecycle, plan.sessions)
+        try:
+            if plan.loop is None:
+                result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
+            else:
+                result = simulate_closed_loop(
+                    plan.trace, plan.engine, latency, plan.loop, entry.lifecycle, plan.sessions
+                )
+        except TraceError as error:
+            raise TraceError(f"{recording.alias}: {error}") from None
         ttft_us, e2e_us = _client_latencies(result, plan)
         return Simulated(
             completed=result.completed,

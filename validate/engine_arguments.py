@@ -191,7 +191,7 @@ def simulated_point(
     except UnknownNameError:
         raise
     except ExperimentError as error:
-        return WhatIfPoint(overrides, None, str(error))
+        return WhatIfPoint(overrides, None, str(error).removeprefix(f"{recording.alias}: "))
     return WhatIfPoint(overrides, simulated_values(run), attained=_attained(run, objectives))
 
 

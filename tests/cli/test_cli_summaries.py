@@ -152,3 +152,21 @@ def test_a_load_level_needs_no_engine_arguments(run: Run, tmp_path: Path) -> Non
     assert experiment["metrics"]["ttft"]["mean"]["observed_ms"] == 50
     assert experiment["provenance"]["basis"]["max_model_len"].endswith("of the longest request, as the server took it")
     assert not run("explain", "34b-bench").err
+
+
+@pytest.mark.slow
+def test_prompts_of_a_load_level_fit_as_the_server_took_them(run: Run, tmp_path: Path) -> None:
+    """A mean of 1,000 spread by 10 % made prompts of 1,100; in 1,024 there is room for 2.3 %.
+
+    A mean that does not fit itself is refused, with the name of the experiment.
+    """
+    (tmp_path / "levels.csv").write_text(
+        f"model,gpu,tp,concurrency,isl,osl,ttft_ms,tpot_ms\n{MODEL},H100,2,4,1000,20,50,15\n"
+    )
+    for name, most in (("fits", 1024), ("too-long", 900)):
+        (tmp_path / f"{name}.yaml").write_text(ENGINE.replace("4096", str(most)))
+        options = ("--engine", tmp_path / f"{name}.yaml", "--name", name)
+        assert run("ingest", tmp_path / "levels.csv", *options).code == 0
+    (experiment,) = run("validate", "fits", "--json").json["experiments"]
+    assert "prompts as far as max_model_len has room" in experiment["provenance"]["basis"]["requests"]
+    assert run("validate", "too-long").err.startswith("error: 34b-too-long: request 0: a prompt of 1000 tokens")
