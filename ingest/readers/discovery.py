@@ -139,6 +139,8 @@ def sources_of(
         raise RecordingError(
             f"--input-format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
         )
+    if "/" in slug:
+        raise RecordingError(f"--name {slug}", "", "a name with / in it is taken for a path", "give one without")
     given_columns(columns or "")
     model = model if model is None else text(model) or ""
     whole = [

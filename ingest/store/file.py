@@ -6,6 +6,7 @@ neither reads other files for it nor loads an extension.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -272,7 +273,8 @@ def _waited_for(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
 def lock_timeout_s() -> float:
     """How long to wait for another process: LOCK_TIMEOUT, where it is a number, else ``LOCK_TIMEOUT_S``."""
     try:
-        return max(float(os.environ[LOCK_TIMEOUT]), 0.0)
+        seconds = max(float(os.environ[LOCK_TIMEOUT]), 0.0)
+        return LOCK_TIMEOUT_S if math.isnan(seconds) else seconds
     except (KeyError, ValueError):
         return LOCK_TIMEOUT_S
 
@@ -294,6 +296,8 @@ def _why_not_opened(path: Path, text: str) -> str:
         return f"written by another version of DuckDB ({text}); update duckdb, or ingest into a new store"
     if "permission denied" in lowered or "read-only" in lowered:
         return "it cannot be written; change its permissions or choose another place with --store"
+    if not path.exists():
+        return f"it cannot be made ({text}); choose another place with --store"
     return f"it cannot be read ({text}); restore it from a copy, or ingest into a new store"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import traceback
@@ -136,6 +137,13 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in verbs.items()])
 
 
+def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """As it is; a range has room for what is no number."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number of seconds; write e.g. 60", ctx, param)
+    return value
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="blis-replay")
 @click.option("--debug", is_flag=True, help="Show where an error comes from, before its line.")
@@ -149,6 +157,7 @@ class LazyGroup(click.Group):
 @click.option(
     "--lock-timeout",
     type=click.FloatRange(0),
+    callback=_a_number,
     metavar="SECONDS",
     help="How long to wait for a store that another process has open.  [default: 60]",
 )

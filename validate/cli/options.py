@@ -388,6 +388,8 @@ class Duration(click.ParamType[int]):
             return value
         matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s)", str(value))
         if matched is None:
+            if re.fullmatch(r"\d{10,}(?:\.\d+)?(ms|s)", str(value)):
+                self.fail(f"{value!r} is longer than any run; use at most 999999999s", param, ctx)
             self.fail(f"{value!r} is not a time; write e.g. 600s, 2.5s or 250ms", param, ctx)
         return round(float(matched[1]) * self._UNITS[matched[2]])
 
