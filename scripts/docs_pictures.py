@@ -165,7 +165,7 @@ def shot(columns: int) -> str:
 
 
 _CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-_WIDTH, _HEIGHT = 1100, 670
+_WIDTH, _HEIGHT, _BELOW = 1100, 900, 12
 
 
 def main(arguments: list[str]) -> None:
@@ -197,9 +197,10 @@ def _shoot(browser: Browser, page: Path, scheme: Literal["light", "dark"], pictu
     shown = browser.new_page(color_scheme=scheme, viewport={"width": _WIDTH, "height": _HEIGHT})
     shown.goto(page.as_uri())
     top = shown.locator("section.experiment").bounding_box()["y"]
-    area = {"x": 0, "y": top, "width": _WIDTH, "height": _HEIGHT}
+    beside = shown.locator(".beside").first.bounding_box()
+    area = {"x": 0, "y": top, "width": _WIDTH, "height": beside["y"] + beside["height"] + _BELOW - top}
     taken = Image.open(BytesIO(shown.screenshot(clip=area, full_page=True)))
-    taken.quantize(256).save(picture, optimize=True)  # a third of the bytes
+    taken.quantize(64, dither=Image.Dither.NONE).save(picture, optimize=True)  # a quarter of the bytes
     shown.close()
 
 

@@ -158,7 +158,7 @@ def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_co
 @pytest.mark.slow
 @pytest.mark.usefixtures("shipped")
 def test_a_tail_that_is_off_has_a_mark_of_its_own(run: Run) -> None:
-    """Without the extra cycle TTFT is a third short: p99 -36.3 % of ±30 %, mean -32.1 % of ±15 %."""
+    """Without the extra cycle TTFT is a third short: p99 -36.3 % (limit ±30 %), mean -32.1 % (limit ±15 %)."""
     answer = run("validate", "--experiment", "34b-general", "--replay", "scheduling=synchronous")
     verdict, tail, *_ = answer.out.splitlines()
     assert (answer.code, verdict) == (1, "FAIL  34b-general: mean TTFT under-predicted by 32.1 % (limit ±15 %)")

@@ -85,7 +85,7 @@ def _status(comparison: Comparison, verdict: str, tone: Tone) -> Line:
 def _served(comparison: Comparison) -> str:
     """What an overloaded run is judged by, the largest error for its limit."""
     measures = sorted(comparison.capacity or (), key=lambda m: -abs(m.error) / comparison.limit(m))
-    shown = ", ".join(f"{m.name} {percent(m.error)} of ±{100 * comparison.limit(m):.3g} %" for m in measures[:2])
+    shown = ", ".join(f"{m.name} {percent(m.error)} (limit ±{100 * comparison.limit(m):.3g} %)" for m in measures[:2])
     return f"overloaded, judged by what was served: {shown}" + (" and others" if len(measures) > 2 else "")
 
 

@@ -43,7 +43,7 @@ def verdict_sentence(comparison: Comparison) -> str:
     else:
         what = "errors of the mean"
         errors = [(METRIC_NAMES[m], comparison.metrics[m]["mean"].error, comparison.limit(m)) for m in THRESHOLDS]
-    judged = ", ".join(f"{name} {percent(error)} of ±{100 * limit:.3g} %" for name, error, limit in errors)
+    judged = ", ".join(f"{name} {percent(error)} (limit ±{100 * limit:.3g} %)" for name, error, limit in errors)
     refused = _refused(comparison)
     if comparison.verdict == "not decided":
         why = f": {beyond_fit(comparison)}" if _open_for_these(comparison) else " by this reconstruction"

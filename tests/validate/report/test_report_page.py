@@ -138,7 +138,7 @@ def test_the_metric_table_is_that_of_the_comparison(wrong_evidence: Evidence) ->
 def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) -> None:
     """30 ms before the queue against a TTFT of 31 ms: TTFT is off by 95 %, and the sentence says by what."""
     text = " ".join(element.text for element in read(planted_report.html).named("p")[:20])
-    assert "fail (errors of the mean: E2E +1.7 % of ±10 %, TTFT +95.5 % of ±15 %" in text
+    assert "fail (errors of the mean: E2E +1.7 % (limit ±10 %), TTFT +95.5 % (limit ±15 %)" in text
     assert re.search(r"TTFT mean is over-predicted by 95\.5 %; 95\.5 points come from delay before the queue", text)
 
 
@@ -190,7 +190,7 @@ def test_seconds_begin_at_ten_and_labels_stay_apart() -> None:
 
 
 def test_four_cards_say_the_errors_beside_their_limits(planted_report: Report) -> None:
-    """30 ms before the queue: mean TTFT is 95.5 % over, of ±15 %, so its bar takes the whole half of its track."""
+    """30 ms before the queue: mean TTFT is 95.5 % over, limit ±15 %, so its bar takes the whole half of its track."""
     section = planted_report.html.split('aria-labelledby="experiment-1-name"')[1]
     cards = re.findall(r'<div class="card (\w+)">\s*<p class="of">([^<]*)</p>\s*<p class="error">([^<]*)</p>', section)
     assert [(state, title) for state, title, _ in cards[:4]] == [
