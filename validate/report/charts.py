@@ -150,7 +150,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
         drawn(draw, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist()),
         Table(
             "depth by time",
-            (Column("middle, s", "count"), *(Column(name, "decimal") for name in columns)),
+            (Column("middle, s"), *(Column(name, "decimal") for name in columns)),
             rows,
             note=stages_note(stages),
         ),

@@ -151,7 +151,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         drawn(draw, 8.6, 2.8, errors.at_s.tolist()),
         Table(
             "error of the mean by time",
-            (Column("middle, s", "count"), Column("requests"), *(Column(_NAMES[m], "error") for m in metrics)),
+            (Column("middle, s"), Column("requests"), *(Column(_NAMES[m], "error") for m in metrics)),
             rows,
             note=stages_note(stages),
         ),

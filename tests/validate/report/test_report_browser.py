@@ -116,6 +116,11 @@ def test_a_telephone_shows_the_cause_and_the_latencies_whole(browser, planted_re
     box = drawing.bounding_box()
     drawing.hover(position={"x": 100, "y": places[2 * rows] / points * box["height"]})
     assert beside.locator(".value").inner_text().startswith("part error · ")
+    page.evaluate("document.querySelectorAll('details').forEach(folded => folded.open = true)")
+    for name in ("Provenance", "depth by time"):
+        tables = page.locator(f'.scroll[aria-label="{name}"]')
+        assert tables.count() > 0
+        assert tables.evaluate_all(wider) == 0, name
     page.close()
 
 

@@ -20,6 +20,7 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.resampling import QUANTITIES
+from blis_replay.validate.report.charts import depth_chart
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import errors_chart, falls
 from blis_replay.validate.report.series import (
@@ -35,6 +36,7 @@ from blis_replay.validate.report.series import (
     step_cycles,
     waiting_at_arrival,
 )
+from blis_replay.validate.text.cells import cell_text
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +113,8 @@ def test_depths_of_a_true_replay_are_the_recorded_ones(planted_page: PlantedPage
     np.testing.assert_allclose(depth.running[0], depth.running[1])
     assert depth.waiting is not None
     np.testing.assert_allclose(*depth.waiting)
+    numbers = depth_chart(replace(depth, at_s=depth.at_s / 100), ()).numbers
+    assert len({cell_text(row[0], numbers.columns[0].kind) for row in numbers.rows}) == len(numbers.rows)
 
 
 def test_the_model_lies_on_the_cycles_of_the_server_that_follows_it(planted_page: PlantedPage) -> None:
