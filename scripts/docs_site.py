@@ -73,7 +73,7 @@ _STYLE = """\
 .md-typeset table:not([class]) :is(th, td) { padding: 0.5em 0.8em; min-width: 0; }
 .md-typeset td.number { white-space: nowrap; }
 .md-typeset table:has(th:nth-child(8)) :is(th, td) { padding: 0.4em; }
-.md-typeset table:not([class]) td:has(> code) { min-width: 8em; }
+.md-typeset table:not([class]) td:has(> code, > a > code) { min-width: 8em; }
 @media (min-width: 44em) { .md-typeset td:first-child code { word-break: normal; } }
 @media print { .md-typeset details { break-inside: auto; } }
 @media (max-width: 44em) {
@@ -107,7 +107,9 @@ complete();
 new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });
 """
 # A picture that there is in light and in dark colours: the theme shows the one that fits.
+# The second of two in one page is for readers of the Markdown, who have one theme.
 _IN_TWO_SCHEMES = re.compile(r"!\[([^\]]*)\]\(([\w/]+)-light\.png\)")
+_IN_DARK = re.compile(r"!\[[^\]]*\]\([\w/]+-dark\.png\)\n*")
 # A number with its unit, or a count of others: no line ends in it.
 _NUMBER_CELL = re.compile(r"<td>(?=[+-]?\d[^<]{,11}</td>)")
 _UNNAMED = re.compile(
@@ -196,7 +198,8 @@ def staged_text(page: Page) -> str:
             lines += [f"```{part.language}" + (f' title="{title}"' if title else ""), *part.body, "```"]
         else:
             lines += part.body
-    text = _IN_TWO_SCHEMES.sub(r"![\1](\2-light.png#only-light) ![\1](\2-dark.png#only-dark)", "\n".join(lines) + "\n")
+    text = _IN_DARK.sub("", "\n".join(lines) + "\n")
+    text = _IN_TWO_SCHEMES.sub(r"![\1](\2-light.png#only-light) ![\1](\2-dark.png#only-dark)", text)
     return text.replace("](docs/", "](") if page.source.name == "README.md" else text
 
 
