@@ -17,8 +17,8 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 
 
 def percent_plain(fraction: float | None) -> str:
-    """An unsigned percentage."""
-    return "-" if fraction is None else f"{100 * fraction:.1f} %"
+    """An unsigned percentage, without decimals from 1,000 % on."""
+    return "-" if fraction is None else f"{100 * fraction:,.{0 if fraction >= 9.9995 else 1}f} %"
 
 
 def milliseconds(value_us: float | None) -> str:
