@@ -206,7 +206,11 @@ def _start(ray: Any, workers: int | None) -> None:
             try:
                 ray.init(**asked, logging_level="ERROR", log_to_driver=False)
                 return
-            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            except Exception as error:
+                # A node that does not register in time is told of by a bare Exception, which nothing else raises.
+                named = (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError)
+                if not isinstance(error, named) and type(error) is not Exception:
+                    raise
                 where = f"the cluster at {address}" if address else "a Ray of this machine"
                 why = f"{where} does not answer ({str(error).splitlines()[0]})"
                 if is_last or isinstance(error, ValueError):
