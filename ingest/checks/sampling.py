@@ -125,9 +125,8 @@ class _Sample:
 
 def _rates(steps: Rows, sample: _Sample) -> Floats:
     """Share of steps sampled in each tenth of the id range."""
-    edges = np.linspace(
-        sample.first, sample.last + 1, _PARTS + 1
-    ).round()  # ids are whole: as many in each as it is wide
+    # Ids are whole: as many in each part as it is wide.
+    edges = np.linspace(sample.first, sample.last + 1, _PARTS + 1).round()
     counts = np.zeros(_PARTS)
     for batch in steps_by_id(steps).batches():
         counts += np.histogram(batch["step_id"].to_numpy(), edges)[0]

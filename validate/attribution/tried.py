@@ -316,8 +316,9 @@ def _served_before(recording: Recording, mode: ReplayMode) -> Iterator[Alternati
 
 def _ranks(recording: Recording) -> Iterator[Alternative]:
     """Other numbers of engines behind one address."""
-    told = recording.engine.get("data_parallel_size")
-    yield from (_argument(_RANKS, n, told.value if told else 1) for n in (1, 2, 4) if n != (told.value if told else 1))
+    setting = recording.engine.get(_RANKS)
+    told = setting.value if setting else 1
+    yield from (_argument(_RANKS, ranks, told) for ranks in (1, 2, 4) if ranks != told)
 
 
 def _switches(told: Mapping[str, Any], mode: ReplayMode) -> Iterator[Alternative]:
