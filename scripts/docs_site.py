@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,8 +67,8 @@ pymdownx.superfences = {{}}
 
 # What the theme leaves to be done so that a screen reader, a keyboard and weak eyes get everything (axe finds nothing):
 # links with a contrast of 4.5, code buttons that are no landmark, wide tables that a keyboard can scroll.  A column is
-# as narrow as its numbers, so that prose beside them has room; code is not cut into letters.  On a phone tables are
-# narrower, and a folded one has its cells below each other.
+# as narrow as its numbers, so that prose beside them has room; code is not cut into letters, and commands to be copied
+# go on in the next line.  On a phone tables are narrower, and a folded one has its cells below each other.
 _STYLE = """\
 :root, [data-md-color-scheme="default"] { --md-accent-fg-color: #3d4fc4; --md-typeset-a-color: #3d4fc4; }
 .md-typeset table:not([class]) :is(th, td) { padding: 0.5em 0.8em; min-width: 0; }
@@ -75,10 +76,15 @@ _STYLE = """\
 .md-typeset table:has(th:nth-child(8)) :is(th, td) { padding: 0.4em; }
 .md-typeset table:not([class]) td:has(> code, > a > code) { min-width: 8em; }
 @media (min-width: 44em) { .md-typeset td:first-child code { word-break: normal; } }
+.md-typeset table:has(th:nth-child(10)) { font-size: 0.58rem; }
+.md-typeset table:has(th:nth-child(10)) :is(th, td) { padding: 0.4em 0.3em; }
+.md-typeset .language-sh code { white-space: pre-wrap; overflow-wrap: anywhere; }
+.md-typeset dt { margin-top: 0.8em; }
+.md-typeset dd { margin: 0.2em 0 0 1.2em; }
 @media print { .md-typeset details { break-inside: auto; } }
 @media (max-width: 44em) {
   .md-typeset table:not([class]) :is(th, td) { padding: 0.35em 0.5em; }
-  .md-typeset table:not([class]) th { min-width: 4rem; }
+  .md-typeset table:not([class], :has(th:nth-child(8))) th { min-width: 4rem; }
   .md-typeset table:not([class]) td:last-child:not(.number) { min-width: 10em; }
   .md-typeset table:not([class]) td:last-child:nth-child(n + 4):not(.number) { min-width: 22em; }
   .three-columns :is(thead, tbody, tr, td, th) { display: block; }
@@ -112,6 +118,10 @@ _IN_TWO_SCHEMES = re.compile(r"!\[([^\]]*)\]\(([\w/]+)-light\.png\)")
 _IN_DARK = re.compile(r"!\[[^\]]*\]\([\w/]+-dark\.png\)\n*")
 # A number with its unit, or a count of others: no line ends in it.
 _NUMBER_CELL = re.compile(r"<td>(?=[+-]?\d[^<]{,11}</td>)")
+# A unit stays in one line with its number, where the text is prose.
+_UNIT = re.compile(r"(?<=\d) (?=%|(?:points?|[num]?s|[kMGT]?i?B|tokens?|requests?|steps?)\b)")
+_NO_PROSE = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<[^>]*>)", flags=re.S)
+HELP = re.compile(r"^```text\n(Usage: .*?)^```$", flags=re.M | re.S)
 _UNNAMED = re.compile(
     r'(<nav [^>]*)aria-labelledby="\w+"([^>]*>\s*<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>)([^<]*)'
 )
@@ -137,6 +147,8 @@ def build_site(out: Path) -> list[str]:
     for page in out.rglob("*.html"):
         text = _UNNAMED.sub(_named, page.read_text("utf-8"))
         text = _NUMBER_CELL.sub('<td class="number">', text)
+        parts = _NO_PROSE.split(text)
+        text = "".join(part if at % 2 else _UNIT.sub("\u00a0", part) for at, part in enumerate(parts))
         page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")  # an empty corner heads nothing
     return [*broken_links(out), *_lost_items(out)]
 
@@ -174,13 +186,45 @@ def _staged(section: str, folder: Path) -> Iterator[dict[str, Any]]:
         links = "".join(f"- [{title}]({_verb_file(title)})\n" for title in titles)
         (folder / file).write_text(f"{index}\n{links}", "utf-8")
         for title, verb in zip(titles, verbs, strict=True):
-            (folder / _verb_file(title)).write_text(f"# {verb}", "utf-8")
+            (folder / _verb_file(title)).write_text(f"# {HELP.sub(help_markdown, verb)}", "utf-8")
         yield {
             page.title: [
                 {"All verbs": file},
                 *({title.removeprefix("blis-replay "): _verb_file(title)} for title in titles),
             ]
         }
+
+
+def help_markdown(block: re.Match[str]) -> str:
+    """A help text that is laid out for 80 columns, as text that a screen of any width breaks: prose, examples, options.
+
+    ``block``: the help text between the fences of its page.
+    """
+    parts = (_help_part(part) for part in re.split(r"\n\n", block[1].strip("\n")))
+    return "\n\n".join(parts)
+
+
+def _help_part(part: str) -> str:
+    """What stands between two empty lines: the usage, a table of options or commands, or prose and examples."""
+    head, *rest = part.split("\n")
+    if head.startswith("Usage:"):
+        return f"```text\n{' '.join(part.split())}\n```"
+    if not head.startswith(" "):
+        listed = re.findall(r"^  (\S.*?)(?:  +(\S.*)|$)((?:\n {3,}\S.*)*)", "\n".join(rest), flags=re.M)
+        items = (
+            f"<dt><code>{escape(term)}</code></dt><dd>{_prose(f'{said}{more}')}</dd>" for term, said, more in listed
+        )
+        return f"<p><strong>{escape(head)}</strong></p>\n<dl>{''.join(items)}</dl>"
+    prose = [line for line in part.split("\n") if not line.startswith("   ")]
+    shown = [line.removeprefix("    ") for line in part.split("\n") if line.startswith("   ")]
+    fence = ["", "```sh" if "Example" in prose[-1] else "```text", *shown, "```"] if shown else []
+    return "\n".join([f"<p>{_prose(chr(10).join(prose))}</p>", *fence])
+
+
+def _prose(text: str) -> str:
+    """Words of a help text whose lines are joined, also where one ends within a word."""
+    joined = " ".join(re.sub(r"(?<=[\w.])-\s*\n\s*(?=\w)", "-", text).split())
+    return re.sub(r"`([^`]+)`|(?<![\w-])(--[a-z][a-z-]+)", r"<code>\1\2</code>", escape(joined, quote=False))
 
 
 def _verb_file(title: str) -> str:

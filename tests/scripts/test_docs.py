@@ -70,6 +70,9 @@ def test_the_script_builds_a_site_in_which_no_link_leads_to_nothing_and_each_ver
     assert docs_site.broken_links(tmp_path / "site") == []
     verbs = {path.stem.removeprefix("blis-replay-") for path in (tmp_path / "site").glob("blis-replay-*.html")}
     assert set(VERBS) <= verbs
+    page = (tmp_path / "site" / "blis-replay-validate.html").read_text()
+    assert "<dt><code>--coefficients RELEASE</code></dt><dd>A release that ships, or a YAML file." in page
+    assert "E2E 10\u00a0%" in page, "no line ends between a number and its unit"
     assert (tmp_path / "site" / "search.json").stat().st_size > 100_000
     (tmp_path / "site" / "new.html").write_text(
         '<a href="gating.html#no">x</a><a href="no.html">x</a><img src="https://elsewhere"><a id="a" href="#a">x</a>'
@@ -78,6 +81,30 @@ def test_the_script_builds_a_site_in_which_no_link_leads_to_nothing_and_each_ver
         "new.html: https://elsewhere is loaded from elsewhere",
         "new.html: gating.html#no leads to nothing",
         "new.html: no.html leads to nothing",
+    ]
+
+
+def test_a_help_text_for_80_columns_becomes_text_that_a_phone_can_break() -> None:
+    """Prose and descriptions are joined, also within `re-tokenised`; examples stay lines of their own."""
+    told = [
+        "Usage: tool [OPTIONS]",
+        "  Judge, with `more` and two",
+        "  lines of it.",
+        "  Examples:\n    tool --all\n    tool x < y",
+        "Options:\n  --replay MODE    exact, or re-\n                   tokenised; see --all\n  -f, --format [text]\n"
+        "                   Print as.",
+    ]
+    text = "```text\n" + "\n\n".join([told[0], f"{told[1]}\n{told[2]}", *told[3:]]) + "\n```"
+    found = docs_site.HELP.search(text)
+    assert found
+    assert docs_site.help_markdown(found).split("\n\n") == [
+        "```text\nUsage: tool [OPTIONS]\n```",
+        "<p>Judge, with <code>more</code> and two lines of it.</p>",
+        "<p>Examples:</p>",
+        "```sh\ntool --all\ntool x < y\n```",
+        "<p><strong>Options:</strong></p>\n<dl><dt><code>--replay MODE</code></dt>"
+        "<dd>exact, or re-tokenised; see <code>--all</code></dd>"
+        "<dt><code>-f, --format [text]</code></dt><dd>Print as.</dd></dl>",
     ]
 
 

@@ -61,7 +61,7 @@ SPLIT = Shares(
     help_text="Release of measured operator times (`coefficients silicon`): fit only how much faster or slower each "
     "part of them is, and what the host adds.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the intervals.")
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed for the intervals.")
 @click.option("--force", is_flag=True, help="Write the release even if it misses what it was fitted to.")
 @executor_options
 @store_option

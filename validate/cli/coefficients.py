@@ -215,7 +215,7 @@ def generalize_verb(
     store_path: Path,
     **workers: Unpack[Workers],
 ) -> None:
-    """Do coefficients hold for a model, or a workload, that they were not fitted to?
+    """Do coefficients hold where they were not fitted?
 
     Fits to all but one model or workload and predicts that one, in turn, beside a fit to
     everything. Step records are fitted to where there are some, else latencies. The

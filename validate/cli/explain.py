@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     help_text="Release whose coefficients stand in for what was not recorded, or none.  "
     "[default: that which ships for the experiment]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the resampling.")
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed for resampling.")
 @executor_options
 @store_option
 @form_options

@@ -221,7 +221,7 @@ def _word(passed: bool) -> Toned:
 @verb("verify")
 @click.option("--quick", is_flag=True, help="Fewer requests and replications: seconds, with wider intervals.")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Of all random workloads."
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Seed for all random workloads."
 )
 @click.option("--faults", is_flag=True, help="Plant faults in recordings and simulators, and grade what is said.")
 @click.option("--calibration", is_flag=True, help="Calibrate to servers whose coefficients are known.")
