@@ -22,6 +22,8 @@ from urllib.parse import unquote
 
 from docs_pages import NAVIGATION, ROOT, Page, page_of, parts_of
 
+from blis_replay.validate.text.answer import UNIT
+
 _VERBS = "docs/commands.md"
 _CONFIGURATION = """\
 [project]
@@ -118,8 +120,7 @@ _IN_TWO_SCHEMES = re.compile(r"!\[([^\]]*)\]\(([\w/]+)-light\.png\)")
 _IN_DARK = re.compile(r"!\[[^\]]*\]\([\w/]+-dark\.png\)\n*")
 # A number with its unit, or a count of others: no line ends in it.
 _NUMBER_CELL = re.compile(r"<td>(?=[+-]?\d[^<]{,11}</td>)")
-# A unit stays in one line with its number, where the text is prose.
-_UNIT = re.compile(r"(?<=\d) (?=%|(?:points?|[num]?s|[kMGT]?i?B|tokens?|requests?|steps?)\b)")
+# What is no prose: there a number and its unit may be parted.
 _NO_PROSE = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<[^>]*>)", flags=re.S)
 HELP = re.compile(r"^```text\n(Usage: .*?)^```$", flags=re.M | re.S)
 _UNNAMED = re.compile(
@@ -148,7 +149,7 @@ def build_site(out: Path) -> list[str]:
         text = _UNNAMED.sub(_named, page.read_text("utf-8"))
         text = _NUMBER_CELL.sub('<td class="number">', text)
         parts = _NO_PROSE.split(text)
-        text = "".join(part if at % 2 else _UNIT.sub("\u00a0", part) for at, part in enumerate(parts))
+        text = "".join(part if at % 2 else UNIT.sub("\u00a0", part) for at, part in enumerate(parts))
         page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")  # an empty corner heads nothing
     return [*broken_links(out), *_lost_items(out)]
 

@@ -43,7 +43,7 @@ def test_errors_with_another_release_stand_below(run: Run) -> None:
     for row, release in zip(rows, releases, strict=True):
         errors = run("validate", *asked, release, "--json").json["experiments"][0]["metrics"]
         expected = [errors[m][s]["error"] for m, s in (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"))]
-        assert re.findall(r">([-+][\d.]+ %)<", row)[:3] == [f"{100 * error:+.1f} %" for error in expected]
+        assert re.findall(r">([-+][\d.]+)\s%<", row)[:3] == [f"{100 * error:+.1f}" for error in expected]
     assert "with stepml-direct" in rows[1]
 
 

@@ -106,7 +106,8 @@ def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict
     # spread around its error is that of the latencies.
     errors = error + (simulated / observed - 1 - of_samples)
     intervals = {cell: interval(errors[:, i]) for i, cell in enumerate(cells)}
-    return {cell: bounds for cell, bounds in intervals.items() if not np.isnan(bounds[0])}
+    # A widened interval may reach below a simulated latency of 0, which there is not.
+    return {cell: (max(low, -1.0), high) for cell, (low, high) in intervals.items() if not np.isnan(low)}
 
 
 def _attributed(

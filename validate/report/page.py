@@ -30,7 +30,7 @@ from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTI
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.svg import Chart, inline
-from blis_replay.validate.text.answer import html, readable
+from blis_replay.validate.text.answer import html, html_text, html_verbatim
 from blis_replay.validate.text.cells import cell_text, percent, percent_brief, percent_plain, time_text
 
 if TYPE_CHECKING:
@@ -195,11 +195,12 @@ def metric_table(evidence: Evidence) -> Table:
         cell = evidence.comparison.metrics[metric][statistic]
         simulated = "" if cell.unusable else time_text(cell.b_us)
         within = evidence.intervals.get((metric, statistic))
-        interval = "-" if within is None else f"{percent(within[0])} .. {percent(within[1])}"
+        interval = "-" if within is None else f"{percent(within[0]).removesuffix(' %')} .. {percent(within[1])}"
+        observed = cell_text(observed_cell(cell), "time")
         rows.append(
             (
                 f"{metric.upper()} {statistic}",
-                cell_text(observed_cell(cell), "time"),
+                f"{observed} ms" if cell.between_us and not cell.unusable else observed,
                 simulated,
                 percent(cell.error),
                 interval,
@@ -386,10 +387,14 @@ def _environment() -> Environment:
     def table(shown: Table) -> Markup:
         return Markup(html(shown))  # noqa: S704
 
+    def verbatim(text: str) -> Markup:
+        return Markup(html_verbatim(text))  # noqa: S704
+
     environment.filters |= {
         "drawing": drawing,
         "measured": measured_text,
         "table": table,
+        "verbatim": verbatim,
     }
     return environment
 
@@ -425,4 +430,6 @@ def without_command(sentence: str) -> str:
 
 def _safe(value: Any) -> Any:
     """Recorded text as a page may show it; what is marked safe as it is."""
-    return value if not isinstance(value, str) or hasattr(value, "__html__") else readable(value)
+    from markupsafe import Markup
+
+    return value if not isinstance(value, str) or hasattr(value, "__html__") else Markup(html_text(value))  # noqa: S704

@@ -6,6 +6,7 @@ A verb's function returns data, one function lays it out as an ``Answer``, and t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -181,6 +182,8 @@ def markdown_text(text: str) -> str:
 
 # A text of a recording can have any length; nobody reads more of it than this.
 _LONGEST_TEXT = 2_000
+# The space between a number and its unit.
+UNIT = re.compile(r"(?<=\d) (?=%|(?:points?|[num]?s|[kMGT]?i?B|tokens?|requests?|steps?)\b)")
 # Longer words than a number are broken where a page needs it.
 _LONG_CELL = 24
 
@@ -192,7 +195,12 @@ def readable(text: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """Text that is only text in HTML."""
+    """Text that is only text in HTML; no line ends between a number and its unit."""
+    return UNIT.sub("\u00a0", html_verbatim(text))
+
+
+def html_verbatim(text: str) -> str:
+    """The same for what is copied, such as a command: its spaces stay."""
     from markupsafe import escape
 
     return str(escape(readable(text)))
@@ -245,7 +253,7 @@ def part_html(part: Part) -> str:
         case Line():
             return f"<p>{html_text(part.text)}</p>"
         case Verbatim():
-            return f"<pre>{html_text(part.text)}</pre>"
+            return f"<pre>{html_verbatim(part.text)}</pre>"
         case Table():
             return html(part)
         case Block():
