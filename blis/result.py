@@ -155,7 +155,7 @@ class SimResult:
         waits_us = self.post_token_us + int(self.lifecycle.stamp_us) + self.first_token_wait_us
         return self.first_token_us - self.arrival_us + waits_us
 
-    @property
+    @cached_property
     def first_token_wait_us(self) -> Int64s:
         """int64[n]: a first token waits for those of its step's decodes; meaningful where ``completed``."""
         each_us = self.lifecycle.first_token_per_decode_us
@@ -269,7 +269,7 @@ def read_result(
     ``queued_us``: int64[n] in the order of the result.
     """
     in_order = bool((order[1:] > order[:-1]).all())
-    segments = state.segments[: state.at[0].segments].copy()
+    segments = state.segments[: state.at["segments"][0]].copy()
     place = np.empty(0 if in_order else len(order), np.int64)
     if not in_order:
         place[order] = np.arange(len(order))
@@ -279,7 +279,7 @@ def read_result(
         state,
         columns if in_order else {name: values[place] for name, values in columns.items()},
         (arrival_us, queued_us),
-        state.steps[: state.at[0].rows],
+        state.steps[: state.at["rows"][0]],
         segments,
         lifecycle,
     )
@@ -313,8 +313,8 @@ def result_of(
         steps=steps,
         segments=segments,
         lifecycle=lifecycle,
-        stored_blocks=int(state.at[0].cpu_stored),
-        fetched_blocks=int(state.at[0].cpu_fetched),
+        stored_blocks=int(state.at["cpu_stored"][0]),
+        fetched_blocks=int(state.at["cpu_fetched"][0]),
     )
 
 
@@ -324,14 +324,15 @@ def check_conservation(abort_us: Int64s, state: k.State, result: SimResult) -> N
     ``abort_us``: int64[n] in the order of the result.  Raises ``TraceError``.
     """
     completed = result.completed
-    left = len(completed) - np.count_nonzero(completed | result.aborted)
-    if left:
-        raise TraceError(f"{left} requests neither completed nor were given up: an engine defect")
-    if (np.equal(abort_us, k.NEVER) > completed).any():
-        raise TraceError("a request that nobody gave up did not complete: an engine defect")
-    if state.at[0].free_blocks != state.config[0].num_blocks:
+    if not completed.all():
+        left = len(completed) - np.count_nonzero(completed | result.aborted)
+        if left:
+            raise TraceError(f"{left} requests neither completed nor were given up: an engine defect")
+        if (np.equal(abort_us, k.NEVER) > completed).any():
+            raise TraceError("a request that nobody gave up did not complete: an engine defect")
+    if (state.at["free_blocks"] != state.config["num_blocks"]).any():
         raise TraceError("blocks were lost or freed twice: an engine defect")
-    if not 0 <= state.at[0].cpu_used <= state.config[0].cpu_blocks:
+    if not 0 <= state.at["cpu_used"][0] <= state.config["cpu_blocks"][0]:
         raise TraceError("the CPU tier holds more blocks than it has: an engine defect")
     tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(abort_us))
     if ((tokens != result.output_tokens) & completed).any():

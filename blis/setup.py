@@ -216,19 +216,19 @@ def _refuse_unservable(
             f"request {order[i]}: {total[i]} tokens; at most {MOST_TOKENS} of a request can be simulated: correct the "
             "number, or lower max_model_len"
         )
-    if (cells := engine.max_num_seqs * 2 * (int(blocks_each.max(initial=1)) + 1)) > MOST_TABLE_CELLS:
+    most_blocks = int(blocks_each.max(initial=1))
+    if (cells := engine.max_num_seqs * 2 * (most_blocks + 1)) > MOST_TABLE_CELLS:
         raise TraceError(
             f"max_num_seqs ({engine.max_num_seqs}) requests as long as the longest take a table of {cells} blocks; at "
             f"most {MOST_TABLE_CELLS} can be simulated: lower max_num_seqs, or raise block_size"
         )
-    too_long = prompt >= engine.max_model_len
-    if too_long.any():
-        i = int(np.argmax(too_long))
+    if prompt.max(initial=0) >= engine.max_model_len:
+        i = int(np.argmax(prompt >= engine.max_model_len))
         raise TraceError(
             f"request {order[i]}: a prompt of {prompt[i]} tokens leaves no room in max_model_len "
             f"{engine.max_model_len}; raise it or drop the request"
         )
-    if (blocks_each > usable).any():
+    if most_blocks > usable:
         i = int(np.argmax(blocks_each))
         raise TraceError(
             f"request {order[i]}: it needs {blocks_each[i]} KV blocks and the engine has {usable}; "
