@@ -50,7 +50,7 @@ def find_experiment(store: Store, name: str) -> str:
         raise UnknownExperimentError(f"{name} is a release; name an experiment, and this with --coefficients {name}")
     slug = resolve(stored if named else [*stored, *bundled], name)
     if slug in {experiment.slug for experiment in bundled}:
-        _bring(store, slug)
+        _bring(store, [slug])
     return slug
 
 
@@ -82,18 +82,21 @@ def _models_that_ship(names: Sequence[str]) -> set[str]:
     return models
 
 
-def _bring(store: Store, slug: str) -> None:
-    """Store a bundled experiment."""
+def _bring(store: Store, slugs: Sequence[str]) -> None:
+    """Store bundled experiments; to open a store for writing and for reading again takes as long as to store one."""
     from blis_replay.ingest.ingest import ingest_recording  # every check
 
-    if slug not in recorded_slugs():
-        with writable(store) as opened:
-            ingest_recording(opened, bundled_recording(slug))
+    if not slugs:
         return
-    from blis_replay.ingest.assemble import read_recording  # every reader, and only this needs them
+    with writable(store) as opened:
+        for slug in slugs:
+            if slug not in recorded_slugs():
+                ingest_recording(opened, bundled_recording(slug))
+                continue
+            from blis_replay.ingest.assemble import read_recording  # every reader, and only this needs them
 
-    with read_recording(RECORDED_FOLDER / slug) as recording, writable(store) as opened:
-        ingest_recording(opened, recording)
+            with read_recording(RECORDED_FOLDER / slug) as recording:
+                ingest_recording(opened, recording)
 
 
 def stored_experiment(store_path: Path, name: str) -> Recording:
@@ -104,8 +107,7 @@ def stored_experiment(store_path: Path, name: str) -> Recording:
 
 def all_experiments(store: Store) -> list[str]:
     """Slugs of all experiments, stored and bundled; the bundled are brought into the store."""
-    for experiment in _bundled_not_stored(store):
-        _bring(store, experiment.slug)
+    _bring(store, [experiment.slug for experiment in _bundled_not_stored(store)])
     return [stored.slug for stored in experiments_named(store)]
 
 
@@ -115,7 +117,8 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     A pattern is matched against aliases and slugs of stored and bundled experiments.  Raises
     ``UnknownExperimentError`` for a name that is none and for a pattern that matches nothing.
     """
-    known = [*experiments_named(store), *_bundled_not_stored(store)]
+    bundled = _bundled_not_stored(store)
+    known = [*experiments_named(store), *bundled]
     slugs: list[str] = []
     for selector in selectors:
         if not set(selector) & _WILDCARDS:
@@ -124,6 +127,7 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
         matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
         if not matched:
             raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay list`")
+        _bring(store, [e.slug for e in bundled if e.slug in {*matched} - {*slugs}])
         slugs += [find_experiment(store, slug) for slug in sorted(matched)]
     return list(dict.fromkeys(slugs))
 
