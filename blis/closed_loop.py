@@ -13,7 +13,7 @@ import numpy as np
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency.models import Latency, Lifecycle
+from blis_replay.blis.latency.models import EngineLatency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
@@ -48,7 +48,7 @@ class ClosedLoop:
 def simulate_closed_loop(
     trace: RequestTrace,
     engine: EngineConfig,
-    latency: Latency,
+    latency: EngineLatency,
     loop: ClosedLoop,
     lifecycle: Lifecycle | None = None,
     sessions: Int64s | None = None,
@@ -84,7 +84,7 @@ def simulate_closed_loop(
 def simulate_load(
     trace: RequestTrace,
     engine: EngineConfig,
-    latency: Latency,
+    latency: EngineLatency,
     lifecycle: Lifecycle | None = None,
     loop: ClosedLoop | None = None,
     sessions: Int64s | None = None,

@@ -14,7 +14,7 @@ from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import drafting, loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import KernelModel
-from blis_replay.blis.latency.models import BatchFeatures, Latency, Lifecycle, StepTime
+from blis_replay.blis.latency.models import BatchFeatures, EngineLatency, Lifecycle, StepTime
 from blis_replay.blis.long_run import LongRun
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_flight, new_state, queueing_times, with_room
@@ -26,7 +26,7 @@ LONG_RUN = 100_000
 
 
 def simulate(
-    trace: RequestTrace, engine: EngineConfig, latency: Latency | StepTime, lifecycle: Lifecycle | None = None
+    trace: RequestTrace, engine: EngineConfig, latency: EngineLatency | StepTime, lifecycle: Lifecycle | None = None
 ) -> SimResult:
     """Serve ``trace`` in virtual time with vLLM V1 scheduling.
 
@@ -74,7 +74,7 @@ class Engine:
         """Where the run stands."""
         return int(self.state.at["now_us"].item())
 
-    def advance(self, latency: Latency | StepTime, until_us: int = NEVER_US) -> None:
+    def advance(self, latency: EngineLatency | StepTime, until_us: int = NEVER_US) -> None:
         """Go on until nothing is left to do, or no step can be scheduled before ``until_us``."""
         if not hasattr(latency, "for_kernel"):
             while (batch := self.schedule(until_us)) is not None:

@@ -384,6 +384,8 @@ def _scheduling(plan: ReplayPlan, entry: ModelEntry | None) -> list[str]:
         lines.append(
             "BLIS hands a first token out at once; this release lets it wait for those of the decodes in its step"
         )
+    if entry is not None and entry.first_use is not None:
+        lines.append("BLIS has no kernels that a new server compiles; this release has them")
     if plan.engine.async_scheduling:
         lines.append("BLIS has no asynchronous scheduling: it schedules a step when the one before has ended")
     return lines

@@ -14,7 +14,7 @@ from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.replay.engine import not_simulated
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import ReplayPlan, plan_replay
+from blis_replay.replay.plan import ReplayPlan, plan_replay, with_kernels
 from blis_replay.replay.profile import MADE, of_summary
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
 from blis_replay.replay.warm_up import recorded_stalls
@@ -94,6 +94,8 @@ def replay(
     recording, mode = of_summary(recording, mode)
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
+    if mode.warm_up == "modelled" and isinstance(simulator, EmbeddedEngine):
+        plan = with_kernels(plan, recording, None if entry is None else entry.first_use)
     simulated = simulator.serve(recording, plan)
     if mode.warm_up == "recorded":
         stalls, basis = recorded_stalls(recording, mode, simulated.completed, simulated.ttft_us)

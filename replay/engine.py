@@ -169,4 +169,20 @@ def with_captured_sizes(latency: Latency, sizes: object) -> Latency:
     """Operator times of a server that captured CUDA graphs of these sizes: a list, its text, or None if unknown."""
     if sizes is None or not isinstance(latency, OperatorModel):
         return latency
-    return latency.with_captured(tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(sizes))))
+    return latency.with_captured(_sizes(sizes))
+
+
+def captured_tokens(recording: Recording, max_num_seqs: int) -> int:
+    """Up to how many tokens a batch is computed from a captured CUDA graph; vLLM's usual number if it is not recorded.
+
+    That is twice ``max_num_seqs``, at most 512 (vLLM's configuration of compilation).
+    """
+    value = {name: setting.value for name, setting in recording.engine.items()}
+    if value.get("enforce_eager") is True:
+        return 0
+    sizes = value.get("cudagraph_capture_sizes")
+    return min(2 * max_num_seqs, 512) if sizes is None else max(_sizes(sizes), default=0)
+
+
+def _sizes(text: object) -> tuple[int, ...]:
+    return tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(text)))

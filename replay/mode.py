@@ -87,10 +87,10 @@ class ReplayMode:
     prompts, too.  ``scheduling``: as the server ran, or forced.
     ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
     2026 (blis-semantics 1.7); the schedule is unchanged.  ``engine``: engine arguments in the
-    place of the recorded ones.  ``warm_up``: with the stalls of the server's first seconds, where the recording
-    shows some, or without.  ``rate``: arrivals follow each other so many times as fast.  ``loop``: clients
-    that wait for answers, in the place of arrivals; none of them gives up.  ``sessions``: ``prompts``: a prompt that
-    goes on where an earlier request ended is the next turn of that client.
+    place of the recorded ones.  ``warm_up``: the kernels that a new server compiles, where the coefficients know of
+    them and the server was new; or the stalls that the recording shows; or none.  ``rate``: arrivals follow each other
+    so many times as fast.  ``loop``: clients that wait for answers, in the place of arrivals; none of them gives up.
+    ``sessions``: ``prompts``: a prompt that goes on where an earlier request ended is the next turn of that client.
     """
 
     arrivals: Literal["recorded", "flat", "profile", "blis-spec"] = "recorded"
@@ -102,7 +102,7 @@ class ReplayMode:
     schedule: Literal["modelled", "recorded"] = "modelled"
     step_time: Literal["modelled", "recorded"] = "modelled"
     output_processing: Literal["modelled", "recorded"] = "modelled"
-    warm_up: Literal["none", "recorded"] = "none"
+    warm_up: Literal["modelled", "recorded", "none"] = "modelled"
     engine: EngineOverrides = ()
     rate: float = 1.0
     loop: ClosedLoop | None = None

@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.closed_loop import ClosedLoop
-from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.blis.latency.models import EngineLatency, FirstUse, Latency, ObservedCycles
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.rows import Rows
-from blis_replay.replay.engine import engine_config, ranks_basis, release_remarks, replayed_engine
+from blis_replay.replay.engine import captured_tokens, engine_config, ranks_basis, release_remarks, replayed_engine
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import (
@@ -25,7 +25,7 @@ from blis_replay.replay.observed import (
 )
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens, sessions_of
 from blis_replay.replay.profile import blis_blocks, blis_spec, profile_arrivals, profile_blocks, profile_lengths
-from blis_replay.replay.warm_up import Stalls
+from blis_replay.replay.warm_up import Stalls, waits_for_kernels
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -40,6 +40,7 @@ class ReplayPlan:
     model.  ``delivery_us``: observed us from the engine's first and last token to the client,
     int64[n] each, in place of the delays after the engine.  ``loop``: clients in place of the arrivals, ``sessions``:
     int64[n], whose requests with one number are turns of one client.  ``stalls``: of the server's first seconds.
+    ``kernels``: those that the server compiles when it first needs them, and the most tokens of a captured graph.
     """
 
     trace: RequestTrace
@@ -50,6 +51,7 @@ class ReplayPlan:
     loop: ClosedLoop | None = None
     sessions: Int64s | None = None
     stalls: Stalls | None = None
+    kernels: tuple[FirstUse, int] | None = None
 
     @property
     def teacher_forced(self) -> bool:
@@ -57,6 +59,17 @@ class ReplayPlan:
         traced = self.trace.pre_queue_us is not None or self.trace.held_us is not None
         placed = self.cycles is not None or self.stalls is not None
         return traced or placed or self.delivery_us is not None
+
+    def latency(self, of_batches: Latency) -> EngineLatency:
+        """How long steps take: what was observed, or the model of batches with what the server's first seconds add."""
+        if self.cycles is not None:
+            return self.cycles
+        if self.stalls is not None:
+            return self.stalls.on(of_batches)
+        if self.kernels is not None:
+            first_use, captured_tokens = self.kernels
+            return first_use.on(of_batches, captured_tokens, self.engine.max_num_batched_tokens)
+        return of_batches
 
 
 def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
@@ -85,6 +98,15 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
         sessions, basis["sessions"] = sessions_of(trace, recording.alias)
         plan = replace(plan, sessions=sessions)
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
+
+
+def with_kernels(plan: ReplayPlan, recording: Recording, first_use: FirstUse | None) -> ReplayPlan:
+    """The plan with the kernels that a new server compiles, unless the recording shows that it had them."""
+    if first_use is None or plan.cycles is not None:
+        return plan
+    captured = captured_tokens(recording, plan.engine.max_num_seqs)
+    waits, basis = waits_for_kernels(recording, first_use, captured)
+    return replace(plan, kernels=(first_use, captured) if waits else None, basis=plan.basis | {"warm-up": basis})
 
 
 def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayPlan:

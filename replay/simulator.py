@@ -123,9 +123,7 @@ class EmbeddedEngine:
         """The plan through the engine; raises ``TraceError`` with the name of the recording if it cannot be run."""
         entry = self.entry_for(recording)
         sizes = recording.engine.get("cudagraph_capture_sizes")
-        latency = plan.cycles or with_captured_sizes(entry.latency, sizes and sizes.value)
-        if plan.stalls is not None:
-            latency = plan.stalls.on(latency)
+        latency = plan.latency(with_captured_sizes(entry.latency, sizes and sizes.value))
         try:
             if plan.loop is None:
                 result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
-from blis_replay.blis.latency.models import CorrectedModel, Latency, ObservedCycles
+from blis_replay.blis.latency.models import CorrectedModel, FirstUse, Latency, ObservedCycles
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
@@ -89,6 +90,26 @@ def recorded_stalls(
     if seen is None:
         return None, "none is seen in the first tokens"
     return seen.stalls, f"{seen.stalls}, as the first tokens of the first {int(seen.requests.sum())} requests show them"
+
+
+def waits_for_kernels(recording: Recording, first_use: FirstUse, captured_tokens: int) -> tuple[bool, str]:
+    """Whether a server compiles kernels when it first needs them, and why that is thought, in words.
+
+    A new one does so for the first prompt of more than ``captured_tokens``, whose TTFT is the only one looked at.
+    """
+    each = f"{first_use.compile_us / 1e6:.2f} s for each kernel that a batch is the first to need"
+    first = (
+        recording.requests.select("status", "prompt_tokens", "ttft_us")
+        .filter((pl.col("status") == "ok") & (pl.col("prompt_tokens") > captured_tokens))
+        .head(1)
+    )
+    ttft_us = first["ttft_us"].item() if first.height else None
+    if ttft_us is None:
+        return True, f"{each}; that the server was new is assumed"
+    waited = f"the first prompt has its first token after {ttft_us / 1e6:.2f} s"
+    if ttft_us < first_use.compile_us / 2:
+        return False, f"none, as the server had compiled its kernels: {waited}"
+    return True, f"{each}, as the server was new: {waited}"
 
 
 def _slow(observed_us: Floats, simulated_us: Floats) -> int:

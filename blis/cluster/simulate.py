@@ -13,7 +13,7 @@ from blis_replay.blis.cluster.state import Front, instance_view, new_run, with_r
 from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel.state import State
-from blis_replay.blis.latency.models import Latency, Lifecycle
+from blis_replay.blis.latency.models import EngineLatency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
@@ -41,7 +41,7 @@ def simulate_cluster(
     trace: RequestTrace,
     cluster: ClusterConfig,
     engine: EngineConfig,
-    latency: Latency,
+    latency: EngineLatency,
     lifecycle: Lifecycle | None = None,
 ) -> ClusterResult:
     """Serve ``trace`` in virtual time on several instances of one engine.
@@ -112,7 +112,7 @@ def _refuse_misfit(assigned: Int64s, instances: int, requests: int) -> None:
         raise TraceError(f"request {i}: it was on instance {assigned[i]}; name one from 0 to {instances - 1}")
 
 
-def run_to_the_end(stack: State, front: Front, latency: Latency, one: str, run: Callable[..., int]) -> State:
+def run_to_the_end(stack: State, front: Front, latency: EngineLatency, one: str, run: Callable[..., int]) -> State:
     """The engines as they are when all is served.  ``run``: as ``cluster.loop.run``; ``one``: what an engine is called.
 
     Raises ``TraceError`` where requests evict each other for ever.

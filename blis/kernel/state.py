@@ -152,6 +152,7 @@ class Batch:
     free_before: i64
     served: i64  # decoding requests that got their token
     first_tokens: i64  # prefills that end with this batch, each with a token
+    kernels: i64  # bits of those that batches have needed so far (kernel.step_time, FIRST_USE); never set back
 
 
 class Step:

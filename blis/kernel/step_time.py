@@ -62,6 +62,13 @@ REGIME_SIZE = 5 + FEATURES
 CORRECTED = 100
 CORRECTION_LINE = 4
 
+# -- FIRST_USE + any of these: int_params = that kind's, then the us that a kernel takes to compile when a batch first
+#    needs it, the most tokens that are computed from a captured graph, experts per token, experts, and the bits of the
+#    kernels that a new server has; then that kind's length.
+FIRST_USE = 1000
+KERNEL_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+DIVISOR = 16
+
 # -- PHYSICAL: int_params, all ps = a step, per prefill token, decode token, context token of a decode, token attended
 #    to by prefill, and request; the ps added before the division (half a us rounds half up); then the time to read the
 #    experts that 0, 1, 2, ... batch tokens touch, the last one for all longer batches.
@@ -87,6 +94,17 @@ def step_durations_us(
 @separate
 def batch_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batch, start_us: int) -> int:
     """Duration of the batch in int_params us, at least 1."""
+    compiled_us = 0
+    if kind >= FIRST_USE:
+        first_use = int_params[len(int_params) - 1]
+        compiled_us = first_use_us(int_params[first_use:], batch)
+        int_params, kind = int_params[:first_use], kind - FIRST_USE
+    return compiled_us + corrected_us(kind, int_params, float_params, batch, start_us)
+
+
+@compiled
+def corrected_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batch, start_us: int) -> int:
+    """What the model makes of the batch with what observed steps exceeded it by, in int_params us, at least 1."""
     own = len(int_params) if kind < CORRECTED else int_params[len(int_params) - 1]
     modelled = modelled_us(kind % CORRECTED, int_params[:own], float_params, batch, start_us)
     if kind < CORRECTED:
@@ -131,6 +149,38 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
         batch_features(batch, features)
         return trees_us(int_params, float_params, features)
     return observed_us(int_params, float_params, start_us)
+
+
+@compiled
+def first_use_us(first_use: Int64s, batch: Batch) -> int:
+    """What compiling takes if no batch before this one needed its kernel, else 0."""
+    tokens = batch.prefill_tokens + batch.decode_tokens
+    if tokens <= first_use[1]:
+        return 0
+    kernel = 1 << kernel_of(tokens, first_use[2], first_use[3])
+    if (batch.kernels | first_use[4]) & kernel:
+        return 0
+    batch.kernels |= kernel
+    return first_use[0]
+
+
+@compiled
+def kernel_of(tokens: int, per_token: int, of_experts: int) -> int:
+    """The number of the kernel for so many tokens: the nearest of KERNEL_TOKENS, the lower of two, and a variant.
+
+    Triton compiles a kernel anew for an argument that DIVISOR divides: ``per_token`` times the tokens, or that less
+    ``of_experts``.
+    """
+    nearest = 0
+    for i in range(1, len(KERNEL_TOKENS)):
+        if abs(tokens - KERNEL_TOKENS[i]) < abs(tokens - KERNEL_TOKENS[nearest]):
+            nearest = i
+    variant = 0
+    if (per_token * tokens - of_experts) % DIVISOR == 0:
+        variant = 2
+    elif per_token * tokens % DIVISOR == 0:
+        variant = 1
+    return 3 * nearest + variant
 
 
 @compiled

@@ -6,6 +6,7 @@ nanoseconds, so that a step time is exact and the same on every machine.
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -245,6 +246,51 @@ class CorrectedModel:
 
 
 @dataclass(frozen=True)
+class FirstUse:
+    """Kernels of a mixture of experts, each of which a new server compiles in the first step that needs it.
+
+    vLLM lists for each model and GPU how its Triton kernel is to be laid out for so many tokens, and takes the nearest
+    number listed.  Triton compiles a kernel for each layout, and again where 16 divides the number of choices of an
+    expert (tokens times ``experts_per_token``), or that less ``experts``, by which the sorted choices are padded.
+    ``compile_us``: how long a step waits for one.  Both of these are read off vLLM's fused_moe and Triton's rules of
+    specialisation; the time is fitted.
+    """
+
+    compile_us: int
+    experts: int
+    experts_per_token: int
+
+    def on(self, latency: Latency, captured_tokens: int, max_num_batched_tokens: int) -> FirstUseModel:
+        """A model with them, on a server that has compiled nothing but what its start needs.
+
+        It captures CUDA graphs up to ``captured_tokens``, of sizes that 8 divides, and runs one batch of
+        ``max_num_batched_tokens`` to measure its memory.
+        """
+        sizes = (*range(8, captured_tokens + 1, 8), max_num_batched_tokens)
+        kernel_of = inspect.unwrap(step_time.kernel_of)  # as Python has it
+        known = {kernel_of(size, self.experts_per_token, self.experts) for size in sizes}
+        return FirstUseModel(latency, self, captured_tokens, sum(1 << kernel for kernel in known))
+
+
+@dataclass(frozen=True)
+class FirstUseModel:
+    """A model whose steps also wait for kernels; ``known``: a bit for each that the server has when it starts."""
+
+    model: Latency
+    first_use: FirstUse
+    captured_tokens: int
+    known: int
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
+        kind, int_params, float_params = self.model.for_kernel()
+        first = self.first_use
+        of = [first.compile_us, self.captured_tokens, first.experts_per_token, first.experts, self.known]
+        parts = np.concatenate([int_params, np.array([*of, len(int_params)])])
+        return step_time.FIRST_USE + kind, parts.astype(np.int64), float_params
+
+
+@dataclass(frozen=True)
 class BatchFeatures:
     """What a step-time function sees of a batch: token and request counts.
 
@@ -281,6 +327,8 @@ Latency = (
     | TreesModel
     | OperatorModel
 )
+# What the engine takes: with what a new server adds to it.
+EngineLatency = Latency | FirstUseModel
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,14 @@ def blackbox_coefficients(entry: ModelEntry, context_tokens: float = 0.0) -> tup
 
 
 def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:
-    """Delays of an entry that BLIS does not have, by name; its blackbox model is without them."""
+    """What of an entry BLIS does not have, by name: delays, and kernels to compile; its blackbox model is without."""
     delays = entry.lifecycle
     values = {
         "first_token_per_decode": delays.first_token_per_decode_us,
         "post_request": delays.post_request_us,
         "scheduling": delays.scheduling_us,
         "preemption": delays.preemption_us,
+        "first_use": entry.first_use,
     }
     return tuple(name for name, value in values.items() if value)
 

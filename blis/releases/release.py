@@ -17,10 +17,19 @@ import yaml
 from msgspec import Meta, Struct
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle
+from blis_replay.blis.latency.models import FirstUse, Latency, LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord, FitText, fit_text
 from blis_replay.blis.releases.latency import LatencyText, latency_text, read_latency
-from blis_replay.strict.document import FieldError, Number, Text, Time, TimePerToken, document_of, read_yaml
+from blis_replay.strict.document import (
+    FieldError,
+    NonNegativeTime,
+    Number,
+    Text,
+    Time,
+    TimePerToken,
+    document_of,
+    read_yaml,
+)
 
 SCHEMA: Literal["blis-replay/coefficients/1"] = "blis-replay/coefficients/1"
 
@@ -31,7 +40,8 @@ class ModelEntry:
 
     ``applies_to``: alias patterns (``70b-hf-*``) that narrow the entry further; empty for
     all experiments of the model.  ``sources``: per delay, where its value is from.  ``fit``: how
-    the coefficients came about, where that is recorded.
+    the coefficients came about, where that is recorded.  ``first_use``: what a new server compiles, None if nothing is
+    known of that.
     ``dtype``: the data type served (``bfloat16``, ``fp8``), None if the release does not say.
     """
 
@@ -43,6 +53,7 @@ class ModelEntry:
     sources: Mapping[str, str] | None = None
     fit: FitRecord | None = None
     dtype: str | None = None
+    first_use: FirstUse | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +165,19 @@ class _LifecycleText(Struct, frozen=True):
 DELAYS = tuple(name for name in _LifecycleText.__struct_fields__ if not name.endswith("_source"))
 
 
+class _FirstUseText(Struct, frozen=True, kw_only=True):
+    """As ``FirstUse``; ``source``: where the time is from."""
+
+    compile: NonNegativeTime
+    experts: Annotated[int, Meta(ge=1, le=100_000)]
+    experts_per_token: Annotated[int, Meta(ge=1, le=1_000)]
+    source: Text | None = None
+
+    def first_use(self) -> FirstUse:
+        """What it stands for."""
+        return FirstUse(round(self.compile), self.experts, self.experts_per_token)
+
+
 class _EntryText(Struct, frozen=True, kw_only=True):
     model: Text
     tensor_parallelism: Annotated[int, Meta(ge=1)]
@@ -161,12 +185,16 @@ class _EntryText(Struct, frozen=True, kw_only=True):
     applies_to: tuple[str, ...] | None = None
     latency: LatencyText
     lifecycle: _LifecycleText
+    first_use: _FirstUseText | None = None
     fit: FitText | None = None
 
     def entry(self) -> ModelEntry:
         """What it stands for; raises ``ReleaseError`` for a model that no step can be run with."""
         delays = self.lifecycle
         sources = {name: getattr(delays, f"{name}_source") for name in DELAYS}
+        kernels = self.first_use
+        if kernels is not None:
+            sources["first_use"] = kernels.source
         return ModelEntry(
             model=self.model,
             tensor_parallelism=self.tensor_parallelism,
@@ -176,6 +204,7 @@ class _EntryText(Struct, frozen=True, kw_only=True):
             sources={name: source for name, source in sources.items() if source is not None},
             fit=None if self.fit is None else self.fit.record(),
             dtype=self.dtype,
+            first_use=None if kernels is None else kernels.first_use(),
         )
 
 
@@ -249,6 +278,7 @@ def _entry_text(entry: ModelEntry) -> _EntryText:
     delays = {name: getattr(entry.lifecycle, f"{name}_us") for name in DELAYS}
     delays["first_token_per_decode"] = delays["first_token_per_decode"] or None
     sources: dict[str, Any] = {f"{name}_source": text for name, text in (entry.sources or {}).items()}
+    kernels, source = entry.first_use, sources.pop("first_use_source", None)
     return _EntryText(
         model=entry.model,
         tensor_parallelism=entry.tensor_parallelism,
@@ -256,5 +286,13 @@ def _entry_text(entry: ModelEntry) -> _EntryText:
         applies_to=entry.applies_to or None,
         latency=latency_text(entry.latency),
         lifecycle=_LifecycleText(**delays, **sources),
+        first_use=None
+        if kernels is None
+        else _FirstUseText(
+            compile=kernels.compile_us,
+            experts=kernels.experts,
+            experts_per_token=kernels.experts_per_token,
+            source=source,
+        ),
         fit=None if entry.fit is None else fit_text(entry.fit),
     )

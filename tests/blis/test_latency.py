@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
+from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.models import (
     FEATURE_NAMES,
     CorrectedModel,
+    FirstUse,
     Latency,
     LatencyModel,
     Lifecycle,
@@ -168,3 +173,47 @@ def test_a_forced_run_asks_the_model_about_the_servers_batches() -> None:
     assert steps.batch[:, :2].tolist() == [[10, 0], [20, 1], [0, 2], [0, 1]]
     assert steps.observed_us.tolist() == [2_000] * 4
     assert steps.modelled_us.tolist() == [1_100, 1_220, 1_040, 1_020]
+
+
+MIXTRAL = FirstUse(compile_us=900_000, experts=8, experts_per_token=2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "nearest", "variant"),
+    # Choices of experts, and 8 fewer: 16 divides neither 1,154 nor 1,146; it divides 2,048; and 1,048 - 8 = 65 * 16.
+    [(577, 512, 0), (1_024, 1_024, 1), (524, 512, 2), (768, 512, 1), (769, 1_024, 0), (9_999, 4_096, 0)],
+)
+def test_a_kernel_is_that_of_the_nearest_listed_size_and_of_what_16_divides(
+    tokens: int, nearest: int, variant: int
+) -> None:
+    kernel_of = inspect.unwrap(step_time.kernel_of)
+    assert kernel_of(tokens, 2, 8) == 3 * step_time.KERNEL_TOKENS.index(nearest) + variant
+
+
+def test_the_first_batch_that_needs_a_kernel_waits_for_it() -> None:
+    """Prompts of 577, 600 (16 divides 1,200), 577, 524, 256 and 2,048 tokens, one after the other, 10 us a token.
+
+    Each of the first two and the fourth needs another kernel; 256 tokens are computed from a captured graph, and for
+    2,048 the server has run a batch before.
+    """
+    model = LatencyModel("blackbox", 0, 10_000, 0)
+    prompts = np.array([577, 600, 577, 524, 256, 2_048], np.int64)
+    every_second = np.arange(6, dtype=np.int64) * 1_000_000
+    trace = RequestTrace(every_second, prompts, prompts, np.ones(6, np.int64), np.full(6, NEVER_US))
+    engine = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2_048, max_model_len=4_096, async_scheduling=False)
+    found = simulate(trace, engine, MIXTRAL.on(model, 256, 2_048))
+    assert (found.ttft_us - 10 * prompts).tolist() == [900_000, 900_000, 0, 900_000, 0, 0]
+    assert simulate(trace, engine, model).ttft_us.tolist() == (10 * prompts).tolist()
+
+
+def test_a_run_goes_on_with_the_kernels_that_it_has() -> None:
+    """Driven to second 1 and on from there, as a run of many requests is: the second prompt waits for nothing."""
+    prompts = np.full(2, 577, np.int64)
+    arrival_us = np.array([0, 2_000_000], np.int64)
+    trace = RequestTrace(arrival_us, prompts, prompts, np.ones(2, np.int64), np.full(2, NEVER_US))
+    engine = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2_048, max_model_len=4_096, async_scheduling=False)
+    running = Engine(trace, engine)
+    latency = MIXTRAL.on(LatencyModel("blackbox", 0, 10_000, 0), 256, 2_048)
+    running.advance(latency, 1_000_000)
+    running.advance(latency)
+    assert running.result().ttft_us.tolist() == [905_770, 5_770]

@@ -8,6 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from blis_replay.blis.latency.models import FirstUse
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.fixtures.bundled import bundled_recording
+from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store.file import open_store
 from blis_replay.ingest.store.recordings import read_stored
@@ -16,6 +22,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.replay.warm_up import Stalls
+from blis_replay.validate.calibration.own_data import first_use_of
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.observed import Selection
@@ -102,3 +109,65 @@ def test_stalls_are_not_laid_on_other_arrivals(stalled: ReplayRun) -> None:
     again = replay(stalled.recording, stalled.release, ReplayMode(warm_up="recorded", rate=2.0))
     assert again.plan.stalls is None
     assert again.plan.basis["warm-up"].startswith("not replayed")
+
+
+@pytest.fixture(scope="module")
+def knows(run: ReplayRun) -> CoefficientRelease:
+    """Coefficients that know of kernels of 1 s, as of Mixtral's experts."""
+    return replace(run.release, models=tuple(replace(entry, first_use=KERNELS) for entry in run.release.models))
+
+
+KERNELS = FirstUse(compile_us=1_000_000, experts=8, experts_per_token=2)
+
+
+def small_graphs(run: ReplayRun, ttft_us: Int64s) -> Recording:
+    """The recording of a server that captured no graph of more than 8 tokens, with these first tokens."""
+    frame = run.recording.requests.frame().with_columns(pl.Series("ttft_us", ttft_us))
+    sizes = Setting([1, 2, 4, 8], "log")
+    return replace(
+        run.recording, requests=rows_of(frame), engine=run.recording.engine | {"cudagraph_capture_sizes": sizes}
+    )
+
+
+def test_a_server_whose_first_prompt_waits_is_new(run: ReplayRun, knows: CoefficientRelease) -> None:
+    """The first prompt waits 1.2 s: kernels are compiled, the first of them for it."""
+    late = run.ttft_us.copy()
+    late[0] = 1_200 * MS
+    found = replay(small_graphs(run, late), knows)
+    assert found.plan.kernels == (KERNELS, 8)
+    assert found.ttft_us[0] == run.ttft_us[0] + KERNELS.compile_us
+    assert found.plan.basis["warm-up"] == (
+        "1.00 s for each kernel that a batch is the first to need, as the server was new: "
+        "the first prompt has its first token after 1.20 s"
+    )
+
+
+def test_a_server_whose_first_prompt_does_not_wait_has_its_kernels(run: ReplayRun, knows: CoefficientRelease) -> None:
+    found = replay(small_graphs(run, run.ttft_us), knows)
+    assert found.plan.kernels is None
+    assert np.array_equal(found.ttft_us, run.ttft_us)
+    assert found.plan.basis["warm-up"].startswith("none, as the server had compiled its kernels: ")
+
+
+def test_kernels_are_left_out_when_asked(run: ReplayRun, knows: CoefficientRelease) -> None:
+    late = np.full(len(run.ttft_us), 1_200 * MS)
+    assert replay(small_graphs(run, late), knows, ReplayMode(warm_up="none")).plan.kernels is None
+
+
+def test_the_time_of_a_kernel_is_measured_from_first_tokens() -> None:
+    """Planted: 0.5 s for each kernel of Mixtral's experts, in made requests of a published run."""
+    release = load_release("h100-vllm-0.15.1")
+    (entry,) = (entry for entry in release.models if entry.first_use is not None)
+    planted = FirstUse(compile_us=500_000, experts=8, experts_per_token=2)
+    slow = replace(release, models=(replace(entry, first_use=planted),))
+    served = replay(bundled_recording(bundled_aliases()["mixtral-roleplay"]), slow)
+    ttft, e2e = pl.Series("ttft_us", served.ttft_us), pl.Series("e2e_us", served.e2e_us)
+    recording = replace(served.recording, requests=rows_of(served.recording.requests.frame().with_columns(ttft, e2e)))
+    found = first_use_of([recording], replace(entry, first_use=None), asynchronous=True)
+    assert found is not None
+    kernels, fit = found
+    assert (kernels.experts, kernels.experts_per_token) == (8, 2)
+    assert kernels.compile_us == pytest.approx(500_000, rel=0.1)
+    assert (fit.name, fit.status) == ("first_use", "measured")
+    dense = replace(entry, model="codellama/CodeLlama-34b-Instruct-hf", first_use=None)
+    assert first_use_of([recording], dense, asynchronous=True) is None

@@ -43,7 +43,7 @@ from blis_replay.validate.calibration.model_fit import (
     line_start,
     prior_for,
 )
-from blis_replay.validate.calibration.own_data import missed, part_scores, with_stalls
+from blis_replay.validate.calibration.own_data import first_use_of, missed, part_scores, with_stalls
 from blis_replay.validate.calibration.step_errors import StepForm
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.resampling import SEED
@@ -200,6 +200,9 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
         sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
     )
+    if (kernels := first_use_of(recordings, entry, asynchronous)) is not None:
+        entry = replace(entry, first_use=kernels[0], sources={**(entry.sources or {}), "first_use": kernels[1].remark})
+        coefficients = (*coefficients, kernels[1])
     why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
     record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
     agreement = _agreement(gathered, fitted, measured)

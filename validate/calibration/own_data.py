@@ -10,15 +10,18 @@ import numpy as np
 
 from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.releases.fit import Part, PartScore, StepRange, range_of
+from blis_replay.blis.latency.datasheets import bundled_architectures
+from blis_replay.blis.latency.models import FirstUse
+from blis_replay.blis.releases.fit import CoefficientFit, Part, PartScore, StepRange, range_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.plan import ReplayPlan, plan_replay, with_kernels
 from blis_replay.replay.simulator import entry_of
+from blis_replay.replay.warm_up import seen_warm_up
 from blis_replay.validate.calibration.evidence import SCALE, LoadLevel, is_load_level, load_level, with_lengths
 from blis_replay.validate.calibration.minimise import Confidence
 from blis_replay.validate.calibration.model_fit import Fitted, Gathered
@@ -134,10 +137,7 @@ def part_scores(
         recorded = observed_requests(recording) & known
         if not recorded.any():
             continue
-        plan = plan_replay(
-            with_lengths(recording), ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
-        )
-        result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
+        plan, result = _replayed(recording, entry, asynchronous)
         trained = Selection(window=(0.0, chosen_until)).of(recording.requests)
         steps.append(result.steps[result.steps["start_us"] <= plan.trace.arrival_us[trained].max(initial=-1)])
         for part, window in part_windows(fitted_until, chosen_until).items():
@@ -147,6 +147,45 @@ def part_scores(
                 errors = _errors(_numbers(samples_of(recording, chosen)), simulated)
                 scores.append(PartScore(recording.slug, part, window, int(np.count_nonzero(chosen)), errors))
     return tuple(scores), range_of(steps)
+
+
+def first_use_of(
+    recordings: Sequence[Recording], entry: ModelEntry, asynchronous: bool
+) -> tuple[FirstUse, CoefficientFit] | None:
+    """How long a new server waits for each kernel of a mixture of experts, and how that came about.
+
+    The median of the stalls that first tokens show beside a replay, without those of less than half the longest: a
+    prefill of all who waited is one, too.  None for a dense model, an unknown one, or where no stall is seen.
+    """
+    architectures = {name.lower(): found for name, found in bundled_architectures().items()}
+    architecture = architectures.get(entry.model.lower())
+    if architecture is None or not architecture.experts:
+        return None
+    stalls_us, seen_in = [], []
+    for recording in recordings:
+        if is_load_level(recording) or not (recorded := observed_requests(recording)).any():
+            continue
+        _, result = _replayed(recording, entry, asynchronous)
+        seen = seen_warm_up(recording, recorded & result.completed, result.ttft_us)
+        if seen is not None:
+            stalls_us += [*seen.stalls.longer_us]
+            seen_in.append(recording.alias)
+    kernels_us = np.array([us for us in stalls_us if 2 * us >= max(stalls_us)])
+    if not len(kernels_us):
+        return None
+    # Hundredths of a second: stalls of one kernel differ by that.
+    value_us, low_us, high_us = (round(float(us), -4) for us in np.quantile(kernels_us, [0.5, 0, 1]))
+    runs = " and ".join(seen_in)
+    remark = f"median of {len(kernels_us)} stalls in the first seconds of {runs}; bounds of single stalls"
+    fit = CoefficientFit("first_use", value_us, low_us, high_us, "measured", remark)
+    return FirstUse(round(value_us), architecture.experts, architecture.experts_per_token), fit
+
+
+def _replayed(recording: Recording, entry: ModelEntry, asynchronous: bool) -> tuple[ReplayPlan, SimResult]:
+    """A recording by an entry, under a scheduling mode."""
+    mode = ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
+    plan = with_kernels(plan_replay(with_lengths(recording), mode), recording, entry.first_use)
+    return plan, simulate(plan.trace, plan.engine, plan.latency(entry.latency), entry.lifecycle)
 
 
 def _served(
