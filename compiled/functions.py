@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from blis_replay.compiled.cache import SUFFIX, cache_folder, intact, keep
+from blis_replay.compiled.files import SUFFIX, cache_folder, intact, keep
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _T = TypeVar("_T")

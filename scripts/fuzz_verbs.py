@@ -35,7 +35,7 @@ from fuzz_sound import DAMAGED, RELEASE, SERVED, SIMULATE, SOUND, is_there, soun
 import blis_replay.validate
 from blis_replay.blis.verification.conservation import check_conservation
 from blis_replay.blis.verification.workloads import scenarios
-from blis_replay.compiled.cache import SUFFIX, damaged
+from blis_replay.compiled.files import SUFFIX, damaged
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.store import file as store_file
 

@@ -22,8 +22,7 @@ from blis_replay.blis.cluster.balancer import (
     post,
 )
 from blis_replay.blis.cluster.config import ClusterConfig
-from blis_replay.blis.cluster.loop import queue_at
-from blis_replay.blis.cluster.simulate import instance_result, run_to_the_end
+from blis_replay.blis.cluster.simulate import instance_result, queue_at, run_to_the_end
 from blis_replay.blis.cluster.state import Front, compiled, entry, instance, new_run
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, next_batch, run_batch

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.compiled.arrays import Int32s, Int64s
-from blis_replay.compiled.cache import cache_folder
+from blis_replay.compiled.files import cache_folder
 from blis_replay.compiled.functions import decorators
 
 FOLDER = Path(__file__).parent

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.compiled.cache import cache_folder
+from blis_replay.compiled.files import cache_folder
 from blis_replay.compiled.functions import Intrinsic, decorators
 
 _FOLDER = Path(__file__).parent

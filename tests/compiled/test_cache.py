@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.compiled.cache import damaged, intact, keep
+from blis_replay.compiled.files import damaged, intact, keep
 
 pytestmark = pytest.mark.slow
 

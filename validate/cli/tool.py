@@ -117,7 +117,7 @@ def _cache(name: str, folder: Path | None) -> Found:
     if folder is None:
         mend = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that is yours alone"
         return Found("kept", name, "problem", "no folder that only this user can write", mend)
-    from blis_replay.compiled.cache import damaged
+    from blis_replay.compiled.files import damaged
 
     if spoiled := damaged(folder):
         value = f"{folder}: {len(spoiled)} damaged, the first {spoiled[0].name}"

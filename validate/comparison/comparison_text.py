@@ -8,10 +8,10 @@ from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Comparison, MetricCell
-from blis_replay.validate.comparison.comparison_json import comparison_json
 from blis_replay.validate.comparison.first_screen import first_screen, fit_words, other_hardware
 from blis_replay.validate.comparison.saturation_text import saturation_block
 from blis_replay.validate.comparison.summary_text import (
+    comparison_json,
     draws_sentence,
     error_cell,
     mean_abs_errors,

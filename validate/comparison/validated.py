@@ -26,8 +26,8 @@ from blis_replay.replay.store import (
     writable_folder,
 )
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws, with_objectives
-from blis_replay.validate.comparison.comparison_json import errors_frame
 from blis_replay.validate.comparison.spread import noise_floors
+from blis_replay.validate.comparison.summary_text import errors_frame
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
 from blis_replay.validate.metrics.objectives import Objectives
