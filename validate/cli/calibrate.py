@@ -90,22 +90,22 @@ def calibrate_verb(
 
     \b
     Examples:
-      blis-replay calibrate 34b-general --out mine.yaml
-      blis-replay calibrate '*-codegen' '*-general' --out all.yaml
+      blis-replay calibrate 7b-train --out mine.yaml
+      blis-replay calibrate tiny-live-a tiny-live-c --out cpu.yaml
       blis-replay calibrate '7b-*' --from latencies --json --out 7b.yaml
       blis-replay calibrate 7b-train --split 0.6:0.6 --out first.yaml
       blis-replay calibrate mine --prior old.yaml --split 1:1 --out new.yaml
 
     \b
     Of the first one, abridged:
-      coefficient                 us  95 % from      to                 status
-      ----------------------  ------  ---------  ------  ---------------------
-      intercept               13,484     13,471  13,496                 fitted
-      per_context_token        0.029          -       -  prior: not identified
-      pre_queue                6,927      6,680   7,173                 fitted
-      experiment   part       E2E     p99    TTFT      p99     ITL
-      -----------  ------  ------  ------  ------  -------  ------
-      34b-general  test    +0.3 %  +0.2 %  -0.6 %  -14.6 %  +0.3 %
+      coefficient                us  95 % from         to                 status
+      ----------------------  -----  ---------  ---------  ---------------------
+      intercept               6,306      6,282      6,331                 fitted
+      per_prefill_token        20.1       19.2       22.7                 fitted
+      per_context_token       0.157          -          -  prior: not identified
+      experiment  part       E2E     p99    TTFT     p99     ITL
+      ----------  ------  ------  ------  ------  ------  ------
+      7b-train    test    -0.2 %  -0.7 %  +1.1 %  +2.4 %  -0.2 %
     """
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_for_reading, read_stored

@@ -140,8 +140,8 @@ def coefficients_verb() -> None:
       blis-replay coefficients export-defaults RELEASE --out defaults.yaml
       blis-replay coefficients for-model config.json --model NAME --out OUT
       blis-replay coefficients roofline config.json --model NAME --out OUT
-      blis-replay coefficients trees --train 34b-general --out OUT
-      blis-replay coefficients steps 34b-general
+      blis-replay coefficients trees --train NAME --out OUT
+      blis-replay coefficients steps tiny-live-d
       blis-replay coefficients generalize --lomo
     """
 
@@ -220,7 +220,8 @@ def generalize_verb(
     Fits to all but one model or workload and predicts that one, in turn, beside a fit to
     everything. Step records are fitted to where there are some, else latencies. The
     physical form takes a model's architecture and the GPU's datasheet, and nothing else
-    of it. Overloaded runs are predicted, never fitted to, and not averaged.
+    of it. Overloaded runs are predicted, never fitted to, and not averaged. --lomo needs
+    recordings of two models; those that ship are not enough, so ingest your own first.
 
     \b
     Examples:
@@ -279,17 +280,17 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
 
     \b
     Examples:
-      blis-replay coefficients steps 34b-general
-      blis-replay coefficients steps 34b-general --coefficients stepml-per-model-linear
-      blis-replay coefficients steps 70b-general --json
+      blis-replay coefficients steps tiny-live-d
+      blis-replay coefficients steps tiny-live-a -f csv -o steps.csv
+      blis-replay coefficients steps tiny-live-b --json
 
     \b
     Of the first one, abridged:
-      against the step cycle     n  cycle ms    MAPE   signed     r
-      -----------------------  ---  --------  ------  -------  ----
-      all                      716     15.74   2.5 %   +0.1 %  0.76
-      decode-only              495     15.47   2.4 %   -0.4 %  0.67
-      mixed, light (< 256)     220     16.28   2.8 %   +0.9 %  0.85
+      against the step cycle      n  cycle ms     MAPE    signed      r
+      ----------------------  -----  --------  -------  --------  -----
+      all                     2,453     20.18   38.8 %    -0.6 %   0.18
+      decode-only             2,355     19.39   21.9 %   -16.1 %   0.03
+      mixed, light (< 256)       57     33.13  361.6 %  +176.2 %  -0.14
     """
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets

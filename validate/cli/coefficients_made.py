@@ -237,8 +237,8 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
 
     \b
     Example:
-      blis-replay coefficients trees --train 34b-general --out trees.yaml
-      blis-replay validate 34b-codegen --coefficients trees.yaml
+      blis-replay coefficients trees --train tiny-live-a --out trees.yaml
+      blis-replay validate tiny-live-b --coefficients trees.yaml
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release

@@ -112,7 +112,7 @@ def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path
 
     \b
     Examples:
-      blis-replay segments 34b-general
+      blis-replay segments tiny-live-d
       blis-replay segments mine --replay scheduling=synchronous --out requests.csv
     """
     from blis_replay.compiled.files import whole_file
