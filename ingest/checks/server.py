@@ -14,6 +14,7 @@ from blis_replay.ingest.checks.evidence import (
     not_checked,
     recorded_requests,
 )
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.records import is_asynchronous
@@ -236,7 +237,8 @@ def check_recorder(recording: Recording, context: Context) -> list[Finding]:
         if log[name]:
             amiss.append(f"{log[name]:,} {what}")
     if log["requests_not_conserved"]:
-        amiss.append(f"the tokens of {log['requests_not_conserved']:,} requests do not add up")
+        torn = int(log["requests_not_conserved"])
+        amiss.append(f"the tokens of {counted(torn, 'request')} do not add up")
     whole = f"{log['steps']:,} steps and the tokens of {log['requests_conserved']:,} requests add up"
     message = f"the step log is not whole: {'; '.join(amiss)}" if amiss else f"the step log is whole: {whole}"
     if log["wrapper_us_per_step"]:

@@ -22,6 +22,7 @@ from blis_replay.ingest.checks.evidence import (
     step_intervals,
     steps_in,
 )
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import query
 from blis_replay.ingest.tables import Table, columns_named
@@ -175,7 +176,11 @@ def _step_stalls(recording: Recording, context: Context) -> list[Finding]:
         excess = "SELECT *, elapsed_us - $usual_us * elapsed_steps AS excess_us FROM intervals"
         columns = {**intervals.schema, "excess_us": pl.Float64}
         beyond = query(excess, columns, {"usual_us": usual["cycle_us"]}, intervals=intervals)
-        worst = beyond.aggregate(excess_us="max(excess_us)", step_id="arg_max(step_id, excess_us)")
+        worst = beyond.aggregate(
+            excess_us="max(excess_us)",
+            step_id="arg_max(step_id, excess_us)",
+            steps="arg_max(elapsed_steps, excess_us)",
+        )
         if worst["excess_us"] > STALL_US:
             findings.append(_stall(window, worst, usual["cycle_us"]))
     return findings
@@ -188,11 +193,13 @@ def _stall(window: Window, worst: dict[str, float], usual_us: float) -> Finding:
         "excess_us": worst["excess_us"],
         "usual_cycle_us": usual_us,
     }
-    message = (
-        f"{named(window)}: the engine stood still for {worst['excess_us'] / 1e6:.1f} s more than usual after step "
-        f"{int(worst['step_id'])}"
-    )
-    return Finding(CHECK, "note", "", message, measured, "more than 1 s beyond the median cycle between two samples")
+    steps, longer = int(worst["steps"]), f"{worst['excess_us'] / 1e6:.1f} s more than usual"
+    what = f"the engine stood still for {longer} after step {measured['step_id']}"
+    # That may be many steps which each took less than twice the usual time.
+    if steps > 1 and worst["excess_us"] < steps * usual_us:
+        what = f"{counted(steps - 1, 'step')} after step {measured['step_id']} without a record took {longer}"
+    rule = "more than 1 s beyond the median cycle between two samples"
+    return Finding(CHECK, "note", "", f"{named(window)}: {what}", measured, rule)
 
 
 def _ratio(above: pl.DataFrame, below: pl.DataFrame, column: str) -> float | None:

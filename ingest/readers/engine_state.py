@@ -52,6 +52,7 @@ class Live:
     stamps: dict[str, int] = field(default_factory=dict)
     admitted: bool = False
     waits_again: bool = False
+    torn: bool = False  # steps were lost before its first token, so nothing tells which step gave that
 
     @property
     def phase(self) -> str:
@@ -114,6 +115,9 @@ class Engine:
 
     def schedule(self, step: Step) -> None:
         """A step begins."""
+        if self.rows.steps and step.number > self.last_step:
+            for waiting in self.live.values():
+                waiting.torn |= "first_token" not in waiting.stamps
         # Steps are numbered from 1 in all recordings, and a request that comes before the first has 0.
         self.last_step = step.number + 1
         for number in step.preempted:
@@ -171,8 +175,9 @@ class Engine:
             return
         ended = _FINISHES.get(status.removeprefix("FINISHED_"), "error")
         given_up = ended == "aborted"
-        step = self.last_step if given_up else min(self.in_flight, default=self.last_step)
-        if output_tokens and "first_token" not in live.stamps:
+        # Where no step is in flight, that which ended it was lost.
+        step = self.last_step if given_up else min(self.in_flight, default=None)
+        if output_tokens and step is not None and "first_token" not in live.stamps:
             self._output(live, 0, at_ns, step)
         live.output_tokens = output_tokens
         if ended in ("stopped", "length") and live.admitted and live.arrival.prompt_tokens and not self.speculates:
@@ -203,7 +208,7 @@ class Engine:
         live.computed_tokens = computed
         live.target_tokens = (live.arrival.prompt_tokens or 0) + live.output_tokens
         if not live.admitted:
-            live.hit_tokens = computed
+            live.hit_tokens, live.torn = computed, False
             live.stamps |= {"scheduled": step.begin_ns, "scheduled_step": self.last_step}
         kind = "RESUME" if live.admitted else "FIRST"
         self._event(live, "journey.SCHEDULED", step.begin_ns, self.last_step, schedule_kind=kind)
@@ -232,7 +237,7 @@ class Engine:
 
     def _output(self, live: Live, count: int, at_ns: int, step: int) -> None:
         live.output_tokens += count
-        if "first_token" not in live.stamps:
+        if "first_token" not in live.stamps and not live.torn:
             live.stamps |= {"first_token": at_ns, "first_token_step": step}
             self._event(live, "journey.FIRST_TOKEN", at_ns, step, output_tokens=max(live.output_tokens, 1))
 
@@ -247,7 +252,7 @@ class Engine:
     def _usage(self, free: int) -> float | None:
         return 1 - free / self.blocks if self.blocks and 0 <= free <= self.blocks else None
 
-    def _event(self, live: Live, name: str, at_ns: int, step: int, **values: object) -> None:
+    def _event(self, live: Live, name: str, at_ns: int, step: int | None, **values: object) -> None:
         prompt = live.arrival.prompt_tokens
         done = live.computed_tokens if prompt is None else min(live.computed_tokens, prompt)
         row = {

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, section, text, tokens, whole
 from blis_replay.ingest.readers.engine_state import Arrival, Engine, Step, numbers_of, pairs_of
 from blis_replay.ingest.readers.files import RecordedFile, lines
@@ -302,9 +303,10 @@ class _Reading:
     def _remarks(self) -> tuple[str, ...]:
         remarks = []
         if self.gaps:
-            remarks.append(f"{self.gaps} engine steps that the step log dropped")
+            remarks.append(f"{counted(self.gaps, 'engine step')} that the step log dropped")
         if self.engine.unequal:
-            remarks.append(f"steps of {self.engine.unequal} requests: the step log has not all that they computed")
+            torn = counted(self.engine.unequal, "request")
+            remarks.append(f"steps of {torn}: the step log has not all that they computed")
         return tuple(remarks)
 
 
