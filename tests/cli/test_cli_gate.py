@@ -67,7 +67,7 @@ def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, compla
 
 
 @pytest.mark.slow
-def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Path) -> None:
+def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Path, made_fit: Path) -> None:
     """The steps of docs/gating.md in a repository as it describes, but for those that install."""
     (block,) = re.findall(r"```yaml\n(name: .*?)```", (_DOCS / "gating.md").read_text("utf-8"), re.DOTALL)
     job = yaml.safe_load(block)["jobs"]["gate"]
@@ -91,7 +91,7 @@ def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Pat
         return ended.returncode
 
     assert shell(commands[0]) == 0
-    assert shell("blis-replay calibrate --train 1b-general --out coefficients/h100.yaml --name h100") == 0
+    shutil.copy(made_fit, tmp_path / "coefficients" / "h100.yaml")
     # What `actions/checkout` leaves of the target branch.
     commit = "git -c user.name=test -c user.email=test@localhost commit -qm release"
     assert (

@@ -104,14 +104,17 @@ def step_span(number: int, *steps: tuple[int, float], mono_shift_ns: int = 0) ->
 
 def read(folder: Path, *spans: tuple[str, dict[str, Any]]) -> tuple[TracesRead, RecordedFile]:
     """Each span on a line of its own."""
-    lines = [
-        json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [span]}]}]})
-        for scope, span in spans
-    ]
     path = folder / "traces.json"
-    path.write_text("\n".join(lines))
+    path.write_text(lines_of(*spans))
     file = RecordedFile(path, path.name)
     return read_traces([file]), file
+
+
+def lines_of(*spans: tuple[str, dict[str, Any]]) -> str:
+    return "\n".join(
+        json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [span]}]}]})
+        for scope, span in spans
+    )
 
 
 def only(found: TracesRead) -> dict[str, Any]:
@@ -357,12 +360,10 @@ def test_any_numbers_in_any_spans_are_a_recording_or_one_line(
 def test_mutated_journeys_are_a_recording_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("mutated")
-    read(folder, *whole(1), *whole(2, 100), step_span(1, (1, 0), (2, 100)))
-    content = bytearray((folder / "traces.json").read_bytes())
+    content = bytearray(lines_of(*whole(1), *whole(2, 100), step_span(1, (1, 0), (2, 100))).encode())
     for position, byte in edits:
         content[position % len(content)] = byte
-    ingested(folder, [bytes(content)])
+    ingested(tmp_path_factory.mktemp("mutated"), [bytes(content)])
 
 
 def test_a_repeated_span_takes_back_no_more_than_was_counted(tmp_path: Path) -> None:
