@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import fcntl
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,12 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callab
     return path
 
 
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: nobody has to go through its objects again, nor so often through others."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 # What a test needs is seen from its fixtures, so that no mark can be forgotten.
 _NEEDS = {"data_pack": "realdata", "browser": "browser"}
 
@@ -118,6 +125,7 @@ def _missed() -> bool:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run that should have used the recordings and did not fails."""
+    gc.unfreeze()  # or modules written in C complain at the end of what is left
     if not hasattr(session.config, "workerinput") and _missed():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
