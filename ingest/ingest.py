@@ -39,6 +39,7 @@ class IngestOutcome:
 
     ``rejected``: records that could not be used; ``not_read``: what nobody reads, by name; ``bytes``: of all files.
     ``engine_given_before``: the file and names of engine arguments that an earlier ingest was given, used again.
+    ``left_out``: directories beside this one that have recorded files and are no experiment.
     """
 
     slug: str
@@ -53,6 +54,7 @@ class IngestOutcome:
     bytes: int
     seconds: float
     engine_given_before: str = ""
+    left_out: str = ""
 
 
 def outcomes_table(outcomes: Sequence[IngestOutcome]) -> Table:
@@ -86,6 +88,7 @@ def ingest_source(
     begin = time.perf_counter()
     if not isinstance(source, Source):
         source = only_source(source)
+    left_out = ", ".join(source.left_out)
     given, again, known = given_arguments(engine_file) if engine_file else None, "", None
     if Path(store_path).exists():
         with open_store(store_path, read_only=True) as store:
@@ -94,7 +97,7 @@ def ingest_source(
                 again = f"{given.name} ({', '.join(given.arguments)})"
             known = _unchanged(store, source, profile or {}, given, progress)
     if known:
-        return replace(known, engine_given_before=again, seconds=time.perf_counter() - begin)
+        return replace(known, engine_given_before=again, left_out=left_out, seconds=time.perf_counter() - begin)
     with read_recording(source, profile=profile, given=given, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
@@ -102,7 +105,8 @@ def ingest_source(
                 _refuse_worse(store, checked, source)
             limit_writing(store)
             outcome = write_recording(store, checked, layout, _reader_hash(source.form))
-    return replace(_outcome(checked, outcome, time.perf_counter() - begin), engine_given_before=again)
+    told = _outcome(checked, outcome, time.perf_counter() - begin)
+    return replace(told, engine_given_before=again, left_out=left_out)
 
 
 _NOT_WORSE = ("requests", "steps", "iterations", "rejected")

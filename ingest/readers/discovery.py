@@ -10,8 +10,8 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError, printable
@@ -74,7 +74,8 @@ class Source:
 
     ``form``: the format that its data files have, whatever they look like; ``""``: found out.  ``columns``: what the
     columns of its table are, as ``--columns`` has it; ``model``: what was served.  ``None``: not said.
-    ``point``: of a table of load levels, the one that it is, from 1; 0: all there is.
+    ``point``: of a table of load levels, the one that it is, from 1; 0: all there is.  ``left_out``: directories with
+    recorded files beside the experiments of a directory, which are read as none; the first of these has their names.
     """
 
     slug: str
@@ -84,6 +85,7 @@ class Source:
     columns: str | None = None
     model: str | None = None
     point: int = 0
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def given(self) -> tuple[SourceFile, ...]:
         """What the user says of this recording, kept among its files: a later ingest finds it there."""
@@ -134,7 +136,12 @@ def sources_of(
         else:
             # A loop of links is kept as it is, and is then no directory.
             root = Path(os.path.realpath(path))
-            sources += [Source(folder.name, folder, None, form) for folder in _experiments_in(root, columns or "")]
+            folders = _experiments_in(root, columns or "")
+            left_out = () if folders == [root] else tuple(_left_out(root, set(folders), columns or ""))
+            sources += [
+                Source(folder.name, folder, None, form, left_out=() if place else left_out)
+                for place, folder in enumerate(folders)
+            ]
     if form and any(source.paths is None for source in sources):
         raise RecordingError(
             f"--input-format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
@@ -314,6 +321,14 @@ def _experiments_in(root: Path, columns: str) -> list[Path]:
         return configured
     parts = _with_results(root, columns)
     return [folder for part in parts for folder in _experiments_in(part, columns)] if len(parts) > 1 else [root]
+
+
+def _left_out(root: Path, experiments: set[Path], columns: str) -> Iterator[str]:
+    """Other directories in this one with files that somebody recorded."""
+    for folder in sorted(set(filter(Path.is_dir, root.iterdir())) - experiments):
+        files = (RecordedFile(path, printable(path.name), columns=columns) for path in _walk(folder))
+        if not any(folder in one.parents for one in experiments) and any(_kind_of(file, "") for file in files):
+            yield printable(folder.name)
 
 
 def _with_results(root: Path, columns: str) -> list[Path]:

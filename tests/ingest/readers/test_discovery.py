@@ -111,11 +111,16 @@ def test_a_name_that_is_no_plain_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_experiments_stands_for_them(tmp_path: Path) -> None:
-    """Two servers read as one recording would be neither. What lies beside them without a configuration is none."""
+    """Two servers read as one recording would be neither. What lies beside them without a configuration is none: a
+    folder of notes is nobody's loss, one with a server's log is named.
+    """
     for name in ("b", "a"):
         write(tmp_path / "runs" / name, **{"exp-config.yaml": b"model: m"})
     write(tmp_path / "runs" / "notes", **{"readme.txt": b"x"})
-    assert [source.slug for source in sources_of([tmp_path / "runs"])] == ["a", "b"]
+    write(tmp_path / "runs" / "c", **{"vllm.log": b"x"})
+    sources = sources_of([tmp_path / "runs"])
+    assert [(source.slug, source.left_out) for source in sources] == [("a", ("c",)), ("b", ())]
+    assert len(sources_of([tmp_path / "runs", tmp_path / "runs" / "a"])) == 2
 
 
 def test_a_directory_with_a_configuration_of_its_own_is_one_experiment(tmp_path: Path) -> None:
