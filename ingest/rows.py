@@ -170,8 +170,8 @@ class Rows:
             yield connection
 
     def _typed(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-        wanted = {name: self.schema[name] for name in names}
-        return frame if dict(frame.schema) == wanted else frame.cast(wanted)
+        wanted = pl.Schema({name: self.schema[name] for name in names})
+        return frame if frame.schema == wanted else frame.cast(wanted)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rows of a database that another process cannot read go there as a frame."""
