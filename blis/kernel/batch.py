@@ -1,38 +1,40 @@
-"""What enters the batch being built, who is preempted for it, and its way to the device.
+"""What enters the batch being built, who is preempted for it, and what it leads to.
 
-Sections 2, 5 and 6 of the semantics.
+Sections 2, 5, 6 and 7 of the semantics.
 """
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.pool import blocks_for, enter_cache, give_keys, hold_found_blocks, release_blocks
+from blis_replay.blis.kernel.pool import (
+    blocks_for,
+    enter_cache,
+    give_keys,
+    hold_found_blocks,
+    modulo_block,
+)
 from blis_replay.blis.kernel.queues import (
-    close_segment,
     computed_now,
-    first_to_finish,
-    last_token_step,
-    leave_finish,
+    enter_finish,
+    in_flight_input,
+    leave_decoding,
     leave_queue,
     queue_up,
+    start_decoding,
     start_running,
     stop_decoding,
     stop_prefill,
-    stop_running,
+    vacate,
 )
 from blis_replay.blis.kernel.state import (
-    ABORTED,
-    COMPLETED,
     DECODING,
+    LAST_IN_FLIGHT,
     NONE,
     PREFILLING,
-    WAITING,
     State,
     compiled,
     index,
-    modulo_block,
     separate,
 )
-from blis_replay.compiled.arrays import Int64s
 
 # -- Tokens ---------------------------------------------------------------------------------
 
@@ -97,19 +99,6 @@ def enter_decoded(state: State, request: int, computed: int) -> None:
         enter_cache(state, request, computed + 1 - unknown)
 
 
-@compiled
-def in_flight_input(state: State, request: int, given: bool) -> bool:
-    """Whether the last token a decode was given as input was not known when it was scheduled.
-
-    Asynchronous only.  ``given``: it is in the batch being built, so its input is the token
-    of the step before; else it was last in the batch before, or not at all.
-    """
-    if state.config.batches_in_flight == 1:
-        return False
-    last = state.at.step if given else state.at.step - 1
-    return state.requests[request].segment_start < last
-
-
 # -- Preemption by recomputation --------------------------------------------------------------
 
 
@@ -160,28 +149,6 @@ def preempt(state: State, request: int) -> None:
     give_keys(state, request)
     vacate(state, request, cached)
     queue_up(state, request)
-
-
-@compiled
-def leave_decoding(state: State, request: int, computed: int) -> None:
-    """Out of all that is kept of a decode with ``computed`` tokens at the current step."""
-    stop_decoding(state, request, computed)
-    leave_finish(state, request, last_token_step(state, request))
-    close_segment(state, request, state.at.step, state.at.rows - 1)
-
-
-@separate
-def vacate(state: State, request: int, cached: int) -> None:
-    """Give up blocks, table row and place in the running list; the first ``cached`` tokens can be looked up."""
-    this = state.requests[request]
-    if state.config.prefix_caching == 1:
-        enter_cache(state, request, cached)
-    release_blocks(state, request, cached)
-    state.free_rows[state.at.free_rows] = this.table_row
-    state.at.free_rows += 1
-    this.table_row = NONE
-    this.computed = 0
-    stop_running(state, request)
 
 
 # -- Steps without prefill (``prefill_schedule_interval``) ----------------------------------
@@ -238,93 +205,52 @@ def enter_running(state: State, request: int, row: int, hits: int, extents: int)
     hold_found_blocks(state, request, extents)
 
 
-# -- On the device -------------------------------------------------------------------------
+# -- What the batch leads to -------------------------------------------------------------
 
 
 @compiled
-def put_in_flight(state: State, duration_us: int) -> int:
-    """Put the batch just scheduled on the device; its tokens.  An empty one takes no device time and leaves no row."""
-    at, batch = state.at, state.batch
-    tokens = batch.prefill_tokens + batch.decode_tokens
-    start_us = max(at.now_us, at.device_free_us)
-    row = NONE
-    if tokens > 0:
-        row = at.rows
-        at.device_free_us = start_us + duration_us
-        note_step(state, row, start_us)
-        at.rows += 1
-    state.flight[index(at.in_flight)] = row
-    state.flight[index(at.in_flight + 2)] = max(start_us, at.device_free_us)
-    at.in_flight += 1
-    return tokens
+def end_decodes(state: State) -> None:
+    """Decodes that were served are one token on."""
+    at = state.at
+    at.decoding_context += state.batch.served
+    if state.finish_head[index(at.step & state.config.ring_mask)] != NONE:
+        end_last_decodes(state)
 
 
 @compiled
-def note_step(state: State, row: int, start_us: int) -> None:
-    """The row of a batch in the table of steps."""
-    at, batch, this = state.at, state.batch, state.steps[index(row)]
-    this.start_us = start_us
-    this.end_us = at.device_free_us
-    this.scheduled_us = at.now_us
-    this.context_tokens = batch.context_tokens
-    this.prefill_tokens = batch.prefill_tokens
-    this.waiting_depth = at.waiting_depth
-    this.free_blocks_before = batch.free_before
-    this.free_blocks = at.free_blocks
-    this.decode_tokens = batch.decode_tokens
-    this.prefill_requests = batch.prefill_requests
-    this.running_depth = at.running_depth
-    this.admitted = batch.admitted
-    this.preempted = at.preempted_in_call
-
-
-@compiled
-def count_resumed(state: State, counts: Int64s) -> None:
-    """Take the requests of the batch that were preempted and have output tokens from the prefills to the decodes."""
-    request = state.at.running.head
+def end_last_decodes(state: State) -> None:
+    """Decodes whose last token the step gives stop asking."""
+    at = state.at
+    request = state.finish_head[index(at.step & state.config.ring_mask)]
     while request != NONE:
         this = state.requests[request]
-        had_output = this.known > state.facts[request].prompt_tokens
-        given = this.chunk_step == state.at.step and this.chunk > 1
-        if given and had_output:
-            counts[0] -= 1
-            counts[1] -= this.chunk
-            counts[2] += 1
-            counts[3] += this.chunk
-        request = state.links[request].running.next
-
-
-# -- Tokens are in -------------------------------------------------------------------------
+        if this.status == DECODING:
+            stop_decoding(state, request, computed_now(state, request) + 1)
+            this.status = LAST_IN_FLIGHT
+            this.blocks_held = blocks_for(state, state.facts[request].total_tokens - 1)
+        request = state.links[request].finish.next
 
 
 @compiled
-def finish_all(state: State, step: int, row: int) -> None:
-    """The tokens of a step are in: requests with their last token finish, in batch order."""
-    finished = 0
-    while True:
-        request = first_to_finish(state, step)
-        if request == NONE:
-            break
-        finished += finish(state, request, step, row)
-    this = state.steps[index(row)]
-    this.finished = finished
-    this.free_blocks_end = state.at.free_blocks
-
-
-@compiled
-def finish(state: State, request: int, step: int, row: int) -> int:
-    """A request has its last token; one that was preempted meanwhile finishes in the queue.
-
-    The number of requests that finished: 0 if its client gave up meanwhile.
-    """
-    this = state.requests[request]
-    if this.status == ABORTED:
-        return 0
-    close_segment(state, request, step + 1, row)
-    state.outcomes[request].last_step = row
-    if this.status == WAITING:
-        leave_queue(state, request)
-    else:
-        vacate(state, request, state.facts[request].total_tokens - 1)
-    this.status = COMPLETED
-    return 1
+def end_prefills(state: State) -> None:
+    """Advance the prefills of the batch; one that reaches its last known token yields a token."""
+    at = state.at
+    request = at.prefilling.head
+    while request != NONE:
+        after = state.links[request].prefilling.next
+        this, outcome = state.requests[request], state.outcomes[request]
+        if given_now(state, request):
+            this.computed += this.chunk
+            if this.computed == this.known:
+                stop_prefill(state, request)
+                state.batch.first_tokens += 1
+                this.segment_start = at.step
+                if outcome.first_step == NONE:
+                    outcome.first_step = at.rows
+                if this.known + 1 == state.facts[request].total_tokens:
+                    this.status = LAST_IN_FLIGHT
+                    this.step_offset = at.step + 2 - state.facts[request].total_tokens  # see last_token_step
+                    enter_finish(state, request, at.step)
+                else:
+                    start_decoding(state, request, at.step + 1)
+        request = after

@@ -6,8 +6,8 @@ asking what else there might be to do.
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.batch import finish_all
-from blis_replay.blis.kernel.schedule import end_last_decodes
+from blis_replay.blis.kernel.batch import end_last_decodes
+from blis_replay.blis.kernel.queues import finish_all
 from blis_replay.blis.kernel.state import NEVER, NONE, UNKEYED, State, compiled, index
 from blis_replay.blis.kernel.step_time import quick_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s

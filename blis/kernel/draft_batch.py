@@ -11,14 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from blis_replay.blis.kernel.batch import (
-    begin_interval,
-    choose_victim,
-    end_interval,
-    enter_running,
-    given_now,
-    vacate,
-)
+from blis_replay.blis.kernel.batch import begin_interval, choose_victim, end_interval, enter_running, given_now
 from blis_replay.blis.kernel.pool import (
     allocate_slots,
     drop_last_found,
@@ -26,7 +19,7 @@ from blis_replay.blis.kernel.pool import (
     find_cached_blocks,
     give_keys,
 )
-from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill
+from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill, vacate
 from blis_replay.blis.kernel.schedule import blocks_to_admit, note_admission, prefill_cap
 from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, dtype_of, i32, separate
 from blis_replay.compiled.arrays import Int8s, Int64s

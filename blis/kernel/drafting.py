@@ -6,7 +6,6 @@ requests have to be walked for another reason (``EngineConfig.walked``).
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.batch import put_in_flight
 from blis_replay.blis.kernel.draft_batch import Flight, close_segment, leave_running, list_batch, note_cached, schedule
 from blis_replay.blis.kernel.loop import (
     ARRIVED,
@@ -16,6 +15,7 @@ from blis_replay.blis.kernel.loop import (
     STUCK,
     await_arrival,
     lacks_room,
+    put_in_flight,
     take_arrivals,
 )
 from blis_replay.blis.kernel.queues import leave_queue

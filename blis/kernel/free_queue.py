@@ -127,6 +127,24 @@ def take_blocks(state: State, count: int) -> None:
 
 
 @compiled
+def release_extent(state: State, extent: int, blocks: int) -> int:
+    """Give up the first ``blocks`` blocks of what was one extent when it was held; how many nobody holds now."""
+    freed = 0
+    while blocks > 0:
+        last, before = extent, 0
+        while before + state.extents[index(last)].blocks < blocks:
+            before += state.extents[index(last)].blocks
+            last = state.extents[index(last)].rest
+        this = state.extents[index(last)]
+        this.ref_count -= 1
+        if this.ref_count == 0:
+            insert_before(state, last, NONE)
+            freed += blocks - before
+        blocks = before
+    return freed
+
+
+@compiled
 def key_in_extent(state: State, extent: int, i: int) -> int:
     """Key of the i-th block of an extent."""
     keys_at = state.extents[index(extent)].keys_at
@@ -173,21 +191,6 @@ def store_block(state: State, key: int) -> None:
         else:
             at.cpu_used += 1
     enter(state.cpu_lru, key)
-
-
-@compiled
-def is_stored(state: State, key: int) -> bool:
-    """Whether the tier has the contents with this key."""
-    return is_listed(state.cpu_lru, key)
-
-
-@compiled
-def fetch_block(state: State, key: int) -> None:
-    """The contents with this key, which are stored, are copied to the GPU before the batch being built."""
-    drop(state.cpu_lru, key)
-    enter(state.cpu_lru, key)
-    state.at.cpu_fetched += 1
-    state.at.device_free_us = max(state.at.device_free_us, state.at.now_us) + state.config.fetch_us
 
 
 # -- LRU list -----------------------------------------------------------------------------

@@ -7,40 +7,21 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.batch import (
-    count_resumed,
-    finish_all,
-    in_flight_input,
-    leave_decoding,
-    put_in_flight,
-    vacate,
-)
 from blis_replay.blis.kernel.decodes import run_decodes
-from blis_replay.blis.kernel.pool import blocks_for
+from blis_replay.blis.kernel.pool import full_blocks
 from blis_replay.blis.kernel.queues import (
-    close_segment,
-    computed_now,
-    last_token_step,
-    leave_queue,
+    finish_all,
     queue_up,
-    stop_prefill,
+    take_aborts,
 )
 from blis_replay.blis.kernel.schedule import schedule
 from blis_replay.blis.kernel.state import (
-    ABORTED,
-    COMPLETED,
-    DECODING,
-    NEVER,
     NEW,
     NONE,
-    PREFILLING,
-    WAITING,
     State,
     compiled,
     entry,
-    full_blocks,
     index,
-    separate,
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us, quick_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
@@ -141,6 +122,22 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
 
 
 @compiled
+def count_resumed(state: State, counts: Int64s) -> None:
+    """Take the requests of the batch that were preempted and have output tokens from the prefills to the decodes."""
+    request = state.at.running.head
+    while request != NONE:
+        this = state.requests[request]
+        had_output = this.known > state.facts[request].prompt_tokens
+        given = this.chunk_step == state.at.step and this.chunk > 1
+        if given and had_output:
+            counts[0] -= 1
+            counts[1] -= this.chunk
+            counts[2] += 1
+            counts[3] += this.chunk
+        request = state.links[request].running.next
+
+
+@compiled
 def _next_batch(state: State, until_us: int) -> int:
     """Go on to the next ``schedule()`` before ``until_us`` and build its batch (BATCH)."""
     at = state.at
@@ -195,6 +192,43 @@ def _run_batch(state: State, duration_us: int) -> None:
 
 
 @compiled
+def put_in_flight(state: State, duration_us: int) -> int:
+    """Put the batch just scheduled on the device; its tokens.  An empty one takes no device time and leaves no row."""
+    at, batch = state.at, state.batch
+    tokens = batch.prefill_tokens + batch.decode_tokens
+    start_us = max(at.now_us, at.device_free_us)
+    row = NONE
+    if tokens > 0:
+        row = at.rows
+        at.device_free_us = start_us + duration_us
+        note_step(state, row, start_us)
+        at.rows += 1
+    state.flight[index(at.in_flight)] = row
+    state.flight[index(at.in_flight + 2)] = max(start_us, at.device_free_us)
+    at.in_flight += 1
+    return tokens
+
+
+@compiled
+def note_step(state: State, row: int, start_us: int) -> None:
+    """The row of a batch in the table of steps."""
+    at, batch, this = state.at, state.batch, state.steps[index(row)]
+    this.start_us = start_us
+    this.end_us = at.device_free_us
+    this.scheduled_us = at.now_us
+    this.context_tokens = batch.context_tokens
+    this.prefill_tokens = batch.prefill_tokens
+    this.waiting_depth = at.waiting_depth
+    this.free_blocks_before = batch.free_before
+    this.free_blocks = at.free_blocks
+    this.decode_tokens = batch.decode_tokens
+    this.prefill_requests = batch.prefill_requests
+    this.running_depth = at.running_depth
+    this.admitted = batch.admitted
+    this.preempted = at.preempted_in_call
+
+
+@compiled
 def update(state: State) -> None:
     """The tokens of the oldest batch are in: requests with their last token finish, in batch order.
 
@@ -236,46 +270,6 @@ def begin(state: State, request: int) -> None:
     this.segment_start = NONE
     this.dynamic_key = NONE
     queue_up(state, request)
-
-
-@separate
-def take_aborts(state: State) -> None:
-    """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
-    at = state.at
-    while at.abort_due_us <= at.now_us:
-        if at.next_abort == at.submitted:
-            at.abort_due_us = NEVER
-            break
-        request = state.abort_order[index(at.next_abort)]
-        if state.facts[request].abort_us > at.now_us:
-            at.abort_due_us = state.facts[request].abort_us
-            break
-        at.next_abort += 1
-        this = state.requests[request]
-        status = this.status
-        if status == COMPLETED:
-            continue
-        if status == WAITING:
-            leave_queue(state, request)
-        elif status != NEW:
-            cached = this.computed
-            if status == DECODING:
-                cached = computed_now(state, request)
-                this.blocks_held = blocks_for(state, cached)
-                if in_flight_input(state, request, False):
-                    cached -= 1
-                leave_decoding(state, request, computed_now(state, request))
-            elif status == PREFILLING:
-                stop_prefill(state, request)
-            else:
-                # It stays in the bucket of its last step, which passes over it.
-                last = last_token_step(state, request)
-                cached = state.facts[request].total_tokens - 1
-                if state.config.batches_in_flight == 2 and this.segment_start < last:
-                    cached -= 1
-                close_segment(state, request, at.step, at.rows - 1)
-            vacate(state, request, cached)
-        this.status = ABORTED
 
 
 @compiled

@@ -20,16 +20,18 @@ from __future__ import annotations
 
 from blis_replay.blis.kernel.free_queue import (
     append_unkeyed,
-    fetch_block,
+    drop,
+    enter,
     insert_before,
-    is_stored,
+    is_listed,
     key_in_extent,
     new_extent,
     prepend_unkeyed,
+    release_extent,
     take_blocks,
     unlink,
 )
-from blis_replay.blis.kernel.state import NONE, State, compiled, full_blocks, index, separate
+from blis_replay.blis.kernel.state import NONE, State, compiled, index, separate
 
 # -- Blocks of a request ------------------------------------------------------------------
 
@@ -38,6 +40,20 @@ from blis_replay.blis.kernel.state import NONE, State, compiled, full_blocks, in
 def blocks_for(state: State, tokens: int) -> int:
     """Blocks that this many tokens fill, the last one perhaps in part."""
     return full_blocks(state, tokens + state.config.block_size - 1)
+
+
+@compiled
+def full_blocks(state: State, tokens: int) -> int:
+    """Blocks that this many tokens fill."""
+    shift = state.config.block_shift  # a division takes ten times as long
+    return tokens >> shift if shift >= 0 else tokens // state.config.block_size
+
+
+@compiled
+def modulo_block(state: State, number: int) -> int:
+    """A number modulo block size."""
+    size = state.config.block_size
+    return number & (size - 1) if state.config.block_shift >= 0 else number % size
 
 
 @compiled
@@ -76,24 +92,6 @@ def release_blocks(state: State, request: int, cached: int) -> None:
     this.blocks_held = 0
     this.blocks_entered = 0
     this.extents_held = 0
-
-
-@compiled
-def release_extent(state: State, extent: int, blocks: int) -> int:
-    """Give up the first ``blocks`` blocks of what was one extent when it was held; how many nobody holds now."""
-    freed = 0
-    while blocks > 0:
-        last, before = extent, 0
-        while before + state.extents[index(last)].blocks < blocks:
-            before += state.extents[index(last)].blocks
-            last = state.extents[index(last)].rest
-        this = state.extents[index(last)]
-        this.ref_count -= 1
-        if this.ref_count == 0:
-            insert_before(state, last, NONE)
-            freed += blocks - before
-        blocks = before
-    return freed
 
 
 # -- Keys ---------------------------------------------------------------------------------
@@ -186,16 +184,21 @@ def find_stored_blocks(state: State, request: int, found: int) -> int:
     stored, most = 0, most_to_find(state, request) - found
     if state.config.prefix_caching == 0:
         return stored
-    while stored < most and is_stored(state, key_of(state, request, found + stored)):
+    while stored < most and is_listed(state.cpu_lru, key_of(state, request, found + stored)):
         stored += 1
     return stored
 
 
 @compiled
 def fetch_blocks(state: State, request: int, found: int, stored: int) -> None:
-    """Copy those blocks to the GPU; the first is the last to make room in the tier."""
+    """Copy those blocks to the GPU before the batch being built; the first is the last to make room in the tier."""
+    at = state.at
     for i in range(found + stored - 1, found - 1, -1):
-        fetch_block(state, key_of(state, request, i))
+        key = key_of(state, request, i)
+        drop(state.cpu_lru, key)
+        enter(state.cpu_lru, key)
+        at.cpu_fetched += 1
+        at.device_free_us = max(at.device_free_us, at.now_us) + state.config.fetch_us
 
 
 @compiled

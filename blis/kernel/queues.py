@@ -1,4 +1,4 @@
-"""Who waits and who runs: the waiting heap and the lists of running requests.
+"""Who waits, who runs, and who is done: the waiting heap, the lists of running requests, and the ways out of them.
 
 The waiting queue is a heap of ranks for both policies.  Under FCFS a rank is the place
 in the order of queueing: a victim is the last of the running list, so "back to the head
@@ -8,8 +8,13 @@ place by (priority, arrival time, request id).
 
 from __future__ import annotations
 
+from blis_replay.blis.kernel.pool import blocks_for, enter_cache, modulo_block, release_blocks
 from blis_replay.blis.kernel.state import (
+    ABORTED,
+    COMPLETED,
     DECODING,
+    NEVER,
+    NEW,
     NONE,
     PREFILLING,
     WAITING,
@@ -18,7 +23,7 @@ from blis_replay.blis.kernel.state import (
     Table,
     compiled,
     index,
-    modulo_block,
+    separate,
 )
 from blis_replay.compiled.arrays import Int32s
 
@@ -160,6 +165,19 @@ def start_decoding(state: State, request: int, first_decode_step: int) -> None:
 
 
 @compiled
+def in_flight_input(state: State, request: int, given: bool) -> bool:
+    """Whether the last token a decode was given as input was not known when it was scheduled.
+
+    Asynchronous only.  ``given``: it is in the batch being built, so its input is the token
+    of the step before; else it was last in the batch before, or not at all.
+    """
+    if state.config.batches_in_flight == 1:
+        return False
+    last = state.at.step if given else state.at.step - 1
+    return state.requests[request].segment_start < last
+
+
+@compiled
 def stop_decoding(state: State, request: int, computed: int) -> None:
     """Take a request with ``computed`` tokens out of those that ask for a decode token."""
     at = state.at
@@ -271,3 +289,101 @@ def note_segment(state: State, request: int, last_row: int, rows: int) -> None:
     state.segments[i, 1] = last_row - rows + 1
     state.segments[i, 2] = rows
     state.at.segments = i + 1
+
+
+# -- done and gone ----------------------------------------------------------------------
+
+
+@compiled
+def leave_decoding(state: State, request: int, computed: int) -> None:
+    """Out of all that is kept of a decode with ``computed`` tokens at the current step."""
+    stop_decoding(state, request, computed)
+    leave_finish(state, request, last_token_step(state, request))
+    close_segment(state, request, state.at.step, state.at.rows - 1)
+
+
+@separate
+def vacate(state: State, request: int, cached: int) -> None:
+    """Give up blocks, table row and place in the running list; the first ``cached`` tokens can be looked up."""
+    this = state.requests[request]
+    if state.config.prefix_caching == 1:
+        enter_cache(state, request, cached)
+    release_blocks(state, request, cached)
+    state.free_rows[state.at.free_rows] = this.table_row
+    state.at.free_rows += 1
+    this.table_row = NONE
+    this.computed = 0
+    stop_running(state, request)
+
+
+@compiled
+def finish_all(state: State, step: int, row: int) -> None:
+    """The tokens of a step are in: requests with their last token finish, in batch order."""
+    finished = 0
+    while True:
+        request = first_to_finish(state, step)
+        if request == NONE:
+            break
+        finished += finish(state, request, step, row)
+    this = state.steps[index(row)]
+    this.finished = finished
+    this.free_blocks_end = state.at.free_blocks
+
+
+@compiled
+def finish(state: State, request: int, step: int, row: int) -> int:
+    """A request has its last token; one that was preempted meanwhile finishes in the queue.
+
+    The number of requests that finished: 0 if its client gave up meanwhile.
+    """
+    this = state.requests[request]
+    if this.status == ABORTED:
+        return 0
+    close_segment(state, request, step + 1, row)
+    state.outcomes[request].last_step = row
+    if this.status == WAITING:
+        leave_queue(state, request)
+    else:
+        vacate(state, request, state.facts[request].total_tokens - 1)
+    this.status = COMPLETED
+    return 1
+
+
+@separate
+def take_aborts(state: State) -> None:
+    """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
+    at = state.at
+    while at.abort_due_us <= at.now_us:
+        if at.next_abort == at.submitted:
+            at.abort_due_us = NEVER
+            break
+        request = state.abort_order[index(at.next_abort)]
+        if state.facts[request].abort_us > at.now_us:
+            at.abort_due_us = state.facts[request].abort_us
+            break
+        at.next_abort += 1
+        this = state.requests[request]
+        status = this.status
+        if status == COMPLETED:
+            continue
+        if status == WAITING:
+            leave_queue(state, request)
+        elif status != NEW:
+            cached = this.computed
+            if status == DECODING:
+                cached = computed_now(state, request)
+                this.blocks_held = blocks_for(state, cached)
+                if in_flight_input(state, request, False):
+                    cached -= 1
+                leave_decoding(state, request, computed_now(state, request))
+            elif status == PREFILLING:
+                stop_prefill(state, request)
+            else:
+                # It stays in the bucket of its last step, which passes over it.
+                last = last_token_step(state, request)
+                cached = state.facts[request].total_tokens - 1
+                if state.config.batches_in_flight == 2 and this.segment_start < last:
+                    cached -= 1
+                close_segment(state, request, at.step, at.rows - 1)
+            vacate(state, request, cached)
+        this.status = ABORTED

@@ -11,7 +11,9 @@ from __future__ import annotations
 from blis_replay.blis.kernel.batch import (
     begin_interval,
     choose_victim,
+    end_decodes,
     end_interval,
+    end_prefills,
     enter_decoded,
     enter_running,
     give_chunk,
@@ -27,26 +29,14 @@ from blis_replay.blis.kernel.pool import (
     fetch_blocks,
     find_cached_blocks,
     find_stored_blocks,
+    modulo_block,
 )
 from blis_replay.blis.kernel.queues import (
     computed_now,
-    enter_finish,
     first_waiting,
     pass_over,
-    start_decoding,
-    stop_decoding,
-    stop_prefill,
 )
-from blis_replay.blis.kernel.state import (
-    DECODING,
-    LAST_IN_FLIGHT,
-    NONE,
-    PREFILLING,
-    State,
-    compiled,
-    index,
-    modulo_block,
-)
+from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled, index
 
 
 @compiled
@@ -255,54 +245,3 @@ def note_admission(state: State, request: int, hit_tokens: int) -> None:
         outcome.cached_tokens = hit_tokens
     else:
         outcome.resume_cached_tokens += hit_tokens
-
-
-# -- 7. What the batch leads to ------------------------------------------------------------------
-
-
-@compiled
-def end_decodes(state: State) -> None:
-    """Decodes that were served are one token on."""
-    at = state.at
-    at.decoding_context += state.batch.served
-    if state.finish_head[index(at.step & state.config.ring_mask)] != NONE:
-        end_last_decodes(state)
-
-
-@compiled
-def end_last_decodes(state: State) -> None:
-    """Decodes whose last token the step gives stop asking."""
-    at = state.at
-    request = state.finish_head[index(at.step & state.config.ring_mask)]
-    while request != NONE:
-        this = state.requests[request]
-        if this.status == DECODING:
-            stop_decoding(state, request, computed_now(state, request) + 1)
-            this.status = LAST_IN_FLIGHT
-            this.blocks_held = blocks_for(state, state.facts[request].total_tokens - 1)
-        request = state.links[request].finish.next
-
-
-@compiled
-def end_prefills(state: State) -> None:
-    """Advance the prefills of the batch; one that reaches its last known token yields a token."""
-    at = state.at
-    request = at.prefilling.head
-    while request != NONE:
-        after = state.links[request].prefilling.next
-        this, outcome = state.requests[request], state.outcomes[request]
-        if given_now(state, request):
-            this.computed += this.chunk
-            if this.computed == this.known:
-                stop_prefill(state, request)
-                state.batch.first_tokens += 1
-                this.segment_start = at.step
-                if outcome.first_step == NONE:
-                    outcome.first_step = at.rows
-                if this.known + 1 == state.facts[request].total_tokens:
-                    this.status = LAST_IN_FLIGHT
-                    this.step_offset = at.step + 2 - state.facts[request].total_tokens  # see last_token_step
-                    enter_finish(state, request, at.step)
-                else:
-                    start_decoding(state, request, at.step + 1)
-        request = after

@@ -302,17 +302,3 @@ class State(NamedTuple):
     free_rows: Int64s
     steps: Table  # [capacity], grows
     segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows
-
-
-@compiled
-def full_blocks(state: State, tokens: int) -> int:
-    """Blocks that this many tokens fill."""
-    shift = state.config.block_shift  # a division takes ten times as long
-    return tokens >> shift if shift >= 0 else tokens // state.config.block_size
-
-
-@compiled
-def modulo_block(state: State, number: int) -> int:
-    """A number modulo block size."""
-    size = state.config.block_size
-    return number & (size - 1) if state.config.block_shift >= 0 else number % size
