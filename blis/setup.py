@@ -337,7 +337,9 @@ def _extents(usable: int) -> k.Table:
 
 
 def _none(count: int) -> Int32s:
-    return np.full(count, k.NONE, np.int32)
+    none = np.empty(count, np.int32)
+    none.fill(k.NONE)  # half the time that ``np.full`` takes for a few
+    return none
 
 
 def empty_lru(keys: int) -> k.Table:

@@ -189,6 +189,7 @@ def test_a_step_at_a_time_equals_the_whole_run(rows: Pressed, engine: EngineConf
     assert digest(simulate(trace, engine, InPython(LATENCY))) == digest(simulate(trace, engine, LATENCY))
 
 
+@pytest.mark.slow
 @given(pressed_requests, pressed_engines, st.integers(1, 5))
 @settings(max_examples=100, deadline=None)
 def test_served_some_after_the_others_requests_get_what_they_get_together(

@@ -154,6 +154,7 @@ def test_normal_lengths_are_clipped_not_redrawn() -> None:
     assert (drawn == 110).mean() == pytest.approx(0.171, abs=0.004)
 
 
+@pytest.mark.slow
 @given(workloads, clients(st.just("new")))
 @settings(max_examples=60, deadline=None)
 def test_a_new_client_changes_no_other_clients_draws(workload: Workload, new: Client) -> None:

@@ -164,6 +164,7 @@ def test_every_verb_answers_a_question_of_the_page_of_commands() -> None:
     assert [verb for verb in VERBS if f"`blis-replay {verb}" not in page] == []
 
 
+@pytest.mark.slow
 def test_ingest_writes_its_answer_where_it_is_told_and_says_nothing_when_quiet(run: Run, demo: Path) -> None:
     """A line per experiment, as a table where the file is called .csv; the recording has 300 requests."""
     assert run("ingest", demo, "--quiet") == Answer(0, "", "")

@@ -217,6 +217,7 @@ def test_a_baseline_that_saw_the_run_is_no_measure_for_a_candidate_that_did_not(
         assert "cannot be compared" in " ".join(str(gate_answer(report)).split())
 
 
+@pytest.mark.slow
 def test_a_release_that_does_not_say_what_it_saw_is_not_held_out(store: Store) -> None:
     report = gate(store, release("new"), policy=Policy(held_out_only=True), selectors=BOTH)
     assert (report.verdict, {j.standing for j in report.judgements}) == ("not judged", {"fitted"})

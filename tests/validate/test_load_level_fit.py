@@ -90,6 +90,7 @@ def test_planted_coefficients_lie_within_the_bounds_of_a_table() -> None:
     assert compare_replay(replay(table()[0], made)).uses == "fitted on this run"
 
 
+@pytest.mark.slow
 def test_operator_times_are_scaled_to_levels() -> None:
     """Tables are 5 % and more off a level that was not fitted to; scaled to other levels they are within 5 %.
 

@@ -169,8 +169,10 @@ Evidence = CycleEvidence | LatencyEvidence
 def window_means(window: Int64s, e2e_us: Int64s, ttft_us: Int64s) -> Floats:
     """float64[2, windows]: mean E2E and TTFT of the requests of each window."""
     judged = window >= 0
-    count = np.bincount(window[judged])
-    return np.stack([np.bincount(window[judged], values[judged]) / count for values in (e2e_us, ttft_us)])
+    if not judged.all():
+        window, e2e_us, ttft_us = window[judged], e2e_us[judged], ttft_us[judged]
+    count = np.bincount(window)
+    return np.stack([np.bincount(window, values) / count for values in (e2e_us, ttft_us)])
 
 
 def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEvidence | None:
