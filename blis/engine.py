@@ -7,6 +7,7 @@ given time, and resumed; both are the same kernel.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 
@@ -80,38 +81,36 @@ class Engine:
             while (batch := self.schedule(until_us)) is not None:
                 self.run(max(int(latency.step_time(batch)), 1))
             return
-        model = latency.for_kernel()
-        if self.flight is not None:
-            while self._goes_on(drafting.advance(self.state, self.flight, until_us, *model)):
-                pass
-            return
-        while self._goes_on(loop.advance(self.state, until_us, *model)):
-            pass
+        model, flight = latency.for_kernel(), self.flight
+        if flight is None:
+            self._with_room(lambda: loop.advance(self.state, until_us, *model))
+        else:
+            self._with_room(lambda: drafting.advance(self.state, flight, until_us, *model))
 
     def advance_to_answer(self, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
         """Go on until a step from row ``seen`` on answered a request, or nothing is left to do before ``until_us``.
 
         Whether one did, and the row after it, with which to ask again.
         """
-        while True:
+
+        def ahead() -> int:
+            nonlocal seen
             answer, seen = loop.advance_to_answer(self.state, until_us, *model, seen)
-            if not self._goes_on(answer):
-                return answer == loop.BATCH, seen
+            return answer
+
+        return self._with_room(ahead) == loop.BATCH, seen
 
     def schedule(self, until_us: int = NEVER_US) -> BatchFeatures | None:
         """Build the next batch, if one can be scheduled before ``until_us``; ``run`` must follow.
 
         A batch may be empty (all members wait for their last token); it takes no time.
         """
-        while True:
-            if self.flight is None:
-                answer = loop.next_batch(self.state, until_us)
-            else:
-                answer = drafting.next_batch(self.state, self.flight, until_us)
-            if answer == loop.BATCH:
-                return self._features()
-            if not self._goes_on(answer):
-                return None
+        flight = self.flight
+        if flight is None:
+            answer = self._with_room(lambda: loop.next_batch(self.state, until_us))
+        else:
+            answer = self._with_room(lambda: drafting.next_batch(self.state, flight, until_us))
+        return self._features() if answer == loop.BATCH else None
 
     def serve_rows(self, first: int, last: int, resumed_as_decode: bool) -> Int64s:
         """Schedule one batch with tokens in each row from ``first`` to ``last`` - 1, row numbers for times.
@@ -121,9 +120,14 @@ class Engine:
         """
         table = np.zeros((last, loop.ROW_FIELDS), np.int64)
         table[:, loop.ROW_STEP] = -1
-        answer, row = loop.serve_rows(self.state, first, last, table, resumed_as_decode)
-        while answer != loop.REACHED and self._goes_on(answer):
+        row = first
+
+        def ahead() -> int:
+            nonlocal row
             answer, row = loop.serve_rows(self.state, row, last, table, resumed_as_decode)
+            return answer
+
+        self._with_room(ahead)
         return table
 
     def run(self, duration_us: int) -> None:
@@ -145,14 +149,13 @@ class Engine:
         twin.flight = copy.deepcopy(self.flight, memo)
         return twin
 
-    def _goes_on(self, answer: int) -> bool:
-        """Make room if that is all that is wanted; raise if nothing will ever move again."""
-        if answer == loop.NEEDS_ROOM:
+    def _with_room(self, go_on: Callable[[], int]) -> int:
+        """The last answer of the kernel, given room whenever it wants some; raises if nothing will ever move again."""
+        while (answer := go_on()) == loop.NEEDS_ROOM:
             self.state = with_room(self.state)
-            return True
         if answer == loop.STUCK:
             raise evicting_for_ever(self.now_us)
-        return False
+        return answer
 
     def _features(self) -> BatchFeatures:
         at, batch = self.state.at, self.state.batch
