@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import resources
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -107,7 +108,8 @@ class CoefficientRelease:
         raise ReleaseError(
             f"release {self.name} has no coefficients for {model}"
             f"{f' tp {tensor_parallelism}' if tensor_parallelism else ''}{f' {dtype}' if dtype else ''} "
-            f"(it has {', '.join(sorted(has))}); fit some with `blis-replay calibrate --train {alias} --out FILE.yaml`"
+            f"(it has {', '.join(sorted(has))}); fit some with "
+            f"`blis-replay calibrate --train {quote(alias)} --out FILE.yaml`"
         )
 
     def refuse_if_invalid(self) -> None:

@@ -16,6 +16,7 @@ from blis_replay.fixtures.planted import PLANTED, planted_recording, with_wrong_
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import Recording, Stage
 from blis_replay.ingest.store import open_store
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.attribution.attribute import attribute
 from blis_replay.validate.attribution.text import explanations
 
@@ -61,6 +62,19 @@ def _printed(run: Run, recording: Recording, release: CoefficientRelease, take: 
     sentences = explanations(attribute(recording, fitted, options=told, resamples=2))
     assert all(re.search(r": blis-replay [^;]*$", one) for one in sentences if "blis-replay" in one), "not at the end"
     return {command.strip() for command in _COMMAND.findall(" ".join(sentences)) + _COMMAND.findall(text)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("stored_demo")
+def test_the_command_after_a_fit_names_a_file_with_a_blank_and_the_store(run: Run) -> None:
+    """Typed as it is printed, it judges by the fit and in the store of before."""
+    STORE_DEFAULT.rename("my store.duckdb")
+    fitted = run("calibrate", "1b-general", "--out", "my fit.yaml", "--store", "my store.duckdb")
+    command = re.findall(r"^ +blis-replay (.*)$", fitted.out, flags=re.M)[-1]
+    assert command == "validate --experiment 1b-general --coefficients 'my fit.yaml' --store 'my store.duckdb'"
+    judged = run(*shlex.split(command))
+    assert judged.code == 0
+    assert "--coefficients 'my fit.yaml' --store 'my store.duckdb'" in " ".join(judged.out.split())
 
 
 @pytest.mark.slow

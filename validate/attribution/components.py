@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.fitted import Fitted, Target, Through, misfit, target_of
 from blis_replay.validate.attribution.recorded_cycles import corrected_model
 from blis_replay.validate.attribution.tried import Tried, best_alternative, with_warm_cache
+from blis_replay.validate.comparison.first_screen import of_store
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
 # The step time, where all that a step costs is wrong by one factor.
@@ -302,17 +304,11 @@ def _modelled(replayed: Replayed, reference: CoefficientRelease | None) -> tuple
 
 def _calibrate(replayed: Replayed, verb: str) -> str:
     """What to do about coefficients: fit them; where that is done, let ``verb`` show what is left."""
-    alias, fit = replayed.recording.alias, replayed.entry.fit
+    alias, fit = quote(replayed.recording.alias), replayed.entry.fit
     if fit is not None and any(score.experiment == replayed.recording.slug for score in fit.scores):
         again = f"blis-replay {verb} --experiment {alias}{replayed.options}"
         return f"the coefficients are fitted to this recording; see what is left: {again}"
-    return f"calibrate: blis-replay calibrate --train {alias}{_of_store(replayed.options)} --out mine.yaml"
-
-
-def _of_store(options: str) -> str:
-    """Of these options the store: a calibration has no coefficients to begin with."""
-    _, found, store = options.partition(" --store ")
-    return f"{found}{store}"
+    return f"calibrate: blis-replay calibrate --train {alias}{of_store(replayed.options)} --out mine.yaml"
 
 
 def _fitted(server: Replayed) -> list[Component] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,17 @@ _SCORE_COLUMNS = (
 
 
 def calibration_answer(
-    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], *, written: bool
+    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], again: str = "", *, written: bool
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
     ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
-    ``recordings``: what it was fitted to.  In the document coefficients are in us, errors of windows in percent, and
-    scores are fractions.
+    ``recordings``: what it was fitted to; ``again``: options that name the release and the store, if not the usual
+    one.  In the document coefficients are in us, errors of windows in percent, and scores are fractions.
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
-    again = f"blis-replay validate --experiment {recordings[0].alias} --coefficients {release}"
+    options = again or f" --coefficients {quote(release)}"
+    again = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
     rows = [
         {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
         for fit in fits

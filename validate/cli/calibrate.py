@@ -15,6 +15,7 @@ from blis_replay.validate.cli.options import (
     Shares,
     executor_options,
     form_options,
+    given_options,
     print_answer,
     release_option,
     repeat_option,
@@ -131,7 +132,8 @@ def calibrate_verb(
     written = force or not any(fit.missed for fit in fits)
     if written:
         write_whole(out, format_release(release))
-    return print_answer(calibration_answer(str(out), fits, recordings, written=written))
+    again = given_options(str(out), store_path)
+    return print_answer(calibration_answer(str(out), fits, recordings, again, written=written))
 
 
 @verb("gate")

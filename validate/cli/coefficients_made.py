@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ from blis_replay.validate.cli.options import (
     OUT_FILE,
     Command,
     form_options,
+    given_options,
     gpu_file_option,
     print_answer,
     release_option,
@@ -57,7 +59,7 @@ def _write(out: Path, release: CoefficientRelease, said: str, known: Mapping[str
 
 
 def _look(out: Path) -> str:
-    return f"; look at it: blis-replay coefficients show {out}"
+    return f"; look at it: blis-replay coefficients show {quote(str(out))}"
 
 
 _DEFAULT_GPU = "H100-SXM"
@@ -251,7 +253,8 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
     _write(
         out,
         release,
-        f"; compare it with steps: blis-replay coefficients steps --experiment NAME --coefficients {out}",
+        f"; compare it with steps: blis-replay coefficients steps {quote(recordings[0].alias)}"
+        f"{given_options(str(out), store_path)}",
         {"models": [e.model for e in release.models]},
     )
 

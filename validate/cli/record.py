@@ -10,6 +10,7 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -103,7 +104,9 @@ def _say_what_was_recorded(made: ServerRecording) -> None:
         click.echo(f"  {counted(made.spans, 'span')}", err=True)
     for note in made.notes:
         click.echo(f"  not recorded: {note}", err=True)
-    click.echo(f"next: put the load generator's result there, then `blis-replay ingest {made.directory}`", err=True)
+    click.echo(
+        f"next: put the load generator's result there, then `blis-replay ingest {quote(str(made.directory))}`", err=True
+    )
 
 
 # Where a format of recordings is kept that was named as the form of the answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 
 from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.ingest.checks.overload import CHECK
@@ -176,12 +177,19 @@ def _next(comparison: Comparison, again: str) -> str:
     if command := before_the_queue(comparison, again):
         return command
     if saturated(comparison):
-        return f"blis-replay inspect {comparison.alias}{f' --check {CHECK}' if comparison.overloaded else ''}"
+        check = f" --check {CHECK}" if comparison.overloaded else ""
+        return f"blis-replay inspect {quote(comparison.alias)}{of_store(again)}{check}"
     if comparison.verdict == "fail" or tail_errors(comparison):
-        return f"blis-replay explain {comparison.alias}{again}"
+        return f"blis-replay explain {quote(comparison.alias)}{again}"
     if comparison.verdict == "pass":
-        return f"blis-replay report {comparison.alias}{again} --out report.html"
-    return f"blis-replay inspect {comparison.alias}"
+        return f"blis-replay report {quote(comparison.alias)}{again} --out report.html"
+    return f"blis-replay inspect {quote(comparison.alias)}{of_store(again)}"
+
+
+def of_store(options: str) -> str:
+    """Of options that a command repeats the store: not every verb takes coefficients."""
+    _, found, store = options.partition(" --store ")
+    return f"{found}{store}"
 
 
 def saturated(comparison: Comparison) -> bool:
@@ -195,7 +203,7 @@ def before_the_queue(comparison: Comparison, again: str = "") -> str:
     found = comparison.saturation
     if not saturated(comparison) or found is None or not found.share_before:
         return ""
-    return f"blis-replay validate {comparison.alias}{again} --window 0:{found.share_before:g}"
+    return f"blis-replay validate {quote(comparison.alias)}{again} --window 0:{found.share_before:g}"
 
 
 def _listed(words: Sequence[str]) -> str:
