@@ -64,6 +64,14 @@ def set_up(folder: Path) -> None:
     (folder / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (folder / "no-store.duckdb").write_text("no database", "utf-8")
     (folder / "empty.duckdb").write_text("", "utf-8")
+    (folder / "bench.zip").write_bytes(b"PK\x03\x04")
+    (folder / "bench.csv.xz").write_bytes(b"\xfd7zXZ\x00")
+    (folder / "bench.json.gz").write_bytes(b"\x1f\x8b\x08")
+    (folder / "excel.csv").write_bytes("arrival_s,prompt_tokens\n0,100\n".encode("utf-16"))
+    (folder / "zero.json").write_bytes(b"")
+    columns = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
+    (folder / "thousands.csv").write_text(f'{columns}0,"1,000",20,50,400\n', "utf-8")
+    (folder / "decimal.csv").write_text(f'{columns}"0,5",100,20,50,400\n', "utf-8")
     (folder / "engine.yaml").write_text(
         "max_num_seqs: 8\nmax_num_batched_tokens: 64\nmax_model_len: 64\nasync_scheduling: true\n", "utf-8"
     )

@@ -248,7 +248,34 @@ def _columns_there(source: Source, others: Iterable[SourceFile]) -> str:
 
 def how_to_go_on(source: Source, others: Iterable[SourceFile]) -> str:
     """What to do about a source with nothing that is known in it."""
-    return f"{_columns_there(source, others)}; formats that are known: server logs, {', '.join(FORMATS)}"
+    files = list(others)
+    for file in [file for file in files if file.bytes] or files:
+        path = source.root / file.name
+        if path.is_file() and (remedy := _wrapped(RecordedFile(path, file.name))):
+            return f"{printable(file.name)} {remedy}"
+    return f"{_columns_there(source, files)}; formats that are known: server logs, {', '.join(FORMATS)}"
+
+
+# How files begin whose content nobody can read here, and what to do with them.
+_UNPACK = "unpack it; gzip and Zstandard files are read as they are"
+_WRAPPED = {
+    b"PK\x03\x04": f"is a zip archive: {_UNPACK}",
+    b"\xfd7zXZ\x00": f"is packed with xz: {_UNPACK}",
+    b"BZh": f"is packed with bzip2: {_UNPACK}",
+    b"\xff\xfe": "is UTF-16 text: save it as UTF-8",
+    b"\xfe\xff": "is UTF-16 text: save it as UTF-8",
+}
+
+
+def _wrapped(file: RecordedFile) -> str:
+    """Why nothing can be seen of the content of a file; empty where it can."""
+    with file.path.open("rb") as stream:
+        begin = stream.read(8)
+    if begin and not file.head(HEAD_BYTES):
+        return "cannot be unpacked: copy it again"
+    if not begin:
+        return "is empty: copy it again"
+    return next((words for magic, words in _WRAPPED.items() if begin.startswith(magic)), "")
 
 
 def oldest_first(parts: Sequence[RecordedFile]) -> list[RecordedFile]:
@@ -385,6 +412,8 @@ def _walk(directory: Path) -> list[Path]:
     if not directory.is_dir():
         mend = "give the directory of one experiment, or its files"
         what = "neither a directory nor a file" if os.path.lexists(directory) else "no such directory or file"
+        if ":/" in str(directory):
+            mend = "download it first, if this is an address"
         raise RecordingError(directory, "", what, mend)
     paths: list[Path] = []
     for folder, folders, names in os.walk(directory):

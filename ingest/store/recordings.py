@@ -240,6 +240,8 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
         ingest = f"read it first: `blis-replay ingest {shlex.quote(name)}`"
         remedy = f"its experiment is {folder}" if folder in known else ingest
         raise UnknownExperimentError(f"{name} is a path and not the name of an experiment; {remedy}")
+    if "://" in name:
+        raise UnknownExperimentError(f"{name} is an address; download it, then `blis-replay ingest FILE`")
     if "," in name:
         raise UnknownExperimentError(f"no experiment is called {name}; write a space between names, not a comma")
     close = [other for other in known if name.strip() and name.lower() in other.lower()][:3]
