@@ -14,7 +14,7 @@ import numpy as np
 from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import drafting, loop
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.step_time import KernelModel
+from blis_replay.blis.kernel.step_time import KernelModel, step_duration_us
 from blis_replay.blis.latency.models import BatchFeatures, EngineLatency, Lifecycle, StepTime
 from blis_replay.blis.long_run import LongRun
 from blis_replay.blis.result import SimResult, check_conservation, read_result
@@ -111,6 +111,21 @@ class Engine:
         else:
             answer = self._with_room(lambda: drafting.next_batch(self.state, flight, until_us))
         return self._features() if answer == loop.BATCH else None
+
+    def advance_kept(self, latency: EngineLatency) -> k.Table:
+        """Go on until nothing is left to do; the batches with tokens (``kernel.state.BATCH``), one for each step."""
+        model, kept = latency.for_kernel(), np.zeros(0, k.BATCH)
+        if self.flight is not None:
+            batches = []
+            while (batch := self.schedule()) is not None:
+                batches += [self.state.batch.copy()] if batch.prefill_tokens + batch.decode_tokens > 0 else []
+                self.run(step_duration_us(*model, self.state.batch, batch.start_us))
+            return np.concatenate([kept, *batches])
+        going = True
+        while going:
+            kept = np.concatenate([kept, np.zeros(len(self.state.steps) - len(kept), k.BATCH)])
+            going = self._goes_on(loop.advance_kept(self.state, kept, *model))
+        return kept[: self.state.at["rows"].item()]
 
     def serve_rows(self, first: int, last: int, resumed_as_decode: bool) -> Int64s:
         """Schedule one batch with tokens in each row from ``first`` to ``last`` - 1, row numbers for times.

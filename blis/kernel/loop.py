@@ -16,8 +16,10 @@ from blis_replay.blis.kernel.queues import (
 )
 from blis_replay.blis.kernel.schedule import schedule
 from blis_replay.blis.kernel.state import (
+    NEVER,
     NEW,
     NONE,
+    Record,
     State,
     compiled,
     entry,
@@ -72,6 +74,23 @@ def advance_to_answer(
                 return BATCH, seen
         if answer != BATCH:
             return answer, seen
+
+
+@entry
+def advance_kept(state: State, kept: Record, kind: int, int_params: Int64s, float_params: Floats) -> int:
+    """As ``advance`` to the end, step by step; each batch with tokens is kept in the row of its step.
+
+    ``kept``: of ``Batch``, as long as the steps.
+    """
+    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    while True:
+        answer = _next_batch(run, NEVER)
+        if answer != BATCH:
+            return answer
+        if run.batch.prefill_tokens + run.batch.decode_tokens > 0:
+            kept[run.at.rows] = run.batch
+        start_us = max(run.at.now_us, run.at.device_free_us)
+        _run_batch(run, batch_duration_us(kind, int_params, float_params, run.batch, start_us))
 
 
 @entry

@@ -107,8 +107,13 @@ def corrected_us(kind: int, int_params: Int64s, float_params: Floats, batch: Bat
     """What the model makes of the batch with what observed steps exceeded it by, in int_params us, at least 1."""
     own = len(int_params) if kind < CORRECTED else int_params[len(int_params) - 1]
     modelled = modelled_us(kind % CORRECTED, int_params[:own], float_params, batch, start_us)
-    if kind < CORRECTED:
-        return modelled
+    return modelled if kind < CORRECTED else plus_observed_us(int_params, batch, start_us, modelled)
+
+
+@compiled
+def plus_observed_us(int_params: Int64s, batch: Batch, start_us: int, modelled: int) -> int:
+    """What a model makes of the batch, ``modelled``, and what observed steps exceeded it by; at least 1."""
+    own = int_params[len(int_params) - 1]
     line_ns = (
         int_params[own]
         + int_params[own + 1] * batch.prefill_tokens
@@ -126,6 +131,8 @@ def quick_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch
         return linear_us(int_params, batch)
     if kind == BENT:
         return bent_us(float_params, batch)
+    if kind == CORRECTED + LINEAR:
+        return plus_observed_us(int_params, batch, start_us, linear_us(int_params, batch))
     return batch_duration_us(kind, int_params, float_params, batch, start_us)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from blis_replay.blis.latency.models import (
     Regime,
     RegimeModel,
 )
+from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.validate.attribution.recorded_cycles import forced_steps
 
@@ -217,3 +219,21 @@ def test_a_run_goes_on_with_the_kernels_that_it_has() -> None:
     running.advance(latency, 1_000_000)
     running.advance(latency)
     assert running.result().ttft_us.tolist() == [905_770, 5_770]
+
+
+@pytest.mark.parametrize("speculation", [None, Speculation(2, acceptance=(0.5, 0.25))], ids=["counted", "walked"])
+def test_batches_that_are_kept_are_those_of_single_steps(speculation: Speculation | None) -> None:
+    """30 requests of 200 and 200 tokens, 16 at a time: with one token a step there is no room for all at first."""
+    requests = np.full(30, 200)
+    trace = RequestTrace(np.arange(30) * 500_000, requests, requests, requests, np.full(30, NEVER_US))
+    engine = EngineConfig(max_num_seqs=1, max_num_batched_tokens=16, max_model_len=400, async_scheduling=True)
+    engine, model = replace(engine, speculation=speculation), LatencyModel("blackbox", 1_000_000, 10_000, 20_000)
+    running, alone, single = Engine(trace, engine), Engine(trace, engine), []
+    kept = running.advance_kept(model)
+    assert (len(running.state.steps) > len(alone.state.steps)) == (speculation is None)
+    while (batch := alone.schedule()) is not None:
+        if batch.prefill_tokens + batch.decode_tokens > 0:
+            single.append((batch.prefill_tokens, batch.decode_tokens, batch.context_tokens))
+        alone.run(int(step_duration_us(*model.for_kernel(), alone.state.batch, batch.start_us)))
+    assert len(single) == len(kept) > 2_000
+    assert kept[["prefill_tokens", "decode_tokens", "context_tokens"]].tolist() == single

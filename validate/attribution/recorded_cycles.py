@@ -14,8 +14,8 @@ import numpy as np
 
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles
+from blis_replay.blis.latency.operators import durations_us
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Floats, Int64s
@@ -50,18 +50,11 @@ def forced_steps(
     Raises ``TraceError`` as ``simulate`` does.
     """
     running = Engine(trace, engine, lifecycle)
-    observed, asked = cycles.for_kernel(), model.for_kernel()
-    rows = []
-    while (batch := running.schedule()) is not None:
-        contents = running.state.batch
-        duration_us = step_duration_us(*observed, contents, batch.start_us)
-        if batch.prefill_tokens + batch.decode_tokens > 0:
-            modelled_us = step_duration_us(*asked, contents, batch.start_us)
-            tokens = (batch.prefill_tokens, batch.decode_tokens, batch.context_tokens)
-            rows.append((batch.start_us, duration_us, modelled_us, *tokens))
-        running.run(duration_us)
-    table = np.array(rows, np.int64).reshape(-1, 6)
-    return ForcedSteps(table[:, 0], table[:, 1], table[:, 2], table[:, 3:])
+    batches = running.advance_kept(cycles)
+    steps = running.result().steps
+    tokens = [batches[name] for name in ("prefill_tokens", "decode_tokens", "context_tokens")]
+    modelled_us = durations_us(model, batches).astype(np.int64)
+    return ForcedSteps(steps["start_us"], steps["end_us"] - steps["start_us"], modelled_us, np.stack(tokens, axis=1))
 
 
 # Some 50 to 150 steps.
