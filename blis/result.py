@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -190,6 +190,26 @@ class SimResult:
         """int64[n]: duration of the step that gave the last token."""
         durations: Int64s = self.step_end_us - step_column(self.steps, "start_us")
         return durations[self.last_step] if len(durations) else np.zeros(len(self.last_step), np.int64)
+
+    def of_requests(self) -> SimResult:
+        """The same with only those of its steps that gave a request its first or last token, and without segments.
+
+        All that is said of single requests is as it was, in a hundredth of the memory.
+        """
+        rows = np.unique(np.concatenate([self.first_step, self.last_step]))
+        rows = rows[rows >= 0]
+        first, last = (
+            np.where(step >= 0, np.searchsorted(rows, step), step) for step in (self.first_step, self.last_step)
+        )
+        none = self.segments[:0].copy()
+        return replace(self, first_step=first, last_step=last, steps=self.steps[rows], segments=none)
+
+    def later(self, by_us: int) -> SimResult:
+        """The same run so much later: its requests reached the queue later by that, each of them."""
+        steps = self.steps.copy()
+        for name in ("start_us", "end_us", "scheduled_us"):
+            steps[name] += by_us
+        return replace(self, queued_us=self.queued_us + by_us, scheduled_us=self.scheduled_us + by_us, steps=steps)
 
     def token_times_us(self, request: int) -> Int64s:
         """int64[tokens so far]: when the engine had each token of a request."""

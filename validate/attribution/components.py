@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from shlex import quote
 from typing import Any
 
 import numpy as np
 
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
+from blis_replay.blis.latency.models import CorrectedModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.ingest.rows import Rows
@@ -22,7 +23,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import recorded_delays
 from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.attribution.fitted import Fitted, Target, Through, misfit, target_of
+from blis_replay.validate.attribution.fitted import Fitted, Target, Through, misfit, target_of, through_of
 from blis_replay.validate.attribution.recorded_cycles import corrected_model
 from blis_replay.validate.attribution.tried import Tried, best_alternative, with_warm_cache
 from blis_replay.validate.comparison.first_screen import of_store
@@ -77,6 +78,11 @@ class Replayed:
     release: CoefficientRelease
     options: str = ""
 
+    @cached_property
+    def through(self) -> Through | None:
+        """As ``through_of``."""
+        return through_of(self.recording, self.mode, self.entry)
+
     def run(self) -> ReplayRun:
         """Replay it.  Raises what ``replay`` raises."""
         return replay(self.recording, replace(self.release, models=(self.entry,)), self.mode)
@@ -90,12 +96,14 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
     recording, mode = replayed.recording, replayed.mode
     inputs = _inputs(recording, mode)
     lost = any(finding.severity == "unusable" and not finding.metric for finding in recording.findings)
+    server = substituted(inputs, replayed, None)
     for _ in range(0 if lost else _MOST_TRIED):
-        found = best_alternative(*_of(substituted(inputs, replayed, None)), may_be_warm=True)
+        found = None if server.through is None else best_alternative(server.through, may_be_warm=True)
         if found is None:
             break
         inputs.append(_tried(found))
-    fitted = _fitted(substituted(inputs, replayed, None))
+        server = substituted(inputs, replayed, None)
+    fitted = _fitted(server)
     if fitted is not None:
         as_it_is = "the latencies of the requests do not ask for another"
         unable = {name: as_it_is for name, *_ in _COSTS if name not in {component.name for component in fitted}}
@@ -116,10 +124,6 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
 
 # Inputs that are wrong at once; a third is hardly told from chance.
 _MOST_TRIED = 2
-
-
-def _of(replayed: Replayed) -> tuple[Recording, ReplayMode, ModelEntry]:
-    return replayed.recording, replayed.mode, replayed.entry
 
 
 def _tried(found: Tried) -> Component:
@@ -320,18 +324,15 @@ def _fitted(server: Replayed) -> list[Component] | None:
     forced = {mode.pre_queue, mode.schedule, mode.output_processing} != {"modelled"} or mode.step_time != "modelled"
     if forced or not recording.steps.is_empty() or not recording.lifecycles.is_empty():
         return None
-    target = target_of(recording)
-    if target is None or isinstance(server.entry.latency, ObservedCycles | CorrectedModel):
-        return None
-    if np.isnan(target.observed_us[0]).all():
+    through = server.through
+    if through is None or np.isnan(through.target.observed_us[0]).all():
         return None  # E2E alone does not tell steps from delays
-    through = Through(recording, mode, server.entry, target)
     fit = through.fit()
     if fit.left > _EXPLAINS * fit.before:
         return None
     changed = fit.entry(server.entry)
     left = f"their mean difference falls from {100 * fit.before:.1f} to {100 * fit.left:.1f} %"
-    basis = f"not recorded; fitted to the latencies of {target.observed_us.shape[1]:,} requests: {left}"
+    basis = f"not recorded; fitted to the latencies of {through.target.observed_us.shape[1]:,} requests: {left}"
     components = []
     for name, costs, words, fields in _COSTS:
         lifecycle = {key: getattr(changed.lifecycle, key) for key in fields}

@@ -14,12 +14,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from blis_replay.blis.engine import simulate
+from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.blis.result import SimResult, check_conservation
+from blis_replay.blis.setup import queueing_times
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
@@ -35,11 +36,15 @@ EXPLAINED = 0.0025
 _MOST_COSTS, _WORTH_A_COST, _CALLS = 3, 0.9, 8
 # A first cost that leaves so many times what would be enough ends a fit.
 _HOPELESS = 4.0
+# Of a rough fit: a mean is right that is off by this share of what is left.
+_ROUGHLY = 0.05
 # Others that leave as little as the best, give or take so much, explain it equally well.
 EQUAL_SHARE, EQUAL = 1.3, 0.004
 # By how much each is moved to see what it does: ns for the line in the batch, us for delays.
 _STEPS = np.array([300_000.0, 2_000.0, 20_000.0, 20.0, 1_500.0, 60.0, 1_500.0, 1_500.0])
 _DELAYS = 4
+# When a run of requests that may be far too late is looked at, as shares of the time that the recording took.
+_LOOKS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
 # What solves for nothing: nothing could be simulated.
 _NOT_SIMULATED = 10.0
 
@@ -119,45 +124,62 @@ class Through:
     def __init__(self, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target) -> None:
         """Raises what planning a replay of the recording raises."""
         plan = plan_replay(recording, mode)
+        self.recording, self.mode, self.entry, self.target = recording, mode, entry, target
         self._trace: RequestTrace = plan.trace.part(slice(0, len(target.chosen)))
-        self._engine: EngineConfig = plan.engine
-        self._entry, self._target = entry, target
-        self._known: dict[bytes, _Point] = {}
-        self._served: tuple[tuple[float, ...], SimResult] | None = None
-        self.as_it_is: Floats = self.difference(np.zeros(len(_STEPS)))
+        self._begin(plan.engine)
 
-    def on(self, engine: EngineConfig) -> Through:
-        """The same requests on an engine with other arguments, of those that change no request."""
+    def on(self, engine: EngineConfig, most: float = np.inf) -> Through:
+        """The same requests on an engine with other arguments, of those that change no request.
+
+        ``most``: if as it is it leaves more, that is all that is said of it, and its run is not waited for.
+        """
         other = copy(self)
-        other._engine, other._known, other._served = engine, {}, None
-        other.as_it_is = other.difference(np.zeros(len(_STEPS)))
+        other._begin(engine, most)
         return other
+
+    def _begin(self, engine: EngineConfig, most: float = np.inf) -> None:
+        self._engine = engine
+        # One engine serves requests that all come later by the same time as before, only later, if none gives up.
+        self._moves_as_one = engine.data_parallel_size == 1 and bool((self._trace.abort_us == NEVER_US).all())
+        self._known: dict[bytes, _Point] = {}
+        self._served: dict[tuple[int, ...], SimResult] = {}
+        self._fit: Fitted | None = None
+        self.as_it_is: Floats = self._far_off()
+        if most < _NOT_SIMULATED and engine.data_parallel_size == 1:
+            try:
+                served = self._served_within(most)
+            except TraceError:
+                served = None
+            if served is None:
+                return
+            self._served[0, 0, 0, 0] = served.of_requests()
+        self.as_it_is = self.difference(np.zeros(len(_STEPS)))
 
     @property
     def has_first_tokens(self) -> bool:
         """Whether it was observed of all requests when their first token came."""
-        return not np.isnan(self._target.observed_us[0]).any()
+        return not np.isnan(self.target.observed_us[0]).any()
 
     def streams_us(self) -> tuple[Floats, Floats]:
         """Sent, first token and end of each request at the client, float64[3, m]: observed, and as it is simulated.
 
         Raises what simulating it raises.
         """
-        result = simulate(self._trace, self._engine, self._entry.latency, self._entry.lifecycle)
-        chosen = self._target.chosen
+        result = simulate(self._trace, self._engine, self.entry.latency, self.entry.lifecycle)
+        chosen = self.target.chosen
         sent_us = self._trace.arrival_us[chosen].astype(np.float64)
-        first_us, end_us = self._target.observed_us[:2]
+        first_us, end_us = self.target.observed_us[:2]
         simulated = (result.ttft_us[chosen], result.e2e_us[chosen])
         return tuple(np.stack([sent_us, sent_us + a, sent_us + b]) for a, b in ((first_us, end_us), simulated))  # type: ignore[return-value]
 
     def difference(self, at: Floats) -> Floats:
         """float64[marks, m]: simulated less observed, relative to the scale; nan where not recorded."""
         costs = _fitted(0.0, 0.0, at)
-        target = self._target
+        target = self.target
         try:
             result = self._result(costs)
         except TraceError:
-            return np.where(np.isnan(target.observed_us), np.nan, _NOT_SIMULATED)
+            return self._far_off()
         parts: list[Int64s] = [result.ttft_us, result.e2e_us]
         if target.stamped:
             parts += [
@@ -168,23 +190,54 @@ class Through:
         simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
         return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
 
-    def _result(self, costs: Fitted) -> SimResult:
-        """The run with these costs: the last one if only delays after a token differ, unknown to the engine."""
-        entry = costs.entry(self._entry)
-        in_engine = (*costs.line_ns, entry.lifecycle.pre_queue_us)
-        if self._served is None or self._served[0] != in_engine:
-            self._served = in_engine, simulate(self._trace, self._engine, entry.latency, entry.lifecycle)
-        return replace(self._served[1], lifecycle=entry.lifecycle)
+    def _far_off(self) -> Floats:
+        return np.where(np.isnan(self.target.observed_us), np.nan, _NOT_SIMULATED)
 
-    def fit(self, enough: float = np.inf) -> Fitted:
+    def _served_within(self, most: float) -> SimResult | None:
+        """The run as it is; None as soon as so many are so late that more than ``most`` is left however it ends."""
+        target, running = self.target, Engine(self._trace, self._engine, self.entry.lifecycle)
+        ends_us = self._trace.arrival_us[target.chosen] + target.observed_us[1]
+        enough = most * np.count_nonzero(~np.isnan(target.observed_us))
+        for until_us in float(np.nanmax(ends_us)) * np.array(_LOOKS):
+            running.advance(self.entry.latency, int(until_us))
+            is_open = np.zeros(len(self._trace), np.bool_)
+            is_open[running.order] = running.state.outcomes["last_step"] < 0
+            late = (running.now_us - ends_us[is_open[target.chosen]]) / target.scale_us[1]
+            if np.nansum(np.maximum(late, 0)) > enough:
+                return None
+        running.advance(self.entry.latency)
+        result = running.result()
+        check_conservation(self._trace.abort_us, running.state, result)
+        return result
+
+    def _result(self, costs: Fitted) -> SimResult:
+        """The requests of the run with these costs; of one before if the engine serves them as it did, or all later."""
+        entry = costs.entry(self.entry)
+        before = self._served.get(costs.line_ns)
+        if before is not None:
+            moved_us = queueing_times(self._trace, entry.lifecycle) - before.queued_us
+            if not moved_us.any():
+                return replace(before, lifecycle=entry.lifecycle)
+            if self._moves_as_one and (moved_us == moved_us[0]).all():
+                return replace(before.later(int(moved_us[0])), lifecycle=entry.lifecycle)
+        # Steps are not kept: a run that finds the memory of one before takes a fifth of the time.
+        result = simulate(self._trace, self._engine, entry.latency, entry.lifecycle).of_requests()
+        self._served[costs.line_ns] = result
+        return result
+
+    def fit(self, enough: float = np.inf, *, roughly: bool = False) -> Fitted:
         """One cost after the other, while each leaves clearly less than before.
 
         Ends early where the first leaves so much more than ``enough`` that others will not make up for it.
+        ``roughly``: means need not be right, only nearly so beside what is left: that takes half as many replays.
         """
+        if self._fit is not None:
+            return self._fit
         best = _Point(np.zeros(len(_STEPS)), self.as_it_is)
         chosen: list[tuple[int, frozenset[int]]] = []
         while best.left >= EXPLAINED and len(chosen) < _MOST_COSTS:
-            tried = {cost: self._solved(best, cost) for cost in range(len(_STEPS))}
+            right = max(EXPLAINED / 10, _ROUGHLY * best.left if roughly else 0.0)
+            tried = {cost: self._solved(best, cost, right) for cost in range(len(_STEPS))}
             cost = min(tried, key=lambda cost: tried[cost].left)
             if tried[cost].left > _WORTH_A_COST * best.left:
                 break
@@ -194,10 +247,16 @@ class Through:
             if best.left > _HOPELESS * enough:
                 break
         self._known.clear()
-        return _fitted(misfit(self.as_it_is), best.left, best.at, tuple(chosen))
+        self._served.clear()
+        found = _fitted(misfit(self.as_it_is), best.left, best.at, tuple(chosen))
+        self._fit = None if roughly or enough < np.inf else found
+        return found
 
-    def _solved(self, start: _Point, cost: int) -> _Point:
-        """The best point on the way on which changing one cost makes the mean of a latency right: the secant method."""
+    def _solved(self, start: _Point, cost: int, right: float) -> _Point:
+        """The best point on the way on which changing one cost makes the mean of a latency right: the secant method.
+
+        ``right``: it is if it differs by no more.
+        """
         best = start
         means: list[Callable[[Floats], float]] = [partial(_mean, row=1)]
         if not np.isnan(start.difference[0]).all():
@@ -208,7 +267,7 @@ class Through:
                 point = self._at(start.at + moved * np.eye(len(_STEPS))[cost] * _STEPS)
                 best = min(best, point, key=lambda point: point.left)
                 there = mean(point.difference)
-                if abs(there) < EXPLAINED / 10 or abs(there - here) < 1e-9:
+                if abs(there) < right or abs(there - here) < 1e-9:
                     break
                 furthest = 4 * max(abs(moved - last), 1.0)
                 further = float(np.clip(-there * (moved - last) / (there - here), -furthest, furthest))
@@ -245,6 +304,12 @@ class Through:
         if key not in self._known:
             self._known[key] = _Point(at, self.difference(at))
         return self._known[key]
+
+
+def through_of(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> Through | None:
+    """A replay to fit; None of observed step times, and of too few requests.  Raises what planning it raises."""
+    target = None if isinstance(entry.latency, ObservedCycles | CorrectedModel) else target_of(recording)
+    return None if target is None else Through(recording, mode, entry, target)
 
 
 @dataclass(frozen=True)

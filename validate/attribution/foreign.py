@@ -25,7 +25,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.attribute import Subset, all_subsets, shapley_values
-from blis_replay.validate.attribution.fitted import Fitted, Through, target_of
+from blis_replay.validate.attribution.fitted import Fitted, Through, through_of
 from blis_replay.validate.attribution.tried import Alternative, Tried, alternatives, best_alternative
 from blis_replay.validate.comparison.leaderboard import Cost
 from blis_replay.validate.errors import NothingToJudgeError
@@ -124,12 +124,12 @@ def _imitation(
 
     Raises what planning a replay of the recording raises.
     """
-    target = target_of(recording)
-    if target is None:
-        return None
     for one in declared:
         recording = one.of(recording)
-    tried = best_alternative(recording, mode, entry)
+    through = through_of(recording, mode, entry)
+    if through is None:
+        return None
+    tried = best_alternative(through)
     if tried is not None and tried.best.name in {one.name for one in declared}:
         # Its answers are nearer with what it says that it lacks.
         return _imitation(
@@ -137,7 +137,8 @@ def _imitation(
         )
     if tried is not None:
         recording, mode = tried.best.of(recording), replace(mode, **tried.best.mode)
-    return _Imitation(Through(recording, mode, entry, target).fit(), declared, tried)
+        through = Through(recording, mode, entry, through.target)
+    return _Imitation(through.fit(), declared, tried)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
-from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.compiled.arrays import Floats
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.readers.server.engine_defaults import shown_argument
@@ -24,12 +22,14 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.engine import engine_config, replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens
-from blis_replay.validate.attribution.fitted import EQUAL, EQUAL_SHARE, Fitted, Target, Through, misfit, target_of
+from blis_replay.validate.attribution.fitted import EQUAL, EQUAL_SHARE, Fitted, Through, misfit
 
 # An alternative must leave at most this share of what step time and delays alone leave, and so much less in all.
 _LEAVES, _BETTER_BY = 0.6, 0.01
 # One that alone leaves so many times what is off as told is none: a fit would have to hide nearly all that it does.
 _FURTHEST = 2.0
+# A rough fit that leaves so many times what may count is not made exact.
+_FAR = 1.1
 # Values of an argument beside which step time and delays are fitted: those that leave least without.
 _MOST_VALUES = 3
 # Numbers of KV blocks are tried on a ladder of at least so many, and then so many between two of its rungs.
@@ -88,20 +88,13 @@ class Tried:
     beside_a_fit: bool
 
 
-def best_alternative(
-    recording: Recording, mode: ReplayMode, entry: ModelEntry, *, may_be_warm: bool = False
-) -> Tried | None:
+def best_alternative(told: Through, *, may_be_warm: bool = False) -> Tried | None:
     """The alternative that explains best what the requests had otherwise than simulated; None if none is needed.
 
-    ``may_be_warm``: whether the prompts may have been served before, which only a real server remembers.
-    Raises what planning a replay of the recording raises.
+    ``told``: a replay with the inputs as told.  ``may_be_warm``: whether the prompts may have been served before, which
+    only a real server remembers.  Raises what planning a replay of the recording raises.
     """
-    if isinstance(entry.latency, ObservedCycles | CorrectedModel):
-        return None
-    target = target_of(recording)
-    if target is None:
-        return None
-    told = Through(recording, mode, entry, target)
+    recording, mode = told.recording, told.mode
     before = misfit(told.as_it_is)
     if before < _BETTER_BY:
         return None
@@ -111,11 +104,11 @@ def best_alternative(
     for choice in ((*alternatives(recording, mode), *others), tuple(_ranks(recording))):
         tried = []
         for alternative in choice:
-            through = _through(alternative, told, recording, mode, entry, target)
+            through = _through(alternative, told, _FURTHEST * before)
             # What changes nothing needs no more than to be seen to change nothing.
             if through is not None and not np.array_equal(through.as_it_is, told.as_it_is, equal_nan=True):
                 tried.append(_Trial(alternative, through))
-        tried += _between(tried, told, before, recording, mode)
+        tried += _between(tried, told, before)
         found = _as_it_is(tried, before, fitted.left)
         if found is None and fitted.left >= _BETTER_BY:
             found = _beside_a_fit([t for t in tried if t.as_it_is <= _FURTHEST * before], fitted) or _without_a_fit(
@@ -145,27 +138,17 @@ _OF_THE_ENGINE = {
 }
 
 
-def _on_engine(alternative: Alternative, told: Through, recording: Recording, mode: ReplayMode) -> Through | None:
+def _through(alternative: Alternative, told: Through, most: float) -> Through | None:
+    recording, mode = alternative.of(told.recording), replace(told.mode, **alternative.mode)
     try:
-        return told.on(engine_config(replayed_engine(alternative.of(recording), mode), mode))
+        if not alternative.mode and not alternative.warm and alternative.engine.keys() <= _OF_THE_ENGINE:
+            return told.on(engine_config(replayed_engine(recording, mode), mode), most)
+        return Through(recording, mode, told.entry, told.target)
     except ExperimentError:
         return None
 
 
-def _through(
-    alternative: Alternative, told: Through, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target
-) -> Through | None:
-    if not alternative.mode and not alternative.warm and alternative.engine.keys() <= _OF_THE_ENGINE:
-        return _on_engine(alternative, told, recording, mode)
-    try:
-        return Through(alternative.of(recording), replace(mode, **alternative.mode), entry, target)
-    except ExperimentError:
-        return None
-
-
-def _between(
-    tried: Sequence[_Trial], told: Through, before: float, recording: Recording, mode: ReplayMode
-) -> list[_Trial]:
+def _between(tried: Sequence[_Trial], told: Through, before: float) -> list[_Trial]:
     """Numbers of KV blocks between the best of the ladder and those beside it: any number is as likely."""
     rungs = sorted((t for t in tried if _BLOCKS in t.alternative.engine), key=lambda t: t.alternative.engine[_BLOCKS])
     if len(rungs) < _LADDER:
@@ -174,10 +157,10 @@ def _between(
     if rungs[place].as_it_is > before - _BETTER_BY:
         return []
     low, high = (int(rungs[i].alternative.engine[_BLOCKS]) for i in (max(place - 1, 0), min(place + 1, len(rungs) - 1)))
-    said = recording.engine.get(_BLOCKS)
+    said = told.recording.engine.get(_BLOCKS)
     values = range(low + 1, high, max((high - low) // _BETWEEN, 1))
     more = [_argument(_BLOCKS, value, None if said is None else said.value) for value in values]
-    through = [(one, _on_engine(one, told, recording, mode)) for one in more]
+    through = [(one, _through(one, told, _FURTHEST * before)) for one in more]
     return [_Trial(one, found) for one, found in through if found is not None]
 
 
@@ -209,11 +192,17 @@ def _beside_a_fit(tried: Sequence[_Trial], told: Fitted) -> Tried | None:
     for name in dict.fromkeys(one.alternative.name for one in tried):
         of_name = [one for one in tried if one.alternative.name == name]
         promising += sorted(of_name, key=lambda one: one.as_it_is)[:_MOST_VALUES]
-    left = [(one.through.fit(_LEAVES * told.left).left, one) for one in promising]
+    left = [(_left_beside(one, _LEAVES * told.left), one) for one in promising]
     least = min((value for value, _ in left), default=told.left)
     if least > _LEAVES * told.left or told.left - least < _BETTER_BY:
         return None
     return _best(left, told.left, beside_a_fit=True)
+
+
+def _left_beside(one: _Trial, most: float) -> float:
+    """What a fit beside an alternative leaves; roughly where that is far too much, and no other fit would do."""
+    roughly = one.through.fit(most, roughly=True).left
+    return roughly if roughly > _FAR * (EQUAL_SHARE * most + EQUAL) else one.through.fit(most).left
 
 
 def _best(left: Sequence[tuple[float, _Trial]], before: float, *, beside_a_fit: bool) -> Tried:

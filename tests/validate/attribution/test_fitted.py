@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from blis_replay.blis.engine import simulate
+from blis_replay.blis.engine import Engine, simulate
+from blis_replay.blis.trace import NEVER_US
 from blis_replay.fixtures.faults import Fault, planted_case
+from blis_replay.replay.engine import engine_config, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.attribution import fitted
-from blis_replay.validate.attribution.fitted import Through, target_of
+from blis_replay.validate.attribution.fitted import Through, misfit, through_of
 
 # Places of what is fitted: ns a step, then delays (us) before the queue, per token and per request after it, and of the
 # stamp of the first token alone.
 PER_STEP, PRE_QUEUE, PER_TOKEN, PER_REQUEST, STAMP = 0, 4, 5, 6, 7
 
 
-def test_delays_after_a_token_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come on top of what the engine did: E2E is later by 70 us a token and 900 us, TTFT by 70 us."""
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the simulator is called with from now on."""
     runs = []
 
     def counted(*arguments: Any) -> Any:
@@ -27,12 +30,29 @@ def test_delays_after_a_token_are_tried_without_a_replay(monkeypatch: pytest.Mon
         return simulate(*arguments)
 
     monkeypatch.setattr(fitted, "simulate", counted)
+    return runs
+
+
+def _as_told() -> Through:
+    """A synthetic server, and a simulator that is right about it."""
     case = planted_case(Fault("", ()))
-    recording, target = case.recording, target_of(case.recording)
-    assert target is not None
-    entry = case.release.entry_for(recording.model, recording.tensor_parallelism, recording.alias)
+    entry = case.release.entry_for(case.recording.model, case.recording.tensor_parallelism, case.recording.alias)
     assert entry is not None
-    through = Through(recording, ReplayMode(), entry, target)
+    through = through_of(case.recording, ReplayMode(), entry)
+    assert through is not None
+    return through
+
+
+def _with_at_once(told: Through, requests: int, most: float = np.inf) -> Through:
+    """The same server if it ran so many requests at once."""
+    return told.on(engine_config(with_engine(told.recording, {"max_num_seqs": requests}, "tried"), ReplayMode()), most)
+
+
+def test_delays_around_the_engine_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2E is later by 70 us a token and 900 us, TTFT by 70 us; all of it by a delay before the queue."""
+    runs = _counted(monkeypatch)
+    through = _as_told()
+    recording, entry, target = through.recording, through.entry, through.target
 
     def later_us(**costs: float) -> Any:
         at = np.zeros(8)
@@ -49,8 +69,43 @@ def test_delays_after_a_token_are_tried_without_a_replay(monkeypatch: pytest.Mon
     assert len(runs) == 1
     assert moved_us[0] == pytest.approx(np.full(len(tokens), 5_000.0), abs=1e-5)
     assert moved_us[1] == pytest.approx(np.zeros(len(tokens)), abs=1e-5)  # the last token is in time
-    later_us(PRE_QUEUE=2_000.0)
-    later_us(PRE_QUEUE=2_000.0, PER_TOKEN=70.0)
+    moved_us = later_us(PRE_QUEUE=2_000.0, PER_TOKEN=70.0)
+    assert len(runs) == 1
+    lifecycle = replace(entry.lifecycle, pre_queue_us=entry.lifecycle.pre_queue_us + 2_000)
+    replayed = Through(recording, ReplayMode(), replace(entry, lifecycle=lifecycle), target)
+    replayed_us = (replayed.as_it_is - through.as_it_is) * target.scale_us[:, None]
+    assert moved_us[0] == pytest.approx(replayed_us[0] + 70.0, abs=1e-5)
+    assert moved_us[1] == pytest.approx(replayed_us[1] + 70.0 * tokens, abs=1e-5)
     assert len(runs) == 2
     later_us(PER_STEP=300_000.0)
     assert len(runs) == 3
+
+
+def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request at a time is off by more than twice all latencies; one that is off by less stays to the last bit."""
+    told, most = _as_told(), 2.0
+    slow, wide = _with_at_once(told, 1), _with_at_once(told, 11)
+    assert misfit(slow.as_it_is) > most > misfit(wide.as_it_is) > 0
+    advanced_us = []
+
+    class Watched(Engine):
+        def advance(self, latency: Any, until_us: int = NEVER_US) -> None:
+            advanced_us.append(until_us)
+            super().advance(latency, until_us)
+
+    monkeypatch.setattr(fitted, "Engine", Watched)
+    assert (_with_at_once(told, 1, most).as_it_is[:2] == 10.0).all()  # what stands for what cannot be simulated
+    assert max(advanced_us) < NEVER_US
+    assert np.array_equal(_with_at_once(told, 11, most).as_it_is, wide.as_it_is, equal_nan=True)
+    assert max(advanced_us) == NEVER_US
+
+
+def test_a_rough_fit_takes_fewer_replays_and_leaves_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a tenth of what an exact one leaves, for at most three quarters of its replays."""
+    runs = _counted(monkeypatch)
+    roughly = _with_at_once(_as_told(), 11).fit(roughly=True)
+    rough_runs = len(runs)
+    exactly = _with_at_once(_as_told(), 11).fit()
+    assert exactly.left < exactly.before
+    assert roughly.left == pytest.approx(exactly.left, rel=0.1)
+    assert rough_runs < 0.75 * (len(runs) - rough_runs)
