@@ -121,10 +121,13 @@ class Engine:
                 batches += [self.state.batch.copy()] if batch.prefill_tokens + batch.decode_tokens > 0 else []
                 self.run(step_duration_us(*model, self.state.batch, batch.start_us))
             return np.concatenate([kept, *batches])
-        going = True
-        while going:
+
+        def go_on() -> int:
+            nonlocal kept
             kept = np.concatenate([kept, np.zeros(len(self.state.steps) - len(kept), k.BATCH)])
-            going = self._goes_on(loop.advance_kept(self.state, kept, *model))
+            return loop.advance_kept(self.state, kept, *model)
+
+        self._with_room(go_on)
         return kept[: self.state.at["rows"].item()]
 
     def serve_rows(self, first: int, last: int, resumed_as_decode: bool) -> Int64s:
