@@ -94,8 +94,8 @@ def replay(
     recording, mode = of_summary(recording, mode)
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
-    if mode.warm_up == "modelled" and isinstance(simulator, EmbeddedEngine):
-        plan = with_kernels(plan, recording, None if entry is None else entry.first_use)
+    if entry is not None and isinstance(simulator, EmbeddedEngine):
+        plan = with_kernels(plan, recording, mode, entry.first_use)
     simulated = simulator.serve(recording, plan)
     if mode.warm_up == "recorded":
         stalls, basis = recorded_stalls(recording, mode, simulated.completed, simulated.ttft_us)

@@ -100,9 +100,9 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
 
 
-def with_kernels(plan: ReplayPlan, recording: Recording, first_use: FirstUse | None) -> ReplayPlan:
+def with_kernels(plan: ReplayPlan, recording: Recording, mode: ReplayMode, first_use: FirstUse | None) -> ReplayPlan:
     """The plan with the kernels that a new server compiles, unless the recording shows that it had them."""
-    if first_use is None or plan.cycles is not None:
+    if first_use is None or mode.warm_up != "modelled" or plan.cycles is not None:
         return plan
     captured = captured_tokens(recording, plan.engine.max_num_seqs)
     waits, basis = waits_for_kernels(recording, first_use, captured)

@@ -16,7 +16,7 @@ import numpy as np
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
+from blis_replay.blis.latency.models import CorrectedModel, EngineLatency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.setup import queueing_times
@@ -25,7 +25,7 @@ from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import server_stamps
-from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.plan import plan_replay, with_kernels
 from blis_replay.validate.metrics.observed import observed_requests
 
 # A fit looks at so many requests: enough to tell, few enough to be simulated some thousand times.
@@ -123,10 +123,10 @@ class Through:
 
     def __init__(self, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target) -> None:
         """Raises what planning a replay of the recording raises."""
-        plan = plan_replay(recording, mode)
+        self._plan = with_kernels(plan_replay(recording, mode), recording, mode, entry.first_use)
         self.recording, self.mode, self.entry, self.target = recording, mode, entry, target
-        self._trace: RequestTrace = plan.trace.part(slice(0, len(target.chosen)))
-        self._begin(plan.engine)
+        self._trace: RequestTrace = self._plan.trace.part(slice(0, len(target.chosen)))
+        self._begin(self._plan.engine)
 
     def on(self, engine: EngineConfig, most: float = np.inf) -> Through:
         """The same requests on an engine with other arguments, of those that change no request.
@@ -165,7 +165,7 @@ class Through:
 
         Raises what simulating it raises.
         """
-        result = simulate(self._trace, self._engine, self.entry.latency, self.entry.lifecycle)
+        result = simulate(self._trace, self._engine, self._latency(self.entry), self.entry.lifecycle)
         chosen = self.target.chosen
         sent_us = self._trace.arrival_us[chosen].astype(np.float64)
         first_us, end_us = self.target.observed_us[:2]
@@ -190,6 +190,9 @@ class Through:
         simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
         return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
 
+    def _latency(self, entry: ModelEntry) -> EngineLatency:
+        return replace(self._plan, engine=self._engine).latency(entry.latency)
+
     def _far_off(self) -> Floats:
         return np.where(np.isnan(self.target.observed_us), np.nan, _NOT_SIMULATED)
 
@@ -198,14 +201,15 @@ class Through:
         target, running = self.target, Engine(self._trace, self._engine, self.entry.lifecycle)
         ends_us = self._trace.arrival_us[target.chosen] + target.observed_us[1]
         enough = most * np.count_nonzero(~np.isnan(target.observed_us))
+        latency = self._latency(self.entry)
         for until_us in float(np.nanmax(ends_us)) * np.array(_LOOKS):
-            running.advance(self.entry.latency, int(until_us))
+            running.advance(latency, int(until_us))
             is_open = np.zeros(len(self._trace), np.bool_)
             is_open[running.order] = running.state.outcomes["last_step"] < 0
             late = (running.now_us - ends_us[is_open[target.chosen]]) / target.scale_us[1]
             if np.nansum(np.maximum(late, 0)) > enough:
                 return None
-        running.advance(self.entry.latency)
+        running.advance(latency)
         result = running.result()
         check_conservation(self._trace.abort_us, running.state, result)
         return result
@@ -221,7 +225,7 @@ class Through:
             if self._moves_as_one and (moved_us == moved_us[0]).all():
                 return replace(before.later(int(moved_us[0])), lifecycle=entry.lifecycle)
         # Steps are not kept: a run that finds the memory of one before takes a fifth of the time.
-        result = simulate(self._trace, self._engine, entry.latency, entry.lifecycle).of_requests()
+        result = simulate(self._trace, self._engine, self._latency(entry), entry.lifecycle).of_requests()
         self._served[costs.line_ns] = result
         return result
 

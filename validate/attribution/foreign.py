@@ -22,7 +22,7 @@ from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA,
 from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.plan import plan_replay, with_kernels
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.attribute import Subset, all_subsets, shapley_values
 from blis_replay.validate.attribution.fitted import Fitted, Through, through_of
@@ -167,8 +167,8 @@ class _Parts:
         for one in self.found.inputs:
             if one.name not in back:
                 recording, mode = one.of(recording), replace(mode, **one.mode)
-        plan = plan_replay(recording, mode)
-        return simulate(plan.trace, plan.engine, latency, lifecycle)
+        plan = with_kernels(plan_replay(recording, mode), recording, mode, self.entry.first_use)
+        return simulate(plan.trace, plan.engine, plan.latency(latency), lifecycle)
 
     def evidence(self) -> dict[str, str]:
         """A sentence a component: what the imitation has there, and what it should have."""

@@ -184,7 +184,7 @@ def first_use_of(
 def _replayed(recording: Recording, entry: ModelEntry, asynchronous: bool) -> tuple[ReplayPlan, SimResult]:
     """A recording by an entry, under a scheduling mode."""
     mode = ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
-    plan = with_kernels(plan_replay(with_lengths(recording), mode), recording, entry.first_use)
+    plan = with_kernels(plan_replay(with_lengths(recording), mode), recording, mode, entry.first_use)
     return plan, simulate(plan.trace, plan.engine, plan.latency(entry.latency), entry.lifecycle)
 
 
