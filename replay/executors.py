@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
@@ -216,3 +217,4 @@ def _start(ray: Any, workers: int | None) -> None:
                 if is_last or isinstance(error, ValueError):
                     raise ReplayError(f"{why}; use --executor local") from None
             print(f"{why}; starting it once more", file=sys.stderr, flush=True)
+            gc.collect()  # those of this try, while their warnings are ignored

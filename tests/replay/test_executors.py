@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -219,6 +220,24 @@ def test_a_ray_of_this_machine_that_does_not_come_up_is_started_once_more(
         assert str(raised.value) == said + "use --executor local"
     assert capsys.readouterr().err == said + "starting it once more\n"
     assert [options["num_cpus"] for options in starts] == [2, 2]
+
+
+def test_processes_of_a_start_that_failed_are_let_go_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray leaves their handles in circles for the collector of garbage; a test fails where one is warned of later."""
+    running: list[weakref.ref[subprocess.Popen[bytes]]] = []
+
+    def init(**_options: object) -> None:
+        if not running:
+            circle: list[object] = [
+                subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+            ]
+            circle.append(circle)
+            running.append(weakref.ref(circle[0]))  # type: ignore[arg-type]
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    executors._start(SimpleNamespace(init=init, exceptions=SimpleNamespace(RayError=RuntimeError)), 2)
+    assert running[0]() is None
 
 
 _SCRIPT = """
