@@ -175,6 +175,10 @@ class _FirstUseText(Struct, frozen=True, kw_only=True):
     experts_per_token: Annotated[int, Meta(ge=1, le=1_000)]
     source: Text | None = None
 
+    def __post_init__(self) -> None:
+        if self.experts_per_token > self.experts:
+            raise FieldError("experts_per_token", "is more than there are experts", "correct one of them")
+
     def first_use(self) -> FirstUse:
         """What it stands for."""
         return FirstUse(round(self.compile), self.experts, self.experts_per_token)

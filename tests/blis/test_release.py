@@ -190,3 +190,19 @@ def test_what_a_release_was_fitted_on_is_remembered() -> None:
 def test_releases_are_safe_yaml() -> None:
     for text in bundled_releases().values():
         assert isinstance(yaml.safe_load(text), dict)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("experts_per_token: 2", "experts_per_token: 9", "experts_per_token: is more than there are experts"),
+        ("compile: 900000 us", "compile: -5 us", "compile: is -5 us"),
+        ("experts: 8", "experts: 0", "experts: is 0"),
+    ],
+)
+def test_kernels_that_cannot_be_are_refused(before: str, after: str, said: str) -> None:
+    """Two of Mixtral's eight experts serve a token, and a kernel takes 0.9 s to compile."""
+    text = bundled_releases()["h100-vllm-0.15.1"]
+    assert before in text
+    with pytest.raises(ReleaseError, match=rf"models\[3\]\.first_use\.{said}"):
+        parse_release(text.replace(before, after), "mine.yaml")
