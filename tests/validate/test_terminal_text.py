@@ -91,6 +91,13 @@ def test_what_has_no_room_stands_below_its_row(terminal: pytest.MonkeyPatch) -> 
     assert plain(table_text(table)).splitlines() == ["name", "----", "a", "      b; c"]
 
 
+def test_what_would_be_cut_on_a_wide_line_stands_below_its_row_too(terminal: pytest.MonkeyPatch) -> None:
+    """In 160 columns a name of 4 and a reason of 160 take 4 + 2 + 160: the reason keeps every letter below."""
+    terminal.setenv("COLUMNS", "160")
+    table = Table("", (Column("name"), Column("why", below=True)), [["a", "y" * 160]], cut=True)
+    assert "".join(plain(table_text(table)).split()).endswith("a" + "y" * 160)
+
+
 def test_the_longest_cells_are_cut_to_the_width_there_is(terminal: pytest.MonkeyPatch) -> None:
     table = Table("", columns_named("one", "two"), [["a" * 70, "b" * 70]], cut=True)
     assert plain(table_text(table)).splitlines()[2] == f"{'a' * 70}  {'b' * 70}"

@@ -100,6 +100,8 @@ def _parts(table: Table, widths: Sequence[int]) -> list[list[int]]:
     """Which columns are shown, in one table or in several below each other."""
     columns, room = table.columns, line_columns()
     kept = [i for i, column in enumerate(columns) if not column.wide and (has_room() or not column.below)]
+    if _total(widths[i] for i in kept) > room:  # a cell below its row is whole; beside it, it would be cut
+        kept = [i for i in kept if not columns[i].below]
     if _total(widths[i] for i in kept if widths[i]) > room:
         kept = [i for i in kept if not columns[i].spare]
     numbers = sorted({column.part for column in columns if column.part})
