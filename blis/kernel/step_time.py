@@ -26,9 +26,10 @@ LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES, OPERATORS, BENT = range(8)
 
 # -- LINEAR: int_params = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates); ns per 1,000 tokens attended to
-#    by prefill.
+#    by prefill; then from how many prefill tokens on each costs how many ns more.
 
-# -- REGIMES: float_params = overhead_us, per_request_us, then a row a regime:
+# -- REGIMES: float_params = overhead_us, per_request_us, from how many prefill tokens on each costs how many us more;
+#    then a row a regime:
 #    condition feature (-1: always), operator, value, expm1 (0/1), intercept, coefficients;
 #    then FEATURES places for the features of the batch.
 PREFILL_TOKENS, DECODE_TOKENS, PREFILL_REQUESTS, DECODE_REQUESTS, SCHEDULED_TOKENS, KV_SUM, KV_MEAN = range(7)
@@ -47,11 +48,12 @@ FEATURE_NAMES = (
     "prefill_sq",
 )
 # -- BENT, lines in prefill tokens, decode tokens and kv_sum, by the number of decode tokens: float_params = for each
-#    line, ascending, the most decode tokens it is for, intercept (us), and its three coefficients.
+#    line, ascending, the most decode tokens it is for, intercept (us), and its three coefficients; last, from how
+#    many prefill tokens on each costs how many us more.
 BENT_SIZE = 5
 
 EQUAL, BELOW, AT_MOST, ABOVE, AT_LEAST = range(5)
-REGIME_HEAD = 2
+REGIME_HEAD = 4
 REGIME_SIZE = 5 + FEATURES
 
 # -- OBSERVED: int_params = times (us, ascending), then the cycle (us) from each of them on; float_params = for each
@@ -192,7 +194,7 @@ def kernel_of(tokens: int, per_token: int, of_experts: int) -> int:
 
 @compiled
 def linear_us(int_params: Int64s, batch: Batch) -> int:
-    """``min(cap, max(floor, b0 + b1*prefill + b2*decode + b3*context + b4*attended))``, rounded once."""
+    """``min(cap, max(floor, b0 + b1*prefill + b2*decode + b3*context + b4*attended + b5*beyond))``, rounded once."""
     total_ns = (
         int_params[0]
         + int_params[1] * batch.prefill_tokens
@@ -201,6 +203,8 @@ def linear_us(int_params: Int64s, batch: Batch) -> int:
     )
     if batch.attended_tokens > 0:
         total_ns += int_params[7] * batch.attended_tokens // 1000
+    if batch.prefill_tokens > int_params[8]:
+        total_ns += int_params[9] * (batch.prefill_tokens - int_params[8])
     total_ns = max(total_ns, int_params[4])
     if int_params[5] > 0:
         total_ns = min(total_ns, int_params[5])
@@ -235,6 +239,9 @@ def bent_us(float_params: Floats, batch: Batch) -> int:
     us += float_params[index(line + 2)] * batch.prefill_tokens
     us += float_params[index(line + 3)] * decodes
     us += float_params[index(line + 4)] * (batch.context_tokens - batch.decode_tokens)
+    most = float_params[index(len(float_params) - 2)]
+    if batch.prefill_tokens > most:
+        us += float_params[index(len(float_params) - 1)] * (batch.prefill_tokens - most)
     return int(min(max(us, 1.0), LONGEST_STEP_US))
 
 
@@ -249,6 +256,8 @@ def regimes_us(float_params: Floats, batch: Batch) -> int:
             us = float_params[first + 4]
             for i in range(FEATURES):
                 us += float_params[first + 5 + i] * features[i]
+            if features[PREFILL_TOKENS] > float_params[2]:
+                us += float_params[3] * (features[PREFILL_TOKENS] - float_params[2])
             if float_params[first + 3] > 0:
                 us = math.expm1(us)
             break

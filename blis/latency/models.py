@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import chain
 from typing import Literal, Protocol
 
 import numpy as np
@@ -89,12 +90,24 @@ def _unsound(tree: Tree, features: int) -> str:
 
 
 @dataclass(frozen=True)
+class PrefillBeyond:
+    """Beyond so many prefill tokens in a batch, each of them costs so much more.
+
+    A batch's products take as long as reading the weights or as computing, whichever is longer, and attention grows
+    with the prompt: no token of a larger batch costs less.  So a line that was fitted to small batches may bend up.
+    """
+
+    tokens: int = 0
+    more_per_token_ns: int = 0
+
+
+@dataclass(frozen=True)
 class LatencyModel:
     """Step time of a batch, linear in what it holds, within a floor and a cap.
 
     ``min(cap_ns, max(floor_ns, intercept_ns + per_prefill_token_ns * prefill_tokens
     + per_decode_token_ns * decode_tokens + per_context_token_ns * context_tokens
-    + per_1000_attended_ns * attended_tokens / 1000))``
+    + per_1000_attended_ns * attended_tokens / 1000 + what ``prefill_beyond`` adds))``
     nanoseconds, then to whole microseconds: half up (``round_half_up``, the rule of the
     scheduler oracle) or towards zero (``truncate``, as BLIS does), at least 1 us.
 
@@ -113,6 +126,7 @@ class LatencyModel:
     rounding: Literal["round_half_up", "truncate"] = "round_half_up"
     cap_ns: int = 0
     per_1000_attended_ns: int = 0
+    prefill_beyond: PrefillBeyond = PrefillBeyond()
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
@@ -125,6 +139,7 @@ class LatencyModel:
             self.cap_ns,
             500 if self.rounding == "round_half_up" else 0,
             self.per_1000_attended_ns,
+            *astuple(self.prefill_beyond),
         ]
         return step_time.LINEAR, np.array(int_params, np.int64), np.zeros(0)
 
@@ -161,18 +176,20 @@ class RegimeModel:
     """Step time piecewise by batch composition; the first regime whose condition holds is used.
 
     ``overhead_us`` > 0 keeps it within overhead and 3 times overhead; ``per_request_us`` is
-    added for each request of the batch; the result is truncated (blis-semantics 3.7).
+    added for each request of the batch; the result is truncated (blis-semantics 3.7).  What ``prefill_beyond`` adds
+    is added to the line of the regime.
     """
 
     regimes: tuple[Regime, ...]
     overhead_us: float = 0.0
     per_request_us: float = 0.0
+    prefill_beyond: PrefillBeyond = PrefillBeyond()
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
         if (lines := self._bent_lines()) is not None:
             return step_time.BENT, np.zeros(0, np.int64), lines
-        float_params = [self.overhead_us, self.per_request_us]
+        float_params = [self.overhead_us, self.per_request_us, *self._beyond()]
         for regime in self.regimes:
             feature, operator, value = regime.condition or (None, "==", 0.0)
             by_name = dict(regime.coefficients)
@@ -199,7 +216,11 @@ class RegimeModel:
             rows.append([most, regime.intercept_us, *(slopes.get(name, 0.0) for name in _BENT_BY)])
         if self.overhead_us or self.per_request_us or not rows or rows[-1][0] != math.inf:
             return None
-        return np.array(rows).reshape(-1)
+        return np.array([*chain.from_iterable(rows), *self._beyond()])
+
+    def _beyond(self) -> tuple[float, float]:
+        """From how many prefill tokens on each costs how many us more, as the kernel reads them."""
+        return float(self.prefill_beyond.tokens), self.prefill_beyond.more_per_token_ns / 1000
 
 
 @dataclass(frozen=True)

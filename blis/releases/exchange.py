@@ -51,7 +51,7 @@ def blackbox_coefficients(entry: ModelEntry, context_tokens: float = 0.0) -> tup
 
 
 def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:
-    """What of an entry BLIS does not have, by name: delays, and kernels to compile; its blackbox model is without."""
+    """What of an entry BLIS does not have, by name: delays, kernels to compile, a bend of the line."""
     delays = entry.lifecycle
     values = {
         "first_token_per_decode": delays.first_token_per_decode_us,
@@ -59,6 +59,7 @@ def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:
         "scheduling": delays.scheduling_us,
         "preemption": delays.preemption_us,
         "first_use": entry.first_use,
+        "prefill_beyond": isinstance(entry.latency, LatencyModel) and entry.latency.prefill_beyond.more_per_token_ns,
     }
     return tuple(name for name, value in values.items() if value)
 

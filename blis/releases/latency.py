@@ -17,6 +17,7 @@ from blis_replay.blis.latency.models import (
     Latency,
     LatencyModel,
     ObservedCycles,
+    PrefillBeyond,
     Regime,
     RegimeModel,
     Tree,
@@ -37,6 +38,14 @@ from blis_replay.strict.document import FieldError, NonNegativeTime, Number, Tex
 Rounding = Literal["round_half_up", "truncate"]
 
 
+class _PrefillBeyondText(Struct, frozen=True, kw_only=True):
+    tokens: Annotated[int, Meta(ge=0, le=1_000_000_000)]
+    more_per_token: TimePerToken
+
+    def beyond(self) -> PrefillBeyond:
+        return PrefillBeyond(self.tokens, round(1000 * self.more_per_token))
+
+
 class _BlackboxText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="blackbox"):
     intercept: Time
     per_prefill_token: TimePerToken
@@ -46,6 +55,7 @@ class _BlackboxText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="bl
     floor: Time = 0.0
     rounding: Rounding
     cap: Time | None = None
+    prefill_beyond: _PrefillBeyondText | None = None
 
 
 class _FloorText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="floor"):
@@ -57,6 +67,7 @@ class _FloorText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="floor
     floor: Time
     rounding: Rounding
     cap: Time | None = None
+    prefill_beyond: _PrefillBeyondText | None = None
 
 
 class _RegimeText(Struct, frozen=True, kw_only=True):
@@ -80,6 +91,7 @@ class _RegimeText(Struct, frozen=True, kw_only=True):
 class _RegimesText(Struct, frozen=True, tag_field="kind", tag="regimes"):
     overhead: Time = 0.0
     per_request: Time = 0.0
+    prefill_beyond: _PrefillBeyondText | None = None
     regimes: tuple[_RegimeText, ...] = ()
 
     def __post_init__(self) -> None:
@@ -229,10 +241,22 @@ def _model(text: LatencyText, tensor_parallelism: int) -> Latency:
             Regime(r.name, r.intercept, tuple(r.coefficients.items()), r.condition(), expm1=r.unit == "log1p us")
             for r in text.regimes
         )
-        return RegimeModel(tuple(regimes), text.overhead, text.per_request)
-    ns = {f"{name}_ns": round(1000 * (us or 0)) for name, us in asdict(text).items() if name != "rounding"}
+        return RegimeModel(tuple(regimes), text.overhead, text.per_request, _read_beyond(text))
+    times = {name: us for name, us in asdict(text).items() if name not in ("rounding", "prefill_beyond")}
+    ns = {f"{name}_ns": round(1000 * (us or 0)) for name, us in times.items()}
     kind: Literal["blackbox", "floor"] = "blackbox" if isinstance(text, _BlackboxText) else "floor"
-    return LatencyModel(kind=kind, rounding=text.rounding, **ns)
+    return LatencyModel(kind=kind, rounding=text.rounding, **ns, prefill_beyond=_read_beyond(text))
+
+
+def _read_beyond(text: _BlackboxText | _FloorText | _RegimesText) -> PrefillBeyond:
+    return PrefillBeyond() if text.prefill_beyond is None else text.prefill_beyond.beyond()
+
+
+def _beyond_text(model: LatencyModel | RegimeModel) -> _PrefillBeyondText | None:
+    given = model.prefill_beyond
+    if not given.more_per_token_ns:
+        return None
+    return _PrefillBeyondText(tokens=given.tokens, more_per_token=given.more_per_token_ns / 1000)
 
 
 def format_latency(model: Latency) -> dict[str, object]:
@@ -256,7 +280,8 @@ def latency_text(model: Latency) -> LatencyText:
     if isinstance(model, TreesModel):
         return _TreesText("log us", model.features, model.trees)
     if isinstance(model, RegimeModel):
-        return _RegimesText(model.overhead_us, model.per_request_us, tuple(map(_regime_text, model.regimes)))
+        regimes = tuple(map(_regime_text, model.regimes))
+        return _RegimesText(model.overhead_us, model.per_request_us, _beyond_text(model), regimes)
     return (_BlackboxText if model.kind == "blackbox" else _FloorText)(
         intercept=model.intercept_ns / 1000,
         per_prefill_token=model.per_prefill_token_ns / 1000,
@@ -266,6 +291,7 @@ def latency_text(model: Latency) -> LatencyText:
         floor=model.floor_ns / 1000,
         rounding=model.rounding,
         cap=model.cap_ns / 1000 or None,
+        prefill_beyond=_beyond_text(model),
     )
 
 

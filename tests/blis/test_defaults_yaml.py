@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
+from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, PrefillBeyond, Regime, RegimeModel
 from blis_replay.blis.releases.exchange import format_defaults, parse_defaults, rows_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
 
@@ -133,10 +133,11 @@ def test_the_cost_of_a_context_goes_into_the_decode() -> None:
 
 def test_what_blis_does_not_have_is_named() -> None:
     delays = Lifecycle(1, 2, 3, post_request_us=4, scheduling_us=5, preemption_us=6, first_token_per_decode_us=7)
-    line = ModelEntry("A/Line", 1, linear(1, 1, 1), delays, applies_to=("x-*",))
+    latency = replace(linear(1, 1, 1), prefill_beyond=PrefillBeyond(100, 1))
+    line = ModelEntry("A/Line", 1, latency, delays, applies_to=("x-*",))
     bent = ModelEntry("A/Bent", 1, RegimeModel((Regime("all", 1.0, ()),)), Lifecycle())
     told = " | ".join(format_defaults(release_of(line, bent)).not_carried)
-    for what in ("first_token_per_decode", "post_request", "scheduling", "preemption"):
+    for what in ("first_token_per_decode", "post_request", "scheduling", "preemption", "prefill_beyond"):
         assert f"A/Line tp 1: BLIS has no {what}" in told
     assert "A/Line tp 1: BLIS applies it to every experiment" in told
     assert "A/Bent tp 1 has no line for its step time: left out" in told

@@ -21,6 +21,7 @@ from blis_replay.blis.latency.models import (
     LatencyModel,
     Lifecycle,
     ObservedCycles,
+    PrefillBeyond,
     Regime,
     RegimeModel,
 )
@@ -66,6 +67,12 @@ def test_a_prompt_costs_the_tokens_that_it_attends_to() -> None:
     batch["prefill_tokens"], batch["prefill_requests"], batch["attended_tokens"] = 100, 1, 5_050
     model = LatencyModel("blackbox", 1_000_000, 10_000, 0, per_1000_attended_ns=200_000)
     assert step_duration_us(*model.for_kernel(), batch, 0) == 1_000 + 1_000 + 1_010
+
+
+def test_prefill_tokens_beyond_a_number_cost_more() -> None:
+    """16.5 us a token, 22.7 beyond 1,103: 6,000 + 18,199.5 us, and 2,993 * 22.7 = 67,941.1 us more for 4,096."""
+    model = LatencyModel("blackbox", 6_000_000, 16_500, 0, prefill_beyond=PrefillBeyond(1_103, 6_200))
+    assert [duration_us(model, tokens, 0) for tokens in (0, 1_103, 4_096)] == [6_000, 24_200, 92_141]
 
 
 def test_no_step_is_shorter_than_a_microsecond() -> None:

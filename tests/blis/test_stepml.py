@@ -14,7 +14,7 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.models import Lifecycle, Regime, RegimeModel
+from blis_replay.blis.latency.models import Lifecycle, PrefillBeyond, Regime, RegimeModel
 from blis_replay.blis.releases.exchange import import_stepml
 from blis_replay.blis.releases.release import ModelEntry, bundled_releases, format_release, parse_release
 
@@ -77,20 +77,28 @@ def test_lines_bent_at_64_decodes_by_hand(prefill: int, decode: int, us: int) ->
     assert duration_us(BENT, prefill, decode) == us
 
 
-@given(st.integers(0, 2_048), st.integers(0, 130), st.integers(0, 400_000))
-def test_bent_lines_are_regimes_to_the_last_bit(prefill: int, decode: int, context: int) -> None:
+def test_lines_bent_at_1043_prefill_tokens_by_hand() -> None:
+    """13,610.7 + 41.6*1,043 = 56,999.5 us, and 57 of 1,100 tokens beyond it at 41.6 + 15.3 us: 3,243.3 more."""
+    beyond = replace(BENT, prefill_beyond=PrefillBeyond(1_043, 15_300))
+    assert [duration_us(beyond, tokens, 0) for tokens in (1_043, 1_100)] == [56_999, 60_242]
+
+
+@given(st.integers(0, 2_048), st.integers(0, 130), st.integers(0, 400_000), st.integers(0, 20_000))
+def test_bent_lines_are_regimes_to_the_last_bit(prefill: int, decode: int, context: int, more_ns: int) -> None:
     """A third condition that never holds has the same lines read as regimes in general."""
     never = Regime("never", 1.0, (), ("prefill_tokens", "<", -1.0))
-    general = replace(BENT, regimes=(never, *BENT.regimes))
-    assert BENT.for_kernel()[0] == step_time.BENT != general.for_kernel()[0]
+    bent = replace(BENT, prefill_beyond=PrefillBeyond(1_043, more_ns))
+    general = replace(bent, regimes=(never, *bent.regimes))
+    assert bent.for_kernel()[0] == step_time.BENT != general.for_kernel()[0]
     batch = np.zeros(1, k.BATCH)
     batch["prefill_tokens"], batch["decode_tokens"], batch["context_tokens"] = prefill, decode, decode + context
-    assert step_duration_us(*BENT.for_kernel(), batch, 0) == step_duration_us(*general.for_kernel(), batch, 0)
+    assert step_duration_us(*bent.for_kernel(), batch, 0) == step_duration_us(*general.for_kernel(), batch, 0)
 
 
 def test_a_regime_model_survives_a_release() -> None:
     """Written as YAML and read again, it is the same model."""
     model, lifecycle = import_stepml(ARTIFACT, "artifact")
+    model = replace(model, prefill_beyond=PrefillBeyond(1_043, 15_301))
     entry = ModelEntry("some/Model", 1, model, lifecycle, sources={})
     release = replace(parse_release(bundled_releases()["stepml-direct"], "x"), models=(entry,))
     assert parse_release(format_release(release), "x").models == (entry,)

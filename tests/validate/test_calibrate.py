@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
 from blis_replay.blis.releases.fit import CoefficientFit
 from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
 from blis_replay.fixtures.synthetic import generate, write_experiment
@@ -113,6 +113,29 @@ def test_a_prior_takes_its_share_of_what_cannot_be_told_apart(busy: Recording) -
     fit = calibrate([known], "fit", Options(parse_release(text, "prior"), "latencies"))[1][0]
     assert (value(fit, "per_context_token").status, value(fit, "per_context_token").value_us) == ("prior", 0.05)
     assert value(fit, "per_decode_token").value_us == pytest.approx(60 - 27.7, rel=0.06)
+
+
+def test_larger_prefills_than_any_fitted_cost_what_the_prior_says(busy: Recording) -> None:
+    """True: 30 us a prefill token, prior 45 us; beyond the largest batch the 15 us that are missing come on top.
+
+    A prior of 20 us bends nothing, as a token gets no cheaper when the batch grows; nor does that of another GPU.
+    """
+    known = replace(busy, model="meta-llama/Llama-2-7b-hf", hardware="H100-SXM-80GB")
+
+    def bend(recording: Recording, prior_us: int) -> tuple[PrefillBeyond, ModelFit]:
+        text = bundled_releases()[DEFAULT_PRIOR].replace("22.7 us/token", f"{prior_us} us/token")
+        fit = calibrate([recording], "fit", Options(parse_release(text, "prior"), "latencies"))[1][0]
+        return fit.entry.latency.prefill_beyond, fit  # type: ignore[union-attr]
+
+    beyond, fit = bend(known, 45)
+    assert fit.record.steps is not None
+    assert beyond.tokens == fit.record.steps.prefill_tokens[1]
+    fitted_us = value(fit, "per_prefill_token").value_us
+    assert fitted_us == pytest.approx(30, rel=0.06)
+    assert beyond.more_per_token_ns == pytest.approx(45_000 - 1_000 * fitted_us, abs=100)
+    more = value(fit, f"per_prefill_token_above_{beyond.tokens}")
+    assert (more.status, more.value_us) == ("prior", 45)
+    assert bend(known, 20)[0] == bend(replace(known, hardware="A100-SXM-80GB"), 45)[0] == PrefillBeyond()
 
 
 def test_intervals_hold_the_truth_and_do_not_depend_on_luck(busy: Recording) -> None:

@@ -12,7 +12,8 @@ from typing import Literal, Unpack
 import numpy as np
 
 from blis_replay.blis.latency.datasheets import same_gpu
-from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, Told
+from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond, RegimeModel
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, StepRange, Told
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.errors import counted
@@ -44,7 +45,7 @@ from blis_replay.validate.calibration.model_fit import (
     prior_for,
 )
 from blis_replay.validate.calibration.own_data import first_use_of, missed, part_scores, with_stalls
-from blis_replay.validate.calibration.step_errors import StepForm
+from blis_replay.validate.calibration.step_errors import PREFILL, StepForm
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.resampling import SEED
 
@@ -205,6 +206,14 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         coefficients = (*coefficients, kernels[1])
     why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
     record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
+    of_this_gpu = same_gpu(options.prior.hardware, recordings[0].hardware or "")
+    more = _beyond(record.steps, prior, float(vector[PREFILL])) if of_this_gpu else None
+    if more is not None and isinstance(entry.latency, LatencyModel | RegimeModel):
+        entry, coefficients = (
+            replace(entry, latency=replace(entry.latency, prefill_beyond=more[0])),
+            (*coefficients, more[1]),
+        )
+        record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
     agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
         entry=replace(entry, fit=record),
@@ -215,6 +224,20 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         scheduling=scheduling,
         missed=missed(record.scores, agreement, recordings),
     )
+
+
+def _beyond(steps: StepRange | None, prior: Prior, fitted_us: float) -> tuple[PrefillBeyond, CoefficientFit] | None:
+    """What a prefill token costs more beyond the steps fitted on, and how that came about.
+
+    That of the prior; None where the fit has as much: a token gets no cheaper as a batch grows.
+    """
+    prior_us = float(prior.vector[PREFILL])
+    most = int(steps.prefill_tokens[1]) if steps is not None else 0
+    if not most or prior_us <= fitted_us:
+        return None
+    remark = f"no step fitted on has more prefill tokens; {prior.source}"
+    fit = CoefficientFit(f"per_prefill_token_above_{most}", prior_us, prior_us, prior_us, "prior", remark)
+    return PrefillBeyond(most, round(1000 * (prior_us - fitted_us))), fit
 
 
 def scored_fit(
