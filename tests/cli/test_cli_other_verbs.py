@@ -155,6 +155,27 @@ def test_matrices_are_multiplied_in_one_thread_unless_it_is_said_otherwise(set_t
     assert ended.stderr.strip() == threads
 
 
+_TELLS = "import atexit; atexit.register(print, 'left')\n"
+_SEARCHED = "import gc; atexit.register(gc.callbacks.append, lambda *_: print('searched for garbage'))\n"
+_WORKS = "import threading, time; threading.Thread(target=lambda: (time.sleep(0.3), print('worked'))).start()\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "code", "printed"),
+    [
+        (_TELLS + _SEARCHED, ["--version"], 0, ["left"]),  # by hand: at its end Python searches twice
+        (_TELLS, ["no-such-verb"], 2, ["left"]),
+        (_TELLS + _WORKS, ["--version"], 0, ["worked", "left"]),  # a thread is waited for
+    ],
+)
+def test_the_program_ends_at_once_but_whole(before: str, arguments: list[str], code: int, printed: list[str]) -> None:
+    program = f"{before}import sys; sys.argv[1:] = {arguments}\n"
+    program += "from blis_replay.validate.cli.main import program; program()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert [line for line in ended.stdout.splitlines() if "version" not in line] == printed
+
+
 def test_verbs_are_what_the_group_lists() -> None:
     assert set(cli.list_commands(None)) == set(VERBS)  # type: ignore[arg-type]
 
