@@ -148,6 +148,7 @@ class _Assembly:
         requests, client, events, prefix = self._placed(found, configured)
         del found
         server = self.server.placed(traces, requests, client)
+        traces = replace(traces, journeys=None)  # as they were read, events are many
         cache_events, cache_clock = self._kv_events(client)
         engine, findings = self._engine(configured, server)
         passes = self.known.get(discovery.FORWARD_PASSES, [])

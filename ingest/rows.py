@@ -28,7 +28,7 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 # What is worked on at a time.
 BATCH_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
-MEMORY_BYTES = 200 << 20
+MEMORY_BYTES = 300 << 20
 # Of the database that has them then; what is more goes to its folder.
 _DATABASE_BYTES = 600 << 20
 _NAMES = count()
@@ -133,6 +133,12 @@ class Rows:
         if self.held is not None and self.held.is_empty():
             return self  # many a check asks after rows of which a recording has none
         return query(f"SELECT * FROM these WHERE {condition}", self.schema, bound, these=self)
+
+    def between(self, column: str, first: int, last: int) -> Rows:
+        """Those of which a column of integers is ``first`` to ``last``, both included."""
+        if self.held is not None:
+            return rows_of(self.held.filter(pl.col(column).is_between(first, last)))
+        return self.where(f"{column} BETWEEN $first AND $last", first=first, last=last)
 
     def ordered(self, by: str) -> Rows:
         """The rows by these SQL expressions; where they are equal, in the order that they have."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import polars as pl
 
@@ -308,13 +306,17 @@ def _fewer_than_announced(recording: Recording) -> list[Finding]:
     return findings
 
 
+_NUMBER_AT_END = "[0-9]{1,9}$"
+
+
 def _numbers(ids: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
     """The numbers at the end of ids that count the requests in order of sending; None where they do not."""
-    found = [re.fullmatch(r"(.*?)([0-9]{1,9})", one, re.ASCII) if one else None for one in ids.to_list()]
-    known = [match for match in found if match is not None]
-    if len(known) < max(len(found), 20) or len({match[1] for match in known}) > 1:
+    if len(ids) < 20 or ids.null_count():
         return None
-    numbers = np.array([int(match[2]) for match in known], np.int64)
+    ends = ids.str.extract(f"({_NUMBER_AT_END})")
+    if ends.null_count() or ids.str.replace(_NUMBER_AT_END, "").n_unique() > 1:
+        return None
+    numbers = ends.cast(pl.Int64).to_numpy()
     in_order = (np.diff(numbers) > 0).mean() >= _IN_ORDER and len(np.unique(numbers)) == len(numbers)
     span = int(numbers.max() - numbers.min()) + 1
     return numbers if in_order and span - len(numbers) <= _MOST_NUMBERS_LEFT_OUT * span else None

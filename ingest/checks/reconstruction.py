@@ -100,7 +100,7 @@ def _with_records_of(recording: Recording, admissions: pl.DataFrame, first_step:
 
 
 def _of_steps(rows: Rows, first_step: int, last_step: int) -> Rows:
-    return rows.where("step_id BETWEEN $first_step AND $last_step", first_step=first_step, last_step=last_step)
+    return rows.between("step_id", first_step, last_step)
 
 
 def _stretches(admissions: Rows, rows: int) -> Iterator[tuple[pl.DataFrame, int, int]]:

@@ -113,8 +113,8 @@ def _with_known_tokens(recording: Recording, grouped: pl.DataFrame) -> pl.DataFr
 
 def of_journeys(lifecycles: Rows, admissions: pl.DataFrame) -> Rows:
     """Those of the journeys that were admitted, and of the ones between them: they are numbered through."""
-    first, last = admissions["journey"].min(), admissions["journey"].max()
-    return lifecycles.where("journey BETWEEN $first AND $last", first=first, last=last)
+    first, last = admissions.select(first=pl.col("journey").min(), last=pl.col("journey").max()).row(0)
+    return lifecycles.between("journey", first, last)
 
 
 def _judged(found: pl.DataFrame, first_come: bool, asynchronous: bool, journeys: int) -> Admissions:

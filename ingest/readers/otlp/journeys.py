@@ -70,7 +70,7 @@ EVENT_SCHEMA: Schema = {
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
 _MOST_OFFSETS = 2_000_000
 _WIDE_ROWS = BATCH_ROWS // 10  # spans, and what they are joined to, are wider than other rows
-_SORTED_ROWS = BATCH_ROWS // 2  # journeys, each with some eight events
+_SORTED_ROWS = BATCH_ROWS // 4  # journeys, each with some eight events
 READ_LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
@@ -190,6 +190,10 @@ def joined(
 
 def by_arrival(lifecycles: Rows, scratch: Scratch) -> Rows:
     """``READ_LIFECYCLE_SCHEMA`` in order of arrival, numbered; they are in ``scratch``."""
+    held = lifecycles.held
+    if held is not None and not held["arrival_ns"].null_count() and (held["arrival_ns"].diff() > 0).all():
+        # Sorting would copy them, and mostly they are in order.
+        return scratch.hold(held.with_columns(journey=pl.int_range(pl.len())))
     return scratch.kept(query(_BY_ARRIVAL, READ_LIFECYCLE_SCHEMA, lifecycles=lifecycles))
 
 
@@ -197,8 +201,8 @@ def _by_trace(spans: Rows) -> Iterator[pl.DataFrame]:
     """The spans, those of a trace in one batch and near the first of them: they are too wide to be sorted."""
     keys = query(_BY_TRACE, dict.fromkeys(("span_key", "first_of_trace"), pl.Int64), spans=spans)
     for batch in whole_groups(keys.batches(rows=_WIDE_ROWS), "first_of_trace"):
-        first, last = batch["span_key"].min(), batch["span_key"].max()
-        near = spans.where("span_key BETWEEN $first AND $last", first=first, last=last).frame()
+        first, last = batch.select(first=pl.col("span_key").min(), last=pl.col("span_key").max()).row(0)
+        near = spans.between("span_key", first, last).frame()
         yield batch.join(near, on="span_key", maintain_order="left").select(SPAN_SCHEMA.keys())
 
 
@@ -215,41 +219,41 @@ def _most_named(models: pl.DataFrame) -> str | None:
     return str(counts["model"][0]) if len(counts) else None
 
 
-_EVENTS_ON_ZERO = """
-WITH of_spans AS (
-    SELECT span_key, journey FROM lifecycles WHERE span_key IS NOT NULL
-    UNION ALL SELECT span_key_api, journey FROM lifecycles WHERE span_key_api IS NOT NULL
-), numbered AS (SELECT *, row_number() OVER () AS place FROM events WHERE span_key BETWEEN $first AND $last)
-SELECT journey, event, time_ns // 1000 - $zero_us AS time_us, {others} FROM numbered JOIN of_spans USING (span_key)
-ORDER BY journey, time_ns, list_position($sequence, event), place
-"""
-
-
 def on_zero(journeys: Journeys, zero_us: int, scratch: Scratch) -> tuple[Rows, Rows]:
     """``(LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA)`` from the zero at which the monotonic clock shows ``zero_us``.
 
     Events are in order of journey and time.
     """
-    others = ", ".join(name for name in JOURNEY_EVENT_SCHEMA if name not in ("journey", "event", "time_us"))
-    sql, events = _EVENTS_ON_ZERO.format(others=others), scratch.writer(JOURNEY_EVENT_SCHEMA)
-    # Sorted all at once, the events of two million journeys do not go into the memory of the database.
+    time_us, events = pl.col("time_ns") // 1000 - zero_us, scratch.writer(JOURNEY_EVENT_SCHEMA)
+    # Sorted all at once, the events of two million journeys do not go into memory.
     for batch in journeys.lifecycles.batches(["journey", "span_key", "span_key_api"], rows=_SORTED_ROWS):
-        keys = pl.concat([batch["span_key"], batch["span_key_api"]])
-        bound = {"zero_us": zero_us, "sequence": EVENT_SEQUENCE, "first": keys.min(), "last": keys.max()}
-        for rows in query(
-            sql, JOURNEY_EVENT_SCHEMA, bound, lifecycles=rows_of(batch), events=journeys.events
-        ).batches():
-            events.add(rows)
+        both = (batch.select("journey", span_key=name) for name in ("span_key", "span_key_api"))
+        of_spans = pl.concat(both).drop_nulls("span_key")
+        first, last = of_spans.select(first=pl.col("span_key").min(), last=pl.col("span_key").max()).row(0)
+        found = journeys.events.between("span_key", first, last).frame()
+        found = found.join(of_spans, on="span_key", maintain_order="left").with_columns(time_us=time_us)
+        # Events of one time in the sequence that they have in the server, which is that of their type.
+        found = found.sort("journey", "time_ns", "event", nulls_last=True, maintain_order=True)
+        events.add(found.select(JOURNEY_EVENT_SCHEMA.keys()))
+    if (held := journeys.lifecycles.held) is not None:
+        moved_us = {name: pl.col(_ns(name)) // 1000 - zero_us for name in LIFECYCLE_SCHEMA if name.endswith("_us")}
+        moved = (moved_us.get(name, pl.col(name)).alias(name) for name in LIFECYCLE_SCHEMA)
+        return rows_of(held.select(moved)), events.done()
     columns = ", ".join(_moved(name) if name.endswith("_us") else name for name in LIFECYCLE_SCHEMA)
-    moved = f"SELECT {columns} FROM lifecycles"  # noqa: S608 (constants)
-    lifecycles = query(moved, LIFECYCLE_SCHEMA, {"zero_us": zero_us}, lifecycles=journeys.lifecycles)
+    sql = f"SELECT {columns} FROM lifecycles"  # noqa: S608 (constants)
+    lifecycles = query(sql, LIFECYCLE_SCHEMA, {"zero_us": zero_us}, lifecycles=journeys.lifecycles)
     return lifecycles, events.done()
 
 
 def _moved(name: str) -> str:
     """``*_us`` from that zero of ``*_ns``, rounded down; SQL rounds towards 0, and a start can lie before it."""
-    ns = name.removesuffix("_us") + "_ns"
+    ns = _ns(name)
     return f"({ns} - (({ns} % 1000) + 1000) % 1000) // 1000 - $zero_us AS {name}"
+
+
+def _ns(name: str) -> str:
+    """The column of the time ``*_us`` as it was read."""
+    return f"{name.removesuffix('_us')}_ns"
 
 
 def _monotonic_ns() -> pl.Expr:

@@ -175,9 +175,15 @@ def end_of_earlier_starts(steps: Rows) -> int | None:
     A start shows where, in the order of the epoch stamps, the step number goes down while
     monotonic time goes on, or falls back to another boot's.
     """
+    if steps.held is not None and all(_rise(steps.held[name]) for name in ("step_id", "epoch_ns", "ts_start_ns")):
+        return None
     restarts = query(_RESTARTS, {"before_ns": pl.Int64}, {"reboot_ns": _REBOOT_NS}, steps=steps)
     last: int | None = restarts.aggregate(last="max(before_ns)")["last"]
     return last
+
+
+def _rise(numbers: pl.Series) -> bool:
+    return not numbers.null_count() and bool((numbers.diff() > 0).all())
 
 
 @dataclass

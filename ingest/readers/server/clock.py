@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from blis_replay.ingest.recording import BRIDGED, ESTIMATED, NOT_KNOWN, ONE_CLOCK, STEP_SCHEMA, Clock
-from blis_replay.ingest.rows import Rows, query
+from blis_replay.ingest.rows import Rows, query, rows_of
 from blis_replay.ingest.steps.clock_offset import estimate_offset
 
 # How near the first step event has to be to the first send to be no coincidence: a
@@ -132,6 +132,10 @@ def _ends(times: pl.Series) -> list[int]:
 
 def steps_on_zero(steps: Rows, zero_us: int) -> Rows:
     """``READ_STEP_SCHEMA`` as ``STEP_SCHEMA``, from the zero at which the monotonic clock shows ``zero_us``."""
+    if steps.held is not None:
+        # Every check looks at them, and SQL would see to it each time that they are in order.
+        started_us = pl.col("ts_start_ns") // 1000 - zero_us
+        return rows_of(steps.held.with_columns(start_us=started_us).select(STEP_SCHEMA.keys()))
     start = {"start_us": "ts_start_ns // 1000 - $zero_us AS start_us"}
     columns = ", ".join(start.get(name, name) for name in STEP_SCHEMA)
     return query(f"SELECT {columns} FROM steps", STEP_SCHEMA, {"zero_us": zero_us}, steps=steps)  # noqa: S608 (constants)
