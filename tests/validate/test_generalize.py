@@ -250,7 +250,8 @@ def real(real_store: Store) -> list[Observed]:
 def test_models_never_seen_on_real_recordings(real: list[Observed]) -> None:
     """Bar: mean E2E of a dense model from architecture and datasheet within 10 %; the published best is 14.8 %.
 
-    Mixtral has no bar; the figure holds what is reached.  Step cycles: below 5 %, published 108.6 %.
+    On average 3 % of the dense models and 6 % of Mixtral, whose expert layers no dense model tells: kernels timed alone
+    do.  Step cycles: below 5 %, published 108.6 %.
     """
     h100 = [case for case in real if case.recording.model in bundled_architectures()]
     result = generalize(h100, "model", "physical", bundled_architectures())
@@ -262,7 +263,8 @@ def test_models_never_seen_on_real_recordings(real: list[Observed]) -> None:
     }
     assert len(errors) == 12
     assert max(error for alias, error in errors.items() if "mixtral" not in alias) < 0.07
-    assert max(errors.values()) < 0.10
+    for mixture, bar in ((False, 0.03), (True, 0.02)):
+        assert np.mean([error for alias, error in errors.items() if ("mixtral" in alias) == mixture]) < bar
     scores = [score for fold in result.folds for score in fold.scores]
     assert mean_abs_error(scores, "e2e") < 0.05  # type: ignore[operator]
     assert mean_abs_error(scores, "step") < 0.05  # type: ignore[operator]

@@ -77,7 +77,7 @@ def test_a_dense_model_says_nothing_of_experts() -> None:
     dense = [part for part in of_all_models() if "Mixtral" not in part.model]
     fit = fit_physical(dense)
     assert not fit.identified["per_moe_layer_us"]
-    assert fit.coefficients.per_moe_layer_us == PRIORS["per_moe_layer_us"].value == 0
+    assert fit.coefficients.per_moe_layer_us == PRIORS["per_moe_layer_us"].value == 26
 
 
 def test_no_coefficient_is_negative() -> None:
