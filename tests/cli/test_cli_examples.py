@@ -59,6 +59,7 @@ SLOW = (
     *("report --all", "report 34b-general --replay", "validate --all", "--sweep", "--replay spec"),
     *("study run --all", "study run prefix-affinity"),
     *("blis-replay verify", "blis-replay gate", "explain 34b-general --coefficients stepml-direct"),
+    *("calibrate '7b-*'", "report 34b-general --out"),
 )
 # The published calibration is 69 % off in TTFT here.
 CODES = {"validate 34b-general --coefficients stepml-direct": 1}

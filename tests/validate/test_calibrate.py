@@ -172,7 +172,7 @@ def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: boo
     """
     spec = replace(
         BUSY,
-        stages=(Stage(0, 4.0, 30_000_000), Stage(1, 45.0, 30_000_000)),
+        stages=(Stage(0, 4.0, 20_000_000), Stage(1, 45.0, 20_000_000)),
         latency=LatencyModel("blackbox", 5_000_000, 20_000, 150_000),
         engine=replace(BUSY.engine, async_scheduling=asynchronous),
     )

@@ -33,29 +33,31 @@ TRUE = {"intercept": 9_000.0, "per_prefill_token": 45.0, "per_decode_token": 30.
 SERVER, DELAY = LatencyModel("blackbox", 9_000_000, 45_000, 30_000, 60), Lifecycle(pre_queue_us=7_000.0)
 
 
-def level(clients: int, prompt: int, output: int, means_us: dict[str, float]) -> Recording:
-    """A row of a table: so many clients, 10 requests each, mean lengths and mean latencies."""
+def level(clients: int, prompt: int, output: int, means_us: dict[str, float], each: float = 10.0) -> Recording:
+    """A row of a table: so many clients, so many requests ``each``, mean lengths and mean latencies."""
     said = {"prompt_tokens": prompt, "output_tokens_reported": output, **means_us}
     rows = [(-1, name, "mean", float(value)) for name, value in said.items()]
-    rows += [(-1, "concurrency", "asked", float(clients)), (-1, "requests", "sent", 10.0 * clients)]
+    rows += [(-1, "concurrency", "asked", float(clients)), (-1, "requests", "sent", each * clients)]
     name, table = f"c{clients}-{prompt}", pl.DataFrame(rows, AGGREGATE_SCHEMA, orient="row")
     nothing = {"requests": no_rows(REQUEST_SCHEMA), "steps": no_rows(STEP_SCHEMA), "stages": ()}
     return replace(small_recording(), slug=name, alias=name, content_hash=name, aggregates=table, **nothing)
 
 
-def measured(clients: int, prompt: int, output: int, noise: float = 1.0) -> Recording:
+def measured(clients: int, prompt: int, output: int, noise: float = 1.0, each: float = 10.0) -> Recording:
     """The same with the latencies of that server."""
-    plan = plan_replay(*of_summary(level(clients, prompt, output, {}), ReplayMode()))
+    plan = plan_replay(*of_summary(level(clients, prompt, output, {}, each), ReplayMode()))
     result = simulate_load(plan.trace, plan.engine, SERVER, DELAY, plan.loop)
     means_us = {"ttft": result.ttft_us.mean() * noise, "e2e": result.e2e_us.mean() * noise}
-    return level(clients, prompt, output, means_us)
+    return level(clients, prompt, output, means_us, each)
 
 
-def table(shapes: Sequence[tuple[int, int]] = ((200, 60), (2_000, 60), (3_000, 200))) -> list[Recording]:
+def table(
+    shapes: Sequence[tuple[int, int]] = ((200, 60), (2_000, 60), (3_000, 200)), each: float = 10.0
+) -> list[Recording]:
     """Levels of 1, 4 and 8 clients; each is off by a factor drawn from a normal distribution of 1 %."""
     noise = np.random.default_rng(7).normal(1.0, 0.01, 3 * len(shapes))
     asked = [(clients, *shape) for shape in shapes for clients in (1, 4, 8)]
-    return [measured(*load, factor) for load, factor in zip(asked, noise.tolist(), strict=True)]
+    return [measured(*load, factor, each) for load, factor in zip(asked, noise.tolist(), strict=True)]
 
 
 def test_a_level_has_a_mean_batch_by_littles_law() -> None:
@@ -73,8 +75,9 @@ def test_a_level_has_a_mean_batch_by_littles_law() -> None:
 
 @pytest.mark.slow
 def test_planted_coefficients_lie_within_the_bounds_of_a_table() -> None:
-    """Nine levels of three lengths tell all costs of a step; the delay is known within 3 ms."""
-    made, (fit,) = calibrate(table(), "fit", Options(load_release(DEFAULT_PRIOR)))
+    """Nine levels of three lengths, 5 requests a client, tell all costs of a step; the delay is known within 3 ms."""
+    rows = table(each=5.0)
+    made, (fit,) = calibrate(rows, "fit", Options(load_release(DEFAULT_PRIOR)))
     assert not fit.missed
     found = {c.name: c for c in fit.record.coefficients}
     assert found["intercept"].value_us == pytest.approx(TRUE["intercept"], rel=0.05)
@@ -87,7 +90,7 @@ def test_planted_coefficients_lie_within_the_bounds_of_a_table() -> None:
     other = compare_replay(replay(measured(6, 1_000, 100), made))
     assert other.uses == "held out"
     assert abs(other.metrics["e2e"]["mean"].error or 0.0) < 0.03
-    assert compare_replay(replay(table()[0], made)).uses == "fitted on this run"
+    assert compare_replay(replay(rows[0], made)).uses == "fitted on this run"
 
 
 @pytest.mark.slow
