@@ -4,8 +4,8 @@
     python scripts/silicon_points.py --mixtures   # mixtures of experts instead of dense models
 
 Each point is a small experiment: so many clients, 10 requests for each, lengths uniform between 80 and 100 % of the
-stated ones (as the benchmark draws them), simulated from operator times as measured.  One number is not measured, the
-delay before the queue: it comes from the points of the other GPUs, or of the other models, than the one tried.
+stated ones (as the benchmark draws them), simulated from operator times as measured.  One thing is not measured, the
+delay before the queue: it comes from points of other GPUs than the one tried, by one rule after the other (``RULES``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
+from scipy.optimize import linprog
 
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.errors import ReleaseError
@@ -57,21 +58,41 @@ class Point:
 
 def main() -> None:
     """Print the errors, and what was left out with its reason."""
-    points, left_out = measured_points(mixtures="--mixtures" in sys.argv)
-    observed = np.array([[point.ttft_ms, point.tpot_ms] for point in points])
-    undelayed = np.array([simulated(point) for point in points])
+    mixtures = "--mixtures" in sys.argv
+    points, left_out = measured_points(mixtures)
+    others, _ = measured_points(not mixtures)
+    donors = points + others
+    observed = np.array([[point.ttft_ms, point.tpot_ms] for point in donors])
+    undelayed = np.array([simulated(point) for point in donors])
     print(f"{len(points)} points; left out: {', '.join(f'{n} {why}' for why, n in left_out.most_common())}\n")
     print("| delay from | points | TPOT mean abs | bias | TTFT mean abs | bias | delay ms |")
     print("|---|---|---|---|---|---|---|")
-    row("nowhere", undelayed / observed - 1, "0")
-    for name, of in (("other GPUs", lambda p: p.gpu), ("other models", lambda p: p.model)):
-        found, used = left_one_out(points, observed, undelayed, of)
+    row("nowhere", (undelayed / observed - 1)[: len(points)], "0")
+    for name, alike, per_token in RULES:
+        found, used = left_one_out(points, donors, observed, undelayed, alike, per_token)
         row(f"{name}, all", found, "")
-        for group, of_them in groups(points, of):
-            row(f"{name} than {group}", found[of_them], f"{used[group]:.1f}")
-    for by in (_scheduling, lambda p: f"{p.clients:2} clients", lambda p: f"{p.model}, {p.gpu}"):
+        for group, of_them in groups(points, lambda p: p.gpu):
+            row(f"{name}: {group}", found[of_them], "; ".join(sorted({used[i] for i in of_them.tolist()})))
+    for by in (_scheduling, lambda p: p.version, lambda p: f"{p.clients:2} clients", lambda p: f"{p.model}, {p.gpu}"):
         for group, of_them in groups(points, by):
-            row(f"other models: {group}", found[of_them], "")
+            row(f"{name}: {group}", found[of_them], "")
+
+
+# Whose delay a point takes: a name, which of others it is, and whether each prompt token has a part in it.
+RULES: tuple[tuple[str, Callable[[Point, Point], bool], bool], ...] = (
+    ("other GPUs", lambda one, of: one.gpu != of.gpu, False),
+    (
+        "other GPUs that schedule alike",
+        lambda one, of: one.gpu != of.gpu and one.asynchronous == of.asynchronous,
+        False,
+    ),
+    ("the same, and by the token", lambda one, of: one.gpu != of.gpu and one.asynchronous == of.asynchronous, True),
+    (
+        "other GPUs and models that schedule alike, by the token",
+        lambda one, of: one.gpu != of.gpu and one.model != of.model and one.asynchronous == of.asynchronous,
+        True,
+    ),
+)
 
 
 def _scheduling(point: Point) -> str:
@@ -95,23 +116,40 @@ def groups(points: Sequence[Point], of: Callable[[Point], str]) -> list[tuple[st
 
 
 def left_one_out(
-    points: Sequence[Point], observed: Floats, undelayed: Floats, of: Callable[[Point], str]
-) -> tuple[Floats, dict[str, float]]:
-    """float64[points, 2]: errors of each group with the delay (ms) of all others; and what that was, by group."""
-    found, used = undelayed / observed - 1, {}
-    for name, tried in groups(points, of):
-        others = np.setdiff1d(np.arange(len(points)), tried)
-        used[name] = fitted(observed[others, 0], undelayed[others, 0])
-        found[tried, 0] += used[name] / observed[tried, 0]
+    points: Sequence[Point],
+    donors: Sequence[Point],
+    observed: Floats,
+    undelayed: Floats,
+    alike: Callable[[Point, Point], bool],
+    per_token: bool,
+) -> tuple[Floats, list[str]]:
+    """float64[points, 2]: errors of each point, the first of ``donors``, with the delay of those that ``alike`` allows.
+
+    And what that delay was, in words, for each.
+    """
+    found, used = (undelayed / observed - 1)[: len(points)], []
+    fits: dict[tuple[str, str, bool], tuple[float, float]] = {}
+    for i, point in enumerate(points):
+        key = point.gpu, point.model, point.asynchronous
+        if key not in fits:
+            of = [j for j, donor in enumerate(donors) if alike(donor, point)]
+            prompts = np.array([donors[j].prompt for j in of])
+            fits[key] = fitted(observed[of, 0], undelayed[of, 0], prompts, per_token) if of else (0.0, 0.0)
+        constant, per_1000 = fits[key]
+        found[i, 0] += (constant + per_1000 * point.prompt / 1000) / observed[i, 0]
+        used.append(f"{constant:.1f}" + (f" + {per_1000:.1f} a 1,000 tokens" if per_token else ""))
     return found, used
 
 
-def fitted(observed_ms: Floats, undelayed_ms: Floats) -> float:
-    """The delay of the least sum of absolute relative errors: a median of what is missing, weighed by 1 / TTFT."""
-    missing = observed_ms - undelayed_ms
-    order = np.argsort(missing)
-    weight = np.cumsum(1 / observed_ms[order])
-    return max(float(missing[order][np.searchsorted(weight, weight[-1] / 2)]), 0.0)
+def fitted(observed_ms: Floats, undelayed_ms: Floats, prompts: Floats, per_token: bool) -> tuple[float, float]:
+    """The delay (ms, and ms per 1,000 prompt tokens) of the least sum of absolute relative errors; neither negative."""
+    count = len(observed_ms)
+    per_1000 = prompts / 1000 if per_token else np.zeros(count)
+    # What a delay leaves of the rest is above or below it, and costs its size over the TTFT.
+    design = np.column_stack([np.ones(count), per_1000, np.eye(count), -np.eye(count)])
+    cost = np.concatenate([[0, 0], 1 / observed_ms, 1 / observed_ms])
+    solution = linprog(cost, A_eq=design, b_eq=observed_ms - undelayed_ms).x
+    return float(solution[0]), float(solution[1])
 
 
 def simulated(point: Point) -> tuple[float, float]:
