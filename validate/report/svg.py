@@ -78,16 +78,30 @@ class Chart:
     beside: bool = False
 
 
+def _nothing_listed(_artist: object) -> str:
+    return ""
+
+
 @cache
 def _matplotlib() -> Any:
-    """Matplotlib without ``matplotlibrc``: it would read one of the working directory when it is imported."""
+    """Matplotlib without ``matplotlibrc``: it would read one of the working directory when it is imported.
+
+    For whoever imports it later, the documentation of its classes lacks the lists of their properties.
+    """
     if "matplotlib" in sys.modules:
         return sys.modules["matplotlib"]
     here, said = os.getcwd(), os.environ.get("MATPLOTLIBRC")  # noqa: PTH109 - as it is, and not as a Path
     os.environ["MATPLOTLIBRC"] = os.devnull
     os.chdir(Path(__file__).parent)
     try:
-        return importlib.import_module("matplotlib")
+        matplotlib = importlib.import_module("matplotlib")
+        artist: Any = importlib.import_module("matplotlib.artist")
+        listed, artist.kwdoc = artist.kwdoc, _nothing_listed  # of 106 classes: as long as drawing a few charts
+        try:
+            importlib.import_module("matplotlib.backends.backend_svg")
+        finally:
+            artist.kwdoc = listed
+        return matplotlib
     finally:
         os.chdir(here)
         os.environ.pop("MATPLOTLIBRC")
