@@ -28,7 +28,7 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 # What is worked on at a time.
 BATCH_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
-MEMORY_BYTES = 300 << 20
+MEMORY_BYTES = 250 << 20
 # Of the database that has them then; what is more goes to its folder.
 _DATABASE_BYTES = 600 << 20
 _NAMES = count()

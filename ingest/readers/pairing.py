@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch, query
+from blis_replay.ingest.rows import Rows, Scratch
 
 Int64s = NDArray[np.int64]
 
@@ -240,35 +240,31 @@ def _alignment(joined: pl.DataFrame, clock_kind: str) -> Alignment | None:
     return None if high is None or low is None else Alignment(int(low), int(high), int(pairs), clock_kind)
 
 
-_OF_REQUESTS = """
-WITH ids AS (
-    SELECT hash(request_id) AS id, any_value(request_index) AS request_index FROM requests
-    WHERE request_id IS NOT NULL GROUP BY id HAVING count(*) = 1
-), named AS (
-    SELECT journey, 1 AS place, api_request_id AS request_id FROM lifecycles
-    UNION ALL SELECT journey, 2, regexp_replace(api_request_id, $prefix, '') FROM lifecycles
-    UNION ALL SELECT journey, 3, core_request_id FROM lifecycles
-)
-SELECT journey, arg_min(request_index, place) AS request_index
-FROM named JOIN ids ON id = hash(named.request_id) WHERE named.request_id IS NOT NULL GROUP BY journey
-"""
-
-
 def with_request_indices(lifecycles: Rows, requests: Rows, scratch: Scratch) -> Rows:
     """The lifecycles with ``request_index``, by the ids that client and server share, in ``scratch``.
 
     The API server prefixes a client's ``X-Request-Id`` with ``cmpl-`` or ``chatcmpl-``.  An id
     that occurs twice tells nothing.
     """
-    schema, tables = (
-        dict.fromkeys(("journey", "request_index"), pl.Int64),
-        {"lifecycles": lifecycles, "requests": requests},
-    )
-    found = query(_OF_REQUESTS, schema, {"prefix": _PREFIX}, **tables).frame()
-    # By hashes of 64 bits, as ids themselves do not go into the memory of the database.  Nor do journeys, joined there
-    # and sorted: two numbers for each are in ours.
+    # By hashes of 64 bits, as ids themselves would take several times the memory.
+    named = (batch.drop_nulls("request_id") for batch in requests.batches(["request_id", "request_index"]))
+    ids = pl.concat(batch.select("request_index", id=pl.col("request_id").hash()) for batch in named)
+    ids = ids.filter(pl.col("id").is_unique())
+    if lifecycles.held is not None:
+        return scratch.hold(_indexed(lifecycles.held, ids))
     writer = scratch.writer(LIFECYCLE_SCHEMA)
     for batch in lifecycles.batches():
-        joined = batch.drop("request_index").join(found, on="journey", how="left", maintain_order="left")
-        writer.add(joined.select(LIFECYCLE_SCHEMA.keys()))
+        writer.add(_indexed(batch, ids))
     return writer.done()
+
+
+def _indexed(lifecycles: pl.DataFrame, ids: pl.DataFrame) -> pl.DataFrame:
+    """The lifecycles with the ``request_index`` of the first of their ids that a request has."""
+    of_api = pl.col("api_request_id")
+    asked = (of_api, of_api.str.replace(_PREFIX, ""), pl.col("core_request_id"))
+    found = []
+    for name in asked:
+        # A hash of no text would be one as well.
+        hashes = lifecycles.select(id=pl.when(name.is_not_null()).then(name.hash()))
+        found.append(hashes.join(ids, on="id", how="left", maintain_order="left")["request_index"])
+    return lifecycles.with_columns(pl.coalesce(found).alias("request_index"))

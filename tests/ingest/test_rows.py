@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest.checks.evidence import step_intervals
 from blis_replay.ingest.readers.requests import gathered, in_send_order, request_row
 from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, result_frame, rows_of, whole_groups
 
@@ -41,10 +42,20 @@ def test_rows_are_those_of_the_frame_in_their_order(values: list, batch_rows: in
         assert pl.concat(rows.batches(["row", "key"], batch_rows)).equals(frame.select("row", "key"))
         assert rows.only(["name"]).frame().equals(frame.select("name"))
         assert rows.where("key > $least", least=1).frame().equals(frame.filter(pl.col("key") > 1))
+        assert rows.between("key", -1, 1).frame().equals(frame.filter(pl.col("key").is_between(-1, 1)))
         twice = frame.select(pl.col("key") * 2, row=pl.col("row") // 3)
         assert rows.select(pl.col("key") * 2, row=pl.col("row") // 3).equals(twice)
         with rows.reader() as reader:
             assert pl.DataFrame(reader.read_all()).cast(SCHEMA).equals(frame)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20))
+def test_intervals_between_steps_are_those_of_a_database(steps: list[tuple[int, int]]) -> None:
+    frame = pl.DataFrame(steps, schema={"step_id": pl.Int64, "start_us": pl.Int64}, orient="row")
+    held, stored = (step_intervals(rows).frame() for rows in both(frame))
+    assert held.equals(stored)
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ def test_small_batches_in_a_database_are_the_same_traces(
         patched.setattr(ingest_rows, "MEMORY_BYTES", 0)
         patched.setattr(ingest_rows, "BATCH_ROWS", batch_rows)
         patched.setattr(otlp_journeys, "_WIDE_ROWS", batch_rows)
+        patched.setattr(otlp_journeys, "_SORTED_ROWS", batch_rows)
         scratch = Scratch()
         found, found_tallies = read(paths, scratch)
         assert found.journeys is not None
