@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from command_line import Run
 from blis_replay.blis.releases.release import format_release
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.cli.main import cli
-from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+from blis_replay.validate.experiment import DEFAULT_RELEASE
 
 _ENGINE = "max_num_seqs: 128\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
 _REQUESTS = "arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,200,30\n"
@@ -105,12 +106,9 @@ def test_an_example_can_be_read(line: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that the examples share: the experiments that they name are brought into it once."""
-    path = tmp_path_factory.mktemp("examples") / "store.duckdb"
-    for name in ("34b-general", "34b-codegen"):
-        stored_experiment(path, name)
-    return path
+def store(bundled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that the examples share, with all experiments that ship."""
+    return Path(shutil.copy(bundled_store, tmp_path_factory.mktemp("examples") / "store.duckdb"))
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,7 @@ TABLES = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_bundled")
 @pytest.mark.parametrize("command", TABLES, ids=" ".join)
 def test_forms_hold_the_same_rows(run: Run, command: tuple[str, ...]) -> None:
     """CSV has a header and a row each, Markdown one line more, and JSON is JSON."""

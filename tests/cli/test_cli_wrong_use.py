@@ -16,6 +16,7 @@ from blis_replay.ingest.store import open_store
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_bundled")
 @pytest.mark.parametrize("mistake", mistakes(), ids=lambda mistake: mistake.command)
 def test_a_mistake_is_one_line_that_names_the_remedy(run: Run, mistake: Mistake) -> None:
     """Names, files, options, values and places; renew with `python scripts/docs.py --update docs/mistakes.md`."""
