@@ -13,8 +13,10 @@ from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.comparison.saturation_text import saturation_block
+from blis_replay.validate.comparison.spread import Decision
 from blis_replay.validate.comparison.summary_text import draws_sentence, noise_sentence, promised_lines
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS
+from blis_replay.validate.metrics.resampling import MetricStatistic
 from blis_replay.validate.text.answer import Block, Line, Part
 from blis_replay.validate.text.cells import cell_text, percent
 
@@ -41,10 +43,11 @@ def first_screen(comparison: Comparison, verdict: str, tone: Tone, again: str = 
     ]
 
 
-def tail_errors(comparison: Comparison) -> dict[str, float]:
-    """By metric, the errors of p99 that are beyond the limit for tails."""
+def tail_errors(comparison: Comparison, decision: Decision = "fail") -> dict[str, float]:
+    """By metric, the errors of p99 beyond the limit for tails in all reconstructions, or in some (``not decided``)."""
     found = {metric: comparison.metrics[metric]["p99"].error for metric in TAIL_LIMITS}
-    return {m: error for m, error in found.items() if error is not None and abs(error) > TAIL_LIMITS[m]}
+    beyond = {m: error for m, error in found.items() if error is not None and abs(error) > TAIL_LIMITS[m]}
+    return {m: e for m, e in beyond.items() if comparison.decide((m, "p99"), e, TAIL_LIMITS[m], 0.0) == decision}
 
 
 def other_hardware(comparison: Comparison) -> list[str]:
@@ -98,11 +101,25 @@ def _predicted(comparison: Comparison, metric: str) -> str:
 
 
 def _tail_mark(comparison: Comparison) -> list[Line]:
-    errors = tail_errors(comparison)
-    if not errors or comparison.overloaded or comparison.verdict not in ("pass", "fail"):
+    if comparison.overloaded or comparison.verdict not in ("pass", "fail"):
         return []
-    shown = ", ".join(f"{METRIC_NAMES[metric]} {percent(error)}" for metric, error in errors.items())
-    return [Line(f"TAIL OFF  p99 error: {shown} (reported, not gated)", mark=Toned("TAIL OFF", "caution"))]
+    lines = []
+    if off := tail_errors(comparison):
+        shown = ", ".join(f"{METRIC_NAMES[metric]} {percent(error)}" for metric, error in off.items())
+        lines.append(Line(f"TAIL OFF  p99 error: {shown} (reported, not gated)", mark=Toned("TAIL OFF", "caution")))
+    for metric, error in tail_errors(comparison, "not decided").items():
+        name, ranged = METRIC_NAMES[metric], _drawn_range(comparison, (metric, "p99"))
+        shown = f"{name} {percent(error)}, {ranged} by when each request came"
+        lines.append(Line(f"TAIL OPEN  p99 error: {shown}", mark=Toned("TAIL OPEN", "caution")))
+    return lines
+
+
+def _drawn_range(comparison: Comparison, cell: MetricStatistic) -> str:
+    draws = comparison.draws
+    if draws is None:
+        raise ValueError("only reconstructions leave a tail open")
+    low, _, high = draws.range_of(cell)
+    return f"{percent(low)} to {percent(high)}"
 
 
 def _basis(comparison: Comparison) -> str:
