@@ -11,7 +11,7 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
-from blis_replay.replay.engine import not_simulated
+from blis_replay.replay.engine import not_simulated, refuse_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay, with_kernels
@@ -93,6 +93,7 @@ def replay(
     summed_up = recording.requests.height == 0
     recording, mode = of_summary(recording, mode)
     entry = simulator.entry_for(recording)
+    refuse_sizes(recording, mode, entry, simulator.release.name if entry else simulator.name)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     if entry is not None and isinstance(simulator, EmbeddedEngine):
         plan = with_kernels(plan, recording, mode, entry.first_use)

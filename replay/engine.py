@@ -9,11 +9,12 @@ from typing import Any
 
 from blis_replay.blis.latency.models import Latency
 from blis_replay.blis.latency.operators import OperatorModel
+from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.errors import ReplayError, argument_not_known
-from blis_replay.replay.mode import EngineValue, ReplayMode
+from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
 from blis_replay.strict.engine_packs import choose_pack
 
 # Models whose names say that each token is served by some of many experts.
@@ -166,10 +167,19 @@ def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tup
 
 
 def with_captured_sizes(latency: Latency, sizes: object) -> Latency:
-    """Operator times of a server that captured CUDA graphs of these sizes: a list, its text, or None if unknown."""
-    if sizes is None or not isinstance(latency, OperatorModel):
-        return latency
-    return latency.with_captured(_sizes(sizes))
+    """Operator times of a server that captured CUDA graphs of these sizes (``captured_sizes``); None if unknown."""
+    known = None if sizes is None else captured_sizes(sizes)
+    return latency.with_captured(known) if known and isinstance(latency, OperatorModel) else latency
+
+
+def refuse_sizes(recording: Recording, mode: ReplayMode, entry: ModelEntry | None, by: str) -> None:
+    """Raise ``ReplayError`` if other sizes of captured graphs would change nothing; ``entry``: what ``by`` has."""
+    padded = entry is not None and isinstance(entry.latency, OperatorModel)
+    if "cudagraph_capture_sizes" in dict(mode.engine) and not padded:
+        raise ReplayError(
+            f"{recording.alias}: {by} has no times of padded batches, so other cudagraph_capture_sizes change nothing; "
+            "use a release of `blis-replay coefficients silicon`"
+        )
 
 
 def captured_tokens(recording: Recording, max_num_seqs: int) -> int:
@@ -180,9 +190,5 @@ def captured_tokens(recording: Recording, max_num_seqs: int) -> int:
     value = {name: setting.value for name, setting in recording.engine.items()}
     if value.get("enforce_eager") is True:
         return 0
-    sizes = value.get("cudagraph_capture_sizes")
-    return min(2 * max_num_seqs, 512) if sizes is None else max(_sizes(sizes), default=0)
-
-
-def _sizes(text: object) -> tuple[int, ...]:
-    return tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(text)))
+    sizes = captured_sizes(value.get("cudagraph_capture_sizes"))
+    return min(2 * max_num_seqs, 512) if sizes is None else max(sizes, default=0)

@@ -20,10 +20,12 @@ EngineOverrides = tuple[tuple[str, EngineValue], ...]
 _KINDS: dict[str, str] = {field.name: str(field.type) for field in fields(EngineConfig)}
 _KINDS.pop("speculation")
 _KINDS |= {"speculative_config": "str", "speculative_acceptance": "str", "speculative_drafted_share": "float"}
+_KINDS["cudagraph_capture_sizes"] = "sizes"
 _KINDS["vllm_version"] = _KINDS.pop("behaviours").replace("Behaviours", "str")
 ENGINE_ARGUMENTS = tuple(_KINDS)
 _SWITCH = {"true": True, "false": False}
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_RUN = re.compile(r"([0-9]{1,5})(?:\.\.([0-9]{1,5})/([1-9][0-9]{0,4}))?", re.ASCII)
 
 
 def parse_engine_value(name: str, text: str) -> EngineValue:
@@ -43,6 +45,10 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
         return _SWITCH[text.lower()]
     if kind == "str" or kind.startswith("Literal"):
         return text
+    if kind == "sizes":
+        if not captured_sizes(text):
+            raise UnknownNameError(f"{name}={text} is not possible; give numbers of tokens such as '1 2 4 8..512/8'")
+        return text
     if text.lower() == "none" and "None" in kind:
         return None
     if kind == "float":
@@ -55,6 +61,24 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
             f"{name}={text} is not possible; give a whole number, 0 or more, of at most 18 digits{or_none}"
         )
     return int(text)
+
+
+def captured_sizes(text: object) -> tuple[int, ...] | None:
+    """Sizes of captured CUDA graphs, ascending, written ``1 2 4 8..512/8``: each eighth up to 512; ``none``: no graphs.
+
+    None if they cannot be told: earlier releases stored no more than the first, the last and how many there are.
+    """
+    words = str(text).strip("[]").replace(",", " ").split()
+    if words == ["none"]:
+        return ()
+    runs = [_RUN.fullmatch(word) for word in words]
+    sizes: set[int] = set()
+    for run in runs:
+        if run is None:
+            return None
+        first, last, gap = (int(number or run[1]) for number in run.groups())
+        sizes |= set(range(first, last + 1, max(gap, 1)))
+    return tuple(sorted(sizes - {0}))
 
 
 def parse_overrides(texts: Mapping[str, str]) -> EngineOverrides:

@@ -13,7 +13,7 @@ from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTra
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.rows import Rows
-from blis_replay.replay.engine import captured_tokens, engine_config, ranks_basis, release_remarks, replayed_engine
+from blis_replay.replay.engine import engine_config, ranks_basis, release_remarks, replayed_engine, with_captured_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import (
@@ -41,6 +41,7 @@ class ReplayPlan:
     int64[n] each, in place of the delays after the engine.  ``loop``: clients in place of the arrivals, ``sessions``:
     int64[n], whose requests with one number are turns of one client.  ``stalls``: of the server's first seconds.
     ``kernels``: those that the server compiles when it first needs them, and the most tokens of a captured graph.
+    ``captured``: sizes of captured graphs, as ``captured_sizes`` reads them; None if unknown.
     """
 
     trace: RequestTrace
@@ -52,6 +53,7 @@ class ReplayPlan:
     sessions: Int64s | None = None
     stalls: Stalls | None = None
     kernels: tuple[FirstUse, int] | None = None
+    captured: object = None
 
     @property
     def teacher_forced(self) -> bool:
@@ -64,6 +66,7 @@ class ReplayPlan:
         """How long steps take: what was observed, or the model of batches with what the server's first seconds add."""
         if self.cycles is not None:
             return self.cycles
+        of_batches = with_captured_sizes(of_batches, self.captured)
         if self.stalls is not None:
             return self.stalls.on(of_batches)
         if self.kernels is not None:
@@ -93,7 +96,8 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     if mode.loop is not None:
         trace = replace(trace, abort_us=np.full(len(trace), NEVER_US))
         basis["arrivals"] = f"a closed loop of {mode.loop.concurrency} clients, none of which gives up"
-    plan = ReplayPlan(trace, engine, basis, loop=mode.loop)
+    sizes = recording.engine.get("cudagraph_capture_sizes")
+    plan = ReplayPlan(trace, engine, basis, loop=mode.loop, captured=sizes and sizes.value)
     if mode.sessions == "prompts":
         sessions, basis["sessions"] = sessions_of(trace, recording.alias)
         plan = replace(plan, sessions=sessions)
@@ -104,9 +108,9 @@ def with_kernels(plan: ReplayPlan, recording: Recording, mode: ReplayMode, first
     """The plan with the kernels that a new server compiles, unless the recording shows that it had them."""
     if first_use is None or mode.warm_up != "modelled" or plan.cycles is not None:
         return plan
-    captured = captured_tokens(recording, plan.engine.max_num_seqs)
-    waits, basis = waits_for_kernels(recording, first_use, captured)
-    return replace(plan, kernels=(first_use, captured) if waits else None, basis=plan.basis | {"warm-up": basis})
+    above, basis = waits_for_kernels(replayed_engine(recording, mode), first_use, plan.engine.max_num_seqs)
+    kernels = None if above is None else (first_use, above)
+    return replace(plan, kernels=kernels, basis=plan.basis | {"warm-up": basis})
 
 
 def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayPlan:

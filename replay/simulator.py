@@ -14,7 +14,6 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import with_captured_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 
@@ -122,8 +121,7 @@ class EmbeddedEngine:
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` with the name of the recording if it cannot be run."""
         entry = self.entry_for(recording)
-        sizes = recording.engine.get("cudagraph_capture_sizes")
-        latency = plan.latency(with_captured_sizes(entry.latency, sizes and sizes.value))
+        latency = plan.latency(entry.latency)
         try:
             if plan.loop is None:
                 result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)

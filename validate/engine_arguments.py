@@ -312,7 +312,10 @@ def _remarks(found: WhatIf) -> Block:
 
 
 def _provenance(found: WhatIf) -> Block:
-    engine = _written(tuple(_recorded_arguments(found).items()))
+    recorded = _recorded_arguments(found).items()
+    engine = " ".join(
+        f"{name} not recorded" if value is None else override_text(name, value) for name, value in recorded
+    )
     known = f"arguments only ({engine})" if engine else "arguments and load only"
     return Block(
         [

@@ -16,7 +16,7 @@ from blis_replay.blis.trace import Behaviours, EngineConfig
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import UnknownNameError
-from blis_replay.replay.mode import ENGINE_ARGUMENTS, EngineValue, ReplayMode, parse_mode
+from blis_replay.replay.mode import ENGINE_ARGUMENTS, EngineValue, ReplayMode, captured_sizes, parse_mode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.store import provenance_of
 
@@ -47,11 +47,11 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
 
 
 def test_every_engine_argument_has_a_case_here() -> None:
-    """What a release does has no argument of its own: it goes by ``vllm_version``."""
+    """What a release does goes by ``vllm_version``, and the sizes of captured graphs are for the step times."""
     arguments = tuple(field.name for field in fields(EngineConfig) if field.name not in ("behaviours", "speculation"))
     assert tuple(OTHERS) == arguments
     speculation = ("speculative_config", "speculative_acceptance", "speculative_drafted_share")
-    assert (*OTHERS, *speculation, "vllm_version") == ENGINE_ARGUMENTS
+    assert (*OTHERS, *speculation, "cudagraph_capture_sizes", "vllm_version") == ENGINE_ARGUMENTS
 
 
 def test_speculative_decoding_is_three_arguments() -> None:
@@ -103,6 +103,8 @@ def test_unbound_memory_is_none() -> None:
     [
         ("max_num_sequences=3", "'max_num_sequences' cannot be substituted; use .* an engine argument such as"),
         ("watermark=much", "watermark=much is not possible; give a number such as 0.01"),
+        ("cudagraph_capture_sizes=8..4/x", "give numbers of tokens such as '1 2 4 8..512/8'"),
+        ("cudagraph_capture_sizes=none", "cudagraph_capture_sizes=none is not possible"),
         ("max_num_seqs=many", "max_num_seqs=many is not possible; give a whole number"),
         ("max_num_seqs=-1", "max_num_seqs=-1 is not possible"),
         ("max_num_seqs=none", "max_num_seqs=none is not possible"),
@@ -144,3 +146,20 @@ def test_provenance_says_what_was_put_in_place() -> None:
     assert isinstance(engine, dict)
     assert engine["max_num_seqs"] == {"value": 64, "source": "replay"}
     assert engine["block_size"] == {"value": 16, "source": "recorded"}
+
+
+@pytest.mark.parametrize(
+    ("written", "sizes"),
+    [
+        ("1 2 4 8..256/8 272..512/16", (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))),
+        ("[8, 4]", (4, 8)),
+        ("none", ()),
+        ("1..512 (67 sizes)", None),  # as earlier releases stored them: which 67 is not known
+        ("8..512/0", None),
+        (None, None),
+    ],
+)
+def test_sizes_of_captured_graphs_are_read_as_they_are_written(
+    written: str | None, sizes: tuple[int, ...] | None
+) -> None:
+    assert captured_sizes(written) == sizes

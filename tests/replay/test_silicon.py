@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
+from blis_runs import release_of
 from recordings import make_recording
 
 from blis_replay.blis.errors import ReleaseError
@@ -17,8 +18,11 @@ from blis_replay.blis.latency.operators import OperatorModel, durations_us
 from blis_replay.ingest.recording import Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import EngineOverrides
 from blis_replay.replay.silicon import Deployment, prompts_of, silicon_release, system_named, tabulate
 from blis_replay.replay.simulation import read_engine
+from blis_replay.validate.engine_arguments import what_if, whatif_answer
+from blis_replay.validate.errors import NothingToJudgeError
 
 
 class MadeHandle:
@@ -149,6 +153,33 @@ def test_captured_sizes_come_from_the_recorded_server(made_package: None, config
     )
     longer = [(steps["end_us"] - steps["start_us"]).tolist() for steps in (padded, plain)]
     assert [a - b for a, b in zip(*longer, strict=True)] == [0, 30, 30]
+
+
+def test_captured_sizes_that_an_earlier_release_cut_short_pad_nothing(made_package: None, config: Path) -> None:
+    """``1..512 (67 sizes)`` says two of 67; a batch of 3 would have cost as much as one of 67."""
+    release, _made = silicon_release("mine", "some/Model", Deployment(config, "H100-SXM"))
+    recording = make_recording({"arrival_us": [0], "prompt_tokens": [10], "output_tokens": [3]})
+    stored = recording.engine | {"cudagraph_capture_sizes": Setting("1..512 (67 sizes)", "server log")}
+    steps = [replay(replace(recording, engine=engine), release).result.steps for engine in (stored, recording.engine)]
+    assert steps[0]["end_us"].tolist() == steps[1]["end_us"].tolist()
+
+
+def test_other_captured_sizes_are_replayed_where_the_coefficients_know_padding(
+    made_package: None, config: Path
+) -> None:
+    """With graphs of 4 only a decode of one request costs as much as 4: 3 tokens of 10 us more in two steps.
+
+    A line through the tokens of a batch has no such time: it is refused instead of being replayed unchanged.
+    """
+    release, _made = silicon_release("mine", "some/Model", Deployment(config, "H100-SXM"))
+    recording = make_recording({"arrival_us": [0], "prompt_tokens": [10], "output_tokens": [3]})
+    changes: list[EngineOverrides] = [(("cudagraph_capture_sizes", sizes),) for sizes in ("4", "1", "1 2 4")]
+    found = what_if(recording, release, changes, executor="serial")
+    means = [(point.values or {})["itl_mean_ms"] for point in (found.recorded, *found.points)]
+    assert [round(1e3 * ((mean or 0) - (means[0] or 0))) for mean in means[1:]] == [30, 0, 0]
+    assert "(cudagraph_capture_sizes not recorded)" in str(whatif_answer(found)).replace("\n  ", " ")
+    with pytest.raises(NothingToJudgeError, match="ours has no times of padded batches, so other cudagraph_capture"):
+        what_if(recording, release_of(), changes, executor="serial")
 
 
 def test_captured_sizes_come_from_a_file_of_engine_arguments(made_package: None, config: Path, tmp_path: Path) -> None:

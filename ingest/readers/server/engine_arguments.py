@@ -210,19 +210,31 @@ def _dtype(name: str, raw: object) -> str | None:
 
 
 def _printed(raw: object) -> str | None:
-    """A value of any kind in short: sizes as ``1..512 (51 sizes)``, a mapping as ``method=eagle3 ...``."""
+    """A value of any kind in short: sizes as ``1 2 4 8..512/8``, a mapping as ``method=eagle3 ...``."""
     if isinstance(raw, Mapping):
         said = (f"{key}={value}" for key, value in raw.items() if value is not None and not isinstance(value, dict))
         return text(" ".join(said)) or "given"
     if isinstance(raw, list):
-        numbers = [number for number in map(finite, raw) if number is not None]
-        if not raw or len(numbers) < len(raw) or len(raw) < 3:
-            return text(" ".join(map(str, raw))) or "none"
-        return f"{min(numbers):g}..{max(numbers):g} ({len(raw)} sizes)"
+        numbers = sorted({number for number in map(whole, raw) if number is not None})
+        return text(_runs(numbers) if len(numbers) == len(raw) else " ".join(map(str, raw))) or "none"
     if not isinstance(raw, str | int | float):
         return None
     member = _MEMBER.fullmatch(str(raw))
     return text(member[1] if member else str(raw))
+
+
+def _runs(numbers: list[int]) -> str:
+    """Ascending numbers, four and more with one gap as ``first..last/gap``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and (len(runs[-1]) == 1 or number - runs[-1][-1] == runs[-1][1] - runs[-1][0]):
+            runs[-1].append(number)
+        elif runs and len(runs[-1]) == 2:  # no gap yet
+            runs[-1:] = [runs[-1][:1], [runs[-1][1], number]]
+        else:
+            runs.append([number])
+    said = (f"{run[0]}..{run[-1]}/{run[1] - run[0]}" if len(run) > 3 else " ".join(map(str, run)) for run in runs)
+    return " ".join(said)
 
 
 def _shares(raw: object) -> str | None:

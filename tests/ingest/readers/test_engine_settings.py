@@ -295,10 +295,26 @@ def test_arguments_that_are_not_simulated_are_kept_in_short() -> None:
     settings, _findings = engine_settings([("recorded", "server log", said)], SERVER)
     assert {name: settings[name].value for name in said} == {
         "speculative_config": "method=eagle3 num_speculative_tokens=3",
-        "cudagraph_capture_sizes": "1..16 (5 sizes)",
+        "cudagraph_capture_sizes": "1 2 4 8 16",
         "cudagraph_mode": "FULL",
         "data_parallel_size": 4,
     }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ([*range(512, 0, -8), 4, 2, 1], "1 2 4 8..512/8"),  # as vLLM 0.11 logs them
+        ([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)], "1 2 4 8..256/8 272..512/16"),  # and 0.15
+        ([1, 2, 3, 7, 8, 9, 10], "1 2 3 7..10/1"),
+        ([16], "16"),
+        ([], "none"),
+    ],
+)
+def test_sizes_of_captured_graphs_are_kept_whole(sizes: list[int], kept: str) -> None:
+    """As ``1..512 (67 sizes)`` they were read back as the three sizes 1, 67 and 512."""
+    settings, _findings = engine_settings([("recorded", "server log", {"cudagraph_capture_sizes": sizes})], SERVER)
+    assert settings["cudagraph_capture_sizes"].value == kept
 
 
 @pytest.mark.parametrize(
