@@ -31,6 +31,8 @@ BATCH_ROWS = 100_000
 MEMORY_BYTES = 250 << 20
 # Of the database that has them then; what is more goes to its folder.
 _DATABASE_BYTES = 600 << 20
+# Of all rows beside those of the database.
+_BESIDE_BYTES = 64 << 20
 _NAMES = count()
 _BOUND = re.compile(r"\$(\w+)")
 
@@ -286,7 +288,8 @@ class Scratch:
         return held + sum(writer.held_bytes for writer in self._writers) > self._memory_bytes
 
     def empty_writers(self) -> None:
-        """What writers have in memory goes to the database, and so does all that comes."""
+        """What writers have in memory goes to the database, and so does all that comes; of others less stays in it."""
+        self._memory_bytes = min(self._memory_bytes, _BESIDE_BYTES)
         for writer in list(self._writers):
             writer.to_table()
 
@@ -325,8 +328,9 @@ class Writer:
         if frame.is_empty():
             return
         # Columns in unlike chunks would be copied whenever SQL looks at them.
-        self._frames.append(frame.select(pl.col(name).cast(kind) for name, kind in self.schema.items()).rechunk())
-        self.held_bytes += int(frame.estimated_size())
+        kept = frame.select(_alone(name, kind) for name, kind in self.schema.items()).rechunk()
+        self._frames.append(kept)
+        self.held_bytes += int(kept.estimated_size())
         if self._table:
             self.to_table()
         elif self.scratch.is_full():
@@ -355,6 +359,12 @@ class Writer:
     def _new_name(self) -> str:
         self._table = f"rows_{next(_NAMES)}"
         return self._table
+
+
+def _alone(name: str, kind: pl.DataType | type[pl.DataType]) -> pl.Expr:
+    """A column with memory of its own: texts are views, and one would keep all texts or columns read with it."""
+    column = pl.col(name).cast(kind)
+    return pl.concat_str(column, pl.lit("")).alias(name) if kind == pl.String else column
 
 
 @cache

@@ -8,14 +8,16 @@ import sys
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
-from builders import in_database
+from builders import in_database, recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
-from blis_replay.ingest.checks.evidence import step_intervals
+from blis_replay.ingest.checks.evidence import step_intervals, steps_by_start
 from blis_replay.ingest.readers.requests import gathered, in_send_order, request_row
+from blis_replay.ingest.recording import STEP_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, result_frame, rows_of, whole_groups
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
@@ -56,6 +58,18 @@ def test_intervals_between_steps_are_those_of_a_database(steps: list[tuple[int, 
     frame = pl.DataFrame(steps, schema={"step_id": pl.Int64, "start_us": pl.Int64}, orient="row")
     held, stored = (step_intervals(rows).frame() for rows in both(frame))
     assert held.equals(stored)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(*[st.none() | st.integers(0, 9)] * 2, st.integers(0, 9)), max_size=20))
+def test_steps_by_start_are_those_of_a_database(read: list[tuple[int | None, int | None, int]]) -> None:
+    """Steps without a number or a start are left out; of one start and number the first read comes first."""
+    columns = ("step_id", "start_us", "running_depth")
+    frame = pl.DataFrame([dict(zip(columns, step, strict=True)) for step in read], schema=STEP_SCHEMA)
+    held, stored = (steps_by_start(recording(steps=rows), "running_depth").frame() for rows in both(frame))
+    assert held.equals(stored)
+    assert held.height == sum(None not in step[:2] for step in read)
 
 
 @pytest.mark.slow
@@ -115,6 +129,36 @@ def test_once_memory_is_full_rows_are_in_the_database_and_later_there_is_room_ag
     assert more.frame().equals(frame)
     del few
     assert written(2).held is not None
+
+
+def test_beside_a_database_fewer_rows_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 16 bytes: 1,600 go into 4,000, and after 4,800 have not, they do not go into the 1,000 that are left."""
+    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 4_000)
+    monkeypatch.setattr(ingest_rows, "_BESIDE_BYTES", 1_000)
+    scratch, frame = Scratch(), pl.DataFrame({"a": range(100), "b": range(100)})
+
+    def is_held(frames: int) -> bool:
+        writer = scratch.writer(frame.schema)
+        for _ in range(frames):
+            writer.add(frame)
+        return writer.done().held is not None
+
+    assert [is_held(1), is_held(3), is_held(1)] == [True, False, False]
+
+
+def test_a_text_does_not_keep_those_that_were_read_with_it() -> None:
+    """Of a thousand texts of 100 bytes that one buffer has, ten are added: 1,000 bytes, and a view of 16 for each."""
+    read = pl.DataFrame(pl.Series("name", [f"{number:0100}" for number in range(1_000)]))
+    writer = Scratch().writer(read.schema)
+    writer.add(read.head(10))
+    kept = writer.done()["name"]
+    assert kept.equals(read["name"].head(10))
+    assert sum(buffer.size for buffer in _buffers(kept)) == 1_000 + 10 * 16
+
+
+def _buffers(texts: pl.Series) -> list[pa.Buffer]:
+    array = texts.to_arrow(compat_level=pl.CompatLevel.newest())
+    return [buffer for buffer in array.buffers() if buffer is not None]
 
 
 def test_what_all_writers_have_in_memory_counts_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ EVENT_SCHEMA: Schema = {
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
 _MOST_OFFSETS = 2_000_000
 _WIDE_ROWS = BATCH_ROWS // 10  # spans, and what they are joined to, are wider than other rows
-_SORTED_ROWS = BATCH_ROWS // 10  # journeys, each with some eight events
+_SORTED_ROWS = BATCH_ROWS // 20  # journeys, each with some eight events
 READ_LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
