@@ -11,14 +11,14 @@ time of its first request.  The clocks they were read from are kept in ``clocks`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
 
-from blis_replay.ingest.rows import Rows, no_rows
+from blis_replay.ingest.rows import FEW_ROWS, Rows, no_rows, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -432,6 +432,12 @@ class Recording:
         """The data type of the weights that were served, None if it is not recorded."""
         setting = self.engine.get("dtype")
         return None if setting is None else str(setting.value)
+
+    def in_memory(self) -> Recording:
+        """The same with the rows of every table that has few held, for who looks at them over and over."""
+        tables = {name: rows for name, rows in vars(self).items() if isinstance(rows, Rows) and rows.held is None}
+        few: dict[str, Any] = {name: rows_of(rows.frame()) for name, rows in tables.items() if rows.height <= FEW_ROWS}
+        return replace(self, **few)
 
     @property
     def is_summed_up(self) -> bool:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
-# What is worked on at a time.
-BATCH_ROWS = 100_000
+# What is worked on at a time, and as many may be held: requests take some 20 MB.
+BATCH_ROWS = FEW_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
 MEMORY_BYTES = 250 << 20
 # Of the database that has them then; what is more goes to its folder.

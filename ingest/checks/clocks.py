@@ -7,7 +7,13 @@ import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording, Severity
-from blis_replay.ingest.steps.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
+from blis_replay.ingest.steps.clock_offset import (
+    MIXED_US,
+    DepthOffset,
+    depth_mismatch,
+    estimate_offset,
+    offset_by_depth,
+)
 from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
@@ -45,11 +51,11 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """How well depth and requests in flight agree when the steps are shifted: the offset curve."""
-    found, _why = estimate_offset(recording.steps, recorded_requests(recording))
-    if found is None:
+    offset_us = offset_by_depth(recording.steps, recorded_requests(recording))
+    if offset_us is None:
         return ()
     shifts_us = np.concatenate([np.arange(-1_000_000, 1_000_001, 100_000), np.arange(-50_000, 50_001, 10_000)])
-    shifts_us = np.unique(shifts_us) + found.offset_us
+    shifts_us = np.unique(shifts_us) + offset_us
     mismatch = np.sqrt(depth_mismatch(recording.steps, recorded_requests(recording), shifts_us))
     rows = tuple((round(int(s) / 1e3, 1), round(float(m), 3)) for s, m in zip(shifts_us, mismatch, strict=True))
     return (

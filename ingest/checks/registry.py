@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -92,14 +93,17 @@ def named_check(name: str, *others: InstrumentCheck) -> InstrumentCheck:
 
 
 def check_evidence(
-    store: Store, slug: str, check: InstrumentCheck, recording: Recording | None = None
-) -> CheckEvidence:
-    """The evidence of one check; ``UnknownExperimentError`` for a slug that is not stored.
+    store: Store, slug: str, checks: Iterable[InstrumentCheck], recording: Recording | None = None
+) -> tuple[CheckEvidence, ...]:
+    """The evidence of each check; ``UnknownExperimentError`` for a slug that is not stored.
 
     ``recording``: as stored, where it was read already.
     """
-    recording = recording or read_stored(store, slug)
+    recording = (recording or read_stored(store, slug)).in_memory()
     context = Context(read_token_layout(store, slug), None, stage_windows(recording), stamp_gaps(store, slug))
-    found = tuple(finding for finding in recording.findings if finding.check == check.name)
-    tables = tuple(table for table in check.evidence_tables(recording, context) if table.rows)
-    return CheckEvidence(slug, recording.alias, check, found, tables)
+    answers = []
+    for check in checks:
+        found = tuple(finding for finding in recording.findings if finding.check == check.name)
+        tables = tuple(table for table in check.evidence_tables(recording, context) if table.rows)
+        answers.append(CheckEvidence(slug, recording.alias, check, found, tables))
+    return tuple(answers)

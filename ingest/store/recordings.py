@@ -40,7 +40,7 @@ from blis_replay.ingest.recording import (
     SourceFile,
     Stage,
 )
-from blis_replay.ingest.rows import Rows, Schema, rows_of
+from blis_replay.ingest.rows import FEW_ROWS, Rows, Schema, rows_of
 from blis_replay.ingest.store.file import Store, is_being_written, reading
 from blis_replay.ingest.stream import LAYOUTS, TokenLayout
 
@@ -76,8 +76,6 @@ def read_prefix(store: Store, slug: str) -> PromptTree | None:
     return PromptTree(str(row[0]), prompts, requests)
 
 
-# Requests of an experiment that are held in memory, some 20 MB: of more each column is read when it is asked for.
-FEW_REQUESTS = 100_000
 # Of more than these, whose columns take 10 MB each, a column is read whenever it is asked for.
 _KEPT_REQUESTS = 1_000_000
 # The tables whose rows are read when they are asked for: their columns, and what orders them.
@@ -127,7 +125,7 @@ def stored_rows(store: Store, slug: str, hashes: tuple[str, str], table: str) ->
     rows = Rows(schema, sql, StoredTables(store.path.resolve(), slug, hashes), bound={"slug": slug})
     if table != "requests":
         return rows
-    if rows.height <= FEW_REQUESTS:
+    if rows.height <= FEW_ROWS:
         return rows_of(rows.frame())
     return replace(rows, kept={}) if rows.height <= _KEPT_REQUESTS else rows
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.steps.clock_offset import depth_mismatch, estimate_offset
+from blis_replay.ingest.steps.clock_offset import depth_mismatch, estimate_offset, offset_by_depth
 
 
 @pytest.mark.slow
@@ -34,6 +34,7 @@ def test_a_planted_offset_is_found_to_its_stated_uncertainty(
     assert found is not None, why
     assert abs(found.offset_us - later_us) <= found.uncertainty_us
     assert found.uncertainty_us <= 40_000
+    assert offset_by_depth(rows_of(sampled), sent) == found.offset_us
     assert found.explained > 0.99
 
 

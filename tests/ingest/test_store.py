@@ -66,7 +66,7 @@ def test_rows_are_read_when_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_requests: int
 ) -> None:
     """Columns of requests that were read stay, all of them where there are no more than a few."""
-    monkeypatch.setattr(recordings, "FEW_REQUESTS", few_requests)
+    monkeypatch.setattr(recordings, "FEW_ROWS", few_requests)
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, recording(steps=steps([0, 20_000])), NO_EVENTS)
         read = read_stored(store, recording().slug)

@@ -233,7 +233,8 @@ class Through:
         """One cost after the other, while each leaves clearly less than before.
 
         Ends early where the first leaves so much more than ``enough`` that others will not make up for it.
-        ``roughly``: means need not be right, only nearly so beside what is left: that takes half as many replays.
+        ``roughly``: means need not be right, only nearly so beside what is left: that takes half as many replays,
+        which an exact fit has again before it; else ``forget`` them.
         """
         if self._fit is not None:
             return self._fit
@@ -250,11 +251,16 @@ class Through:
             best = self._together(tried[cost]) if len(chosen) > 1 else tried[cost]
             if best.left > _HOPELESS * enough:
                 break
-        self._known.clear()
-        self._served.clear()
+        if not roughly:
+            self.forget()
         found = _fitted(misfit(self.as_it_is), best.left, best.at, tuple(chosen))
         self._fit = None if roughly or enough < np.inf else found
         return found
+
+    def forget(self) -> None:
+        """Drop the replays of a fit."""
+        self._known.clear()
+        self._served.clear()
 
     def _solved(self, start: _Point, cost: int, right: float) -> _Point:
         """The best point on the way on which changing one cost makes the mean of a latency right: the secant method.

@@ -202,7 +202,10 @@ def _beside_a_fit(tried: Sequence[_Trial], told: Fitted) -> Tried | None:
 def _left_beside(one: _Trial, most: float) -> float:
     """What a fit beside an alternative leaves; roughly where that is far too much, and no other fit would do."""
     roughly = one.through.fit(most, roughly=True).left
-    return roughly if roughly > _FAR * (EQUAL_SHARE * most + EQUAL) else one.through.fit(most).left
+    if roughly <= _FAR * (EQUAL_SHARE * most + EQUAL):
+        return one.through.fit(most).left
+    one.through.forget()
+    return roughly
 
 
 def _best(left: Sequence[tuple[float, _Trial]], before: float, *, beside_a_fit: bool) -> Tried:

@@ -168,7 +168,9 @@ def report_verb(
         raise click.UsageError("name experiments, or use --all")
     if out.suffix not in (".html", ".htm"):
         raise click.UsageError(f"--out {out}: the report is a page of HTML; name a .html file")
-    with progress_line("reporting") as progress:
+    from blis_replay.validate.report.svg import artist_beside
+
+    with progress_line("reporting") as progress, artist_beside(wanted=len(names) == 1) as artist:
         from blis_replay.ingest.store import open_for_reading
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release
@@ -186,7 +188,15 @@ def report_verb(
         before = load_release(baseline) if baseline else None
         ships = coefficients is None
         written = report(
-            store_path, slugs, release, mode, baseline=before, ships=ships, command=again, progress=progress
+            store_path,
+            slugs,
+            release,
+            mode,
+            baseline=before,
+            ships=ships,
+            command=again,
+            artist=artist,
+            progress=progress,
         )
     size = write_whole(out, written.html)
     print_answer(report_answer(written, out, size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
@@ -76,9 +75,11 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
         print_answer(inspect(name, store_path))
         return
     chosen = named_check(check, SCHEDULE_CHECK)
-    evidence = schedule_evidence if chosen is SCHEDULE_CHECK else partial(check_evidence, check=chosen)
     with open_for_reading(store_path) as store:
-        print_answer(evidence_answer(evidence(store, find_experiment(store, name))))
+        slug = find_experiment(store, name)
+        of_schedule = chosen is SCHEDULE_CHECK
+        found = schedule_evidence(store, slug) if of_schedule else check_evidence(store, slug, [chosen])[0]
+        print_answer(evidence_answer(found))
 
 
 # As in replay.export.TARGETS, whose import would make help slow; a test compares the two.

@@ -300,11 +300,13 @@ def _gap_p99s(pooled: PooledGaps, times: Counts) -> Floats:
     order = np.argsort(gap_us, kind="stable")
     ranked_us = gap_us[order]
     requests = int(max(pooled.rows.max(initial=0), pooled.gaps.request.max(initial=0))) + 1
+    shared, place = pooled.gaps.by_stretch()
+    place = place[order]
     p99s = np.empty(len(times))
     for i, row in enumerate(times):
         every = np.zeros(requests, np.int64)
         every[pooled.rows] = row
-        p99s[i] = _ranked(ranked_us, np.cumsum(pooled.gaps.counts(every)[order]))
+        p99s[i] = _ranked(ranked_us, np.cumsum(shared.counts(every)[place]))
     return p99s
 
 

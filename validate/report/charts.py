@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -20,11 +20,9 @@ from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import (
-    ABOVE,
     distribution_chart,
     errors_chart,
     known_number,
-    mark_stages,
     stages_note,
     ttft_chart,
     waterfall_chart,
@@ -44,37 +42,16 @@ from blis_replay.validate.report.series import (
     step_cycles,
     waiting_at_arrival,
 )
-from blis_replay.validate.report.svg import INK, OBSERVED, SIMULATED, Chart, drawn, standalone
+from blis_replay.validate.report.svg import Chart, Drawing, draw_depth, draw_steps, standalone
 from blis_replay.validate.text.answer import frame, html_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-_DASHED = (0, (4, 2))
-# Shares of the fullest cell; each shade is one path, however many cells it has.
-_SHADES = ((0.0, 0.12), (0.1, 0.28), (0.3, 0.48), (0.6, 0.75))
 
 
 def step_chart(cycles: StepCycles) -> Chart:
     """Recorded step cycles by batch size with the model's step times through them, and what is left below."""
 
-    def draw(figure: Figure) -> None:
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        _draw_density(upper, cycles)
-        shown = cycles.observed
-        upper.plot(shown.x, shown.middle / 1e3, "o", markersize=3, color=INK, label="recorded, median")
-        upper.plot(shown.x, cycles.model_us / 1e3, color=SIMULATED, linestyle=_DASHED, label="latency model, median")
-        upper.set_ylabel("step cycle, ms")
-        upper.set_ylim(0, cycles.cycle_edges_us[-1] / 1e3)
-        upper.legend(loc="best")
-        lower.axhline(0, color=SIMULATED, linestyle=_DASHED)
-        lower.plot(shown.x, cycles.residual_us / 1e3, "o", markersize=3, color=INK)
-        lower.set_ylabel("residual, ms")
-        lower.set_xlabel("running requests")
-
     shown = cycles.observed
+    points = shown.x, shown.middle / 1e3, cycles.model_us / 1e3, cycles.residual_us / 1e3
+    draw = partial(draw_steps, *points, cycles.density, (cycles.batch_edges, cycles.cycle_edges_us / 1e3))
     rows = tuple(
         (int(x), int(count), *map(float, (low, middle, high)), known_number(model), known_number(model / middle - 1))
         for x, count, low, middle, high, model in zip(
@@ -93,30 +70,9 @@ def step_chart(cycles: StepCycles) -> Chart:
         "Step cycle against batch size",
         f"{int(shown.count.sum()):,} cycles between consecutive recorded steps, as a density and as medians by running "
         f"requests, and the latency model's step time in the replay. {left}{beyond}".strip(),
-        drawn(draw, 3.7, 2.9, shown.x.tolist()),
+        Drawing(draw, 3.7, 2.9, shown.x.tolist()),
         Table("step cycle by running requests", columns, rows),
     )
-
-
-def _draw_density(axes: Axes, cycles: StepCycles) -> None:
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    most = int(cycles.density.max(initial=0))
-    bounds = [share * most for share, _ in _SHADES] + [float(most)]
-    for (_, opacity), low, high in zip(_SHADES, bounds[:-1], bounds[1:], strict=True):
-        cells = np.argwhere((cycles.density > low) & (cycles.density <= high))
-        if len(cells):
-            boxes = Path.make_compound_path(*(_box(cycles, i, j) for i, j in cells))
-            axes.add_patch(PathPatch(boxes, facecolor=OBSERVED, alpha=opacity, linewidth=0))
-    axes.plot([], [], "s", color=OBSERVED, alpha=0.5, label="recorded cycles")
-
-
-def _box(cycles: StepCycles, i: int, j: int):  # type: ignore[no-untyped-def]  # matplotlib is imported where it is used
-    from matplotlib.path import Path
-
-    x, y = cycles.batch_edges, cycles.cycle_edges_us / 1e3
-    return Path([(x[i], y[j]), (x[i + 1], y[j]), (x[i + 1], y[j + 1]), (x[i], y[j + 1]), (x[i], y[j])], closed=True)
 
 
 def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Chart:
@@ -126,18 +82,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
     if depth.waiting is not None and any(np.nanmax(side, initial=0) > 0 for side in depth.waiting):
         panels["waiting"], empty = depth.waiting, ""
 
-    def draw(figure: Figure) -> None:
-        rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, (name, (observed, simulated)) in zip(rows, panels.items(), strict=True):
-            axes.plot(depth.at_s, observed, color=OBSERVED, label="observed")
-            axes.plot(depth.at_s, simulated, color=SIMULATED, linestyle=_DASHED, label="simulated")
-            axes.set_ylabel(name)
-            # An empty queue would otherwise be drawn against fractions of a request.
-            axes.set_ylim(0, max(axes.get_ylim()[1], 1.0))
-        mark_stages(rows[0], stages)
-        rows[0].legend(**ABOVE)
-        rows[-1].set_xlabel("time of the run, s")
-
+    draw = partial(draw_depth, depth.at_s, panels, stages)
     columns = [f"{side} {name}" for name in panels for side in ("observed", "simulated")]
     series = [values for pair in panels.values() for values in pair]
     rows = tuple((float(at), *(known_number(values[i]) for values in series)) for i, at in enumerate(depth.at_s))
@@ -147,7 +92,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
         f"Means of {len(depth.at_s)} parts of the run, {over}. "
         + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True))
         + empty,
-        drawn(draw, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist()),
+        Drawing(draw, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist()),
         Table(
             "depth by time",
             (Column("middle, s"), *(Column(name, "decimal") for name in columns)),
@@ -173,22 +118,41 @@ class Charts:
     shown: tuple[Chart, ...]
     absent: dict[str, str]
 
-
-def charts_of(evidence: Evidence) -> Charts:
-    """All pictures that the recording and the replay have numbers for."""
-    shown: list[Chart] = []
-    absent: dict[str, str] = {}
-    for part in (_distributions, _ttft, _steps, _over_time, _depth, _waterfall):
-        for found in part(evidence):
-            if isinstance(found, Chart):
-                shown.append(found)
-            else:
-                absent |= found
-    return Charts(tuple(shown), absent)
+    @property
+    def drawings(self) -> list[Drawing]:
+        """What is drawn of them."""
+        return [chart.drawing for chart in self.shown]
 
 
 # A chart, or the title of one that is absent, to the reason.
 _Found = Iterator[Chart | dict[str, str]]
+
+
+def charts_of(evidence: Evidence, of_replay: Charts | None = None) -> Charts:
+    """All pictures that the recording and the replay have numbers for.
+
+    ``of_replay``: what ``charts_of_replay`` made of them already.
+    """
+    before = of_replay or charts_of_replay(evidence)
+    last = _charts(_waterfall(evidence))
+    return Charts((*before.shown, *last.shown), before.absent | last.absent)
+
+
+def charts_of_replay(evidence: Evidence) -> Charts:
+    """Those that show both sides and do not wait for what explains their difference."""
+    parts = (_distributions, _ttft, _steps, _over_time, _depth)
+    return _charts(found for part in parts for found in part(evidence))
+
+
+def _charts(every: _Found) -> Charts:
+    shown: list[Chart] = []
+    absent: dict[str, str] = {}
+    for found in every:
+        if isinstance(found, Chart):
+            shown.append(found)
+        else:
+            absent |= found
+    return Charts(tuple(shown), absent)
 
 
 def _distributions(evidence: Evidence) -> _Found:

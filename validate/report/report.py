@@ -19,8 +19,10 @@ from blis_replay.replay.processes import Progress
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import release_for, release_that_ships
-from blis_replay.validate.report.evidence import gather
+from blis_replay.validate.report.charts import charts_of, charts_of_replay
+from blis_replay.validate.report.evidence import attributed, replayed, with_checks
 from blis_replay.validate.report.page import OverviewRow, Section, overview_row, page, section_of
+from blis_replay.validate.report.svg import Artist
 from blis_replay.validate.text.answer import Answer, Verbatim, html_text, part_html
 
 # What the extra `report` installs.
@@ -74,6 +76,7 @@ def report(
     baseline: CoefficientRelease | None = None,
     ships: bool = False,
     command: str = "",
+    artist: Artist | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """One self-contained HTML page over these stored experiments, the same for the same input.
@@ -81,15 +84,18 @@ def report(
     ``store``: the file, which this process must not have open: several processes read it side by side.
     ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``ships``: take the
     release that ships for each experiment in place of ``release``.  ``command``: what the page gives as the way to
-    make it again.  ``progress``: called with (done, all).  Those that cannot be judged are named with the reason;
-    raises ``NothingToJudgeError`` if that is all of them, ``ReleaseError`` for an invalid release.
+    make it again.  ``artist``: draws meanwhile if it is one experiment.  ``progress``: called with (done, all).
+    Those that cannot be judged are named with the reason; raises ``NothingToJudgeError`` if that is all of them,
+    ``ReleaseError`` for an invalid release.
     """
     require_extra("report", "the report", *REPORT_MODULES)
     job = _Job(store, None if ships else release, baseline, mode or ReplayMode(), command)
     for used in (release, baseline):
         if used is not None:
             used.refuse_if_invalid()
-    answers = dict(zip(slugs, map_jobs(partial(_answer, job), slugs, progress=progress), strict=True))
+    # Several experiments have every processor at work without one.
+    work = partial(_answer, job, artist=artist if artist and len(slugs) == 1 else Artist())
+    answers = dict(zip(slugs, map_jobs(work, slugs, progress=progress), strict=True))
     not_judged = {slug: answer for slug, answer in answers.items() if isinstance(answer, str)}
     sections = [answer for answer in answers.values() if isinstance(answer, Section)]
     if not sections:
@@ -108,16 +114,24 @@ class _Job:
     command: str
 
 
-def _answer(job: _Job, slug: str) -> Section | str:
+def _answer(job: _Job, slug: str, artist: Artist) -> Section | str:
     """The section of an experiment, or why it cannot be judged; a recording and its replay are large and not kept."""
     with open_store(job.store, read_only=True) as store:
         try:
             with faults_named(slug):
                 shipped = release_for(None, [slug])
-                evidence = gather(store, slug, job.release or shipped, job.mode, shipped)
-                return section_of(evidence, job.command, _before(store, slug, job))
+                evidence = replayed(store, slug, job.release or shipped, job.mode)
+                charts = charts_of_replay(evidence)
+                artist.draw(charts.drawings)
+                evidence = attributed(evidence, shipped)
+                charts = charts_of(evidence, charts)
+                artist.draw(charts.drawings)
+                evidence = with_checks(store, evidence)
+                section = section_of(evidence, job.command, _before(store, slug, job), charts)
         except ExperimentError as error:
             return str(error)
+    artist.finish()
+    return section
 
 
 def _before(store: Store, slug: str, job: _Job) -> OverviewRow | str | None:

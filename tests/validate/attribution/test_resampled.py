@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from blis_replay.blis.result import token_gaps
 from blis_replay.fixtures.planted import planted_recording
 from blis_replay.replay.driver import replay
 from blis_replay.validate.metrics.latency import pooled_quantiles, statistics
@@ -35,3 +36,13 @@ def test_each_draw_is_what_numpy_says_of_the_repeated_requests() -> None:
     twice = [np.diff(run.result.token_times_us(r)) for r in np.repeat(np.flatnonzero(chosen), times[1])]
     delay_us = run.result.post_token_us
     assert table[1, 5] == pytest.approx(np.quantile(np.concatenate(twice), 0.99) + delay_us)
+
+
+def test_gaps_by_stretch_count_as_the_gaps_themselves() -> None:
+    """Request 0 has a token in rows 0 to 2 and in 5, request 1 in rows 2 to 4: from 2 to 5 is a gap of its own."""
+    segments = np.array([[0, 0, 3], [1, 2, 3], [0, 5, 1]], np.int64)
+    gaps = token_gaps(segments, np.array([10, 20, 35, 50, 70, 95, 120], np.int64), 0)
+    shared, place = gaps.by_stretch()
+    for times in (np.array([1, 0]), np.array([0, 1]), np.array([3, 2])):
+        assert shared.counts(times)[place].tolist() == gaps.counts(times).tolist()
+    assert gaps.counts(np.array([3, 2])).tolist() == [0, 3, 3, 2, 2, 0, 0, 3]

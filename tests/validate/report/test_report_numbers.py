@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from planted_pages import PlantedPage
 
 from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
 from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.store import open_store
 from blis_replay.replay.driver import replay
+from blis_replay.replay.processes import beside
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.resampling import QUANTITIES
-from blis_replay.validate.report import evidence
-from blis_replay.validate.report.charts import depth_chart
+from blis_replay.validate.report import evidence, svg
+from blis_replay.validate.report.charts import charts_of, depth_chart
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import errors_chart, falls
 from blis_replay.validate.report.series import (
@@ -190,10 +193,39 @@ def test_no_interval_reaches_below_a_simulated_latency_of_0(
     assert set(evidence.error_intervals(wrong_evidence.comparison, compared).values()) == {(-1.0, 6.284)}
 
 
+def test_an_artist_draws_what_is_drawn_here(wrong_evidence: Evidence) -> None:
+    """The same bytes from a process beside this one; and from here, where that process is lost."""
+    here = [drawing.svg for drawing in charts_of(wrong_evidence).drawings]
+    with beside(svg.drawn_all) as process:
+        artist = svg.Artist(process)
+        beyond, last = charts_of(wrong_evidence).drawings, charts_of(wrong_evidence).drawings
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(svg.Drawing, "drawn", None)  # nothing is drawn in this process
+            artist.draw(beyond)
+            artist.finish()
+        assert [drawing.svg for drawing in beyond] == here
+        process.worker.process.kill()
+        artist.draw(last)
+        artist.finish()
+    assert [drawing.svg for drawing in last] == here
+
+
+def test_evidence_is_the_same_whether_its_rows_are_held(
+    planted_page: PlantedPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of few requests are held while checks look at them; of many they are asked for, each time."""
+    slug, every = planted_page.recording.slug, [named_check(name) for name in check_names()]
+    with open_store(planted_page.store, read_only=True) as store:
+        held = check_evidence(store, slug, every)
+        monkeypatch.setattr("blis_replay.ingest.recording.FEW_ROWS", 0)
+        assert check_evidence(store, slug, every) == held
+    assert sum(len(one.tables) for one in held) > 5
+
+
 def test_a_matplotlibrc_of_the_working_directory_is_not_read(tmp_path: Path) -> None:
     """It may name code to import, and one that is no text ended the report in a traceback."""
     (tmp_path / "matplotlibrc").write_bytes(b"backend: module://planted\nfont.size: \xff\n")
-    code = "from blis_replay.validate.report.svg import drawn; drawn(lambda figure: figure.subplots(), 1, 1)"
+    code = "from blis_replay.validate.report.svg import Drawing; Drawing(lambda figure: figure.subplots(), 1, 1).svg"
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
