@@ -23,6 +23,22 @@ from blis_replay.validate.attribution.text import explanations
 _COMMAND = re.compile(r"blis-replay ((?:segments|coefficients steps|calibrate) [^;`]*)")
 
 
+@pytest.mark.usefixtures("all_bundled")
+def test_a_command_of_an_error_has_the_store_of_what_failed(run: Run, tmp_path: Path) -> None:
+    """As typed it looked into the usual store, which knows no such experiment."""
+    with open_store(tmp_path / "my store.duckdb") as store:
+        ingest_recording(store, planted_recording(3).recording)
+    there = ("--store", "my store.duckdb")
+    refused = run("validate", "1b-general", "--coefficients", "cpu-vllm-0.32.0", *there).err
+    (advised,) = re.findall(r"`blis-replay ([^`]*)`", refused)
+    assert shlex.split(advised)[-2:] == list(there)
+    assert run(*shlex.split(advised)).code == 0
+    assert Path("FILE.yaml").exists()
+    (advised,) = re.findall(r"`blis-replay ([^`]*)`", run("inspect", "nosuch", *there).err)
+    assert "1b-general" in run(*shlex.split(advised)).out
+    assert "--store" not in run("validate", "./runs/mine").err, "the usual one is not repeated"
+
+
 @pytest.mark.slow
 def test_every_command_that_attribute_prints_runs_as_it_stands(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

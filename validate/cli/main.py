@@ -241,8 +241,9 @@ def main() -> None:
 
 
 def _exit_code() -> int:
+    given: dict[str, str] = {}
     try:
-        code = cli(prog_name="blis-replay", standalone_mode=False)
+        code = cli(prog_name="blis-replay", standalone_mode=False, obj=given)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return WRONG_USE
@@ -253,7 +254,9 @@ def _exit_code() -> int:
     except (click.Abort, KeyboardInterrupt):
         return _interrupted()
     except BlisReplayError as error:
-        return _complain(str(error), error.exit_code)
+        from blis_replay.validate.cli.options import with_store
+
+        return _complain(with_store(str(error), cli, given), error.exit_code)
     except (BrokenPipeError, ReaderGoneError):
         raise
     except OSError as error:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 # Where a command keeps how its answer is to be printed.
 _META = "blis_replay"
+# Where it keeps the option that names its store, empty for the usual one.
+_STORE = "store"
 # The form of an answer by the ending of its file, where no form was asked for.
 _FORMS = {".html": "html", ".json": "json", ".csv": "csv", ".md": "markdown"}
 # Whoever names such a file expects more than text in it.
@@ -45,8 +47,36 @@ def store_option(command: Command) -> Command:
         envvar="BLIS_REPLAY_STORE",
         show_default=True,
         show_envvar=True,
+        callback=_remembered,
         help="The ground-truth store, a DuckDB file.",
     )(command)
+
+
+def _remembered(ctx: click.Context, _param: click.Parameter, store_path: Path) -> Path:
+    """The store as it is, and for ``main`` how the commands of an error repeat it."""
+    ctx.find_root().ensure_object(dict)[_STORE] = given_options(None, store_path)
+    return store_path
+
+
+_TOLD = re.compile(r"`blis-replay ([^`]+)`")
+
+
+def with_store(message: str, root: click.Group, given: dict[str, str]) -> str:
+    """An error in which each command that takes a store has that of the command that failed.
+
+    ``given``: the object of its context.
+    """
+    repeated, context = given.get(_STORE, ""), click.Context(root)
+
+    def told(found: re.Match[str]) -> str:
+        command: click.Command | None = root
+        for word in found[1].split():
+            if isinstance(command, click.Group):
+                command = command.get_command(context, word)
+        takes = command is not None and any(one.name == "store_path" for one in command.params)
+        return f"`blis-replay {found[1]}{repeated if takes and ' --store ' not in found[1] else ''}`"
+
+    return _TOLD.sub(told, message) if repeated else message
 
 
 def given_options(coefficients: str | None, store_path: Path) -> str:
