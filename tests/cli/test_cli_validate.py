@@ -17,6 +17,8 @@ from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
+from blis_replay.validate.comparison import validated
+from blis_replay.validate.metrics.observed import pooled_gaps
 from blis_replay.validate.schedule import schedule_verdict
 
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
@@ -35,7 +37,7 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_limits_are_judged_on_both_sides(run: Run, tmp_path: Path) -> None:
+def test_limits_are_judged_on_both_sides(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the recording by its own latencies: the limit of TTFT is their median, so half of the requests are within it.
 
     Of published aggregates the p95 is not known, and nothing of single requests.
@@ -50,7 +52,13 @@ def test_limits_are_judged_on_both_sides(run: Run, tmp_path: Path) -> None:
     median = float(np.median(ttft_ms))
     Path("true.yaml").write_text(format_release(true_release(made)))
     options = ["--coefficients", "true.yaml", "--json"]
-    answer = run("validate", row.alias, *options, "--slo", f"ttft.p50={median:.3f}ms,e2e.p99=1000s")
+    read: list[str] = []
+    with monkeypatch.context() as counted:
+        counted.setattr(
+            validated, "pooled_gaps", lambda store, slug, chosen: read.append(slug) or pooled_gaps(store, slug, chosen)
+        )
+        answer = run("validate", row.alias, *options, "--slo", f"ttft.p50={median:.3f}ms,e2e.p99=1000s")
+    assert read == [row.slug], "the gaps of a recording take as long to read as all else of it"
     slo = answer.json["experiments"][0]["slo"]
     assert slo["observed"]["objectives"][0]["value_ms"] == pytest.approx(median)
     assert slo["observed"]["good_requests"] == pytest.approx((ttft_ms <= round(median, 3)).sum(), abs=1)

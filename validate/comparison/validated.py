@@ -56,8 +56,9 @@ def compare_experiment(
         )
     simulator = simulator or EmbeddedEngine(release)
     run = replay(recording, release, mode, simulator)
-    comparison = with_draws(_compared(store, run, Selection(window=window)), simulator)
-    gaps = pooled_gaps(store, slug, comparison.selection.of(run.recording.requests)) if objectives else None
+    selection = Selection(window=window)
+    gaps = pooled_gaps(store, slug, selection.of(run.recording.requests))
+    comparison = with_draws(compare_replay(run, gaps, selection, queues=True), simulator)
     return with_objectives(comparison, objectives, gaps)
 
 
@@ -81,16 +82,12 @@ def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:
     stages: list[Comparison] = []
     for stage in comparison.recording.stages:
         try:
-            stages.append(_compared(store, comparison.run, replace(comparison.selection, stage=stage.stage)))
+            selection = replace(comparison.selection, stage=stage.stage)
+            gaps = pooled_gaps(store, comparison.slug, selection.of(comparison.recording.requests))
+            stages.append(compare_replay(comparison.run, gaps, selection))
         except NothingToJudgeError:
             continue
     return stages
-
-
-def _compared(store: Store, run: ReplayRun, selection: Selection) -> Comparison:
-    """A replay beside what the store holds of its recording."""
-    gaps = pooled_gaps(store, run.recording.slug, selection.of(run.recording.requests))
-    return compare_replay(run, gaps, selection, queues=selection.stage is None)
 
 
 @dataclass(frozen=True)
