@@ -73,6 +73,15 @@ def test_a_command_that_does_not_exist_is_one_line(run: Run, tmp_path: Path) -> 
     assert "cannot be started (No such file or directory); install it, or give its path behind --" in answer.err
 
 
+def test_a_server_of_which_nothing_is_known_is_not_to_be_ingested(run: Run, tmp_path: Path) -> None:
+    """The command that it was sent on to was refused."""
+    answer = run("record", "--out", "my run", "--no-spans", "--", "sh", "-c", "exit 1")
+    assert answer.code == 1
+    assert "ingest" not in answer.err
+    quoted = f"'{tmp_path}/my run/vllm.log'"
+    assert f"next: see why in {quoted}, and record again into another directory" in answer.err
+
+
 def test_a_log_that_is_a_link_is_not_written_through(run: Run, tmp_path: Path) -> None:
     """And no server is started that would be left alone."""
     folder = tmp_path / "run"

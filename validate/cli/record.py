@@ -104,9 +104,12 @@ def _say_what_was_recorded(made: ServerRecording) -> None:
         click.echo(f"  {counted(made.spans, 'span')}", err=True)
     for note in made.notes:
         click.echo(f"  not recorded: {note}", err=True)
-    click.echo(
-        f"next: put the load generator's result there, then `blis-replay ingest {quote(str(made.directory))}`", err=True
-    )
+    if made.step_logs or made.spans or made.metrics:
+        folder = quote(str(made.directory))
+        click.echo(f"next: put the load generator's result there, then `blis-replay ingest {folder}`", err=True)
+    else:
+        log = quote(str(made.directory / "vllm.log"))
+        click.echo(f"next: see why in {log}, and record again into another directory", err=True)
 
 
 # Where a format of recordings is kept that was named as the form of the answer.
