@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -67,7 +68,23 @@ def naming(path: Path | str) -> Iterator[None]:
         raise
     except OSError as error:
         stays = "; the file that was there is as it was" if Path(path).is_file() else ""
-        raise OSError(error.errno, f"{error.strerror or error}{stays}", str(path)) from error
+        # Of a library in another language: the system's text, and its number behind that.
+        said = re.sub(r" \(os error \d+\)", "", str(error.strerror or error))
+        raise OSError(error.errno, f"{said}{stays}", str(path)) from error
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder to write into; on an error one that was not there before is gone again, unless something is in it."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _mode(place: Path) -> int | None:

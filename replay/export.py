@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
-from blis_replay.compiled.files import naming
+from blis_replay.compiled.files import made_folder, naming
 from blis_replay.ingest.readers.tables.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
@@ -290,9 +290,8 @@ def export(recording: Recording, target: str, out: Path | None = None, force: bo
         if os.path.lexists(path) and not force:
             raise FileExistsAlreadyError(f"{path}: is there already; give --force to replace it, or another --out")
     folder = final[0].parent
-    folder.mkdir(parents=True, exist_ok=True)
     # On the same file system, so that the last step is a renaming.
-    with naming(out), TemporaryDirectory(dir=folder, prefix=".blis-replay-") as scratch:
+    with made_folder(folder), naming(out), TemporaryDirectory(dir=folder, prefix=".blis-replay-") as scratch:
         lost = form.write(recording, Path(scratch))
         for name, path in zip(form.files, final, strict=True):
             (Path(scratch) / name).replace(path)

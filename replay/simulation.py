@@ -22,7 +22,7 @@ from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
 from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.workload import parse_workload
-from blis_replay.compiled.files import whole_file
+from blis_replay.compiled.files import made_folder, whole_file
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
@@ -231,12 +231,12 @@ def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:
 
     Raises ``OSError`` if the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     steps = len(simulation.result.steps)
     # A long run has more steps than should be in memory twice.
     parts = (step_frame(simulation, first, _STEPS_A_PART) for first in range(0, max(steps, 1), _STEPS_A_PART))
-    write_frame(folder / "requests", iter([request_frame(simulation)]), as_csv)
-    write_frame(folder / "steps", parts, as_csv)
+    with made_folder(folder):
+        write_frame(folder / "requests", iter([request_frame(simulation)]), as_csv)
+        write_frame(folder / "steps", parts, as_csv)
 
 
 def write_frame(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None:
@@ -297,12 +297,12 @@ def write_cluster_tables(simulation: ClusterSimulation, folder: Path, as_csv: bo
 
     Raises ``OSError`` if the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, frame_of in (("requests", request_frame), ("steps", step_frame)):
-        frames = [
-            frame_of(part).select(pl.lit(i).alias("instance"), "*") for i, part in enumerate(simulation.instances)
-        ]
-        write_frame(folder / name, iter([pl.concat(frames)]), as_csv)
+    with made_folder(folder):
+        for name, frame_of in (("requests", request_frame), ("steps", step_frame)):
+            frames = [
+                frame_of(part).select(pl.lit(i).alias("instance"), "*") for i, part in enumerate(simulation.instances)
+            ]
+            write_frame(folder / name, iter([pl.concat(frames)]), as_csv)
 
 
 def _part(table: RequestTable, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RequestTable:

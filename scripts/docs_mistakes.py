@@ -13,12 +13,14 @@ import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from docs_pages import ROOT
 
+from blis_replay.ingest.store import open_store
 from blis_replay.validate.cli.main import VERBS, main
 
 _PAGE = ROOT / "docs" / "mistakes.md"
@@ -69,12 +71,25 @@ def set_up(folder: Path) -> None:
     (folder / "bench.json.gz").write_bytes(b"\x1f\x8b\x08")
     (folder / "excel.csv").write_bytes("arrival_s,prompt_tokens\n0,100\n".encode("utf-16"))
     (folder / "zero.json").write_bytes(b"")
+    (folder / "newer.duckdb").write_bytes(_newer_store())
+    for ending in ("csv", "json"):
+        (folder / f"full.{ending}").symlink_to("/dev/full")
     columns = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n"
     (folder / "thousands.csv").write_text(f'{columns}0,"1,000",20,50,400\n', "utf-8")
     (folder / "decimal.csv").write_text(f'{columns}"0,5",100,20,50,400\n', "utf-8")
     (folder / "engine.yaml").write_text(
         "max_num_seqs: 8\nmax_num_batched_tokens: 64\nmax_model_len: 64\nasync_scheduling: true\n", "utf-8"
     )
+
+
+@cache
+def _newer_store() -> bytes:
+    """The file of a store that a later version of this program wrote."""
+    with TemporaryDirectory() as name:
+        path = Path(name) / "store.duckdb"
+        with open_store(path) as store:
+            store.connection.execute("UPDATE meta SET value = value::INTEGER + 1 WHERE key = 'schema_version'")
+        return path.read_bytes()
 
 
 def mistakes_table() -> list[str]:

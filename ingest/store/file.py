@@ -83,7 +83,7 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
                     pass
                 connection = _connect(path, read_only)
             else:
-                _upgrade(connection)
+                _upgrade(connection) if version else _create(connection, path, is_new)
                 _check_schema(connection, path)
         store = Store(connection, path)
         with _known_as_open(path.resolve(), connection, read_only):
@@ -192,9 +192,9 @@ def transaction(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
     except BaseException as error:
         _roll_back(connection)
         if isinstance(error, duckdb.Error):
-            raise StoreError(
-                f"{store.path}: nothing was written: {one_line(error)}; remove the cause, then repeat"
-            ) from error
+            text = one_line(error)
+            mend = _MAKE_ROOM if _is_full(text) else f"nothing was written: {text}; remove the cause, then repeat"
+            raise StoreError(f"{store.path}: {mend}") from error
         raise
 
 
@@ -284,8 +284,17 @@ def _is_locked(text: str) -> bool:
     return any(words in text.lower() for words in locked)
 
 
+def _is_full(text: str) -> bool:
+    return any(words in text.lower() for words in ("no space left", "file too large", "quota exceeded"))
+
+
+_MAKE_ROOM = "its disk is full, and nothing was written; make room there, or choose another place with --store"
+
+
 def _why_not_opened(path: Path, text: str) -> str:
     lowered = text.lower()
+    if _is_full(text):
+        return _MAKE_ROOM
     if path.is_dir():
         return "this is a folder; give the path of a file"
     if _is_locked(lowered):
@@ -322,7 +331,7 @@ def _state_of(path: Path) -> list[tuple[int, ...]]:
 
 
 def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool = False) -> int:
-    """The schema's version; makes the tables of an empty file, refuses a foreign or newer one.
+    """The schema's version, 0 of a file without tables; refuses a foreign or newer one.
 
     ``is_new``: it was not there before it was opened.
     """
@@ -330,8 +339,7 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: boo
     if not is_new or tables:
         _refuse_macros(connection, path)  # before anything else is asked of it
     if not tables:
-        _create(connection)
-        return SCHEMA_VERSION
+        return 0
     if "meta" not in tables or "experiments" not in tables:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     version = _version(connection)
@@ -339,7 +347,8 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: boo
         raise StoreError(f"{path}: its schema version is {version!r}; choose another path with --store")
     if int(version) > SCHEMA_VERSION:
         raise StoreError(
-            f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay"
+            f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay, or "
+            "choose another store with --store"
         )
     if int(version) == SCHEMA_VERSION:
         _refuse_other_objects(connection, path, tables)
@@ -384,8 +393,16 @@ def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
     _run(connection, upgrades, "UPDATE meta SET value = ? WHERE key = 'schema_version'")
 
 
-def _create(connection: duckdb.DuckDBPyConnection) -> None:
-    _run(connection, _SCHEMA, "INSERT INTO meta VALUES ('schema_version', ?)")
+def _create(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> None:
+    """Make the tables; a new file that cannot have them (a full disk) is removed again."""
+    try:
+        _run(connection, _SCHEMA, "INSERT INTO meta VALUES ('schema_version', ?)")
+    except BaseException:
+        connection.close()
+        if is_new:
+            for file in (path, path.with_name(f"{path.name}.wal")):
+                file.unlink(missing_ok=True)
+        raise
 
 
 def _run(connection: duckdb.DuckDBPyConnection, files: Sequence[str], noting_version: str) -> None:

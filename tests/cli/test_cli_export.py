@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 from pathlib import Path
 
 import polars as pl
@@ -32,6 +33,20 @@ def table(run: Run, name: str) -> pl.DataFrame:
     """The requests of a stored experiment, every column."""
     assert run("export", "--experiment", name, "--to", "parquet", "--out", f"{name}.look", "--force").code == 0
     return pl.read_parquet(f"{name}.look")
+
+
+@pytest.mark.parametrize("target", ["tracev2", "mooncake"])
+def test_an_export_that_a_full_disk_has_no_room_for_leaves_nothing(run: Run, mooncake: Path, target: str) -> None:
+    """A folder that was made for it is gone again."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    try:
+        answer = run("export", "mooncake", "--to", target, "--out", "made/here")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert answer.code == 3
+    assert answer.err == "error: made/here: File too large; check the path and the room left there\n"
+    assert not (mooncake / "made" / "here").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +16,11 @@ from builders import recording, requests, server_traces, write_events
 from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage, TokenEvents
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
+    list_experiments,
+    open_for_reading,
     open_store,
     read_stored,
     token_times,
@@ -44,6 +50,51 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as error, open_store(path):
         pass
     assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk with so much room left, bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+FULL = "its disk is full, and nothing was written; make room there, or choose another place with --store"
+
+
+def test_a_store_that_a_full_disk_has_no_room_for_is_not_left_half_made(tmp_path: Path) -> None:
+    """12 kB are the head of a DuckDB file and no tables; it was called unreadable, also once there was room."""
+    path = tmp_path / "s.duckdb"
+    with files_of_at_most(12_288), pytest.raises(StoreError) as error, open_for_reading(path):
+        pass
+    assert one_line_of(error) == f"{path}: {FULL}"
+    assert list(tmp_path.iterdir()) == []
+    with open_for_reading(path) as store:
+        assert store.path == path
+
+
+def test_a_recording_that_a_full_disk_has_no_room_for_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+    more = replace(recording(content_hash="hash-2"), requests=rows_of(requests(50_000)))
+    with files_of_at_most(path.stat().st_size + 50_000), pytest.raises(StoreError) as error, open_store(path) as store:
+        write_recording(store, more, NO_EVENTS)
+    assert one_line_of(error) == f"{path}: {FULL}"
+    with open_store(path, read_only=True) as store:
+        assert read_stored(store, recording().slug).content_hash == "hash-1"
+
+
+def test_a_file_that_has_no_tables_yet_is_a_store_for_whoever_reads_it_first(tmp_path: Path) -> None:
+    """Whoever made it was ended before its tables were written; it was told to change its permissions."""
+    path = tmp_path / "s.duckdb"
+    duckdb.connect(str(path)).close()
+    with open_for_reading(path) as store:
+        assert list_experiments(store) == []
 
 
 # What version 2 of the schema had and versions 3 and 4 changed, and so on down.
