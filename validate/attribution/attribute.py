@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, pairwise
 from math import factorial, isnan
 from typing import Unpack
@@ -17,7 +17,7 @@ from typing import Unpack
 import numpy as np
 
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.compiled.arrays import Bools, Floats
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs
@@ -168,6 +168,11 @@ class _Shared:
     blocks: Blocks
     resamples: int
     seed: int
+
+    @cached_property
+    def times(self) -> Int64s:
+        """The draws, the same for every replay."""
+        return draws(self.blocks, self.resamples, self.seed)
 
 
 def attribute(
@@ -326,9 +331,8 @@ def _replayed(shared: _Shared, subset: Subset) -> Floats:
 
 
 def _numbers_of(shared: _Shared, run: ReplayRun) -> Floats:
-    times = draws(shared.blocks, shared.resamples, shared.seed)
     gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
-    return quantities(simulated_samples(run, shared.chosen), times, gaps)
+    return quantities(simulated_samples(run, shared.chosen), shared.times, gaps)
 
 
 def _overloaded(answers: Sequence[Floats], ends: Floats) -> int:
