@@ -6,6 +6,7 @@ import atexit
 import gc
 import math
 import os
+import re
 import sys
 import threading
 import traceback
@@ -285,10 +286,19 @@ def _interrupted() -> int:
 def _with_help(error: click.UsageError) -> str:
     """What is wrong, and the command that says what is right."""
     command = error.ctx.command_path if error.ctx else "blis-replay"
-    message = _missing(error) or " ".join(error.format_message().split()).rstrip(".")
+    message = _missing(error) or _EXTRA.sub(_too_many, " ".join(error.format_message().split()).rstrip("."))
+    if message.endswith("is a directory"):
+        message += "; name a file"
     if isinstance(error, click.NoSuchOption) and error.option_name in _OF_VERBS and command == "blis-replay":
         message = f"{error.option_name} belongs behind the verb"
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
+
+
+_EXTRA = re.compile(r"^Got unexpected extra arguments? \((.+)\)$")
+
+
+def _too_many(found: re.Match[str]) -> str:
+    return f"{found[1]}: nothing is expected there; leave it out"
 
 
 def _missing(error: click.UsageError) -> str:
