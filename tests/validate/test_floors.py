@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from recordings import make_recording
@@ -35,9 +34,10 @@ def served(slug: str) -> Recording:
     return replace(make_recording(columns), slug=slug, alias=slug, content_hash=slug)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "s.duckdb") as opened:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Both of them; whoever brings in others does so behind them."""
+    with open_store(tmp_path_factory.mktemp("floors") / "s.duckdb") as opened:
         for slug in ("one", "two"):
             ingest_recording(opened, served(slug))
         yield opened

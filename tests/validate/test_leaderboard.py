@@ -38,8 +38,8 @@ lines = [(row["request_index"], 20_000, 20_000 + 5_000 * int(row["output_tokens"
 """
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A server with 10 ms to the first token and 10 ms for each token: E2E of 110, 310, 210 ms."""
     columns = {
         "arrival_us": [0, 1_000, 2_000],
@@ -48,10 +48,11 @@ def store(tmp_path: Path) -> Path:
         "ttft_us": [10_000, 10_000, 10_000],
         "e2e_us": [110_000, 310_000, 210_000],
     }
-    (tmp_path / "foreign.py").write_text(FOREIGN)
-    with open_store(tmp_path / "s.duckdb") as opened:
+    folder = tmp_path_factory.mktemp("board")
+    (folder / "foreign.py").write_text(FOREIGN)
+    with open_store(folder / "s.duckdb") as opened:
         ingest_recording(opened, replace(make_recording(columns), slug="one", alias="one", content_hash="one"))
-    return tmp_path / "s.duckdb"
+    return folder / "s.duckdb"
 
 
 def scores(path: Path, *names: str) -> dict[str, Score]:
@@ -60,8 +61,8 @@ def scores(path: Path, *names: str) -> dict[str, Score]:
         return {score.simulator: score for score in leaderboard(store, ["one"], found, absent).scores}
 
 
-def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path, tmp_path: Path) -> None:
-    name = f"cmd:{sys.executable} {tmp_path / 'foreign.py'}"
+def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) -> None:
+    name = f"cmd:{sys.executable} {store.with_name('foreign.py')}"
     score = scores(store, name)[name]
     # simulated E2E 70, 170, 120 ms, mean 120 of 210; TTFT 20 of 10 ms
     assert score.errors["e2e", "mean"] == pytest.approx(120 / 210 - 1)
