@@ -73,15 +73,18 @@ class _Collected:
 
     def add(self, batch: TraceBatch, number: int, file: RecordedFile) -> None:
         """Keep what is read of a batch of file ``number``."""
-        self.steps.add(spans.steps_of(batch, file))
+        # Even of no rows each of these takes milliseconds.
+        if batch.steps.height:
+            self.steps.add(spans.steps_of(batch, file))
         if batch.snapshots.height:
             self.snapshots.add(spans.snapshots_of(batch, file))
         if batch.spans["scope"].is_in(ENGINE_SCOPES).any():
             self.requests.append(spans.request_spans_of(batch, number, file))
         self.step_spans.append(_step_spans(batch))
-        journey_spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
-        self.journey_spans.add(journey_spans)
-        self.journey_events.add(stamped)
+        if batch.journey_events.height or batch.spans.filter(otlp_journeys.is_journey_span()).height:
+            journey_spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
+            self.journey_spans.add(journey_spans)
+            self.journey_events.add(stamped)
         for scope, name, count in _others(batch).iter_rows():
             family = scope[:100], _NUMBER.sub("*", name[:100])
             known = family in self.others or len(self.others) < MAX_OTHER_NAMES
@@ -149,6 +152,8 @@ def _steps(found: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scrat
 
 def _snapshots(found: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scratch) -> Rows:
     """The snapshots since then by step and request, none twice."""
+    if found.is_empty():
+        return no_rows(SNAPSHOT_SCHEMA)
     since = is_since(found, ended_ns, "epoch_ns")
     return _once(since, ["step_id", "request_id"], scratch, file, "snapshot of step").only([*SNAPSHOT_SCHEMA])
 
