@@ -47,7 +47,7 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.rows import Rows, Scratch, no_rows
+from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows
 from blis_replay.ingest.server_side import ServerSide, ServerTimes
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream import with_counted_lengths, with_decode_lengths
@@ -149,6 +149,7 @@ class _Assembly:
         del found
         server = self.server.placed(traces, requests, client)
         traces = replace(traces, journeys=None)  # as they were read, events are many
+        give_back()
         cache_events, cache_clock = self._kv_events(client)
         engine, findings = self._engine(configured, server)
         passes = self.known.get(discovery.FORWARD_PASSES, [])

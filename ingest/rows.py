@@ -6,6 +6,7 @@ there are few, or what SQL makes of those.  Nothing is read before somebody asks
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -230,6 +231,12 @@ def query(sql: str, schema: Schema, bound: Mapping[str, object] | None = None, /
         {name: value for rows in tables.values() for name, value in rows.bound.items()}
         | {f"{name}_{number}": value for name, value in bound.items()},
     )
+
+
+def give_back() -> None:
+    """Return to the system what is free; the C library keeps all that lies below the last block in use."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc has it
+        trim(0)
 
 
 def whole_groups(batches: Iterator[pl.DataFrame], key: str) -> Iterator[pl.DataFrame]:

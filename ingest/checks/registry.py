@@ -24,6 +24,7 @@ from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, REC
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.errors import UnknownCheckError
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.rows import give_back
 from blis_replay.ingest.store.file import Store
 from blis_replay.ingest.store.recordings import read_stored, read_token_layout, stamp_gaps
 from blis_replay.ingest.stream import TokenLayout, detect_layout, event_totals
@@ -65,6 +66,7 @@ def run_checks(recording: Recording) -> tuple[tuple[Finding, ...], TokenLayout]:
     context = Context(layout, totals, stage_windows(recording))
     findings = []
     for check in CHECKS:
+        give_back()  # the numbers that a check compares are many
         findings += [_finite(finding) for finding in check.run(recording, context)]
     return tuple(findings), layout
 

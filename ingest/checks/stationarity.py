@@ -166,23 +166,37 @@ def _finish_gaps(requests: pl.DataFrame, window: Window) -> list[Finding]:
     return _long_gaps(settled, window, "no request finished")
 
 
+# Counted, as the database would have all values of ten million steps in memory for their median.
+_CYCLES = """
+SELECT elapsed_us / elapsed_steps AS cycle_us, count(*) AS steps FROM intervals GROUP BY cycle_us ORDER BY cycle_us
+"""
+
+
+def _median(values: pl.Series, counts: pl.Series) -> float:
+    """The median of values in ascending order of which there are so many each."""
+    upto = counts.cum_sum()
+    middle = [int(upto.search_sorted(place + 1)) for place in (int(upto[-1] - 1) // 2, int(upto[-1]) // 2)]
+    return float(values[middle[0]] + values[middle[1]]) / 2
+
+
 def _step_stalls(recording: Recording, context: Context) -> list[Finding]:
     findings = []
     for window in context.windows:
         intervals = step_intervals(steps_in(recording, window, "running_depth")).where("running_depth > 0")
-        usual = intervals.aggregate(count="count(*)", cycle_us="median(elapsed_us / elapsed_steps)")
-        if usual["count"] < _FEWEST:
+        cycles = query(_CYCLES, {"cycle_us": pl.Float64, "steps": pl.Int64}, intervals=intervals).frame()
+        if cycles["steps"].sum() < _FEWEST:
             continue
+        usual_us = _median(cycles["cycle_us"], cycles["steps"])
         excess = "SELECT *, elapsed_us - $usual_us * elapsed_steps AS excess_us FROM intervals"
         columns = {**intervals.schema, "excess_us": pl.Float64}
-        beyond = query(excess, columns, {"usual_us": usual["cycle_us"]}, intervals=intervals)
+        beyond = query(excess, columns, {"usual_us": usual_us}, intervals=intervals)
         worst = beyond.aggregate(
             excess_us="max(excess_us)",
             step_id="arg_max(step_id, excess_us)",
             steps="arg_max(elapsed_steps, excess_us)",
         )
         if worst["excess_us"] > STALL_US:
-            findings.append(_stall(window, worst, usual["cycle_us"]))
+            findings.append(_stall(window, worst, usual_us))
     return findings
 
 

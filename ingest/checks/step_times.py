@@ -133,7 +133,9 @@ def _gaps(anchors: StepAnchors) -> pl.DataFrame:
 
 def _by_source(anchors: StepAnchors) -> pl.DataFrame:
     """``source`` and ``steps`` that have it, the best first."""
-    return anchors.rows.select("source").group_by("source").agg(pl.len().alias("steps")).sort("source")
+    schema = {"source": anchors.rows.schema["source"], "steps": pl.Int64}
+    counted = "SELECT source, count(*) AS steps FROM anchors GROUP BY source"
+    return query(counted, schema, anchors=anchors.rows).frame().sort("source")
 
 
 CYCLE_CHECK = "step_cycle"

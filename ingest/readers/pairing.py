@@ -246,9 +246,10 @@ def with_request_indices(lifecycles: Rows, requests: Rows, scratch: Scratch) -> 
     The API server prefixes a client's ``X-Request-Id`` with ``cmpl-`` or ``chatcmpl-``.  An id
     that occurs twice tells nothing.
     """
-    # By hashes of 64 bits, as ids themselves would take several times the memory.
+    # By hashes of 64 bits, as ids themselves would take several times the memory; a cast column does not keep them.
     named = (batch.drop_nulls("request_id") for batch in requests.batches(["request_id", "request_index"]))
-    ids = pl.concat(batch.select("request_index", id=pl.col("request_id").hash()) for batch in named)
+    index = pl.col("request_index").cast(pl.UInt32)
+    ids = pl.concat(batch.select(index, id=pl.col("request_id").hash()) for batch in named)
     ids = ids.filter(pl.col("id").is_unique())
     if lifecycles.held is not None:
         return scratch.hold(_indexed(lifecycles.held, ids))
@@ -267,4 +268,4 @@ def _indexed(lifecycles: pl.DataFrame, ids: pl.DataFrame) -> pl.DataFrame:
         # A hash of no text would be one as well.
         hashes = lifecycles.select(id=pl.when(name.is_not_null()).then(name.hash()))
         found.append(hashes.join(ids, on="id", how="left", maintain_order="left")["request_index"])
-    return lifecycles.with_columns(pl.coalesce(found).alias("request_index"))
+    return lifecycles.with_columns(pl.coalesce(found).cast(pl.Int64).alias("request_index"))

@@ -62,7 +62,7 @@ SELECT count(*) AS outputs, count(*) FILTER (start_us > began_us) AS late
 FROM stamped JOIN begun USING (step_id) WHERE NOT begins
 """  # noqa: S608 (constants of this module)
 # Steps and events whose numbers are looked up at a time, which the database does in memory.
-_LOOKED_UP_ROWS = 3_000_000
+LOOKED_UP_ROWS = 3_000_000
 
 
 def is_asynchronous(recording: Recording) -> bool:
@@ -77,7 +77,7 @@ def detected_async(steps: Rows, journey_events: Rows) -> bool | None:
     ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
     """
     counts = {"outputs": pl.Int64, "late": pl.Int64}
-    parts = 1 + (steps.height + journey_events.height) // _LOOKED_UP_ROWS
+    parts = 1 + (steps.height + journey_events.height) // LOOKED_UP_ROWS
     found = [
         query(_LATE_OUTPUTS, counts, {"parts": parts, "part": part}, steps=steps, events=journey_events).frame().row(0)
         for part in range(parts)

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import Rows, Scratch, no_rows, query
-from blis_replay.ingest.steps.records import INSIDE_SCHEDULE, OF_OUTPUT, is_asynchronous, steps_by_id
+from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of
+from blis_replay.ingest.steps.records import INSIDE_SCHEDULE, LOOKED_UP_ROWS, OF_OUTPUT, is_asynchronous, steps_by_id
 
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -107,12 +107,13 @@ TIMELINE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "cycle_us": pl.Int64,  # to the start of the next step; null if either of the two was interpolated
 }
 _DISTANCE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
-    "source": TIMELINE_SCHEMA["source"],
+    "source": pl.UInt8,
     "lag_us": pl.Int64,
 }
 _RECORD_SCHEMA = {name: TIMELINE_SCHEMA[name] for name in ("step_id", "start_us", "source")}
 # The lag of a kind of event is the median over steps that were sampled as well, if there are so many.
 _FEWEST_LAGS = 5
+_LOWEST, _HIGHEST = -(1 << 61), 1 << 61  # beyond all step ids
 # Steps beyond which ids are taken for mistaken: they would take more than 1 GB.
 MOST_STEPS = 20_000_000
 
@@ -123,15 +124,17 @@ WITH told AS (
     SELECT time_us AS start_us,
            CASE WHEN {INSIDE_SCHEDULE} THEN 1 WHEN {OF_OUTPUT} THEN 3 ELSE 2 END AS source,
            step_id + CASE source WHEN 1 THEN 0 WHEN 3 THEN $output_of ELSE 1 END AS step_id
-    FROM events WHERE {INSIDE_SCHEDULE} OR {OF_OUTPUT} OR event IN ('journey.QUEUED', 'journey.FINISHED')
+    FROM events
+    WHERE ({INSIDE_SCHEDULE} OR {OF_OUTPUT} OR event IN ('journey.QUEUED', 'journey.FINISHED'))
+      AND events.step_id BETWEEN $first - 2 AND $last
 )
 SELECT step_id, CASE source WHEN 1 THEN min(start_us) ELSE max(start_us) END AS start_us, source
-FROM told WHERE step_id IS NOT NULL AND start_us IS NOT NULL GROUP BY step_id, source
+FROM told WHERE step_id BETWEEN $first AND $last AND start_us IS NOT NULL GROUP BY step_id, source
 """  # noqa: S608 (constants of this package)
 _NEAREST_SCHEMA = dict.fromkeys(("step_id", "start_us", "source"), pl.Int64)
 # From each event to the start of its step, where that was sampled.
 _DISTANCES = """
-SELECT $sources[source + 1] AS source, sampled.start_us - nearest.start_us AS lag_us
+SELECT source::UTINYINT AS source, sampled.start_us - nearest.start_us AS lag_us
 FROM nearest JOIN sampled USING (step_id)
 """
 # The best record of each step, events moved by the lag of their kind.  Under asynchronous scheduling an output is of
@@ -146,7 +149,7 @@ drained AS (
 ),
 best AS (
     SELECT step_id, arg_min(start_us, source) AS start_us, min(source) AS source
-    FROM records WHERE step_id BETWEEN 1 AND $last_step AND NOT (source = 3 AND step_id IN (FROM drained))
+    FROM records WHERE step_id BETWEEN $first AND $last AND NOT (source = 3 AND step_id IN (FROM drained))
     GROUP BY step_id
 )
 SELECT step_id, start_us + $lags_us[source + 1] AS start_us, $sources[source + 1] AS source FROM best ORDER BY step_id
@@ -184,20 +187,51 @@ def step_anchors(recording: Recording) -> StepAnchors:
     """The anchors of a recording's step clock; as many as its records, whatever their step ids."""
     if recording.steps.is_empty() and recording.journey_events.is_empty():
         return StepAnchors(no_rows(_RECORD_SCHEMA), _lags(pl.DataFrame(schema=_DISTANCE_SCHEMA)), 0)
-    scratch, sampled = Scratch(), steps_by_id(recording.steps, "start_us")
+    scratch = Scratch(share=2)  # beside that of the recording
     output_of = {"output_of": 2 if is_asynchronous(recording) else 1}
-    nearest = scratch.kept(query(_NEAREST, _NEAREST_SCHEMA, output_of, events=recording.journey_events))
-    both = {"nearest": nearest, "sampled": sampled}
-    lags = _lags(query(_DISTANCES, _DISTANCE_SCHEMA, {"sources": SOURCES}, **both).frame())
+    nearest, distances, ranges = scratch.writer(_NEAREST_SCHEMA), [], _step_ranges(recording)
+    events = recording.journey_events.only(["event", "finish_status", "step_id", "time_us"])
+    for first, last in ranges:
+        found = query(_NEAREST, _NEAREST_SCHEMA, output_of | {"first": first, "last": last}, events=events).frame()
+        nearest.add(found)
+        both = {"nearest": rows_of(found), "sampled": _sampled(recording, first, last)}
+        distances.append(query(_DISTANCES, _DISTANCE_SCHEMA, **both).frame())
+    lags, placed, best = _lags(pl.concat(distances)), nearest.done(), scratch.writer(_RECORD_SCHEMA)
+    del distances
     highest = {"last": "coalesce(max(step_id), 0)"}
     last_step = max(int(rows.aggregate(**highest)["last"]) for rows in (recording.steps, recording.journey_events))
-    bound = output_of | {"sources": SOURCES, "lags_us": _lags_us(lags), "last_step": last_step}
-    anchors = scratch.kept(query(_BEST, _RECORD_SCHEMA, bound, **both))
+    bound: dict[str, object] = {**output_of, "sources": SOURCES, "lags_us": _lags_us(lags)}
+    for first, last in ranges:
+        # What is said of the output of a step depends on the one before it.
+        both = {"nearest": placed.between("step_id", first - 1, last), "sampled": _sampled(recording, first - 1, last)}
+        inside = {"first": max(first, 1), "last": min(last, last_step)}
+        for batch in query(_BEST, _RECORD_SCHEMA, bound | inside, **both).batches():
+            best.add(batch)
+    anchors = best.done()
     writer = scratch.writer(_RECORD_SCHEMA)
     for batch, stays in zip(anchors.batches(), in_order(anchors, f"source = '{SAMPLED}'"), strict=True):
         writer.add(batch.filter(stays))
     kept = writer.done()
     return StepAnchors(kept, lags, anchors.height - kept.height)
+
+
+def _sampled(recording: Recording, first: int, last: int) -> Rows:
+    """Start of the sampled steps of a range."""
+    return steps_by_id(recording.steps.only(["step_id", "start_us"]).between("step_id", first, last), "start_us")
+
+
+_IDS = "SELECT step_id FROM steps UNION ALL SELECT step_id FROM events"
+
+
+def _step_ranges(recording: Recording) -> list[tuple[int, int]]:
+    """The first and last id of ranges of steps, each with so many records that the database has them in memory."""
+    both = {"steps": recording.steps.only(["step_id"]), "events": recording.journey_events.only(["step_id"])}
+    parts = 1 + sum(rows.height for rows in both.values()) // LOOKED_UP_ROWS
+    shares = ", ".join(str(part / parts) for part in range(1, parts))
+    cuts = f"SELECT unnest(approx_quantile(step_id, [{shares}])) AS cut FROM ({_IDS})"  # noqa: S608 (numbers)
+    found = query(cuts, {"cut": pl.Int64}, **both)["cut"].drop_nulls().to_list() if shares else []
+    ends = sorted({int(cut) for cut in found})
+    return list(zip([_LOWEST, *(end + 1 for end in ends)], [*ends, _HIGHEST], strict=True))
 
 
 def step_timeline(recording: Recording) -> pl.DataFrame:
@@ -228,7 +262,7 @@ def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
 
 
 def _lags(distances: pl.DataFrame) -> pl.DataFrame:
-    lag = pl.col("lag_us")
+    lag, numbers = pl.col("lag_us"), range(len(SOURCES))
     return (
         distances.group_by("source")
         .agg(
@@ -240,6 +274,7 @@ def _lags(distances: pl.DataFrame) -> pl.DataFrame:
             ),
         )
         .sort("source")
+        .with_columns(pl.col("source").replace_strict(numbers, SOURCES, return_dtype=TIMELINE_SCHEMA["source"]))
     )
 
 

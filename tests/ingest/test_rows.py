@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import duckdb
 import polars as pl
@@ -18,7 +21,7 @@ from blis_replay.ingest import rows as ingest_rows
 from blis_replay.ingest.checks.evidence import step_intervals, steps_by_start
 from blis_replay.ingest.readers.requests import gathered, in_send_order, request_row
 from blis_replay.ingest.recording import STEP_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, result_frame, rows_of, whole_groups
+from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows, query, result_frame, rows_of, whole_groups
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
 VALUES = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
@@ -211,6 +214,27 @@ def test_an_error_after_the_first_rows_is_one_of_the_database() -> None:
     sql = "SELECT CASE WHEN i = 2999999 THEN error('a damaged block') ELSE 'ok' END AS a FROM range(3000000) t(i)"
     with duckdb.connect() as connection, pytest.raises(duckdb.Error, match="a damaged block"):
         result_frame(connection.sql(sql))
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="asks glibc")
+def test_memory_below_a_block_in_use_is_given_back() -> None:
+    """Of 50,000 blocks of 2,000 bytes, 100 MB, the last one stays in use."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    blocks = [libc.malloc(2_000) for _ in range(50_000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 2_000)
+    for block in blocks[:-1]:
+        libc.free(block)
+    before_mb = _resident_mb()
+    give_back()
+    libc.free(blocks[-1])
+    assert before_mb - _resident_mb() > 80
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
 
 
 def test_a_program_that_read_a_result_ends_in_silence() -> None:

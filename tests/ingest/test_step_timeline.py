@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps import records as step_records
+from blis_replay.ingest.steps import timeline as step_timelines
 from blis_replay.ingest.steps.records import detected_async
 from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, step_timeline
 
@@ -121,7 +122,7 @@ def test_outputs_processed_after_the_next_step_began_are_asynchronous_scheduling
 
     Looked up at once, or in five parts, one for each record.
     """
-    monkeypatch.setattr(step_records, "_LOOKED_UP_ROWS", at_once)
+    monkeypatch.setattr(step_records, "LOOKED_UP_ROWS", at_once)
     records = steps([1000, 2000, 3000])
     for time_us, asynchronous in ((1900, False), (2900, True)):
         made = journeys([event("FIRST_TOKEN", time_us, 1)], lifecycles=[])
@@ -147,11 +148,14 @@ _steps = st.lists(st.tuples(st.none() | st.integers(-1, 12), st.none() | st.inte
 
 @pytest.mark.slow
 @settings(max_examples=50)  # each makes two tables
-@given(_steps, _events, st.booleans())
+@given(_steps, _events, st.booleans(), st.sampled_from([4, 15, 1_000]))
 def test_anchors_are_the_same_wherever_the_records_are(
-    records: list[tuple[int | None, int | None]], rows: list[dict[str, Any]], asynchronous: bool
+    records: list[tuple[int | None, int | None]], rows: list[dict[str, Any]], asynchronous: bool, looked_up_rows: int
 ) -> None:
-    """In a database, three rows at a time and in any order, steps twice and without id or time among them."""
+    """In a database, three rows at a time and in any order, steps twice and without id or time among them.
+
+    All steps are looked up at once, or ranges of them one after the other.
+    """
     ids, starts = [step for step, _ in records], [start for _, start in records]
     sampled = steps([0] * len(records)).with_columns(
         pl.Series("step_id", ids, pl.Int64), pl.Series("start_us", starts, pl.Int64)
@@ -160,7 +164,10 @@ def test_anchors_are_the_same_wherever_the_records_are(
     at_once = journeys(rows, lifecycles=[], steps=sampled, engine=engine)
     events = in_database(at_once.journey_events.frame(), 3)
     in_tables = replace(at_once, steps=in_database(sampled, 3), journey_events=events)
-    expected, found = step_anchors(at_once), step_anchors(in_tables)
+    expected = step_anchors(at_once)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(step_timelines, "LOOKED_UP_ROWS", looked_up_rows)
+        found = step_anchors(in_tables)
     assert found.frame.equals(expected.frame)
     assert found.lags.equals(expected.lags)
     assert found.out_of_order == expected.out_of_order

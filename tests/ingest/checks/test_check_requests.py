@@ -162,6 +162,7 @@ def test_a_stall_of_the_engine_is_found_between_sampled_steps() -> None:
     stall = next(f for f in findings_of(made, "stationarity") if "stood still" in f.message)
     assert stall.measured["excess_us"] == 3 * SECOND
     assert stall.measured["step_id"] == 3000
+    assert stall.measured["usual_cycle_us"] == 20_000
 
 
 def test_several_load_stages_are_named() -> None:
