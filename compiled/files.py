@@ -74,12 +74,20 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def made_folder(folder: Path) -> Iterator[None]:
-    """A folder to write into; on an error one that was not there before is gone again, unless something is in it."""
+def whole_files(folder: Path) -> Iterator[Path]:
+    """A scratch folder; on leaving it what was written there is in ``folder``, and on an error nothing of it.
+
+    A ``folder`` that was not there before is gone again then.  Raises ``OSError`` that names ``folder``.
+    """
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        yield
+        with naming(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            # On the same file system, so that the last step is a renaming.
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".blis-replay-") as scratch:
+                yield Path(scratch)
+                for written in sorted(Path(scratch).iterdir()):
+                    written.replace(folder / written.name)
     except BaseException:
         if is_new:
             with suppress(OSError):

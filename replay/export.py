@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from io import StringIO
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
-from blis_replay.compiled.files import made_folder, naming
+from blis_replay.compiled.files import naming, whole_files
 from blis_replay.ingest.readers.tables.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
@@ -289,12 +288,10 @@ def export(recording: Recording, target: str, out: Path | None = None, force: bo
     for path in final:
         if os.path.lexists(path) and not force:
             raise FileExistsAlreadyError(f"{path}: is there already; give --force to replace it, or another --out")
-    folder = final[0].parent
-    # On the same file system, so that the last step is a renaming.
-    with made_folder(folder), naming(out), TemporaryDirectory(dir=folder, prefix=".blis-replay-") as scratch:
-        lost = form.write(recording, Path(scratch))
+    with naming(out), whole_files(final[0].parent) as scratch:
+        lost = form.write(recording, scratch)
         for name, path in zip(form.files, final, strict=True):
-            (Path(scratch) / name).replace(path)
+            (scratch / name).replace(scratch / path.name)
     return Exported(tuple(final), recording.requests.height, (*lost, *_not_carried(recording, form)))
 
 

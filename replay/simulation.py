@@ -22,7 +22,7 @@ from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
 from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.workload import parse_workload
-from blis_replay.compiled.files import made_folder, whole_file
+from blis_replay.compiled.files import whole_file, whole_files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
@@ -227,16 +227,16 @@ def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) 
 
 
 def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:
-    """Write ``requests.parquet`` and ``steps.parquet`` (and ``.csv``) into a folder.
+    """Write ``requests.parquet`` and ``steps.parquet`` (and ``.csv``) into a folder: all of them, or none.
 
     Raises ``OSError`` if the folder cannot be written.
     """
     steps = len(simulation.result.steps)
     # A long run has more steps than should be in memory twice.
     parts = (step_frame(simulation, first, _STEPS_A_PART) for first in range(0, max(steps, 1), _STEPS_A_PART))
-    with made_folder(folder):
-        write_frame(folder / "requests", iter([request_frame(simulation)]), as_csv)
-        write_frame(folder / "steps", parts, as_csv)
+    with whole_files(folder) as scratch:
+        write_frame(scratch / "requests", iter([request_frame(simulation)]), as_csv)
+        write_frame(scratch / "steps", parts, as_csv)
 
 
 def write_frame(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None:
@@ -293,16 +293,16 @@ def simulate_on_cluster(
 
 
 def write_cluster_tables(simulation: ClusterSimulation, folder: Path, as_csv: bool) -> None:
-    """Write ``requests`` and ``steps`` of all instances into a folder, ``instance`` the first column.
+    """Write ``requests`` and ``steps`` of all instances into a folder, all or none, ``instance`` the first column.
 
     Raises ``OSError`` if the folder cannot be written.
     """
-    with made_folder(folder):
+    with whole_files(folder) as scratch:
         for name, frame_of in (("requests", request_frame), ("steps", step_frame)):
             frames = [
                 frame_of(part).select(pl.lit(i).alias("instance"), "*") for i, part in enumerate(simulation.instances)
             ]
-            write_frame(folder / name, iter([pl.concat(frames)]), as_csv)
+            write_frame(scratch / name, iter([pl.concat(frames)]), as_csv)
 
 
 def _part(table: RequestTable, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RequestTable:

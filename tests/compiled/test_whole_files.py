@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.compiled.files import whole_file, write_whole
+from blis_replay.compiled.files import whole_file, whole_files, write_whole
 
 
 @contextmanager
@@ -65,3 +65,29 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     with pytest.raises(OSError, match=r"^\[Errno \d+\] No such file or directory: '.*none/report.html'$"):
         write_whole(tmp_path / "none" / "report.html", "")
+
+
+def test_a_disk_that_fills_up_at_the_second_table_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "requests").write_text("of before", "utf-8")
+    for folder, left in ((tmp_path / "there", ["requests"]), (tmp_path / "new", [])):
+        with pytest.raises(OSError, match="No space left") as error, whole_files(folder) as scratch:
+            write_whole(scratch / "requests", "of now")
+            raise OSError(28, "No space left on device", str(scratch / "steps"))
+        assert error.value.filename == str(folder)
+        assert [path.name for path in folder.glob("*")] == left
+    assert (tmp_path / "there" / "requests").read_text("utf-8") == "of before"
+    assert not (tmp_path / "new").exists()
+
+
+def test_whole_tables_take_the_place_of_earlier_ones_and_leave_the_rest(tmp_path: Path) -> None:
+    for name in ("requests", "notes"):
+        (tmp_path / name).write_text("of before", "utf-8")
+    with whole_files(tmp_path) as scratch:
+        write_whole(scratch / "requests", "of now")
+        write_whole(scratch / "steps", "of now")
+    assert {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()} == {
+        "requests": "of now",
+        "steps": "of now",
+        "notes": "of before",
+    }
