@@ -59,6 +59,7 @@ def set_up(folder: Path) -> None:
     """What the commands find in their folder: files that are damaged, and places that are taken."""
     (folder / "folder").mkdir()
     (folder / "there").mkdir()
+    (folder / "another.duckdb").write_bytes(bytes(8) + b"DUCK" + bytes(100))
     (folder / "there" / "summary.json").write_text("{}", "utf-8")
     (folder / "runs" / "mine").mkdir(parents=True)
     (folder / "notes.json").write_text('{"note": 1}', "utf-8")

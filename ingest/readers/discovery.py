@@ -331,6 +331,8 @@ def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
     for name in named:
         if not str(name):
             raise RecordingError("''", "", "an empty path", "give the directory of one experiment, or its files")
+        if "://" in str(name) and not os.path.lexists(name):
+            raise RecordingError(printable(str(name)), "", "an address", "download it, then `blis-replay ingest FILE`")
         # Path.glob knows no patterns that begin at the root.
         found = [] if os.path.lexists(name) else sorted(glob.glob(str(name), recursive=True))  # noqa: PTH207
         yield from map(Path, found or [str(name)])
@@ -412,8 +414,6 @@ def _walk(directory: Path) -> list[Path]:
     if not directory.is_dir():
         mend = "give the directory of one experiment, or its files"
         what = "neither a directory nor a file" if os.path.lexists(directory) else "no such directory or file"
-        if ":/" in str(directory):
-            mend = "download it first, if this is an address"
         raise RecordingError(directory, "", what, mend)
     paths: list[Path] = []
     for folder, folders, names in os.walk(directory):

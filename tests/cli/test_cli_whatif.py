@@ -42,6 +42,7 @@ def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
         (["--set", "max_num_seqs=1", "--set", "max_num_seqs=2"], 2, "max_num_seqs is given twice"),
         (["--set", "max_num_seqs=1", "--sweep", "max_num_seqs=2"], 2, "by --set and by --sweep"),
         (["--set", "temperature=1"], 2, "error: 'temperature' is not an engine argument; use max_num_seqs"),
+        (["--set", "max_num_seqs=1,2"], 2, "that is several values; try each: --sweep max_num_seqs=1,2"),
         (["--sweep", "max_num_seqs=1,x"], 2, "error: max_num_seqs=x is not possible; give a whole number"),
         (["--set", "max_model_len=100"], 3, "error: 34b-codegen: nothing could be simulated: request 0: a prompt of"),
         (["--set", "max_num_seqs=1", "--workers", "0"], 2, "--workers"),

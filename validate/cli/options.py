@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
@@ -367,7 +368,16 @@ class OutFile(click.Path):
             self.fail(f"{str(path)!r}: there is no folder {str(path.parent)!r}; make it first", param, ctx)
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             self.fail(f"{str(path)!r} cannot be written; choose another place", param, ctx)
+        if path.is_file() and _is_database(path):
+            self.fail(f"{str(path)!r} is a DuckDB database, which would be lost; choose another name", param, ctx)
         return path
+
+
+def _is_database(path: Path) -> bool:
+    """Whether a file begins like one of DuckDB: the letters are behind a checksum of 8 bytes."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(12)[8:] == b"DUCK"
+    return False
 
 
 def executor_options(command: Command) -> Command:

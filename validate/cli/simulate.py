@@ -248,6 +248,11 @@ def whatif_verb(
         raise click.UsageError("say what is to change: --set max_num_seqs=256, or --sweep max_num_seqs=64,128,256")
     if both := sorted(set(settings) & set(values)):
         raise click.UsageError(f"{both[0]} is given by --set and by --sweep; use one of them")
+    for argument, text in settings.items():
+        if "," in text and argument != "cudagraph_capture_sizes":
+            raise click.UsageError(
+                f"--set {argument}={text}: that is several values; try each: --sweep {argument}={text}"
+            )
     sweeps = {n: [parse_value(n, v) for v in dict.fromkeys(text.split(","))] for n, text in values.items()}
     changes = grid(tuple(sorted((n, parse_value(n, v)) for n, v in settings.items())), sweeps)
     for change in changes:
