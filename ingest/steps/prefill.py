@@ -80,7 +80,7 @@ def lay_chunks(
     ``unfinished_steps``, the budget less decodes; ``*_certain``: whether that is so.
     """
     if budget.chunk_tokens:
-        return _of_one_length(steps, work_tokens, work_certain, budget, free_tokens)
+        return _of_one_length(steps, work_tokens, work_certain, budget, free_tokens, free_certain)
     stretches = _Stretches.of(steps.unfinished_steps(), free_tokens)
     number = stretches.number_at(steps.step_id)
     low, high = stretches.used_before(steps.step_id), stretches.used_with(steps.step_id)
@@ -173,7 +173,12 @@ def _first_come_first_served(
 
 
 def _of_one_length(
-    steps: ChunkSteps, work_tokens: Int64s, work_certain: Bools, budget: Budget, free_tokens: Int64s
+    steps: ChunkSteps,
+    work_tokens: Int64s,
+    work_certain: Bools,
+    budget: Budget,
+    free_tokens: Int64s,
+    free_certain: Bools,
 ) -> Chunks:
     """Chunks as long as the threshold, the last one the rest; certain where that is possible within the budget."""
     chunks = np.bincount(steps.admission, minlength=len(work_tokens))
@@ -182,12 +187,18 @@ def _of_one_length(
     full = steps.unfinished_steps()
     place = np.searchsorted(full, steps.step_id)
     shared = np.isin(steps.step_id, full)
-    asked = np.bincount(place[shared], tokens[shared], minlength=len(full))
     possible = (rest >= 1) & (rest <= budget.chunk_tokens) | ~_ended(steps, len(work_tokens))
-    within = ~shared
-    within[shared] = (asked <= free_tokens)[place[shared]]
-    # Whoever got less than a whole chunk in one step has more left in the next.
-    np.logical_and.at(possible, steps.admission, within)
+    while True:
+        # Whoever got less than a whole chunk in one step has more left in the next, and leaves less to the others there.
+        most = np.where((possible & work_certain)[steps.admission], tokens, budget.chunk_tokens)
+        asked = np.bincount(place[shared], most[shared], minlength=len(full))
+        within = ~shared
+        within[shared] = (free_certain & (asked <= free_tokens))[place[shared]]
+        held = possible.copy()
+        np.logical_and.at(held, steps.admission, within)
+        if (held == possible).all():
+            break
+        possible = held
     certain = possible[steps.admission] & (work_certain[steps.admission] | ~steps.last)
     return Chunks(steps, tokens, certain, certain)
 

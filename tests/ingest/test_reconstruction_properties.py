@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from engine_journeys import serve
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blis_replay.blis.latency.models import BatchFeatures
@@ -111,7 +111,22 @@ def differing(steps: pl.DataFrame, names: tuple[str, ...]) -> list[dict[str, int
     return steps.filter(pl.any_horizontal(pl.col(name) != pl.col(f"{name}_right") for name in names)).to_dicts()
 
 
+# Step 2 has 9 tokens for 5 and 12: the second gets 4, so it still has 5 in step 4, and leaves 4 to a whole chunk of 8.
+SHORT_OF_BUDGET = [(0, [0] * blocks, 1, 1, 0, None) for blocks in (4, 5, 1, 3)]
+NINE_TOKENS = EngineConfig(
+    max_num_seqs=2,
+    max_num_batched_tokens=9,
+    max_model_len=64,
+    async_scheduling=False,
+    block_size=4,
+    num_gpu_blocks=17,
+    enable_prefix_caching=False,
+    long_prefill_token_threshold=8,
+)
+
+
 @given(REQUESTS, ENGINES)
+@example(SHORT_OF_BUDGET, NINE_TOKENS)
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_certain_is_what_the_engine_ran(rows: Rows, engine: EngineConfig) -> None:
     recording, truth = serve(trace_of(rows), engine, step_us)
