@@ -189,7 +189,7 @@ def _of_one_length(
     shared = np.isin(steps.step_id, full)
     possible = (rest >= 1) & (rest <= budget.chunk_tokens) | ~_ended(steps, len(work_tokens))
     while True:
-        # Whoever got less than a whole chunk in one step has more left in the next, and leaves less to the others there.
+        # Whoever got less than a whole chunk in one step has more left in the next, and leaves others less there.
         most = np.where((possible & work_certain)[steps.admission], tokens, budget.chunk_tokens)
         asked = np.bincount(place[shared], most[shared], minlength=len(full))
         within = ~shared

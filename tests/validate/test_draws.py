@@ -77,28 +77,28 @@ def test_a_mean_ttft_that_hangs_on_the_draw_is_not_decided() -> None:
     comparison = drawn("70b-general")
     assert comparison.draws is not None and comparison.draws.count == 20
     low, middle, high = comparison.draws.range_of(CELL)
-    assert (low, middle, high) == pytest.approx((-0.326, -0.295, -0.113), abs=0.01)
+    assert (low, middle, high) == pytest.approx((-0.326, -0.294, -0.112), abs=0.01)
     assert (comparison.undecided, comparison.verdict) == (("ttft",), "not decided")
     answer = comparison_answer(comparison)
     assert answer.exit_code == 3
     text = " ".join(str(answer).split())
     assert "verdict: not decided by this reconstruction (errors of the mean: E2E -0.9 %" in text
-    assert "TTFT -29.5 % (-32.6 % to -11.3 %)" in draws_sentence(comparison)
+    assert "TTFT -29.4 % (-32.6 % to -11.2 %)" in draws_sentence(comparison)
 
 
 @pytest.mark.slow
 def test_a_tail_that_hangs_on_the_draw_is_open() -> None:
-    """p99 of TTFT of mixtral-general is -70 to +10 % by which arrivals were drawn, +-30 is the limit for tails.
+    """p99 of TTFT of mixtral-general is -70 to +12 % by which arrivals were drawn, +-30 is the limit for tails.
 
     The longest 1 % are 168 requests: 39 to 91 wait for kernels, and the rest for rare bursts of arrivals.  Of the
-    recorded arrivals it is -9.0 %.  That of 7b-codegen is within limits in all of them.
+    recorded arrivals it is -9.1 %.  That of 7b-codegen is within limits in all of them.
     """
     comparison = drawn("mixtral-general")
     assert comparison.draws is not None
-    assert comparison.draws.range_of(("ttft", "p99")) == pytest.approx((-0.699, -0.350, 0.100), abs=0.01)
+    assert comparison.draws.range_of(("ttft", "p99")) == pytest.approx((-0.699, -0.324, 0.122), abs=0.01)
     assert (tail_errors(comparison), list(tail_errors(comparison, "not decided"))) == ({}, ["ttft"])
     page = str(Answer(first_screen(comparison, "", "good"), {})).splitlines()
-    assert page[1] == "TAIL OPEN  p99 error: TTFT -56.8 %, -69.9 % to +10.0 % by when each request came"
+    assert page[1] == "TAIL OPEN  p99 error: TTFT -44.4 %, -69.9 % to +12.2 % by when each request came"
     assert page[-1].startswith("next: blis-replay report mixtral-general")
     assert not tail_errors(drawn("7b-codegen"), "not decided")
 

@@ -12,7 +12,7 @@ import pytest
 from gating_cases import LARGE, SMALL, corrupted, release, written
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import Regime, RegimeModel
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import FittedOn, format_release, parse_release
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.fixtures.truth import SyntheticExperiment
@@ -258,9 +258,9 @@ def test_overloaded_recordings_are_judged_by_what_they_served_and_cover_nothing(
 
 
 @pytest.mark.slow
-def slower(regime: Regime, factor: float) -> Regime:
-    costs = tuple((name, factor * cost) for name, cost in regime.coefficients)
-    return replace(regime, intercept_us=factor * regime.intercept_us, coefficients=costs)
+def slower(line: LatencyModel, factor: float) -> LatencyModel:
+    costs = ("intercept_ns", "per_prefill_token_ns", "per_decode_token_ns", "per_context_token_ns")
+    return replace(line, **{cost: round(factor * getattr(line, cost)) for cost in costs})
 
 
 @pytest.mark.slow
@@ -271,8 +271,8 @@ def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tm
     for entry in shipped.models:
         latency = entry.latency
         if "34b" in entry.model.lower():
-            assert isinstance(latency, RegimeModel)
-            latency = replace(latency, regimes=tuple(slower(regime, 1.05) for regime in latency.regimes))
+            assert isinstance(latency, LatencyModel)
+            latency = slower(latency, 1.05)
         slow.append(replace(entry, latency=latency))
     worse = parse_release(format_release(replace(shipped, name="worse", models=tuple(slow))), "worse")
     with open_store(tmp_path / "s.duckdb") as store:

@@ -7,6 +7,7 @@ its own scatter: a mean TTFT has far more of that chance than a mean E2E.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -164,6 +165,16 @@ def level(residuals: Residuals, x: Floats, probe: Floats, free: Bools, kinds: In
     return search.plane(x, ROUGH)[0]
 
 
+def agreed(values: Floats, units: Floats) -> Floats:
+    """``values`` to a hundred-thousandth of their ``units`` (above 0), or finer: the digits on which processors agree.
+
+    Linear algebra takes other instructions on another processor, and its last digits differ.  A simulated run is a step
+    function, and a search through such runs would end elsewhere; so it only ever looks at points of this grid.
+    """
+    places = [5 - math.floor(math.log10(unit)) for unit in units.tolist()]
+    return np.array([round(value, place) for value, place in zip(values.tolist(), places, strict=True)])
+
+
 class _Search:
     """The residual function, how often it was evaluated, and the moves."""
 
@@ -178,7 +189,8 @@ class _Search:
     def moved(self, x: Floats, by: Floats) -> Floats:
         """``x`` with its free coefficients changed by ``by`` probes, none below 0."""
         moved = x.copy()
-        moved[self.free] = np.maximum(x[self.free] + by * self.probe[self.free], 0)
+        probe = self.probe[self.free]
+        moved[self.free] = agreed(np.maximum(x[self.free] + by * probe, 0), probe)
         return moved
 
     def from_(self, x: Floats, radius: float, least_radius: float) -> tuple[Floats, Floats, Floats]:
@@ -216,7 +228,7 @@ class _Search:
             if seen < _NOTHING:
                 # However far it is moved, no residual follows: a longer probe would be a number without meaning.
                 probe[i] = self.probe[i]
-        return probe
+        return agreed(probe, probe)
 
     def plane(self, x: Floats, radius: float) -> tuple[Floats, Floats]:
         """Residuals, float64[rows], and slopes per probe, float64[rows, free], of a plane through runs around x."""

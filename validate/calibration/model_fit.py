@@ -35,6 +35,7 @@ from blis_replay.validate.calibration.minimise import (
     Confidence,
     Minimum,
     Residuals,
+    agreed,
     confidence,
     level,
     losses,
@@ -68,6 +69,9 @@ _BEND_SHARE = 0.1
 
 # The shortest empty step that changes are in proportion to: a line through latencies may pass through 0.
 _LEAST_STEP_US = 1_000.0
+
+# A cost per token below this is none; a context token costs some 0.02 us.
+_LEAST_COST_US = 1e-6
 
 # A coefficient is not determined if its bounds of 95 % are further apart than this share of it.
 _WIDE = 1.0
@@ -177,7 +181,8 @@ def line_start(recordings: Sequence[Recording], window: tuple[float, float], pri
     if gathered.latencies and sum(len(part.cycle_us) for part in rows) <= COEFFICIENTS:
         single, levels = [r for r in recordings if not is_load_level(r)], [r for r in recordings if is_load_level(r)]
         rows = [rows_from_latencies(r, window) for r in single] + ([rows_from_levels(levels)] if levels else [])
-    intercept, prefill, decode, context = map(float, fit_line(rows)[0])
+    line = fit_line(rows)[0]
+    intercept, prefill, decode, context = map(float, agreed(line, np.maximum(line, _LEAST_COST_US)))
     batch = np.vstack([part.batch for part in rows])
     a_decode = float(batch[:, 3].sum() / max(batch[:, 2].sum(), 1e-9))  # context tokens
     vector = prior.vector.copy()
