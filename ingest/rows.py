@@ -54,7 +54,7 @@ class Rows:
 
     ``held``: a frame that is all of them, else they are what the query ``sql`` says, of tables of ``database`` and of
     ``frames`` by name, with the values ``bound``.  ``kept``: of rows that are looked at often, the columns that were
-    read so far.
+    read so far.  ``writers``: of the scratch tables that the query reads, which live as long as somebody has them.
     """
 
     schema: Schema
@@ -64,6 +64,7 @@ class Rows:
     bound: Mapping[str, object] = field(default_factory=dict)
     held: pl.DataFrame | None = None
     kept: dict[str, pl.Series] | None = None
+    writers: tuple[Writer, ...] = ()
 
     @cached_property
     def height(self) -> int:
@@ -230,6 +231,7 @@ def query(sql: str, schema: Schema, bound: Mapping[str, object] | None = None, /
         {name: frame for rows in tables.values() for name, frame in rows.frames.items()},
         {name: value for rows in tables.values() for name, value in rows.bound.items()}
         | {f"{name}_{number}": value for name, value in bound.items()},
+        writers=tuple({writer: None for rows in tables.values() for writer in rows.writers}),
     )
 
 
@@ -312,6 +314,11 @@ class Scratch:
         self._writers.add(writer)
         return writer
 
+    def drop(self, table: str) -> None:
+        """Give back the memory of a table of which nobody has rows any more."""
+        with self.connection() as connection:
+            connection.execute(f"DROP TABLE {table}")
+
     def kept(self, rows: Rows) -> Rows:
         """The rows as they are now, so that they are worked out once."""
         writer = self.writer(rows.schema)
@@ -346,7 +353,7 @@ class Writer:
     def done(self) -> Rows:
         """The rows."""
         if self._table:
-            return Rows(self.schema, f"SELECT * FROM {self._table}", self.scratch)
+            return Rows(self.schema, f"SELECT * FROM {self._table}", self.scratch, writers=(self,))
         frame = pl.concat([pl.DataFrame(schema=self.schema), *self._frames], rechunk=False)
         self._frames, self.held_bytes = [], 0
         return self.scratch.hold(frame)
@@ -365,6 +372,7 @@ class Writer:
 
     def _new_name(self) -> str:
         self._table = f"rows_{next(_NAMES)}"
+        finalize(self, self.scratch.drop, self._table).atexit = False
         return self._table
 
 

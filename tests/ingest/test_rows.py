@@ -149,6 +149,24 @@ def test_beside_a_database_fewer_rows_stay_in_memory(monkeypatch: pytest.MonkeyP
     assert [is_held(1), is_held(3), is_held(1)] == [True, False, False]
 
 
+def test_a_table_of_which_nobody_has_rows_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made of its rows by SQL needs them; what was read of them does not."""
+    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 0)
+    scratch = Scratch()
+    rows = scratch.kept(rows_of(framed([(1, "a"), (2, "b")])))
+    made = query("SELECT * FROM these ORDER BY key DESC", SCHEMA, these=rows.where("key > 1").only([*SCHEMA]))
+    assert tables_of(scratch) == 1
+    del rows
+    assert (tables_of(scratch), made["name"].to_list()) == (1, ["b"])
+    del made
+    assert tables_of(scratch) == 0
+
+
+def tables_of(scratch: Scratch) -> int:
+    with scratch.connection() as connection:
+        return len(connection.execute("SHOW TABLES").fetchall())
+
+
 def test_a_text_does_not_keep_those_that_were_read_with_it() -> None:
     """Of a thousand texts of 100 bytes that one buffer has, ten are added: 1,000 bytes, and a view of 16 for each."""
     read = pl.DataFrame(pl.Series("name", [f"{number:0100}" for number in range(1_000)]))
