@@ -21,6 +21,10 @@ _MADE_OUT, _SMALLEST = 0.2, 0.02
 # Stages that are off by so much, one up and one down, cancel where the whole is off by less than half of the largest.
 _STAGE_OFF, _FEWEST_OF_STAGE = 0.02, 20
 _WINDOWS, _QUARTERS = 8, 4
+# A first token is late by itself where it lags so many scatters of all, and this share of a usual TTFT, behind those
+# sent around it; so many make a sentence, if no more than that share are.
+_LATE_SCATTERS, _LATE_SHARE, _AROUND, _FEWEST_LATE, _MOST_LATE = 4.0, 0.25, 3, 10, 0.05
+_NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
 
 @dataclass(frozen=True)
@@ -39,25 +43,41 @@ def hidden_errors(run: ReplayRun, chosen: Bools, forbidden: set[str]) -> list[st
     observed, simulated = samples_of(recording, chosen), simulated_samples(run, chosen)
     sides = {"e2e": (observed.e2e_us, simulated.e2e_us), "ttft": (observed.ttft_us, simulated.ttft_us)}
     stage = recording.requests["stage"].fill_null(-1).to_numpy()[chosen]
-    said = []
+    sent_us = recording.requests["arrival_us"].to_numpy()[chosen]
+    said, no_request = [], np.zeros(len(sent_us), bool)
     for metric, (seen_us, made_us) in sides.items():
         if metric in forbidden or seen_us.mean() <= 0:
             continue
-        said.append(_tail(metric, seen_us, made_us, _groups(run, recording, chosen)))
+        alone = late_alone(seen_us - made_us, sent_us, float(np.median(seen_us))) if metric == "ttft" else no_request
+        said.append(_tail(metric, seen_us, made_us, _groups(run, recording, chosen), alone))
         said.append(stages_that_cancel(metric, seen_us, made_us, stage, recording.alias))
     return [sentence for sentence in said if sentence]
 
 
-def _tail(metric: str, seen_us: Values, made_us: Values, groups: list[list[_Group]]) -> str:
-    """What is off at the far end, and which requests that are: those that share a length, a time or a queue."""
+def _tail(metric: str, seen_us: Values, made_us: Values, groups: list[list[_Group]], alone: Bools) -> str:
+    """What is off at the far end, and which requests that are: those that share a length, a time or a queue.
+
+    Or those ``alone`` (bool[requests]), if little is off without them.
+    """
     mean = made_us.mean() / seen_us.mean() - 1
     for name, fewest in _FEWEST.items():
         if len(seen_us) < fewest:
             continue
-        seen, made = (float(np.quantile(values, int(name[1:]) / 100)) for values in (seen_us, made_us))
+        seen, made = _at(name, seen_us, made_us)
         if seen <= 0 or abs(made / seen - 1) < max(_TAIL_OFF, _TIMES_THE_MEAN * abs(mean)):
             continue
         off = f"{metric.upper()} {name} is {predicted(made / seen - 1)}, the mean {predicted(mean)}"
+        if _FEWEST_LATE <= alone.sum() <= _MOST_LATE * len(alone):
+            seen_else, made_else = _at(name, seen_us[~alone], made_us[~alone])
+            without = made_else / seen_else - 1
+            if abs(without) <= abs(made / seen - 1) / 2:
+                late_ms = float(np.median((seen_us - made_us)[alone])) / 1000
+                return (
+                    f"{off}: {int(alone.sum()):,} requests ({100 * alone.mean():.1f} %) get their first token late on "
+                    f"their own, by {late_ms:.0f} ms (median), while those sent around them get it in time. Without "
+                    f"them {name} is {predicted(without)}. Look at the network, the client, the tokeniser, and prompts "
+                    "that missed the prefix cache"
+                )
         group = _which(made_us - seen_us, groups)
         if group is None:
             return f"{off}: no length, time or queue tells these requests from the others"
@@ -66,6 +86,30 @@ def _tail(metric: str, seen_us: Values, made_us: Values, groups: list[list[_Grou
         its = predicted(_error(seen_us, made_us, group.of))
         return f"{off}: {group.words} ({share:.0f} %) are {its}, the others {predicted(rest)}"
     return ""
+
+
+def _at(name: str, *sides: Values) -> tuple[float, ...]:
+    """``p99`` of each side."""
+    return tuple(float(np.quantile(values, int(name[1:]) / 100)) for values in sides)
+
+
+def late_alone(late_us: Values, sent_us: Int64s, usual_us: float) -> Bools:
+    """bool[requests]: whose first token is far later than simulated while those sent around them come in time.
+
+    ``late_us``: observed less simulated; ``usual_us``: a usual TTFT.  In a queue, or behind a long step, neighbours
+    are late together: what holds up one of them is no step that they share.
+    """
+    alone = np.zeros(len(late_us), bool)
+    if len(late_us) <= 2 * _AROUND:
+        return alone
+    order = np.argsort(sent_us, kind="stable")
+    late, middle = late_us[order].astype(np.float64), float(np.median(late_us))
+    beside = np.concatenate([np.arange(-_AROUND, 0), np.arange(1, _AROUND + 1)])
+    places = np.clip(np.arange(len(late))[:, None] + beside, 0, len(late) - 1)
+    around = np.median(late[places], axis=1)
+    bar = max(_LATE_SCATTERS * _NORMAL * float(np.median(np.abs(late - middle))), _LATE_SHARE * usual_us)
+    alone[order] = (late - around > bar) & (np.abs(around - middle) < bar / 2)
+    return alone
 
 
 def stages_that_cancel(metric: str, seen_us: Values, made_us: Values, stage: Int64s, alias: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import polars as pl
 import pytest
 
 from blis_replay.blis.releases.fit import FitRecord, PartScore
@@ -20,9 +21,10 @@ from blis_replay.fixtures.fault_list import FAULTS
 from blis_replay.fixtures.faults import Fault, planted_case
 from blis_replay.fixtures.planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
 from blis_replay.ingest.recording import SharedPrefix, Stage
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import parse_mode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
-from blis_replay.validate.attribution.hidden import stages_that_cancel
+from blis_replay.validate.attribution.hidden import late_alone, stages_that_cancel
 from blis_replay.validate.attribution.text import attribution_answer, explanations
 from blis_replay.validate.metrics.resampling import QUANTITIES
 
@@ -202,6 +204,27 @@ def test_a_slow_stretch_that_the_mean_hides_is_named_by_its_time() -> None:
         r"E2E p90 is under-predicted by 3\d\.\d %, the mean under-predicted by 10\.\d %: requests sent from 10 to 15 s",
         tail,
     )
+
+
+def test_first_tokens_that_are_late_on_their_own_are_told_from_a_queue(planted: Planted) -> None:
+    """Every 60th request is 90 ms late, a proxy say, and p99 of TTFT with it: 1.7 % of all; nobody else is."""
+    recording = planted.recording
+    number = np.arange(recording.requests.height)
+    later_us = pl.Series(np.where(number % 60 == 30, 90_000, 0))
+    requests = recording.requests.frame().with_columns(pl.col("ttft_us") + later_us, pl.col("e2e_us") + later_us)
+    said = explanations(attribute(replace(recording, requests=rows_of(requests)), planted.release, resamples=2))
+    late = int((number % 60 == 30).sum())
+    (tail,) = [sentence for sentence in said if sentence.startswith("TTFT p99")]
+    assert f"{late} requests (1.7 %) get their first token late on their own, by 9" in tail
+
+
+def test_requests_that_are_late_together_are_not_late_on_their_own() -> None:
+    """Ten in a row are 90 ms late, as behind a long prefill; then one is that late, among others that are not."""
+    late_us = np.tile([-2_000, 0, 2_000], 100)
+    late_us[100:110] += 90_000
+    late_us[200] += 90_000
+    alone = late_alone(late_us, np.arange(300) * 50_000, 30_000.0)
+    assert np.flatnonzero(alone).tolist() == [200]
 
 
 def test_load_stages_that_cancel_are_told_beside_a_mean_that_is_right() -> None:
