@@ -233,9 +233,9 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool) -> int:
     linearity, and waiting times against M/M/1 with 99.9 % intervals.  About one seed
     in fifty fails an interval by chance; the default seed fails none.
 
-    With --faults the checks of recordings and `attribute` are checked instead: some hundred faults are
-    planted one by one, and for each it is shown what found it, what was blamed, the verdict, and
-    whether that is right.  It fails where something else is blamed, or a fault is let pass.
+    With --faults the instrument checks and `explain` are checked instead: some 300 faults are planted,
+    one or two at a time. For each it shows what found it, what was blamed, the verdict, and whether that is
+    right.  It fails where something else is blamed, or a run with a fault passes.
 
     With --calibration `calibrate` is checked: 50 servers of known coefficients are recorded with noise and
     without, each is fitted, and the fit predicts another load of it. It fails where the mean of E2E is off
