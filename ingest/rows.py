@@ -31,7 +31,7 @@ BATCH_ROWS = FEW_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
 MEMORY_BYTES = 250 << 20
 # Of the database that has them then; what is more goes to its folder.
-_DATABASE_BYTES = 600 << 20
+_DATABASE_BYTES = 300 << 20
 # Of all rows beside those of the database.
 _BESIDE_BYTES = 64 << 20
 _NAMES = count()

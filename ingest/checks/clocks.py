@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import polars as pl
 
@@ -184,15 +186,17 @@ def _has_no_latency(recording: Recording) -> bool:
 
 def _causality(recording: Recording) -> list[Finding]:
     """Journeys that begin before their request was sent, or have a token after the client had it."""
-    journeys = recording.lifecycles.frame(["request_index", "arrived_us", "queued_us", "first_token_us", "finished_us"])
     sent = completed_requests(recording, "request_index", "arrival_us", "ttft_us", "e2e_us")
-    both = sent.join(journeys.drop_nulls("request_index"), on="request_index")
-    there_us = both.select(pl.min_horizontal("arrived_us", "queued_us") - pl.col("arrival_us")).to_series().drop_nulls()
-    back = both.select(
-        (pl.col("arrival_us") + pl.col("ttft_us") - pl.col("first_token_us")).alias("first"),
-        (pl.col("arrival_us") + pl.col("e2e_us") - pl.col("finished_us")).alias("last"),
+    first = pl.col("arrival_us") + pl.col("ttft_us") - pl.col("first_token_us")
+    last = pl.col("arrival_us") + pl.col("e2e_us") - pl.col("finished_us")
+    margins = pl.concat(
+        both.select(
+            (pl.min_horizontal("arrived_us", "queued_us") - pl.col("arrival_us")).alias("there"),
+            pl.min_horizontal(first, last).alias("back"),
+        )
+        for both in _beside_journeys(recording, sent)
     )
-    back_us = back.select(pl.min_horizontal("first", "last")).to_series().drop_nulls()
+    there_us, back_us = margins["there"].drop_nulls(), margins["back"].drop_nulls()
     if len(there_us) < _FEWEST_PAIRS or len(back_us) < _FEWEST_PAIRS:
         return []
     # 98 % of the pairs bound what the server's clock is ahead by; single stamps are off by more.
@@ -211,9 +215,17 @@ def _causality(recording: Recording) -> list[Finding]:
     }
     what = f"{early} of {len(there_us)} requests reach the server before they are sent" if early else ""
     token = f"{late} have a token at the client before the server has it" if late else ""
-    ahead = _ahead(least_us, most_us)
+    ahead, both = _ahead(least_us, most_us), pl.concat(_beside_journeys(recording, sent))
     message = f"{' and '.join(part for part in (what, token) if part)}: {ahead}; the server's times are not used"
     return [Finding(CHECK, "unusable", "segments", message, measured, RULE), *_too_short(both, sent.height)]
+
+
+def _beside_journeys(recording: Recording, sent: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The requests ``sent`` beside the stamps of their journeys, one batch of these after the other."""
+    for batch in recording.lifecycles.batches(
+        ["request_index", "arrived_us", "queued_us", "first_token_us", "finished_us"]
+    ):
+        yield sent.join(batch.drop_nulls("request_index"), on="request_index")
 
 
 def _too_short(both: pl.DataFrame, requests: int) -> list[Finding]:

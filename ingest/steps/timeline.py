@@ -187,7 +187,7 @@ def step_anchors(recording: Recording) -> StepAnchors:
     """The anchors of a recording's step clock; as many as its records, whatever their step ids."""
     if recording.steps.is_empty() and recording.journey_events.is_empty():
         return StepAnchors(no_rows(_RECORD_SCHEMA), _lags(pl.DataFrame(schema=_DISTANCE_SCHEMA)), 0)
-    scratch = Scratch(share=2)  # beside that of the recording
+    scratch = Scratch(share=3)  # beside that of the recording
     output_of = {"output_of": 2 if is_asynchronous(recording) else 1}
     nearest, distances, ranges = scratch.writer(_NEAREST_SCHEMA), [], _step_ranges(recording)
     events = recording.journey_events.only(["event", "finish_status", "step_id", "time_us"])
