@@ -39,7 +39,8 @@ class IngestOutcome:
 
     ``rejected``: records that could not be used; ``not_read``: what nobody reads, by name; ``bytes``: of all files.
     ``engine_given_before``: the file and names of engine arguments that an earlier ingest was given, used again.
-    ``left_out``: directories beside this one that have recorded files and are no experiment.
+    ``left_out``: directories beside this one that have recorded files and are no experiment.  ``not_used``: files that
+    were named, or are of requests, and are not read, with the reason.
     """
 
     slug: str
@@ -55,6 +56,7 @@ class IngestOutcome:
     seconds: float
     engine_given_before: str = ""
     left_out: str = ""
+    not_used: str = ""
 
 
 def outcomes_table(outcomes: Sequence[IngestOutcome]) -> Table:
@@ -96,7 +98,9 @@ def ingest_source(
             if engine_file is None and (given := _given_before(store, source.slug)):
                 again = f"{given.name} ({', '.join(given.arguments)})"
             known = _unchanged(store, source, profile or {}, given, progress)
+            files = stored_files(store, source.slug)
     if known:
+        known = replace(known, not_used=_not_used(files, source))
         return replace(known, engine_given_before=again, left_out=left_out, seconds=time.perf_counter() - begin)
     with read_recording(source, profile=profile, given=given, progress=progress) as recording:
         checked, layout = _checked(recording)
@@ -105,23 +109,48 @@ def ingest_source(
                 _refuse_worse(store, checked, source)
             limit_writing(store)
             outcome = write_recording(store, checked, layout, _reader_hash(source.form))
+        unused = _not_used([(file.name, file.kind) for file in checked.files], source)
     told = _outcome(checked, outcome, time.perf_counter() - begin)
-    return replace(told, engine_given_before=again, left_out=left_out)
+    return replace(told, engine_given_before=again, left_out=left_out, not_used=unused)
+
+
+_NOT_USED = re.compile(r".*\(not used: (.*)\)")
+
+
+def _not_used(files: Sequence[tuple[str, str]], source: Source) -> str:
+    """Files, by name and kind, of which nothing was taken although somebody may count on them."""
+    found = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
+    if source.paths is not None:
+        found += [(name, "its format is not known") for name, kind in files if kind == "unknown"]
+    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
+    return ", ".join([*(f"{name} ({why})" for name, why in found[:_MOST_NAMES]), *more])
 
 
 _NOT_WORSE = ("requests", "steps", "iterations", "rejected")
 
 
 def _refuse_worse(store: Store, recording: Recording, source: Source) -> None:
-    """A copy that was cut off must not take the place of the whole one: what it is of is gone for good then."""
+    """A copy that was cut off, or another file of one folder, must not take the place of what is stored."""
+    from blis_replay.ingest.readers.discovery import GIVEN_KIND
+
     stored = stored_counts(store, recording.slug)
     if stored is None or stored.ground_truth == PUBLISHED or stored.content_hash == recording.content_hash:
         return
-    now = _outcome(recording, "replaced", 0.0)
+    before = [name for name, kind in stored_files(store, recording.slug) if not kind.startswith(GIVEN_KIND)]
+    now = {file.name for file in recording.files if not file.kind.startswith(GIVEN_KIND)}
+    if source.paths is not None and not now & {*before}:
+        raise RecordingError(
+            source.root,
+            "",
+            f"{recording.slug} is stored from {', '.join(before[:3])}{', ...' if len(before) > 3 else ''}, and these "
+            "are other files",
+            "give --name NAME for an experiment of its own, or --replace",
+        )
+    has = _outcome(recording, "replaced", 0.0)
     worse = [
-        f"{getattr(now, name):,} {what} where the stored one has {getattr(stored, name):,}"
+        f"{getattr(has, name):,} {what} where the stored one has {getattr(stored, name):,}"
         for name, what in zip(_NOT_WORSE, (*_NOT_WORSE[:-1], "rejected records"), strict=True)
-        if (getattr(now, name) - getattr(stored, name)) * (1 if name == "rejected" else -1) > 0
+        if (getattr(has, name) - getattr(stored, name)) * (1 if name == "rejected" else -1) > 0
     ]
     if worse:
         raise RecordingError(

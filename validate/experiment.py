@@ -128,7 +128,7 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
         if not matched:
             raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay list`")
         _bring(store, [e.slug for e in bundled if e.slug in {*matched} - {*slugs}])
-        slugs += [find_experiment(store, slug) for slug in sorted(matched)]
+        slugs += sorted(matched)
     return list(dict.fromkeys(slugs))
 
 

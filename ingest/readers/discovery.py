@@ -91,14 +91,14 @@ class Source:
         """What the user says of this recording, kept among its files: a later ingest finds it there."""
         said = {"--columns": self.columns, "--model": self.model, "point": str(self.point) if self.point else None}
         return tuple(
-            SourceFile(option, f"{_GIVEN_KIND}{given}", len(given), hashlib.sha256(given.encode()).hexdigest())
+            SourceFile(option, f"{GIVEN_KIND}{given}", len(given), hashlib.sha256(given.encode()).hexdigest())
             for option, given in said.items()
             if given
         )
 
     def as_before(self, stored: Iterable[tuple[str, str]]) -> Source:
         """The source with what was said of it at an earlier ingest and is not now; ``stored``: names and kinds."""
-        said = {name: kind.removeprefix(_GIVEN_KIND) for name, kind in stored if kind.startswith(_GIVEN_KIND)}
+        said = {name: kind.removeprefix(GIVEN_KIND) for name, kind in stored if kind.startswith(GIVEN_KIND)}
         return replace(
             self,
             columns=said.get("--columns") if self.columns is None else self.columns,
@@ -106,7 +106,7 @@ class Source:
         )
 
 
-_GIVEN_KIND = "given: "
+GIVEN_KIND = "given: "
 
 
 def sources_of(
@@ -146,8 +146,11 @@ def sources_of(
         raise RecordingError(
             f"--input-format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
         )
-    if "/" in slug:
-        raise RecordingError(f"--name {slug}", "", "a name with / in it is taken for a path", "give one without")
+    if taken := [sign for sign in "/*?[" if sign in slug]:
+        what = "path" if "/" in taken else "pattern"
+        raise RecordingError(
+            f"--name {slug}", "", f"a name with {taken[0]} in it is taken for a {what}", "give one without"
+        )
     given_columns(columns or "")
     model = model if model is None else text(model) or ""
     whole = [

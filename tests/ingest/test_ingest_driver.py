@@ -16,6 +16,7 @@ from blis_replay.ingest.checks.evidence import step_intervals
 from blis_replay.ingest.checks.step_times import cycle_us
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_recording, ingest_source
+from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.timeline import SAMPLED, step_timeline
@@ -91,6 +92,24 @@ def test_a_worse_copy_does_not_replace_a_better_one(tmp_path: Path, rows: list[s
     with open_store(store_path, read_only=True) as store:
         assert [row.requests for row in list_experiments(store)] == [8]
     assert ingest_source(store_path, folder, even_worse=True).outcome == "replaced"
+
+
+@pytest.mark.slow
+def test_another_file_of_a_folder_does_not_replace_the_first(tmp_path: Path) -> None:
+    """A folder of results: each file is a run.  What is not used of files that were named is said, stored or not."""
+    folder, store_path = tmp_path / "runs", tmp_path / "s.duckdb"
+    folder.mkdir()
+    for name, rows in (("a.csv", 8), ("b.csv", 9)):
+        (folder / name).write_text("\n".join([_HEADER, *(_ROW.format(second) for second in range(rows)), ""]))
+    (folder / "c.csv").write_text("foo,bar\n1,2\n")
+    (first,), (second,) = sources_of([folder / "a.csv"]), sources_of([folder / "b.csv"])
+    ingest_source(store_path, first)
+    with pytest.raises(RecordingError, match=r"runs is stored from a.csv, and these are other files; give --name"):
+        ingest_source(store_path, second)
+    (all_three,) = sources_of([folder / "a.csv", folder / "b.csv", folder / "c.csv"])
+    unused = "b.csv (a.csv is read), c.csv (its format is not known)"
+    assert [ingest_source(store_path, all_three).not_used for _ in range(2)] == [unused, unused]
+    assert ingest_source(store_path, second, even_worse=True).outcome == "replaced"
 
 
 @pytest.mark.slow

@@ -272,7 +272,9 @@ _SEGMENT_COLUMNS = (
 def segments_answer(segments: Segments) -> Answer:
     """Mean, median and p99 of every segment as observed, and how much more the simulated one has; the means sum up.
 
-    The rows are ``segment, statistic, observed_ms, simulated_ms, difference_ms``; the last segment is E2E.
+    The rows are ``segment, statistic, observed_ms, simulated_ms, difference_ms, paired_difference_ms``; the last one
+    is E2E.  The last column has the statistic of the differences of single requests, the one before it that of one
+    side less that of the other.
     """
     parts = (*segments.segments, segments.whole)
     notes = [f"- {line}" for line in segments.merged]
@@ -293,7 +295,8 @@ def segments_answer(segments: Segments) -> Answer:
             "name": part.name,
             "observed_ms": _in_ms(part.a_us),
             "simulated_ms": _in_ms(part.b_us),
-            "difference_ms": _in_ms(part.difference_us),
+            "difference_ms": {name: _in_ms(part.b_us)[name] - value for name, value in _in_ms(part.a_us).items()},
+            "paired_difference_ms": _in_ms(part.difference_us),
         }
         for part in parts
     ]
@@ -306,7 +309,7 @@ def segments_answer(segments: Segments) -> Answer:
         "merged": list(segments.merged),
         "segments": described,
     }
-    names = ("observed_ms", "simulated_ms", "difference_ms")
+    names = ("observed_ms", "simulated_ms", "difference_ms", "paired_difference_ms")
     rows = [
         {"segment": one["name"], "statistic": statistic, **{name: one[name][statistic] for name in names}}
         for one in described

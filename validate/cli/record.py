@@ -240,6 +240,8 @@ def _line(outcome: IngestOutcome) -> str:
     )
     if outcome.left_out:
         again += f"\n  left out, as no exp-config.yaml is there: {outcome.left_out}; add one, or ingest it by itself"
+    if outcome.not_used:
+        again += f"\n  files not used: {printable(outcome.not_used)}"
     return (
         f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {counted(outcome.requests, 'request')}, "
         f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}{unread}; "

@@ -90,6 +90,9 @@ def test_the_caller_can_name_the_only_recording(tmp_path: Path) -> None:
     assert [source.slug for source in sources_of([folder / "a"], slug="mine")] == ["mine"]
     with pytest.raises(RecordingError, match="one name for 2 recordings"):
         sources_of([folder, folder / "a"], slug="mine")
+    for name, what in (("a/b", "path"), ("*", "pattern"), ("a[1]", "pattern")):
+        with pytest.raises(RecordingError, match=f"in it is taken for a {what}"):
+            sources_of([folder / "a"], slug=name)
 
 
 def test_a_given_format_overrides_what_a_file_looks_like(tmp_path: Path) -> None:

@@ -63,5 +63,8 @@ def test_table_frame_and_json_have_the_same_means(planted: Planted) -> None:
     assert max(map(len, page.splitlines())) <= 80
     assert "+12.00" in page
     assert document["segments"][0]["difference_ms"]["mean"] == 12
+    for part in document["segments"]:  # of each statistic, as the page has it
+        for name, difference_ms in part["difference_ms"].items():
+            assert difference_ms == pytest.approx(part["simulated_ms"][name] - part["observed_ms"][name], abs=1e-6)
     means = dict(frame.group_by("segment").agg(pl.col("difference_us").mean()).iter_rows())
     assert means["E2E"] == pytest.approx(sum(part.difference_us.mean() for part in segments.segments))
