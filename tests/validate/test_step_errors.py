@@ -10,7 +10,7 @@ import pytest
 
 from blis_replay.blis.latency.models import LatencyModel, Regime, RegimeModel
 from blis_replay.fixtures.bundled import bundled_recording
-from blis_replay.ingest.recording import STEP_SCHEMA, Recording
+from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.calibration.step_errors import (
@@ -76,6 +76,13 @@ def test_the_cycle_runs_from_start_to_start_with_the_batch_of_the_later_step() -
     assert targets.cycle_before.batch[:, :2].tolist() == [[0, 7]]
     assert targets.cycle_mean.time_us.tolist() == [8_000, 9_000]
     assert targets.duration.time_us.tolist() == [100, 100, 100]
+
+
+def test_a_synchronous_cycle_has_the_batch_of_the_earlier_step() -> None:
+    """schedule() of the next step waits for the result of this one, so its prefill is what takes the time."""
+    steps = recording_with([1, 2], [0, 8_000], [40, 0], [7, 8])
+    synchronous = replace(steps, engine=steps.engine | {"async_scheduling": Setting(False, "recorded")})
+    assert step_targets(synchronous).cycle.batch[:, :2].tolist() == [[40, 7]]
 
 
 def test_a_cycle_in_which_the_engine_may_have_idled_is_no_step_time() -> None:

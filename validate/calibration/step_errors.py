@@ -18,6 +18,7 @@ from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Re
 from blis_replay.blis.latency.operators import durations_us
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.validate.calibration.cycle_rows import BUSY_DEPTH, mean_lengths
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.latency import correlation
@@ -46,10 +47,10 @@ class RecordedSteps:
 class StepTargets:
     """What step times can be held against.
 
-    ``cycle``: consecutive sampled steps of a busy engine, with the batch of the later one, because under asynchronous
-    scheduling it is the step with a prefill that is long in coming.  As published fits had them, idle or not:
-    ``cycle_after``: the same; ``cycle_before``: with the batch of the earlier one; ``cycle_mean``: adjacent samples,
-    whatever lies between; ``duration``: ``step.duration_us``.
+    ``cycle``: consecutive sampled steps of a busy engine.  A synchronous engine schedules the next step when the batch
+    of the earlier one is done; under asynchronous scheduling the later one is long in coming if it has a prefill.
+    As published fits had them, idle or not: ``cycle_after``: with the batch of the later step; ``cycle_before``: of the
+    earlier one; ``cycle_mean``: adjacent samples, whatever lies between; ``duration``: ``step.duration_us``.
     """
 
     cycle: RecordedSteps
@@ -96,12 +97,13 @@ def step_targets(recording: Recording) -> StepTargets:
             f"{recording.alias}: no two consecutive steps of a busy engine were sampled, so no step cycle is known; "
             "ingest step records (traces), or sample more of them"
         )
+    timed_by = batch[1:] if is_asynchronous(recording) else batch[:-1]
     adjacent = elapsed_us > 0
     mean_us = np.rint(elapsed_us[adjacent] / apart[adjacent]).astype(np.int64)
     duration_us = steps["duration_us"].fill_null(0).to_numpy()
     timed = duration_us > 0
     return StepTargets(
-        cycle=RecordedSteps(batch[1:][busy], elapsed_us[busy]),
+        cycle=RecordedSteps(timed_by[busy], elapsed_us[busy]),
         cycle_after=RecordedSteps(batch[1:][consecutive], elapsed_us[consecutive]),
         cycle_before=RecordedSteps(batch[:-1][consecutive], elapsed_us[consecutive]),
         cycle_mean=RecordedSteps(batch[1:][adjacent], mean_us),

@@ -161,8 +161,8 @@ def steps_answer(
     page: list[Part] = [
         Line(title, mark=Toned(title, "heading")),
         _errors("against the step cycle", "cycle ms", cycle),
-        "step cycle: start to start of consecutive sampled steps, with the batch of the later one; r: Pearson's "
-        "correlation; signed: of the mean",
+        "step cycle: start to start of consecutive sampled steps, with the batch of the earlier one, or of the later "
+        "one under asynchronous scheduling; r: Pearson's correlation; signed: of the mean",
         _errors("against step.duration_us", "dur. ms", duration),
         "step.duration_us: CPU time inside the scheduling call, not a step time; it stands here for comparison "
         "with work that was fitted to it",

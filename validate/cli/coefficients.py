@@ -286,11 +286,11 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
 
     \b
     Of the first one, abridged:
-      against the step cycle      n  cycle ms     MAPE    signed      r
-      ----------------------  -----  --------  -------  --------  -----
-      all                     2,453     20.18   38.8 %    -0.6 %   0.18
-      decode-only             2,355     19.39   21.9 %   -16.1 %   0.03
-      mixed, light (< 256)       57     33.13  361.6 %  +176.2 %  -0.14
+      against the step cycle      n  cycle ms    MAPE   signed     r
+      ----------------------  -----  --------  ------  -------  ----
+      all                     2,453     20.18  16.9 %   +1.6 %  0.90
+      decode-only             2,340     16.21  17.0 %   +0.5 %  0.56
+      mixed, light (< 256)       69     85.29  16.7 %   +5.2 %  0.47
     """
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets
