@@ -56,6 +56,14 @@ class ModelEntry:
     dtype: str | None = None
     first_use: FirstUse | None = None
 
+    def is_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None) -> bool:
+        """Whether it has the coefficients for a recording; what that does not know (None) fits any."""
+        if self.model.lower() != model.lower() or tensor_parallelism not in (None, self.tensor_parallelism):
+            return False
+        if dtype is not None and self.dtype not in (None, dtype):
+            return False
+        return not self.applies_to or any(fnmatchcase(alias, pattern) for pattern in self.applies_to)
+
 
 @dataclass(frozen=True)
 class FittedOn:
@@ -98,17 +106,21 @@ class CoefficientRelease:
         Raises ``ReleaseError`` if there are none.
         """
         for entry in self.models:
-            if entry.model.lower() != model.lower() or tensor_parallelism not in (None, entry.tensor_parallelism):
-                continue
-            if dtype is not None and entry.dtype not in (None, dtype):
-                continue
-            if not entry.applies_to or any(fnmatchcase(alias, pattern) for pattern in entry.applies_to):
+            if entry.is_for(model, tensor_parallelism, alias, dtype):
                 return entry
+        shipped = (parse_release(text, name) for name, text in bundled_releases().items() if name != self.name)
+        others = [
+            f"take --coefficients {release.name}, or "
+            for release in shipped
+            if release.status == "valid"
+            and release.fitted_on  # not what is known of a GPU alone
+            and any(e.is_for(model, tensor_parallelism, alias, dtype) for e in release.models)
+        ]
         has = {f"{e.model} tp {e.tensor_parallelism}" + (f" {e.dtype}" if e.dtype else "") for e in self.models}
         raise ReleaseError(
             f"release {self.name} has no coefficients for {model}"
             f"{f' tp {tensor_parallelism}' if tensor_parallelism else ''}{f' {dtype}' if dtype else ''} "
-            f"(it has {', '.join(sorted(has))}); fit some with "
+            f"(it has {', '.join(sorted(has))}); {''.join(others[:1])}fit some with "
             f"`blis-replay calibrate --train {quote(alias)} --out FILE.yaml`"
         )
 

@@ -193,6 +193,15 @@ def test_releases_are_safe_yaml() -> None:
         assert isinstance(yaml.safe_load(text), dict)
 
 
+def test_an_error_names_the_release_that_ships_with_the_coefficients() -> None:
+    """``tiny`` is the model of the recordings of a real server without a GPU; of no model called so there are none."""
+    shipped = parse_release(bundled_releases()["h100-vllm-0.15.1"], "h100-vllm-0.15.1")
+    with pytest.raises(ReleaseError, match=r"; take --coefficients cpu-vllm-0.32.0, or fit some with"):
+        shipped.entry_for("tiny", 1, "mine", "bfloat16")
+    with pytest.raises(ReleaseError, match=r"\); fit some with"):
+        shipped.entry_for("tiny2", 1, "mine", "bfloat16")
+
+
 def test_prefills_beyond_those_fitted_cost_what_the_datasheet_says() -> None:
     """60 % of the H100's peak is 22.7 us a token for Llama-2-7B (fitted: 16.498), 56.9 for CodeLlama-34B (41.399).
 

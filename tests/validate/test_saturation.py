@@ -107,6 +107,11 @@ def test_the_next_command_of_a_saturated_run_compares_what_came_before_the_queue
     assert command == f"blis-replay validate {comparison.alias}"
     last_us = int(comparison.recording.requests["arrival_us"].to_numpy()[-1])
     assert 0 <= comparison.saturation.from_us / last_us - float(share) < 0.01
+    # That comparison is judged by the latencies of these requests, and does not advise itself again.
+    selected = Selection(window=(0.0, float(share)))
+    before = compare_replay(comparison.run, None, selected, queues=True)
+    assert comparison.overloaded and not before.overloaded
+    assert {*before.decisions()} == {"e2e", "ttft", "itl"} and before_the_queue(before) == ""
 
 
 def test_a_queue_that_stands_at_the_end_has_no_end() -> None:

@@ -157,7 +157,12 @@ class Comparison:
     @property
     def overloaded(self) -> bool:
         """Whether the server had more load than it could serve, so that its latencies judge no simulator."""
-        return self.capacity is not None or overloaded(self.findings)
+        return not self.is_before_the_queue and (self.capacity is not None or overloaded(self.findings))
+
+    @property
+    def is_before_the_queue(self) -> bool:
+        """Whether only requests are compared that were sent before the queue grew: latencies judge these."""
+        return self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
 
     @property
     def failed_thresholds(self) -> tuple[str, ...]:
@@ -297,13 +302,15 @@ def _with_capacity(comparison: Comparison) -> Comparison:
     """With what there is to say of queues; and, of an overloaded run, with what is judged instead of latencies."""
     found = saturation(comparison.run)
     seen = beyond_capacity(found) and not {"e2e", "ttft"} & comparison.unusable.keys()  # a queue is seen by these
-    if not seen and not overloaded(comparison.findings):
-        return replace(comparison, saturation=found)
+    comparison = replace(comparison, saturation=found)
+    if not seen and not comparison.overloaded:
+        return comparison
     itl = comparison.metrics["itl"]["mean"]
     measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.unusable)
     if found is not None and found.from_us is not None and any(measure.beyond for measure in measures):
         found = replace(found, explains="simulator")
-    return replace(comparison, saturation=found, capacity=measures)
+    comparison = replace(comparison, saturation=found, capacity=measures)
+    return comparison if comparison.overloaded else replace(comparison, capacity=None)
 
 
 def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:

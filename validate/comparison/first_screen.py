@@ -90,7 +90,8 @@ def _served(comparison: Comparison) -> str:
     """What an overloaded run is judged by, the largest error for its limit."""
     measures = sorted(comparison.capacity or (), key=lambda m: -abs(m.error) / comparison.limit(m))
     shown = ", ".join(f"{m.name} {percent(m.error)} (limit ±{100 * comparison.limit(m):.3g} %)" for m in measures[:2])
-    return f"overloaded, judged by what was served: {shown}" + (" and others" if len(measures) > 2 else "")
+    of = "" if comparison.selection.everything else " in the whole run"
+    return f"overloaded, judged by what was served{of}: {shown}" + (" and others" if len(measures) > 2 else "")
 
 
 def _predicted(comparison: Comparison, metric: str) -> str:
@@ -212,7 +213,7 @@ def of_store(options: str) -> str:
 def saturated(comparison: Comparison) -> bool:
     """Whether the server queued so long, from some second on, that its latencies say nothing of a component."""
     queued = comparison.saturation is not None and comparison.saturation.observed.from_us is not None
-    return queued or comparison.overloaded
+    return not comparison.is_before_the_queue and (queued or comparison.overloaded)
 
 
 def before_the_queue(comparison: Comparison, again: str = "") -> str:
