@@ -30,7 +30,7 @@ from blis_replay.validate.comparison.sides import observed_attainment, simulated
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import Attainment, Objectives, attainment_json, attainment_line
-from blis_replay.validate.metrics.observed import simulated_samples
+from blis_replay.validate.metrics.observed import Gaps, simulated_samples
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay.validate.text.cells import cell_text
 
@@ -71,9 +71,12 @@ def what_if(
     changes: Sequence[EngineOverrides],
     *,
     objectives: Objectives = (),
+    token_gaps: Gaps | None = None,
     **pool: Unpack[Pool],
 ) -> WhatIf:
     """Replay a recording with its own engine arguments and with each of the changes.
+
+    ``token_gaps``: pooled gaps between the recorded output tokens, for quantiles of the ITL of the server.
 
     Raises what ``replay`` does with the recorded arguments, ``ReplayError`` as ``map_jobs``, and
     ``NothingToJudgeError`` if the engine cannot serve the requests with any of the changes.
@@ -84,7 +87,7 @@ def what_if(
     if changes and all(point.values is None for point in points):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
     recorded = WhatIfPoint((), simulated_values(as_recorded), attained=_attained(as_recorded, objectives))
-    observed = _observed(recording, objectives)
+    observed = observed_attainment(recording, objectives, token_gaps) if objectives else None
     return WhatIf(recording, release, as_recorded.plan.basis, recorded, tuple(points), observed)
 
 
@@ -173,12 +176,6 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
 def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
     """What came of the objectives; requests that were given up are none of the good ones."""
     return simulated_attainment(run, objectives) if objectives else None
-
-
-def _observed(recording: Recording, objectives: Objectives) -> Attainment | None:
-    """What came of them on the server; quantiles of the ITL need times of single tokens, which stay in the store."""
-    known = tuple(o for o in objectives if o.metric != "itl" or o.statistic == "mean")
-    return observed_attainment(recording, known) if known else None
 
 
 def simulated_point(
@@ -302,6 +299,8 @@ def _remarks(found: WhatIf) -> Block:
     simulated = [("as recorded", found.recorded), *((_name(found, point), point) for point in found.points)]
     slo = [("the server itself", found.observed), *((name, point.attained) for name, point in simulated)]
     lines = [f"{name}: {attainment_line(attainment_json(one))}" for name, one in slo if one is not None]
+    if found.observed is not None and _lacks_token_times(found.observed):
+        lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     for point in found.points:
         name, values = _name(found, point), point.values
         if values is None:
@@ -309,6 +308,12 @@ def _remarks(found: WhatIf) -> Block:
         elif values["cut_short"]:
             lines.append(f"{name}: {values['cut_short']:,} outputs end at max_model_len, so less is served")
     return Block(lines)
+
+
+def _lacks_token_times(attained: Attainment) -> bool:
+    """Whether a quantile of the ITL is among the objectives, and not known."""
+    values = zip(attained.objectives, attained.values_us, strict=True)
+    return any(value is None and o.metric == "itl" and o.statistic != "mean" for o, value in values)
 
 
 def _provenance(found: WhatIf) -> Block:

@@ -12,7 +12,7 @@ from blis_runs import release_of, small_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_PROMPT_SCHEMA, PromptTree, Recording
+from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_PROMPT_SCHEMA, Finding, PromptTree, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError, UnknownNameError
@@ -99,15 +99,44 @@ def test_a_load_that_is_none_is_refused(text: str, problem: str) -> None:
 
 
 def test_limits_are_held_against_the_server_too() -> None:
-    """Recorded: first token after 20 ms, 4 gaps of 10 ms; simulated 10 ms each.  E2E p50 of 60 and 50 ms."""
+    """Recorded: first token after 20 ms, 4 gaps of 10 ms; simulated 10 ms each.  E2E p50 of 60 and 50 ms.
+
+    Times of single tokens are in the store: without them the ITL of the server is not known.
+    """
     objectives = parse_objectives("ttft.p95=15ms,e2e.p50=55ms,itl.p95=15ms")
     found = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 64),)], objectives=objectives, executor="serial")
     assert found.observed is not None
     assert found.recorded.attained is not None
-    assert found.observed.values_us == (20_000.0, 60_000.0)
+    assert found.observed.values_us == (20_000.0, 60_000.0, None)
     assert found.recorded.attained.values_us == (10_000.0, 50_000.0, 10_000.0)
     assert (found.observed.goodput, found.recorded.attained.goodput) == (0, 1)
     assert "the server itself: SLO missed: TTFT p95 20 of 15 ms, E2E p50 60 of 55 ms" in str(whatif_answer(found))
+
+
+@pytest.mark.parametrize(
+    ("gaps_us", "said"),
+    [
+        ([], "the server itself: SLO not known: ITL p95 unknown of 15 ms; goodput 100.0%"),
+        ([9_000] * 8, "the server itself: SLO met: TTFT p95 20 of 30 ms, ITL p95 9 of 15 ms; goodput 100.0%"),
+        ([9_000] * 6 + [40_000] * 2, "the server itself: SLO missed: ITL p95 40 of 15 ms; goodput 100.0%"),
+    ],
+)
+def test_gaps_of_the_server_are_those_in_the_store(gaps_us: list[int], said: str) -> None:
+    """TTFT 20 ms and mean gaps of 10 ms are recorded; 2 of 8 gaps of 40 ms are more than 5 %."""
+    objectives, change = parse_objectives("ttft.p95=30ms,itl.p95=15ms"), (("max_num_seqs", 64),)
+    gaps = (np.array(gaps_us), np.ones(len(gaps_us), np.int64)) if gaps_us else None
+    found = what_if(two_at_once(), RELEASE, [change], objectives=objectives, token_gaps=gaps, executor="serial")
+    text = " ".join(str(whatif_answer(found)).split())
+    assert said in text
+    assert ("no usable times of single tokens were recorded" in text) == (not gaps_us)
+
+
+def test_what_a_check_forbids_is_not_known_of_the_server() -> None:
+    """The recorded E2E of 60 ms is within the limit, but its clock is not to be trusted."""
+    recording = replace(two_at_once(), findings=(Finding("clocks", "unusable", "e2e", "no E2E"),))
+    objectives = parse_objectives("e2e.p95=70ms")
+    found = what_if(recording, RELEASE, [(("max_num_seqs", 64),)], objectives=objectives, executor="serial")
+    assert "the server itself: SLO not known: E2E p95 unknown of 70 ms" in str(whatif_answer(found))
 
 
 def conversations() -> RequestTrace:

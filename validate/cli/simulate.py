@@ -235,10 +235,12 @@ def whatif_verb(
       blis-replay whatif 34b-codegen --find rate --slo ttft.p95=500ms,itl.p95=20ms
       blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
     """
+    from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.validate.engine_arguments import grid, mode_with, parse_value, what_if, whatif_answer
-    from blis_replay.validate.experiment import release_for, stored_experiment
+    from blis_replay.validate.experiment import find_experiment, release_for
     from blis_replay.validate.load_search import find_most, load_answer
     from blis_replay.validate.metrics.objectives import parse_objectives
+    from blis_replay.validate.metrics.observed import pooled_gaps
 
     settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
     if find and (slo is None or find in settings or find in values):
@@ -259,7 +261,10 @@ def whatif_verb(
         mode_with((*change, (find, 1)) if find else change)
     objectives = parse_objectives(slo) if slo is not None else ()
     release = release_on_gpu(release_for(coefficients, [name]), gpu, gpu_file)
-    recording = stored_experiment(store_path, name)
+    with open_for_reading(store_path) as store:
+        slug = find_experiment(store, name)
+        recording = read_stored(store, slug)
+        gaps = pooled_gaps(store, slug) if objectives and not find else None
     if find:
         tried = [change for change in changes if change]
         with progress_line("searching") as progress:
@@ -267,7 +272,9 @@ def whatif_verb(
         print_answer(load_answer(recording, release, find, objectives, most))
         return
     with progress_line("replaying") as progress:
-        found = what_if(recording, release, changes, objectives=objectives, progress=progress, **workers)
+        found = what_if(
+            recording, release, changes, objectives=objectives, token_gaps=gaps, progress=progress, **workers
+        )
     print_answer(whatif_answer(found))
 
 

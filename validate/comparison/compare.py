@@ -333,9 +333,7 @@ def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps |
     if observed is None:
         cells = (comparison.metrics[o.metric].get(o.statistic) for o in objectives)
         observed = Attainment(objectives, tuple(None if cell is None else cell.a_us for cell in cells), 0, 0)
-    usable = (comparison.metrics[o.metric]["mean"].unusable is None for o in objectives)
-    values = tuple(value if ok else None for ok, value in zip(usable, observed.values_us, strict=True))
-    return replace(comparison, promised=Promised(replace(observed, values_us=values), simulated))
+    return replace(comparison, promised=Promised(observed, simulated))
 
 
 def light(comparison: Comparison) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from blis_replay.validate.metrics.observed import (
     pooled_gaps,
     samples_of,
     simulated_samples,
+    unusable_cells,
     without_unusable,
 )
 from blis_replay.validate.metrics.resampling import numbers_of
@@ -133,13 +134,18 @@ def observed_attainment(
 ) -> Attainment | None:
     """What came of them on the server; ``gaps``: pooled, without which no quantile of the ITL is known.
 
-    None where no single request was recorded.
+    Numbers that an instrument check forbids are not known either.  None where no single request was recorded.
     """
     asked = np.ones(recording.requests.height, np.bool_) if chosen is None else chosen
     answered = asked & observed_requests(recording)
     if not answered.any():
         return None
-    return attained(objectives, samples_of(recording, answered), gaps, int(asked.sum()))
+    found = attained(objectives, samples_of(recording, answered), gaps, int(asked.sum()))
+    forbidden = unusable_cells(recording.findings, token_times=has_gaps(gaps))
+    # The checks name the statistics of the metric table, and forbid all quantiles of a metric or none.
+    cells = ((o.metric, "mean" if o.statistic == "mean" else "p99") for o in objectives)
+    values = (None if cell in forbidden else value for cell, value in zip(cells, found.values_us, strict=True))
+    return replace(found, values_us=tuple(values))
 
 
 def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection) -> Numbers:

@@ -126,10 +126,17 @@ def attainment_json(found: Attainment) -> dict[str, Any]:
 
 
 def attainment_line(document: Mapping[str, Any]) -> str:
-    """One line for a reader of an ``attainment_json``: whether the objectives are met, what is missed, the goodput."""
+    """One line for a reader of an ``attainment_json``: whether the objectives are met, what is missed, the goodput.
+
+    Where the only objectives that are not met are unknown, nobody knows whether the SLO was; if nothing was good, it
+    was not.
+    """
+    missed = [one for one in document["objectives"] if not one["met"]]
+    unknown = all(one["value_ms"] is None for one in missed) and document["goodput"] != 0
+    verdict = "met" if document["met"] else "not known" if unknown else "missed"
     shown = missed_text(document) or _compared(document["objectives"])
     share = "-" if document["goodput"] is None else f"{document['goodput']:.1%}"
-    return f"SLO {'met' if document['met'] else 'missed'}: {shown}; goodput {share} of the requests"
+    return f"SLO {verdict}: {shown}; goodput {share} of the requests"
 
 
 def missed_text(document: Mapping[str, Any]) -> str:
