@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import product
+from shlex import quote
 from typing import Unpack
 
 import numpy as np
@@ -31,7 +32,7 @@ from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import Attainment, Objectives, attainment_json, attainment_line
 from blis_replay.validate.metrics.observed import Gaps, simulated_samples
-from blis_replay.validate.text.answer import Answer, Block, Line
+from blis_replay.validate.text.answer import Answer, Block, Line, Verbatim
 from blis_replay.validate.text.cells import cell_text
 
 
@@ -209,9 +210,10 @@ _VALUES = {
 }
 
 
-def whatif_answer(found: WhatIf) -> Answer:
+def whatif_answer(found: WhatIf, again: str = "") -> Answer:
     """One change beside the recorded arguments, or the tables of a grid; and what they rest on.
 
+    ``again``: options of the command line, which the command that is printed repeats.
     ``change`` are the values of a point over those with the recorded arguments, less one.  The rows are one per
     point, the recorded arguments first.
     """
@@ -224,7 +226,7 @@ def whatif_answer(found: WhatIf) -> Answer:
         for p in (found.recorded, *found.points)
     ]
     page = _grid(found) if len(found.points) > 1 else [_beside(found.recorded, found.points[0])]
-    return Answer([_head(found), *page, _remarks(found), _provenance(found)], _document(found), table_of(rows))
+    return Answer([_head(found), *page, _remarks(found), _provenance(found, again)], _document(found), table_of(rows))
 
 
 def _document(found: WhatIf) -> dict[str, object]:
@@ -316,7 +318,14 @@ def _lacks_token_times(attained: Attainment) -> bool:
     return any(value is None and o.metric == "itl" and o.statistic != "mean" for o, value in values)
 
 
-def _provenance(found: WhatIf) -> Block:
+def known_error(recording: Recording, again: str) -> Verbatim:
+    """How to see the error of the simulator under the recorded load; ``again``: options to repeat."""
+    # A command that is wrapped cannot be typed as it stands.
+    command = f"blis-replay validate --experiment {quote(recording.alias)}{again}"
+    return Verbatim(f"error of the simulator with the recorded arguments and load:\n  {command}")
+
+
+def _provenance(found: WhatIf, again: str) -> Block:
     recorded = _recorded_arguments(found).items()
     engine = " ".join(
         f"{name} not recorded" if value is None else override_text(name, value) for name, value in recorded
@@ -325,9 +334,9 @@ def _provenance(found: WhatIf) -> Block:
     return Block(
         [
             f"coefficients: {found.release.name}; all numbers are simulated. The server was observed with the recorded "
-            f"{known}: `blis-replay validate --experiment {found.recording.alias}` says how far the "
-            "simulator is from it there, and nothing says it elsewhere.",
+            f"{known}; nothing says how far the simulator is from it elsewhere.",
             *(f"{what}: {how}" for what, how in found.basis.items()),
+            known_error(found.recording, again),
         ]
     )
 

@@ -14,10 +14,10 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, columns_named, table_of
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import EngineOverrides, override_text
-from blis_replay.validate.engine_arguments import WhatIfPoint, simulated_point
+from blis_replay.validate.engine_arguments import WhatIfPoint, known_error, simulated_point
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import Objectives, attainment_json, missed_text, written
-from blis_replay.validate.text.answer import Answer, Block, Line
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 Load = Literal["rate", "concurrency"]
 
@@ -133,16 +133,21 @@ def load_answer(
     load: Load,
     objectives: Objectives,
     found: Sequence[MostLoad],
+    again: str = "",
 ) -> Answer:
-    """A row per engine, the recorded one first: the most load within the limits, and what more of it misses."""
+    """A row per engine, the recorded one first: the most load within the limits, and what more of it misses.
+
+    ``again``: options of the command line, which the command that is printed repeats.
+    """
     columns = (_COLUMNS[0], Column(f"most {load}", "text"), *_COLUMNS[2:])
     rows = [[_name(one.overrides), *_cells(one, load)] for one in found]
     what = "times the recorded arrivals" if load == "rate" else "clients that each wait for an answer"
-    lines = [
+    lines: list[Part] = [
         *(_beyond(one) for one in found),
         f"{load}: {what}, to {_CLOSE - 1:.0%}; all recorded requests are sent, and the limits are for all of them",
-        f"coefficients: {release.name}; all numbers are simulated: `blis-replay validate {recording.alias}` says how "
-        "far the simulator is from the server under the recorded load, and nothing says it under more",
+        f"coefficients: {release.name}; all numbers are simulated; nothing says how far the simulator is from the "
+        "server under more than the recorded load",
+        known_error(recording, again),
     ]
     head = Line(f"{recording.alias}  ({recording.slug}), the most {load} within {written(objectives)}, simulated")
     document = {

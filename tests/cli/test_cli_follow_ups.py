@@ -94,6 +94,20 @@ def test_the_command_after_a_fit_names_a_file_with_a_blank_and_the_store(run: Ru
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("calibrated")
+@pytest.mark.parametrize("asked", [["--set", "max_num_seqs=64"], ["--find", "rate", "--slo", "ttft.p95=9s"]])
+def test_the_command_of_whatif_names_the_coefficients_and_the_store(run: Run, asked: list[str]) -> None:
+    """The error of the simulator is that of these coefficients, and the recording is in no other store."""
+    STORE_DEFAULT.rename("my store.duckdb")
+    Path("mine.yaml").rename("my fit.yaml")
+    given = ["--coefficients", "my fit.yaml", "--store", "my store.duckdb"]
+    printed = run("whatif", "1b-general", *asked, *given).out
+    (command,) = re.findall(r"^ +blis-replay (.*)$", printed, flags=re.M)
+    assert command == "validate --experiment 1b-general --coefficients 'my fit.yaml' --store 'my store.duckdb'"
+    assert run(*shlex.split(command)).code == 0
+
+
+@pytest.mark.slow
 def test_failed_requests_of_published_experiments_stay_when_they_are_stored(run: Run) -> None:
     """Of the 16 bundled experiments 8,966 requests failed as published; one that is stored is made without."""
 

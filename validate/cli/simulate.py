@@ -16,6 +16,7 @@ from blis_replay.validate.cli.options import (
     executor_options,
     experiment_option,
     form_options,
+    given_options,
     name_option,
     print_answer,
     release_on_gpu,
@@ -265,17 +266,18 @@ def whatif_verb(
         slug = find_experiment(store, name)
         recording = read_stored(store, slug)
         gaps = pooled_gaps(store, slug) if objectives and not find else None
+    again = given_options(coefficients, store_path)
     if find:
         tried = [change for change in changes if change]
         with progress_line("searching") as progress:
             most = find_most(recording, release, find, objectives, tried, progress=progress, **workers)
-        print_answer(load_answer(recording, release, find, objectives, most))
+        print_answer(load_answer(recording, release, find, objectives, most, again))
         return
     with progress_line("replaying") as progress:
         found = what_if(
             recording, release, changes, objectives=objectives, token_gaps=gaps, progress=progress, **workers
         )
-    print_answer(whatif_answer(found))
+    print_answer(whatif_answer(found, again))
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
