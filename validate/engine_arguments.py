@@ -15,7 +15,7 @@ import numpy as np
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.errors import ExperimentError, faults_named
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import UnknownNameError
@@ -235,6 +235,7 @@ def _document(found: WhatIf) -> dict[str, object]:
         "alias": found.recording.alias,
         "recorded": {
             "engine": _recorded_arguments(found),
+            "assumed": _assumed(found),
             "values": found.recorded.values,
             **_slo_json(found.recorded),
         },
@@ -326,14 +327,17 @@ def known_error(recording: Recording, again: str) -> Verbatim:
 
 
 def _provenance(found: WhatIf, again: str) -> Block:
-    recorded = _recorded_arguments(found).items()
-    engine = " ".join(
-        f"{name} not recorded" if value is None else override_text(name, value) for name, value in recorded
+    assumed = _assumed(found)
+    engine = ", ".join(
+        f"{name} not recorded"
+        if value is None
+        else f"{override_text(name, value)}{' assumed' if name in assumed else ''}"
+        for name, value in _recorded_arguments(found).items()
     )
     known = f"arguments only ({engine})" if engine else "arguments and load only"
     return Block(
         [
-            f"coefficients: {found.release.name}; all numbers are simulated. The server was observed with the recorded "
+            f"coefficients: {found.release.name}; all numbers are simulated. The server was observed with its own "
             f"{known}; nothing says how far the simulator is from it elsewhere.",
             *(f"{what}: {how}" for what, how in found.basis.items()),
             known_error(found.recording, again),
@@ -342,10 +346,16 @@ def _provenance(found: WhatIf, again: str) -> Block:
 
 
 def _recorded_arguments(found: WhatIf) -> dict[str, EngineValue]:
-    """Of the arguments that a point changes, those recorded."""
+    """Of the arguments that a point changes, those of the recording."""
     names = sorted({name for point in found.points for name, _ in point.overrides if name not in LOAD})
     engine = found.recording.engine
     return {name: _whole(engine[name].value) if name in engine else None for name in names}
+
+
+def _assumed(found: WhatIf) -> list[str]:
+    """Of those, the ones that nobody recorded: what the replay has is an assumption."""
+    engine = found.recording.engine
+    return [name for name in _recorded_arguments(found) if name in engine and engine[name].source == UNKNOWN]
 
 
 def _whole(value: int | float | bool | str) -> EngineValue:

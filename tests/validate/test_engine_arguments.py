@@ -12,7 +12,15 @@ from blis_runs import release_of, small_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_PROMPT_SCHEMA, Finding, PromptTree, Recording
+from blis_replay.ingest.recording import (
+    PROMPT_SCHEMA,
+    REQUEST_PROMPT_SCHEMA,
+    UNKNOWN,
+    Finding,
+    PromptTree,
+    Recording,
+    Setting,
+)
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError, UnknownNameError
@@ -258,7 +266,18 @@ def test_tables_fit_the_terminal_and_say_what_was_observed() -> None:
     for changes in (many, many[:1]):
         text = str(whatif_answer(what_if(two_at_once(), RELEASE, changes, executor="serial")))
         assert max(map(len, text.splitlines())) <= 81  # one more with two digits of points
-        assert "observed with the recorded arguments only (max_num_batched_tokens=2048" in " ".join(text.split())
+        assert "observed with its own arguments only (max_num_batched_tokens=2048, max_n" in " ".join(text.split())
+
+
+def test_an_argument_that_was_only_assumed_is_called_so() -> None:
+    """Nobody recorded the 128 places; the synchronous scheduling is recorded."""
+    recording = two_at_once()
+    engine = recording.engine | {"max_num_seqs": Setting(128, UNKNOWN, "assumed; 128 on a CPU")}
+    changes = [(("async_scheduling", True), ("max_num_seqs", 64))]
+    answer = whatif_answer(what_if(replace(recording, engine=engine), RELEASE, changes, executor="serial"))
+    text = " ".join(str(answer).split())
+    assert "its own arguments only (async_scheduling=false, max_num_seqs=128 assumed);" in text
+    assert answer.document["recorded"]["assumed"] == ["max_num_seqs"]  # type: ignore[index]
 
 
 def test_json_has_changes_as_fractions() -> None:

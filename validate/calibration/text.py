@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.blis.releases.fit import CoefficientFit, PartScore
-from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.ingest.recording import RECORDED, UNKNOWN, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.calibration.calibrate import ModelFit
 from blis_replay.validate.calibration.every_step import FORM
@@ -102,10 +102,11 @@ def _scheduling(fit: ModelFit) -> list[Line]:
     seen = fit.scheduling
     if seen is None:
         return []
+    recorded = seen.configured_source != UNKNOWN
+    known = f"by the recording ({seen.configured_source})" if recorded else "assumed (not recorded)"
     lines = [
         Line(
-            f"  scheduling: {seen.used} used; {seen.told} by the latencies, {seen.configured} by the recording "
-            f"({seen.configured_source})",
+            f"  scheduling: {seen.used} used; {seen.told} by the latencies, {seen.configured} {known}",
             "    ",
         ),
         Line(f"    {seen.text}", "    "),
