@@ -34,6 +34,7 @@ from blis_replay.validate.metrics.objectives import Attainment, Objectives, atta
 from blis_replay.validate.metrics.observed import Gaps, simulated_samples
 from blis_replay.validate.text.answer import Answer, Block, Line, Verbatim
 from blis_replay.validate.text.cells import cell_text
+from blis_replay.validate.text.simulations import cut_short_text
 
 
 @dataclass(frozen=True)
@@ -309,7 +310,7 @@ def _remarks(found: WhatIf) -> Block:
         if values is None:
             lines.append(f"cannot be served with {name}: {point.reason}")
         elif values["cut_short"]:
-            lines.append(f"{name}: {values['cut_short']:,} outputs end at max_model_len, so less is served")
+            lines.append(f"{name}: {cut_short_text(int(values['cut_short']))}")
     return Block(lines)
 
 

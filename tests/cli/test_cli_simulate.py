@@ -52,6 +52,7 @@ def test_tables_and_summary(run: Run, inputs: Path) -> None:
     assert lines["ITL"] == ["1.02"] * 4
     assert "2 of 2 requests completed in 1.0 s and 6 steps" in answer.out
     assert "columns not used: user" in answer.out
+    assert "cut short" not in answer.out
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     assert sorted(path.name for path in (inputs / "run").iterdir()) == [
         "requests.csv",
@@ -70,6 +71,19 @@ def test_json_is_what_the_summary_file_holds(run: Run, inputs: Path) -> None:
     assert answer.json["latencies_ms"]["tpot"]["p99"] == 1.025
     assert answer.json["provenance"]["coefficients"] == "worked"
     assert answer.json["provenance"]["engine"]["max_num_seqs"] == 8
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_outputs_that_end_at_the_longest_length_are_told(run: Run, inputs: Path, instances: int) -> None:
+    """102 tokens leave each 2 of 3 output tokens: E2E 2.22 + 1.025 ms, 4 tokens in 1.003245 s."""
+    (inputs / "engine.yaml").write_text(ENGINE.replace("4096", "102"), "utf-8")
+    said = "2 outputs cut short at max_model_len, so less is served than was asked for"
+    given = (*ARGUMENTS, "--instances", instances)
+    assert said in " ".join(run("simulate", *given).out.split())
+    document = run("simulate", *given, "--force", "--json").json
+    assert (document["completed"], document["cut_short"]) == (2, 2)
+    assert document["output_tokens_per_s"] == pytest.approx(4 / 1.003245)
+    assert json.loads((inputs / "run" / "summary.json").read_text("utf-8"))["cut_short"] == 2
 
 
 def test_a_release_of_several_models_asks_which(run: Run, inputs: Path) -> None:

@@ -23,7 +23,8 @@ def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, An
 
     ``duration_s``: first arrival to last token at a client.  ``prefix_hit_rate``: prompt tokens
     that were not computed at the first admission, known beforehand or found in the simulated
-    cache, over all; null without a request.  ``min_free_blocks`` is null where memory has no bound.
+    cache, over all; null without a request.  ``cut_short``: requests whose output ended at ``max_model_len``.
+    ``min_free_blocks`` is null where memory has no bound.
     ``slo``: what came of the objectives, where there are any.
     """
     result, trace, engine = simulation.result, simulation.table.trace, simulation.engine
@@ -36,6 +37,7 @@ def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, An
     return {
         "requests": len(trace),
         "completed": int(done.sum()),
+        "cut_short": int((result.output_tokens < trace.output_tokens)[done].sum()),
         "steps": len(steps),
         "duration_s": duration_s,
         "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
@@ -66,6 +68,7 @@ def simulation_answer(values: dict[str, Any]) -> Answer:
     lines = [
         f"{values['completed']:,} of {values['requests']:,} requests completed in {values['duration_s']:,.1f} s "
         f"and {counted(values['steps'], 'step')}",
+        *_cut_short(values),
         f"throughput {hundredths(values['requests_per_s'])} requests/s, "
         f"{hundredths(values['output_tokens_per_s'])} output tokens/s",
         f"preemptions {values['preemptions']:,}; prefix hit rate {percent_plain(values['prefix_hit_rate'])}",
@@ -87,6 +90,15 @@ def _quantities(values: dict[str, Any]) -> list[tuple[str, float | None]]:
     return list((numbers | {f"{m}_{s}_ms": values["latencies_ms"][m][s] for m in METRICS for s in STATISTICS}).items())
 
 
+def cut_short_text(count: int) -> str:
+    """What is said of so many outputs that end before they are as long as was asked."""
+    return f"{counted(count, 'output')} cut short at max_model_len, so less is served than was asked for"
+
+
+def _cut_short(values: dict[str, Any]) -> list[str]:
+    return [cut_short_text(values["cut_short"])] if values["cut_short"] else []
+
+
 def _ignored(values: dict[str, Any]) -> list[str]:
     ignored = values["ignored_columns"]
     return [f"columns not used: {', '.join(ignored)}"] if ignored else []
@@ -106,7 +118,7 @@ def latencies_ms(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]]
 
 # The same for all instances.
 _ONCE = ("provenance", "ignored_columns")
-_SUMS = ("requests", "completed", "steps", "preemptions")
+_SUMS = ("requests", "completed", "cut_short", "steps", "preemptions")
 
 
 def cluster_summary(simulation: ClusterSimulation) -> dict[str, Any]:
@@ -114,7 +126,10 @@ def cluster_summary(simulation: ClusterSimulation) -> dict[str, Any]:
     result, trace = simulation.result, simulation.table.trace
     instances = [summary(part) for part in simulation.instances]
     done = result.completed
-    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], trace.output_tokens[done])
+    output_tokens = trace.output_tokens.copy()  # as asked for; of those served, as long as they came out
+    for i, part in enumerate(simulation.instances):
+        output_tokens[result.instance == i] = part.result.output_tokens
+    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], output_tokens[done])
     gaps_us, counts = zip(
         *(part.result.inter_token_gaps(part.result.completed) for part in simulation.instances), strict=True
     )
@@ -154,6 +169,7 @@ def cluster_answer(values: dict[str, Any]) -> Answer:
     lines = [
         f"{values['completed']:,} of {values['requests']:,} requests completed in {values['duration_s']:,.1f} s; "
         f"{rates[0]} requests/s, {rates[1]} output tokens/s",
+        *_cut_short(values),
         "latencies in ms; hits: share of the prompt tokens found in the prefix cache",
         *_ignored(values),
     ]
