@@ -65,7 +65,7 @@ class RequestTable:
         _refuse(self.path, self.word, int(self.numbers[self.rows[request]]), problem, remedy)
 
 
-def read_request_table(path: Path, block_size: int) -> RequestTable:
+def read_request_table(path: Path, block_size: int, *, arrivals: bool = True) -> RequestTable:
     """The requests of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
 
     Columns: ``arrival_us``, ``arrival_ms`` or ``arrival_s``, ``prompt_tokens``,
@@ -73,7 +73,8 @@ def read_request_table(path: Path, block_size: int) -> RequestTable:
     prompt, known beforehand), ``session`` (its requests are turns of one client in a closed loop), and
     ``block_keys`` or ``hash_ids``: an integer for each full block
     of ``block_size`` tokens, equal where the tokens of that block are equal; in CSV separated
-    by spaces.  Raises ``RequestTableError``, one line with file and line, for what is amiss.
+    by spaces.  ``arrivals``: whether requests need one; without, and if one has none, all come at 0 in the
+    order of the file.  Raises ``RequestTableError``, one line with file and line, for what is amiss.
     """
     reader = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
     if reader is None:
@@ -81,7 +82,7 @@ def read_request_table(path: Path, block_size: int) -> RequestTable:
     try:
         # Closed at once also when a row is refused: the CSV reader has raised a limit of the process.
         with closing(reader(path)) as rows:
-            return _Builder(path, block_size).build(rows)
+            return _Builder(path, block_size, arrivals=arrivals).build(rows)
     except OSError as error:
         raise RequestTableError(f"{path}: cannot be read ({error.strerror}); name a readable file") from None
 
@@ -96,8 +97,9 @@ class _Row:
 class _Builder:
     """Checks rows one by one and gathers them as columns."""
 
-    def __init__(self, path: Path, block_size: int) -> None:
-        self.path, self.block_size = path, block_size
+    def __init__(self, path: Path, block_size: int, *, arrivals: bool) -> None:
+        self.path, self.block_size, self.arrivals = path, block_size, arrivals
+        self.in_order_of_file = False
         self.word = "line"
         self.numbers: list[int] = []
         self.arrival_us: list[int] = []
@@ -119,10 +121,13 @@ class _Builder:
             self.add(row)
         if not self.prompt:
             raise RequestTableError(f"{self.path}: no requests; write one per line")
-        order = np.argsort(np.array(self.arrival_us, np.int64), kind="stable")
+        arrival_us = np.array(self.arrival_us, np.int64)
+        if self.in_order_of_file:
+            arrival_us[:] = 0
+        order = np.argsort(arrival_us, kind="stable")
         prompt = np.array(self.prompt, np.int64)
         trace = RequestTrace(
-            arrival_us=np.array(self.arrival_us, np.int64)[order],
+            arrival_us=arrival_us[order],
             prompt_tokens=prompt[order],
             prefill_tokens=(prompt - np.array(self.cached, np.int64))[order],
             output_tokens=np.array(self.output, np.int64)[order],
@@ -171,6 +176,9 @@ class _Builder:
 
     def arrival(self, row: _Row, values: Mapping[str, object]) -> int:
         names = [name for name in ARRIVALS if name in values]
+        if not names and not self.arrivals:
+            self.in_order_of_file = True
+            return 0
         if len(names) != 1:
             problem = f"has {' and '.join(names)}" if names else "has no arrival"
             self.refuse(row, problem, f"give one of {', '.join(ARRIVALS)}")

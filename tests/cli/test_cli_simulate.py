@@ -219,6 +219,18 @@ def test_clients_that_wait_and_what_they_were_promised(run: Run, inputs: Path) -
     assert frame["arrival_us"].to_list() == [0, 1_004_230]
 
 
+def test_clients_that_wait_need_no_arrivals(run: Run, inputs: Path) -> None:
+    """One client: the second of two requests of 4.27 ms is sent when the engine is done with the first, 40 us before.
+
+    Without clients nothing says when requests come.
+    """
+    (inputs / "load.csv").write_text("prompt_tokens,output_tokens\n100,3\n100,3\n", "utf-8")
+    refused = run("simulate", *ARGUMENTS)
+    assert (refused.code, "line 2: has no arrival; give one of arrival_us" in refused.err) == (3, True)
+    assert run("simulate", *ARGUMENTS, "--concurrency", "1").code == 0
+    assert pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list() == [0, 4_230]
+
+
 def test_half_a_closed_loop_is_wrong_use(run: Run, inputs: Path) -> None:
     answer = run("simulate", *ARGUMENTS, "--ramp", "1")
     assert (answer.code, answer.err.count("\n")) == (2, 1)

@@ -54,6 +54,14 @@ def write(folder: Path, name: str, content: str) -> Path:
 
 
 class TestReading:
+    def test_without_arrivals_the_order_is_that_of_the_file(self, tmp_path: Path) -> None:
+        """For clients that wait: the second row has no arrival, so those of the others order nothing."""
+        path = write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n9,40,3\n,41,3\n5,42,3\n")
+        with pytest.raises(RequestTableError, match="line 3: has no arrival"):
+            read_request_table(path, 16)
+        trace = read_request_table(path, 16, arrivals=False).trace
+        assert (trace.prompt_tokens.tolist(), trace.arrival_us.tolist()) == ([40, 41, 42], [0, 0, 0])
+
     def test_the_three_forms_say_the_same(self, tmp_path: Path) -> None:
         """1.5 ms in each unit; two requests, the second with a prefix of two blocks."""
         csv_file = write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens,hash_ids\n0,40,3,\n1500,40,2,7 9\n")

@@ -109,8 +109,8 @@ def simulate_verb(
     The table has an arrival (arrival_us, arrival_ms or arrival_s), prompt_tokens and
     output_tokens; optional request_id, priority (lower is served first), cached_tokens,
     session, and block_keys or hash_ids: an integer for each full block of a request, equal
-    where the tokens are (in CSV separated by spaces). With --concurrency a client sends all
-    requests of a session, one after the other. The engine file needs max_num_seqs,
+    where the tokens are (in CSV separated by spaces). With --concurrency the arrival is
+    optional, and a client sends all requests of a session, one after the other. The engine file needs max_num_seqs,
     max_num_batched_tokens, max_model_len and async_scheduling.
 
     Writes requests.parquet, steps.parquet and summary.json, and prints the summary; with
@@ -164,7 +164,7 @@ def simulate_verb(
     given = read_engine(engine_path)
     entry = given.entry(release, model, tensor_parallelism)
     if requests_path is not None:
-        table = read_request_table(requests_path, given.engine.block_size)
+        table = read_request_table(requests_path, given.engine.block_size, arrivals=not loop)
     elif workload_path is not None:
         table = generated_table(workload_path, given.engine)
     else:
