@@ -27,6 +27,7 @@ from blis_replay.replay.mode import (
     override_text,
     parse_engine_value,
 )
+from blis_replay.validate.comparison.saturation import simulated_queue
 from blis_replay.validate.comparison.sides import observed_attainment, simulated_attainment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
@@ -145,7 +146,8 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
     Latencies in ms; ``requests_per_s`` and ``output_tokens_per_s`` from the first arrival to the last
     token at a client, as are the means of ``running`` and ``waiting`` (requests, by time);
     ``kv_peak``: largest share of KV blocks in use at once, None where memory has no bound;
-    ``cut_short``: requests whose output ended at ``max_model_len``.
+    ``cut_short``: requests whose output ended at ``max_model_len``; ``saturated_from_s``: since when a queue grows
+    that is never served, None if none does.
     """
     result, done = run.result, run.simulated.completed
     latencies = latency_statistics(simulated_samples(run, done), result.inter_token_gaps(done))
@@ -172,7 +174,16 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
         "kv_peak": None if blocks is None else 1 - float(steps["free_blocks"].min(initial=blocks - 1)) / (blocks - 1),
         "completed": int(done.sum()),
         "cut_short": int((tokens < run.plan.trace.output_tokens)[done].sum()),
+        "saturated_from_s": _saturated_from_s(run),
     }
+
+
+def _saturated_from_s(run: ReplayRun) -> float | None:
+    """Arrival of the last request before a queue that lasts to the end; clients that wait make none that grows."""
+    found = simulated_queue(run)
+    if run.mode.loop is not None or found.from_us is None or found.until_us is not None:
+        return None
+    return found.from_us / 1e6
 
 
 def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
@@ -305,6 +316,12 @@ def _remarks(found: WhatIf) -> Block:
     lines = [f"{name}: {attainment_line(attainment_json(one))}" for name, one in slo if one is not None]
     if found.observed is not None and _lacks_token_times(found.observed):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
+    lines += [
+        f"{name}: saturated from {since_s:,.1f} s on: more requests come than are served, so TTFT and E2E measure how "
+        "long the run lasts"
+        for name, point in simulated
+        if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
+    ]
     for point in found.points:
         name, values = _name(found, point), point.values
         if values is None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,20 @@ def test_published_numbers_stand_fixed(store: Store) -> None:
     assert none.comparison.metrics["e2e"]["mean"].difference_us == pytest.approx(
         1000 * (3722.9 - 4092.5)
     )  # both as published
+
+
+@pytest.mark.slow
+def test_an_overloaded_recording_is_called_so_once(store: Store) -> None:
+    """7b-reasoning is overloaded as published, with a median TTFT of 91.3 s; 34b-general is not."""
+    choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
+    names = ("7b-reasoning", "34b-general")
+    overloaded, calm = (side_of(store, name, choice) for name in names)
+    for sides, times in (((overloaded, overloaded), 1), ((overloaded, calm), 1), ((calm, calm), 0)):
+        answer = differences_answer(differences(*sides))
+        text = " ".join(str(answer).split())
+        assert text.count("7b-reasoning is overloaded: the published median TTFT is 91.3 s; its latencies") == times
+        document: Any = answer.document
+        assert [document[side]["overloaded"] for side in "ab"] == [side is overloaded for side in sides]
 
 
 def test_a_stored_run_is_the_replay_that_was_stored(store: Store, folder: Path) -> None:

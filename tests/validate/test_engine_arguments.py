@@ -147,6 +147,23 @@ def test_what_a_check_forbids_is_not_known_of_the_server() -> None:
     assert "the server itself: SLO not known: E2E p95 unknown of 70 ms" in str(whatif_answer(found))
 
 
+def test_an_engine_that_does_not_keep_up_is_called_saturated() -> None:
+    """With one place 100 requests, 50 ms each, 10 ms apart wait 40 ms longer each, the last ones 4 s.
+
+    The second already waits, so the first is the last to find a place at once.  100 clients that wait for their
+    answers make no queue that grows, and 128 places none at all.
+    """
+    recording = small_recording(100)
+    frame = recording.requests.frame().with_columns(arrival_us=10_000 * pl.Series(range(100)))
+    recording = replace(recording, requests=rows_of(frame))
+    changes: list[EngineOverrides] = [(("max_num_seqs", 1),), (("max_num_seqs", 1), ("concurrency", 100))]
+    found = what_if(recording, RELEASE, changes, executor="serial")
+    since_s = [(point.values or {})["saturated_from_s"] for point in (found.recorded, *found.points)]
+    assert (since_s[0], since_s[2]) == (None, None)
+    assert since_s[1] == pytest.approx(0, abs=0.1)  # single waits below 250 ms count as places at once
+    assert " ".join(str(whatif_answer(found)).split()).count("more requests come than are served") == 1
+
+
 def conversations() -> RequestTrace:
     """Blocks of 16: request 2 goes on from 0 (48 tokens, 2 of them an answer), 3 from 1; 4 repeats the prompt of 1."""
     rows = [[0, 1, 2], [0, 3], [0, 1, 2, 4], [0, 3, 5, 6], [0, 3]]

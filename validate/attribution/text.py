@@ -289,6 +289,7 @@ def segments_answer(segments: Segments) -> Answer:
         Table("", _SEGMENT_COLUMNS, [_row(part) for part in parts]),
         "diff.: simulated less observed; the differences of the means sum to that of E2E",
         Block(notes, "merged"),
+        *([segments.overload] if segments.overload else []),
     ]
     described: list[dict[str, Any]] = [
         {
@@ -306,6 +307,7 @@ def segments_answer(segments: Segments) -> Answer:
         "requests": len(segments.request_index),
         "stamps": segments.source,
         "left_out": segments.left_out,
+        "overloaded": bool(segments.overload),
         "merged": list(segments.merged),
         "segments": described,
     }

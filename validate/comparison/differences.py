@@ -10,6 +10,7 @@ import numpy as np
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Pairing, compare, requests_of_both
+from blis_replay.validate.comparison.saturation_text import overload_sentence
 from blis_replay.validate.comparison.segments import Segments, segments_between
 from blis_replay.validate.comparison.sides import Side, changed_inputs, only_on_one_side
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples
@@ -234,7 +235,9 @@ def _remarks(compared: Differences) -> Block:
     for metric, statistic, cell, _ in _cells(compared):
         if cell.reason:
             reasons.setdefault(cell.reason, []).append(f"{metric.upper()} {statistic}")
-    return Block(lines + [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()])
+    lines += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    overloads = dict.fromkeys(overload_sentence(side.recording) for side in (compared.a, compared.b))
+    return Block([*lines, *filter(None, overloads)])
 
 
 def _inputs(compared: Differences) -> list[Part]:
@@ -297,7 +300,13 @@ def _document(compared: Differences) -> dict[str, object]:
 
 
 def _side(side: Side, requests: int) -> dict[str, object]:
-    return {"name": side.name, "what": side.what, "slug": side.recording.slug, "requests": requests}
+    return {
+        "name": side.name,
+        "what": side.what,
+        "slug": side.recording.slug,
+        "requests": requests,
+        "overloaded": bool(overload_sentence(side.recording)),
+    }
 
 
 def _segments_json(segments: Segments) -> list[dict[str, object]]:

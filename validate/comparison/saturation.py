@@ -178,7 +178,7 @@ def saturation(run: ReplayRun) -> Saturation | None:
     arrival_us = recording.requests["arrival_us"].to_numpy().astype(np.int64)
     served_us = _served_us(result)
     observed = queue(arrival_us[known], observed_wait_us(run, known), served_us)
-    simulated = queue(run.plan.trace.arrival_us, simulated_wait_us(run.plan.trace.abort_us, result), served_us)
+    simulated = simulated_queue(run)
     limits = client_limits(recording)
     failures_us = arrival_us[(recording.requests["status"] != "ok").to_numpy()]
     from_us, until_us = _meaningless(observed, simulated, failures_us, len(arrival_us))
@@ -251,6 +251,12 @@ def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
     """int64[n]: how long requests waited for their first place in the replay, or until they were given up."""
     until_us = np.where(result.scheduled_us >= 0, result.scheduled_us, abort_us)
     return np.maximum(until_us - result.queued_us, 0)
+
+
+def simulated_queue(run: ReplayRun) -> Queue:
+    """The queue of a replay by a simulator that reports steps."""
+    trace, result = run.plan.trace, run.result
+    return queue(trace.arrival_us, simulated_wait_us(trace.abort_us, result), _served_us(result))
 
 
 def _served_us(result: SimResult) -> int:

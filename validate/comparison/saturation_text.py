@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from blis_replay.ingest.checks.overload import overloaded
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Toned
 from blis_replay.validate.comparison.saturation import Queue, Saturation
 from blis_replay.validate.text.answer import Block, Line
@@ -40,6 +42,13 @@ def saturation_json(found: Saturation) -> dict[str, object]:
         "throughput_error": found.throughput_error,
         "offered_per_served": None if found.served is None else found.served.offered,
     }
+
+
+def overload_sentence(recording: Recording) -> str:
+    """What is said beside the latencies of an overloaded recording; empty for any other."""
+    is_overloaded, reason = overloaded(recording)
+    queue = "its latencies measure how long the queue has grown"
+    return f"{recording.alias} is overloaded: {reason}; {queue}" if is_overloaded else ""
 
 
 def _verdict(found: Saturation) -> str:

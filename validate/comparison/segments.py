@@ -15,6 +15,7 @@ from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.observed import CLIENT_ONLY, SPANS, server_stamps
+from blis_replay.validate.comparison.saturation_text import overload_sentence
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.observed import on_both_sides
 
@@ -77,7 +78,7 @@ class Segments:
     """The segments of the requests ``request_index`` (int64[m]), in the order of the way.
 
     ``merged``: what a side lacks, and where it is counted.  ``source``: what A's stamps are from.
-    ``left_out``: compared requests of which a stamp is missing.
+    ``left_out``: compared requests of which a stamp is missing.  ``overload``: what to say of an overloaded recording.
     """
 
     slug: str
@@ -87,6 +88,7 @@ class Segments:
     segments: tuple[Segment, ...]
     merged: tuple[str, ...]
     left_out: int
+    overload: str = ""
 
     @property
     def whole(self) -> Segment:
@@ -104,7 +106,8 @@ def segments_of(run: ReplayRun) -> Segments:
             f"{recording.alias}: no latencies of single requests were recorded; "
             "choose a recording that `list` calls recorded"
         )
-    return segments_between(recording, timeline_of_recording(recording), timeline_of_run(run), recorded)
+    found = segments_between(recording, timeline_of_recording(recording), timeline_of_run(run), recorded)
+    return replace(found, overload=overload_sentence(recording))
 
 
 def segments_between(recording: Recording, a: RequestTimeline, b: RequestTimeline, chosen: Bools) -> Segments:
