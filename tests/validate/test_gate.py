@@ -172,6 +172,16 @@ def test_a_release_for_another_gpu_or_data_type_is_refused_unless_extrapolated(
     assert gate(store, new, selectors=[LARGE.slug], extrapolate=True).verdict == "pass"
 
 
+def test_a_release_of_another_model_and_gpu_is_not_told_to_extrapolate(store: Store) -> None:
+    """The recording says H100; --extrapolate would let the GPU pass, and then find no coefficients of the model."""
+    made = release("new", hardware="A100-80GB")
+    new = replace(made, models=tuple(replace(entry, model="another/Model") for entry in made.models[:1]))
+    for extrapolate in (False, True):
+        (judgement,) = gate(store, new, selectors=[LARGE.slug], extrapolate=extrapolate).judgements
+        assert judgement.reason.startswith("release new has no coefficients for synthetic/synthetic-2b")
+        assert "--extrapolate" not in judgement.reason
+
+
 def test_another_tensor_parallelism_is_refused_unless_extrapolated(store: Store) -> None:
     made = release("new")
     entries = tuple(replace(entry, tensor_parallelism=4) for entry in made.models)

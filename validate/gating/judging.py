@@ -16,7 +16,7 @@ from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.simulator import EmbeddedEngine
+from blis_replay.replay.simulator import EmbeddedEngine, entry_of
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
 from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
 from blis_replay.validate.comparison.summary_text import UNSEEN, beyond_fit
@@ -171,6 +171,8 @@ def judge_experiment(job: GateJob) -> Judgement:
 def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) -> None:
     if recording.hardware is None or same_gpu(release.hardware, recording.hardware):
         return
+    # Of a model that the release does not have, --extrapolate would be refused too: that is said first.
+    entry_of(release, recording, extrapolate=True)
     raise ReleaseError(
         f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on "
         f"{recording.hardware}; gate it with --extrapolate if that is meant"
