@@ -120,7 +120,11 @@ def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallel
     ]
     if len(fitting) == 1:
         return fitting[0]
-    problem = "has several models" if fitting else "has no such model"
+    if fitting:
+        problem = "has several models"
+    else:
+        parallelism = "" if tensor_parallelism is None else f" tp {tensor_parallelism}"
+        problem = f"has no coefficients for {model or 'any model'}{parallelism}; it has"
     entries = ", ".join(_label(entry) for entry in fitting or release.models)
     raise UnknownNameError(
         f"release {release.name} {problem}: {entries}; choose one with --model and --tensor-parallelism"

@@ -358,8 +358,12 @@ class TestChoosingCoefficients:
         release = release_of(ENTRY, self.LARGE)
         with pytest.raises(UnknownNameError, match="has several models: some/Model tp 1, some/Model tp 2; choose one"):
             choose_entry(release, "model", None)
-        with pytest.raises(UnknownNameError, match="has no such model: some/Model tp 1, some/Model tp 2"):
-            choose_entry(release, "mixtral", None)
+        there = "it has: some/Model tp 1, some/Model tp 2; choose one with --model"
+        for model, parallelism, asked in (("mixtral", None, "mixtral"), ("model", 8, "model tp 8")):
+            with pytest.raises(UnknownNameError, match=f"ours has no coefficients for {asked}; {there}"):
+                choose_entry(release, model, parallelism)
+        with pytest.raises(UnknownNameError, match=f"ours has no coefficients for any model tp 8; {there}"):
+            choose_entry(release, None, 8)
 
 
 def test_equal_tables_give_equal_results(tmp_path: Path) -> None:
