@@ -61,7 +61,7 @@ class Column:
 
     ``wide``: shown only where a terminal has more than 80 columns; 1 is wanted most.  ``part``: where the whole table
     is too wide, it is shown in parts; 0 stands in every part.  ``below``: where the terminal has 80 columns, the value
-    stands in a line below its row.  ``spare``: left out where the terminal is too narrow for all.
+    stands in a line below its row.  ``spare``: left out where the terminal is too narrow for all; 1 goes first.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Column:
     wide: int = 0
     part: int = 0
     below: bool = False
-    spare: bool = False
+    spare: int = 0
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def _cache(count: KvEventCount) -> list[Cell]:
 
 
 _EXPERIMENT_COLUMNS = (
-    *(Column("alias", "text"), Column("model", "text", spare=True)),
+    *(Column("alias", "text"), Column("model", "text", spare=1)),
     *columns_named("tp", "requests", "failed", kind="count"),
     *columns_named("ground truth", "", kind="word"),
     Column("workload", "text", wide=2),

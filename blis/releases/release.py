@@ -269,8 +269,8 @@ def parse_release(text: str, origin: str) -> CoefficientRelease:
     )
 
 
-def format_release(release: CoefficientRelease) -> str:
-    """YAML text of a release; parsing it gives the same release but for ``sha256``.
+def format_release(release: CoefficientRelease, columns: int = 110) -> str:
+    """YAML text of a release, folded at so many columns; parsing it gives the same release but for ``sha256``.
 
     Raises ``ReleaseError`` for what a release cannot say.
     """
@@ -289,7 +289,7 @@ def format_release(release: CoefficientRelease) -> str:
         published_replay=dict(release.published_replay) or None,
         published_errors=dict(release.published_errors) or None,
     )
-    return yaml.safe_dump(document_of(document), sort_keys=False, allow_unicode=True, width=110)
+    return yaml.safe_dump(document_of(document), sort_keys=False, allow_unicode=True, width=columns)
 
 
 def _entry_text(entry: ModelEntry) -> _EntryText:

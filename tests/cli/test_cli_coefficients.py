@@ -24,6 +24,15 @@ def test_a_release_goes_to_blis_and_comes_back(run: Run, tmp_path: Path) -> None
     assert run("coefficients", "show", back).code == 0
 
 
+@pytest.mark.parametrize("release", ["h100-physical", "stepml-direct", "cpu-vllm-0.32.0"])
+def test_a_release_is_shown_in_80_columns_and_is_the_same(run: Run, release: str) -> None:
+    shown = run("coefficients", "show", release).out
+    # But for a hash, which is one word.
+    assert max(len(line) for line in shown.splitlines() if "requests_hash" not in line) <= 80
+    written = run("coefficients", "show", release, "--json").json
+    assert {**yaml.safe_load(shown), "sha256": written["sha256"]} == written
+
+
 def test_what_cannot_be_exported_is_bad_data(run: Run, tmp_path: Path) -> None:
     answer = run("coefficients", "export-defaults", "h100-physical", "--out", tmp_path / "defaults.yaml")
     assert (answer.code, (tmp_path / "defaults.yaml").exists()) == (3, False)

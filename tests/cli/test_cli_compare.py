@@ -24,6 +24,12 @@ def test_two_releases_on_an_experiment(run: Run) -> None:
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 
+def test_all_simulators_fit_80_columns_and_every_column_is_named(run: Run) -> None:
+    page = run("compare", "tiny-live-a", "--simulators", "embedded,floor:constant,floor:line").out
+    assert max(map(len, page.splitlines())) <= 80
+    assert "MB" not in page
+
+
 def test_runs_are_listed_with_the_ids_they_are_compared_by(run: Run) -> None:
     assert "no run is stored yet" in run("compare", "--runs").out
     run("validate", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous")

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from command_line import Answer, Run
 
+from blis_replay.ingest.ingest import IngestOutcome
 from blis_replay.validate.cli.main import VERBS, cli
+from blis_replay.validate.cli.record import outcome_lines
+from blis_replay.validate.text.answer import Block, part_text
 
 
 @pytest.mark.slow
@@ -22,6 +25,14 @@ def test_ingest_says_what_it_did_and_is_idempotent(run: Run, demo: Path) -> None
 
 
 @pytest.mark.slow
+def test_what_ingest_says_of_a_recording_fits_80_columns() -> None:
+    outcome = IngestOutcome(
+        slug="a", alias="a", outcome="new", requests=1, steps=0, iterations=6_094, findings=16, rejected=0, bytes=1,
+        seconds=0.1, not_read="11 spans (2 Worker init, Load model, Initialize model, Prepare model, Overall Loading)",
+    )  # fmt: skip
+    assert max(map(len, part_text(Block(outcome_lines(outcome))).splitlines())) <= 80
+
+
 def test_a_directory_that_cannot_be_read_does_not_stop_the_others(run: Run, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = run("ingest", tmp_path / "empty", demo, tmp_path / "absent")
@@ -106,7 +117,9 @@ def test_releases_are_listed_and_shown(run: Run) -> None:
     assert (
         json.loads(run("coefficients", "show", "stepml-direct", "--json").out)["published_errors"]["e2e_percent"] == 5.7
     )
-    assert "below a batch of 26 decodes" in run("coefficients", "show", "stepml-per-model-linear").out
+    assert "below a batch of 26 decodes" in " ".join(
+        run("coefficients", "show", "stepml-per-model-linear").out.replace("\n#", "").split()
+    )
 
 
 @pytest.mark.slow

@@ -77,11 +77,20 @@ def test_parts_of_a_table_stand_beside_each_other_where_they_fit(terminal: pytes
 
 def test_a_spare_column_is_left_out_where_the_table_is_too_wide(terminal: pytest.MonkeyPatch) -> None:
     """name, model and requests take 4 + 2 + 30 + 2 + 60 = 98 columns, and 66 without the model."""
-    columns = (Column("name"), Column("model", "text", spare=True), Column("hash"))
+    columns = (Column("name"), Column("model", "text", spare=1), Column("hash"))
     table = Table("", columns, [["a", "x" * 30, "y" * 60]])
     assert heads(table_text(table)) == ["name", "model", "hash"]
     terminal.setenv("COLUMNS", "80")
     assert heads(table_text(table)) == ["name", "hash"]
+
+
+def test_spare_columns_go_one_by_one_in_their_order(terminal: pytest.MonkeyPatch) -> None:
+    """name, a, b and hash take 4 + 2 + 10 + 2 + 10 + 2 + 60 = 90 columns; 78 without either of the two."""
+    terminal.setenv("COLUMNS", "80")
+    for a, b, left in ((1, 2, "b"), (2, 1, "a")):
+        columns = (Column("name"), Column("a", spare=a), Column("b", spare=b), Column("hash"))
+        table = Table("", columns, [["n", "x" * 10, "y" * 10, "z" * 60]])
+        assert heads(table_text(table)) == ["name", left, "hash"]
 
 
 def test_what_has_no_room_stands_below_its_row(terminal: pytest.MonkeyPatch) -> None:

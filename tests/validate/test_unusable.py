@@ -17,11 +17,12 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import comparison_answer, exit_code
-from blis_replay.validate.comparison.first_screen import fit_words
+from blis_replay.validate.comparison.first_screen import first_screen, fit_words
 from blis_replay.validate.comparison.summary_text import mean_abs_errors, means_by_fit
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import unusable_cells
+from blis_replay.validate.text.answer import page_text
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,14 @@ def test_a_gated_metric_that_must_not_be_used_is_not_judged(run: ReplayRun) -> N
         (row,) = [line for line in text.splitlines() if line.startswith(f"ITL {name} ")]
         assert row.split() == ["ITL", name, "unusable:", "token_events"]
     assert mean_abs_errors([comparison])["e2e"] is None
+
+
+def test_the_first_screen_names_the_check_once_and_fits_80_columns(run: ReplayRun) -> None:
+    page = page_text(first_screen(compared(run, unusable("output_length", "itl")), "unusable", "caution"))
+    assert max(map(len, page.splitlines())) <= 80
+    (row,) = [line for line in page.splitlines() if line.startswith("ITL ")]
+    assert row.split()[1] == "unusable"
+    assert page.count("output_length") == 1
 
 
 def test_another_gated_metric_that_fails_is_a_failure(run: ReplayRun) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -34,6 +35,7 @@ from blis_replay.validate.cli.options import (
 )
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Line, Verbatim
+from blis_replay.validate.text.terminal import LINE_COLUMNS, wrap
 
 if TYPE_CHECKING:
     from blis_replay.blis.releases.release import CoefficientRelease
@@ -98,12 +100,12 @@ def release_answer(release: CoefficientRelease) -> Answer:
     from blis_replay.blis.errors import ReleaseError
     from blis_replay.blis.releases.release import format_release
 
-    written = format_release(release)
+    written = _folded(partial(format_release, release))
     try:
         release.refuse_if_invalid()
         page = written.removesuffix("\n")
     except ReleaseError as error:
-        page = f"{written}# {error}"
+        page = written + wrap(f"# {error}", "# ")
     document = {**yaml.safe_load(written), "sha256": release.sha256}
     fields = [
         {
@@ -117,6 +119,21 @@ def release_answer(release: CoefficientRelease) -> Answer:
         for field, value in _fields({k: v for k, v in entry.items() if k not in _NAMES}, "")
     ]
     return Answer([Verbatim(page)], document, table_of(fields))
+
+
+# Narrower YAML is hardly read.
+_FEWEST_YAML_COLUMNS = 40
+
+
+def _folded(text_of: Callable[[int], str]) -> str:
+    """YAML folded to the 80 columns of a page; a word that begins before a fold ends behind, and a hash stays whole."""
+
+    def is_folded(text: str) -> bool:
+        long = (line for line in text.splitlines() if len(line) > LINE_COLUMNS)
+        return not any(" " in line.strip().partition(": ")[2] for line in long)
+
+    texts = map(text_of, range(LINE_COLUMNS, _FEWEST_YAML_COLUMNS, -4))
+    return next(filter(is_folded, texts), text_of(LINE_COLUMNS))
 
 
 def _fields(value: Any, place: str) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ from blis_replay.validate.cli.options import (
     verb,
 )
 from blis_replay.validate.cli.progress import progress_line
-from blis_replay.validate.text.answer import Answer, Block
+from blis_replay.validate.text.answer import Answer, Block, part_text
 
 if TYPE_CHECKING:
     from blis_replay.ingest.collector.batches import Counts
@@ -217,10 +217,10 @@ def ingest_verb(
             continue
         outcomes.append(outcome)
         if at_once:
-            click.echo(_line(outcome))
+            click.echo(part_text(Block(outcome_lines(outcome))))
     if not at_once:
         document = {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused}
-        lines = [line for outcome in outcomes for line in _line(outcome).splitlines()]
+        lines = [line for outcome in outcomes for line in outcome_lines(outcome)]
         print_answer(Answer([Block(lines)], document, outcomes_table(outcomes)))
     return 3 if refused else 0
 
@@ -229,24 +229,23 @@ _FORM = next(param for param in ingest_verb.params if param.name == "form")
 _FORM.type = _Form(["text", "json", "csv", "markdown"])
 
 
-def _line(outcome: IngestOutcome) -> str:
+def outcome_lines(outcome: IngestOutcome) -> list[str]:
+    """What an ingest did, and below it what it took from earlier ones or left out."""
     iterations = f"{counted(outcome.iterations, 'iteration')}, " if outcome.iterations else ""
     rejected = f", {counted(outcome.rejected, 'record')} rejected" if outcome.rejected else ""
     unread = f"; not read: {printable(outcome.not_read)}" if outcome.not_read else ""
-    again = (
-        f"\n  engine arguments given before, used again: {outcome.engine_given_before}"
-        if outcome.engine_given_before
-        else ""
-    )
-    if outcome.left_out:
-        again += f"\n  left out, as no exp-config.yaml is there: {outcome.left_out}; add one, or ingest it by itself"
-    if outcome.not_used:
-        again += f"\n  files not used: {printable(outcome.not_used)}"
-    return (
+    lines = [
         f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {counted(outcome.requests, 'request')}, "
         f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}{unread}; "
-        f"{outcome.seconds:.1f} s{again}"
-    )
+        f"{outcome.seconds:.1f} s"
+    ]
+    if outcome.engine_given_before:
+        lines.append(f"  engine arguments given before, used again: {outcome.engine_given_before}")
+    if outcome.left_out:
+        lines.append(f"  left out, as no exp-config.yaml is there: {outcome.left_out}; add one, or ingest it by itself")
+    if outcome.not_used:
+        lines.append(f"  files not used: {printable(outcome.not_used)}")
+    return lines
 
 
 class AddressType(click.ParamType[tuple[str, int]]):

@@ -139,7 +139,7 @@ def fit_words(comparison: Comparison) -> str:
 def _row(comparison: Comparison, metric: str) -> list[Cell]:
     cells = comparison.metrics[metric]
     mean = cells["mean"]
-    observed: Cell = f"unusable: {mean.unusable}" if mean.unusable else mean.a_us
+    observed: Cell = "unusable" if mean.unusable else mean.a_us  # the line of the instrument checks says by which
     limit, tails = comparison.limit(metric), [cells[name].error for name in ("p50", "p90", "p99")]
     if comparison.overloaded:  # these measure how long the queue has grown
         errors: list[Cell] = [mean.error, "-", *tails]

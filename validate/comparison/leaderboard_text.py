@@ -16,10 +16,11 @@ from blis_replay.validate.text.answer import Answer, Block, Line, Part
 _MIB = 1 << 20
 _SUMMARY = (
     Column("mean |error|", "text"),
-    *columns_named("runs", "held out", "pass", kind="word"),
-    *columns_named("E2E", "TTFT", "ITL", "E2E p99", "TTFT p99", kind="word"),
+    *(Column("runs", "word", spare=1), *columns_named("held out", "pass", "E2E", "TTFT", kind="word")),
+    *(Column("ITL", "word", spare=3), *columns_named("E2E p99", "TTFT p99", kind="word")),
     *(Column("tokens/s", "word", wide=1), Column("rank E2E", "decimal", wide=2)),
-    *(Column("s", "decimal"), Column("MB", "count", wide=3)),
+    # Of a run, in the process that simulates.
+    *(Column("s/run", "decimal", spare=2), Column("peak MB", "count", wide=3)),
 )
 _ROWS = (
     Column("", "text"),
@@ -47,11 +48,7 @@ def leaderboard_answer(board: Board) -> Answer:
     notes += [Line(f"no answer: {name}, {counted(count, 'run')}: {why}") for (name, why), count in problems.items()]
     if overloaded:
         notes.append(Line(f"left out of the means, because overloaded: {', '.join(sorted(overloaded))}"))
-    notes.append(
-        Line(
-            "every simulator got the same requests and engine arguments; s and MB: a run, in the process that simulates"
-        )
-    )
+    notes.append(Line("every simulator got the same requests and engine arguments"))
     told = [_cost_line(score, score.cost) for score in board.scores if score.cost is not None]
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
     several: list[Part] = [cost_table(board)] if len(told) > len(board.simulators) else []
@@ -70,7 +67,7 @@ def board_tables(board: Board) -> list[Table]:
     """Means over the recordings, a row a simulator; then a table a recording."""
     answered = [name for name in board.simulators if board.of(name)]
     counted = [name for name in answered if not all(score.overloaded for score in board.of(name))]
-    summary = Table("", _SUMMARY, [_summary(name, board) for name in counted or answered])
+    summary = Table("", _SUMMARY, [_summary(name, board) for name in counted or answered], cut=True)
     return [summary, *(_run_table(alias, board) for alias in dict.fromkeys(score.alias for score in board.scores))]
 
 

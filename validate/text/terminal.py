@@ -102,8 +102,9 @@ def _parts(table: Table, widths: Sequence[int]) -> list[list[int]]:
     kept = [i for i, column in enumerate(columns) if not column.wide and (has_room() or not column.below)]
     if _total(widths[i] for i in kept) > room:  # a cell below its row is whole; beside it, it would be cut
         kept = [i for i in kept if not columns[i].below]
-    if _total(widths[i] for i in kept if widths[i]) > room:
-        kept = [i for i in kept if not columns[i].spare]
+    for i in sorted((i for i in kept if columns[i].spare), key=lambda i: columns[i].spare):
+        if _total(widths[k] for k in kept if widths[k]) > room:
+            kept.remove(i)
     numbers = sorted({column.part for column in columns if column.part})
     if numbers and not (has_room() and _total(widths[i] for i in kept) <= room):
         return [[i for i in kept if columns[i].part in (0, number)] for number in numbers]
