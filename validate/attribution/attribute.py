@@ -120,7 +120,7 @@ class Attribution:
     the load that was served, so that nothing is blamed; but ``steps_off``, of such a recording: by how much the model's
     time of recorded batches exceeds theirs, which no lost request changes.  ``hidden``: sentences on errors that the
     means hide, of tails and of load stages.  ``queue``: whether the recording is overloaded, so that its latencies
-    measure its queue.
+    measure its queue.  ``drawn``: in words, the blocks of requests that intervals stand on, or why there are none.
     """
 
     slug: str
@@ -143,6 +143,7 @@ class Attribution:
     steps_off: StepsOff | None = None
     hidden: tuple[str, ...] = ()
     queue: bool = False
+    drawn: str = ""
 
     @property
     def is_one_way(self) -> bool:
@@ -242,6 +243,7 @@ def attribute(
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
         hidden=() if lost else _hidden(run, chosen, {metric for metric, _ in forbidden}),
         queue=overloaded(recording.findings),
+        drawn=blocks.words,
     )
 
 

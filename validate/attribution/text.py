@@ -158,13 +158,21 @@ def _of_the_simulator(why: str) -> str:
 
 
 def _head(attribution: Attribution) -> Block:
-    """The shares stand on draws of blocks of requests."""
+    """What the shares stand on: draws of blocks of requests, if there are enough of them."""
+    parts = (attribution.error, attribution.residual, *(cause.shares for cause in attribution.causes))
+    has_intervals = any(not isnan(estimate.low_us) for estimates in parts for estimate in estimates)
+    shares: list[Part] = [
+        Verbatim(f"  {attribution.requests:,} requests; shares in % of the observed value, each with half of"),
+        Verbatim(f"    its 95 % interval over {attribution.resamples} draws of blocks of requests"),
+    ]
+    if not has_intervals:
+        why = f"shares in % of the observed value; no intervals: {attribution.drawn}"
+        shares = [Line(f"  {attribution.requests:,} requests; {why}", "    ")]
     return Block(
         [
             Line(f"{attribution.alias}  ({attribution.slug})", mark=Toned(attribution.alias, "heading")),
             Line(f"  coefficients: {attribution.release}; replay {attribution.mode}", "    "),
-            Verbatim(f"  {attribution.requests:,} requests; shares in % of the observed value, each with half of"),
-            Verbatim(f"    its 95 % interval over {attribution.resamples} draws of blocks of requests"),
+            *shares,
         ]
     )
 

@@ -194,6 +194,23 @@ def test_intervals_hold_the_value_and_are_the_same_with_the_same_seed(planted: P
         assert np.isnan(estimate.value_us) or estimate.low_us <= estimate.value_us + 1e-6
 
 
+def test_intervals_are_announced_only_where_there_are_some(planted: Planted) -> None:
+    with_some = explained(planted, "arrivals")
+    assert "each with half of its 95 % interval over 10 draws" in " ".join(str(attribution_answer(with_some)).split())
+
+    def bare(estimates: tuple[Estimate, ...]) -> tuple[Estimate, ...]:
+        return tuple(Estimate(one.value_us, float("nan"), float("nan")) for one in estimates)
+
+    causes = tuple(Cause(c.component, bare(c.shares), bare(c.changes)) for c in with_some.causes)
+    why = "too few blocks of time to draw (1): the run is hardly longer than a request"
+    without = replace(
+        with_some, error=bare(with_some.error), residual=bare(with_some.residual), causes=causes, drawn=why
+    )
+    page = " ".join(str(attribution_answer(without)).split())
+    assert f"shares in % of the observed value; no intervals: {why}" in page
+    assert "±" not in page
+
+
 def test_a_slow_stretch_that_the_mean_hides_is_named_by_its_time() -> None:
     """Steps take 6 ms longer at the server from 10 to 20 s: E2E p90 is off three times as far as the mean."""
     slow = next(f for f in FAULTS if "from 10 to 20 s" in f.size)
