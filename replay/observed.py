@@ -13,6 +13,7 @@ import polars as pl
 
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 from blis_replay.ingest.steps.records import is_asynchronous
@@ -300,7 +301,7 @@ def observed_hold(recording: Recording, stamps: ServerStamps, cycles: ObservedCy
     ok = (recording.requests["status"] == "ok").to_numpy()
     if np.isnan(wait_us[ok]).mean() > _MOST_WITHOUT_DECISION or not ok.any():
         raise ReplayError(
-            f"{recording.alias}: when requests were queued and scheduled is not recorded of nearly all; "
+            f"{recording.alias}: too few requests have a record of when they were queued and scheduled; "
             "record journeys of every request"
         )
     place = np.searchsorted(cycles.from_us, np.nan_to_num(stamps.queued_us), side="right") - 1
@@ -365,9 +366,9 @@ def _arrival_us(recording: Recording) -> Floats:
 def _filled(recording: Recording, values_us: Floats, what: str) -> Int64s:
     known = ~np.isnan(values_us)
     if known.sum() < min(_FEWEST_STAMPS, len(values_us)) or not known.any():
-        raise ReplayError(
-            f"{recording.alias}: {what} is recorded of {int(known.sum()) or 'no'} requests; record journeys"
-        )
+        count = int(known.sum())
+        of = f"was recorded for only {counted(count, 'request')}" if count else "was not recorded for any request"
+        raise ReplayError(f"{recording.alias}: {what} {of}; record journeys")
     return np.rint(np.where(known, values_us, np.median(values_us[known]))).astype(np.int64)
 
 

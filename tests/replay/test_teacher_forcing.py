@@ -146,7 +146,8 @@ def test_what_was_not_recorded_cannot_be_forced(planted: Planted) -> None:
     able, unable = recorded_delays(client_only(planted.recording))
     assert able == {}
     assert sorted(unable) == ["output_processing", "pre_queue", "schedule"]
-    with pytest.raises(ReplayError, match="1b-general: the delay before the queue is recorded of no requests"):
+    assert "too few requests have a record of when they were queued and scheduled" in unable["schedule"]
+    with pytest.raises(ReplayError, match="1b-general: the delay before the queue was not recorded for any request"):
         replay(client_only(planted.recording), planted.release, parse_mode("pre_queue=recorded", {}))
 
 

@@ -441,7 +441,11 @@ def _unless_it_misses(step_time: Component, server: Replayed) -> str:
     # Where requests differ one by one whatever the steps take, their means tell.
     if not only_latencies and after <= _NO_WORSE * before and off_after <= _EXPLAINS * off_before:
         return ""
-    off = f"requests are {100 * before:.1f} % off with the steps as they are and {100 * after:.1f} % with recorded ones"
+    theirs = "inferred from latencies" if only_latencies else "as recorded"
+    off = (
+        f"TTFT and E2E per request are off by {100 * before:.1f} % with the simulator's step times, and by "
+        f"{100 * after:.1f} % with step times {theirs}"
+    )
     return f"{off}; record steps, and all that the server served" if only_latencies else off
 
 

@@ -42,8 +42,8 @@ def explanations(attribution: Attribution) -> list[str]:
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in means):
         return ["no mean was observed, so there is no error to explain"]
-    nothing = "but part of the requests are" if attribution.hidden else "there is nothing to blame"
-    return [f"no mean is off by 1 % or more: {nothing}", *attribution.hidden]
+    nothing = ", but some requests are" if attribution.hidden else ": there is nothing to blame"
+    return [f"no mean is off by 1 % or more{nothing}", *attribution.hidden]
 
 
 def _steps_off(off: StepsOff) -> str:
@@ -129,7 +129,9 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
     """How much, by what, and what else adds to it or hides a part of it."""
     off = f"{blame.metric} is {predicted(blame.error)}"
     if blame.cause is None:
-        return f"{off}; most of it is unexplained: this recording has no data to test the components"
+        if attribution.causes:
+            return f"{off}; no component that was replaced explains most of it"
+        return f"{off}; it is unexplained: this recording has no data to test the components"
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
     causes = (blame.cause, *blame.beside)

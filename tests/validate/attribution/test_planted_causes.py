@@ -211,6 +211,18 @@ def test_intervals_are_announced_only_where_there_are_some(planted: Planted) -> 
     assert "±" not in page
 
 
+def test_sentences_say_what_is_off_and_by_which_steps(planted: Planted) -> None:
+    """Nothing replaced, everything replaced in vain, and some requests that are off while no mean is."""
+    sound = explained(planted, "step_time")
+    nothing = replace(sound, causes=(), residual=sound.error)
+    assert "it is unexplained: this recording has no data to test the components" in explanations(nothing)[0]
+    none_us = tuple(Estimate(0.0, 0.0, 0.0) for _ in QUANTITIES)
+    in_vain = replace(nothing, causes=tuple(Cause(c.component, none_us, none_us) for c in sound.causes))
+    assert explanations(in_vain)[0].endswith("no component that was replaced explains most of it")
+    right = replace(sound, error=none_us, causes=(), hidden=("E2E p99 is off",))
+    assert explanations(right) == ["no mean is off by 1 % or more, but some requests are", "E2E p99 is off"]
+
+
 def test_a_slow_stretch_that_the_mean_hides_is_named_by_its_time() -> None:
     """Steps take 6 ms longer at the server from 10 to 20 s: E2E p90 is off three times as far as the mean."""
     slow = next(f for f in FAULTS if "from 10 to 20 s" in f.size)
