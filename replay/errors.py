@@ -15,6 +15,11 @@ class FileExistsAlreadyError(ReplayError):
     exit_code = WRONG_USE
 
 
+def exists_already(path: object) -> FileExistsAlreadyError:
+    """The error of a file that is there, with what to do."""
+    return FileExistsAlreadyError(f"{path}: is there already; give --force to replace it, or another --out")
+
+
 class UnknownNameError(ReplayError):
     """A replay mode or a coefficient release that does not exist."""
 

@@ -20,7 +20,7 @@ from blis_replay.ingest.readers.tables.parquet_requests import METADATA, PROMPT_
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
 from blis_replay.replay.engine import with_engine
-from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
+from blis_replay.replay.errors import ReplayError, exists_already
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.prefix import recorded_block_keys
@@ -287,7 +287,7 @@ def export(recording: Recording, target: str, out: Path | None = None, force: bo
     final = [out / name for name in form.files] if len(form.files) > 1 else [out]
     for path in final:
         if os.path.lexists(path) and not force:
-            raise FileExistsAlreadyError(f"{path}: is there already; give --force to replace it, or another --out")
+            raise exists_already(path)
     with naming(out), whole_files(final[0].parent) as scratch:
         lost = form.write(recording, scratch)
         for name, path in zip(form.files, final, strict=True):

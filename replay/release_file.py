@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -35,7 +36,7 @@ from blis_replay.blis.releases.release import (
     format_release,
     parse_release,
 )
-from blis_replay.replay.errors import UnknownNameError
+from blis_replay.replay.errors import UnknownNameError, exists_already
 
 # A release, or a policy, is a page of text; a larger file is something else.
 _LARGEST_BYTES = 1_000_000
@@ -54,6 +55,21 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     if not path.exists():
         raise UnknownNameError(f"no release or file is called {name_or_path}; releases that ship: {', '.join(bundled)}")
     return parse_release(page_of_text(path, "coefficients"), str(path))
+
+
+def refuse_other_file(path: Path, name: str, models: Collection[str]) -> None:
+    """Let a release be written only where nothing is, or an earlier one of its name whose models it has as well.
+
+    Raises ``FileExistsAlreadyError``.  A pipe or a device holds nothing.
+    """
+    if not path.is_file():
+        return
+    try:
+        earlier = parse_release(page_of_text(path, "coefficients"), str(path))
+    except ReleaseError:
+        raise exists_already(path) from None
+    if earlier.name != name or not {entry.model for entry in earlier.models} <= set(models):
+        raise exists_already(path)
 
 
 # Those that ship are asked for once an experiment; to read one takes as long as a replay.

@@ -90,8 +90,8 @@ validate --all
 validate --experiment 34b-general --experiment 34b-codegen --coefficients stepml-direct --replay as-published
 steps --experiment 34b-general --coefficients stepml-direct
 calibrate --train 34b-general --out out/fitted.yaml --executor serial
-calibrate --train fcfs-async --out out/fitted.yaml --executor serial
-calibrate --train 34b-codegen --from latencies --split 1:1 --out out/fitted.yaml --executor serial
+calibrate --train fcfs-async --out out/fitted.yaml --force --executor serial
+calibrate --train 34b-codegen --from latencies --split 1:1 --out out/fitted.yaml --force --executor serial
 gate --coefficients h100-vllm-0.15.1 --junit out/gate.xml --summary out/gate.md --executor serial
 gate --coefficients stepml-direct --baseline h100-vllm-0.15.1 --experiment '34b-*' --executor serial
 generalize --lomo --executor serial

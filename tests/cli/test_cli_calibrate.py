@@ -78,6 +78,24 @@ def _fields(value: object) -> set[str]:
     return set(value) | {name for item in value.values() for name in _fields(item)}
 
 
+@pytest.mark.usefixtures("stored_demo")
+def test_only_an_earlier_release_of_the_same_name_and_model_is_replaced(run: Run, made_fit: Path) -> None:
+    refused = "error: mine.yaml: is there already; give --force to replace it, or another --out\n"
+    calibrate = ("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    release = made_fit.read_text("utf-8")
+    for there in (
+        "notes: mine\n",
+        release.replace("name: mine", "name: old"),
+        release.replace("synthetic-1b", "other"),
+    ):
+        Path("mine.yaml").write_text(there)
+        answer = run(*calibrate)
+        assert (answer.code, answer.out, answer.err) == (2, "", refused)
+        assert Path("mine.yaml").read_text() == there
+    assert run(*calibrate, "--force").code == 0
+    assert run(*calibrate).code == 0
+
+
 def test_a_fit_that_misses_its_own_data_is_written_with_force_only(
     run: Run, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,9 @@ SPLIT = Shares(
     "part of them is, and what the host adds.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed for the intervals.")
-@click.option("--force", is_flag=True, help="Write the release even if it misses what it was fitted to.")
+@click.option(
+    "--force", is_flag=True, help="Write the release even if it misses what it was fitted to, or replaces another file."
+)
 @executor_options
 @store_option
 @form_options
@@ -88,6 +90,7 @@ def calibrate_verb(
     determines keeps its prior, and is marked. Whether the server scheduled
     asynchronously is told from TTFT and compared with the recorded argument.
     A fit that misses what it was fitted to is not written, and the exit code is 1.
+    An earlier release of the same name and models is replaced, any other file is not.
 
     \b
     Examples:
@@ -110,7 +113,8 @@ def calibrate_verb(
     """
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_for_reading, read_stored
-    from blis_replay.replay.release_file import load_release
+    from blis_replay.replay.release_file import load_release, refuse_other_file
+    from blis_replay.replay.simulator import model_of
     from blis_replay.validate.calibration.calibrate import Options, calibrate
     from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
     from blis_replay.validate.calibration.physical import calibrate_operators
@@ -121,6 +125,8 @@ def calibrate_verb(
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 34b-general --out mine.yaml`")
     with open_for_reading(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
+    if not force:  # said before the fit, which takes a while
+        refuse_other_file(out, name or out.stem, [model_of(recording) for recording in recordings])
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
     source = f"blis-replay calibrate {trained}"

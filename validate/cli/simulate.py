@@ -158,7 +158,10 @@ def simulate_verb(
     loop = concurrency and ClosedLoop(concurrency, round(1e6 * (ramp_s or 0)), round(1e3 * (think_ms or 0)))
     objectives = parse_objectives(slo) if slo is not None else ()
     if not force and (there := sorted(name for name in _WRITTEN if (out / name).exists())):
-        raise click.UsageError(f"--out {out}: {', '.join(there)} is there already; choose another folder, or --force")
+        verb = "is" if len(there) == 1 else "are"
+        raise click.UsageError(
+            f"--out {out}: {' and '.join(there)} {verb} there already; choose another folder, or --force"
+        )
     router = router_of_text(router_text) if router_text else RoundRobin()
     release = release_on_gpu(load_release(coefficients), gpu, gpu_file)
     given = read_engine(engine_path)
