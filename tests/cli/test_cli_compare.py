@@ -56,6 +56,7 @@ def test_published_answers_and_every_field_of_the_json_documented(run: Run) -> N
     ("arguments", "code", "complaint"),
     [
         ([], 2, "name two sides, A and B"),
+        (["--held-out"], 2, "--held-out goes with --published; name both"),
         (["34b-general"], 2, "name two sides, A and B"),
         (["34b-general", "34b-codegen", "--published"], 2, "name two sides, A and B"),
         (["34b-general", "h100-vllm-0.15.1"], 2, "name an experiment with --experiment"),

@@ -107,6 +107,19 @@ def test_experiments_are_positional_or_options(run: Run) -> None:
     assert one.json["slug"] == other.json["slug"] == "20260218-150304-codellama-34b-tp2-general"
 
 
+@pytest.mark.parametrize("option", [("--color", "always"), ("--debug",), ("--lock-timeout", "5")])
+def test_an_option_of_the_program_behind_a_verb_is_told_where_it_belongs(run: Run, option: tuple[str, ...]) -> None:
+    answer = run("validate", "34b-general", *option)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"error: {option[0]} belongs before the verb" in answer.err
+
+
+def test_the_list_of_checks_takes_no_experiment(run: Run) -> None:
+    answer = run("inspect", "34b-general", "--checks")
+    assert (answer.code, answer.out) == (2, "")
+    assert "--checks lists the instrument checks of no experiment; leave 34b-general out" in answer.err
+
+
 def test_one_name_has_one_kind_of_value() -> None:
     """What an option is called in help is the same everywhere; --out is a file here and a folder there."""
     shown: dict[str, set[str]] = {}

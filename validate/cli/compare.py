@@ -90,10 +90,10 @@ def compare_verb(
         return print_answer(board)
     if explain:
         raise click.UsageError("--explain goes with --simulators; name both")
-    if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
-        raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
     if unseen and not published:
         raise click.UsageError("--held-out goes with --published; name both")
+    if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
+        raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
     with open_for_reading(store_path) as store:
         if published:
             answer = _published(store, coefficients, unseen)

@@ -291,7 +291,13 @@ def _with_help(error: click.UsageError) -> str:
         message += "; name a file"
     if isinstance(error, click.NoSuchOption) and error.option_name in _OF_VERBS and command == "blis-replay":
         message = f"{error.option_name} belongs behind the verb"
+    elif isinstance(error, click.NoSuchOption) and error.option_name in _options_of_the_program():
+        message = f"{error.option_name} belongs before the verb: `blis-replay {error.option_name} ...`"
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
+
+
+def _options_of_the_program() -> set[str]:
+    return {name for param in cli.params for name in param.opts}
 
 
 _EXTRA = re.compile(r"^Got unexpected extra arguments? \((.+)\)$")

@@ -66,6 +66,9 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
     from blis_replay.validate.inspection import checks_answer, evidence_answer
     from blis_replay.validate.schedule import SCHEDULE_CHECK, schedule_evidence
 
+    if list_checks and (name is not None or check is not None):
+        other = f"--check {check}" if check is not None else name
+        raise click.UsageError(f"--checks lists the instrument checks of no experiment; leave {other} out")
     if list_checks:
         print_answer(checks_answer(check_names() | {SCHEDULE_CHECK.name: SCHEDULE_CHECK.measures}))
         return

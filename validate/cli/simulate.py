@@ -131,6 +131,7 @@ def simulate_verb(
     """
     from blis_replay.blis.closed_loop import ClosedLoop
     from blis_replay.blis.cluster.config import ClusterConfig, RoundRobin, router_of_text
+    from blis_replay.blis.errors import TraceError
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.request_table import read_request_table
     from blis_replay.replay.simulation import (
@@ -162,7 +163,10 @@ def simulate_verb(
         raise click.UsageError(
             f"--out {out}: {' and '.join(there)} {verb} there already; choose another folder, or --force"
         )
-    router = router_of_text(router_text) if router_text else RoundRobin()
+    try:
+        router = router_of_text(router_text) if router_text else RoundRobin()
+    except TraceError as error:
+        raise click.BadParameter(str(error), param_hint="--router") from error
     release = release_on_gpu(load_release(coefficients), gpu, gpu_file)
     given = read_engine(engine_path)
     entry = given.entry(release, model, tensor_parallelism)
