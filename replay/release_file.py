@@ -48,6 +48,8 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     Raises ``UnknownNameError`` if there is neither, ``ReleaseError`` if the file is no sound
     release.
     """
+    if not name_or_path:
+        raise UnknownNameError("the name of the coefficients is empty; name a release that ships, or a file")
     bundled = bundled_releases()
     if name_or_path in bundled:
         return _parsed(bundled[name_or_path], name_or_path)

@@ -59,7 +59,7 @@ def release_for(coefficients: str | None, names: Sequence[str] = ()) -> Coeffici
 
     Raises as ``load_release`` does.
     """
-    return load_release(coefficients or release_that_ships(names))
+    return load_release(release_that_ships(names) if coefficients is None else coefficients)
 
 
 def release_that_ships(names: Sequence[str]) -> str:

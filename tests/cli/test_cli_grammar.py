@@ -114,6 +114,24 @@ def test_an_option_of_the_program_behind_a_verb_is_told_where_it_belongs(run: Ru
     assert f"error: {option[0]} belongs before the verb" in answer.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list", "-o", ""),
+        ("validate", "tiny-live-a", "-o", ""),
+        ("list", "--store", ""),
+        ("coefficients", "show", ""),
+        ("validate", "tiny-live-a", "--coefficients", ""),
+        ("export", "tiny-live-a", "--to", "parquet", "--out", ""),
+    ],
+)
+def test_an_empty_value_is_called_empty(run: Run, arguments: tuple[str, ...]) -> None:
+    """As of a variable of the shell that is not set."""
+    answer = run(*arguments)
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1)
+    assert " is empty; name a " in answer.err
+
+
 def test_the_list_of_checks_takes_no_experiment(run: Run) -> None:
     answer = run("inspect", "34b-general", "--checks")
     assert (answer.code, answer.out) == (2, "")

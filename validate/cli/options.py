@@ -34,8 +34,21 @@ _FORMS = {".html": "html", ".json": "json", ".csv": "csv", ".md": "markdown"}
 _OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg"}
 
 
-FILE = click.Path(path_type=Path, dir_okay=False)
-FOLDER = click.Path(path_type=Path, file_okay=False)
+class PlacePath(click.Path):
+    """A path; an empty one, as of a variable that is not set, would be the folder it is run in."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(path_type=Path, **settings)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails if it is empty."""
+        if value == "":
+            self.fail("the value is empty; name a file or a folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = PlacePath(dir_okay=False)
+FOLDER = PlacePath(file_okay=False)
 
 
 def store_option(command: Command) -> Command:
@@ -355,11 +368,11 @@ def store_given() -> str | None:
     return str(context.params["store_path"]) if named else None
 
 
-class OutFile(click.Path):
+class OutFile(PlacePath):
     """A file to write: its folder is there and can be written, which is known before the work and not after it."""
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path, dir_okay=False)
+        super().__init__(dir_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path; fails if nothing could be written there."""

@@ -20,6 +20,7 @@ from blis_replay.ingest.errors import counted, printable
 from blis_replay.validate.cli.options import (
     FILE,
     FOLDER,
+    PlacePath,
     ask_form,
     asked_form,
     form_options,
@@ -268,7 +269,7 @@ class AddressType(click.ParamType[tuple[str, int]]):
 
 
 ADDRESS = AddressType()
-_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+_FILE = PlacePath(dir_okay=False, exists=True)
 
 
 @verb("collect")

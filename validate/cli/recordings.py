@@ -8,6 +8,7 @@ import click
 
 from blis_replay.ingest.errors import counted
 from blis_replay.validate.cli.options import (
+    PlacePath,
     complete_checks,
     experiment_option,
     form_options,
@@ -95,7 +96,7 @@ TARGETS = ("tracev2", "legacy-csv", "mooncake", "parquet")
 @click.option(
     "--out",
     "-o",
-    type=click.Path(path_type=Path),
+    type=PlacePath(),
     help="File, or folder for tracev2.  [default: called like the alias]",
 )
 @click.option("--force", is_flag=True, help="Replace what is there.")
