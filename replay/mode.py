@@ -29,7 +29,7 @@ _RUN = re.compile(r"([0-9]{1,5})(?:\.\.([0-9]{1,5})/([1-9][0-9]{0,4}))?", re.ASC
 
 
 def parse_engine_value(name: str, text: str) -> EngineValue:
-    """The value of an engine argument, written ``256``, ``true``, ``fcfs``, or ``none`` for KV memory without bound.
+    """The value of an engine argument, written ``256``, ``true``, ``fcfs``, or ``none`` for unlimited KV memory.
 
     Raises ``UnknownNameError`` for an argument that the engine does not have, or a value of another
     kind; whether the engine can run with it is seen when it is made.

@@ -11,6 +11,7 @@ from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.latency.models import EngineLatency, FirstUse, Latency, ObservedCycles
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.replay.engine import engine_config, ranks_basis, release_remarks, replayed_engine, with_captured_sizes
@@ -200,8 +201,9 @@ def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]
         lengths, remark = _with_those_given_up(recording.requests, lengths)
     if lengths.null_count():
         raise ReplayError(
-            f"{recording.slug}: {lengths.null_count()} of {len(lengths)} requests have no {mode.lengths} decode "
-            "length; record server usage, or max_tokens with ignore_eos"
+            f"{recording.slug}: the {'' if mode.lengths == 'true' else 're-tokenised '}output length is unknown for "
+            f"{lengths.null_count():,} of {counted(len(lengths), 'request')}; record server usage, or max_tokens with "
+            "ignore_eos"
         )
     if mode.lengths == "true":
         sources = recording.requests["output_tokens_source"].drop_nulls().unique(maintain_order=True).to_list()

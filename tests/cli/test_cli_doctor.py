@@ -36,7 +36,7 @@ def test_doctor_names_versions_store_cache_and_optional_parts(run: Run) -> None:
 
 def test_doctor_makes_no_store(run: Run) -> None:
     seen = found(run("doctor", "--json"))
-    assert (seen["store"]["state"], "--store" in seen["store"]["mend"]) == ("absent", True)
+    assert (seen["store"]["state"], "--store" in seen["store"]["fix"]) == ("absent", True)
     assert not Path(".blis-replay").exists()
 
 
@@ -53,7 +53,7 @@ def test_a_cold_cache_and_one_that_cannot_be_written_are_told_apart(run: Run, mo
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(Path("file").absolute()))
     answer = run("doctor", "--json")
     assert (answer.code, found(answer)["compiled engine"]["state"]) == (3, "problem")
-    assert "NUMBA_CACHE_DIR" in found(answer)["compiled scans"]["mend"]
+    assert "NUMBA_CACHE_DIR" in found(answer)["compiled scans"]["fix"]
 
 
 def test_debug_shows_where_an_error_comes_from_and_ends_with_its_line(run: Run) -> None:

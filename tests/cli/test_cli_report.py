@@ -48,6 +48,15 @@ def test_errors_with_another_release_stand_below(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("stored_demo")
+def test_a_page_that_fails_names_the_experiment_once(run: Run) -> None:
+    """Its slug is its alias, and no file of it names a model."""
+    row = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n0,100,20,50,400\n1,100,20,50,400\n"
+    Path("c1.csv").write_text(row)
+    assert run("ingest", "c1.csv", "--name", "c1").code == 0
+    answer = run("report", "c1", "--out", "report.html")
+    assert (answer.code, answer.err.count("c1")) == (3, 1)
+
+
 def test_what_cannot_be_judged_is_named_on_the_page(run: Run) -> None:
     """The release that ships has no coefficients for the synthetic model."""
     answer = run("report", "--experiment", "1b-general", "--experiment", "34b-roleplay", "--out", "report.html")

@@ -36,6 +36,11 @@ def test_both_sides_of_a_recording_are_written(run: Run, mine: str) -> None:
     assert answer.err.strip() == "absent, because not recorded: " + document["absent"][0]
 
 
+def test_one_request_is_one_request(run: Run, mine: str) -> None:
+    asked = ("timeline", "1b-general", "--coefficients", mine, "--request", "0", "--out", "trace.json")
+    assert ", 1 request, " in " ".join(run(*asked).out.split())
+
+
 def test_a_published_experiment_has_the_simulated_side_only(run: Run) -> None:
     answer = run("timeline", "--experiment", "34b-general", "--for", "500ms", "--out", "trace.pftrace")
     assert answer.code == 0

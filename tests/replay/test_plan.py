@@ -59,7 +59,7 @@ def test_scheduling_can_be_forced(scheduling: str, expected: bool) -> None:
 
 def test_a_missing_decode_length_is_refused() -> None:
     recording = make_recording(COLUMNS | {"output_tokens": [8, None, 8]})
-    with pytest.raises(ReplayError, match="1 of 3 requests have no true decode length"):
+    with pytest.raises(ReplayError, match="the output length is unknown for 1 of 3 requests;"):
         plan_replay(recording, ReplayMode())
 
 

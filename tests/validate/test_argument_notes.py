@@ -43,7 +43,7 @@ def test_what_is_recorded_is_not_open() -> None:
 
 def test_memory_without_bound_is_open_where_requests_could_have_met_its_end() -> None:
     """A server has room for one request of max_model_len, 4,096 / 16 = 256 blocks; 40 of 101 to 104 tokens need 280."""
-    assert named(burst(40, 100, {})) == {"num_gpu_blocks": "memory without bound; up to 280 were in use at once"}
+    assert named(burst(40, 100, {})) == {"num_gpu_blocks": "unlimited KV memory; up to 280 were in use at once"}
     assert named(burst(3, 100, {})) == {}
 
 
@@ -89,11 +89,11 @@ def test_a_line_for_what_is_open_and_one_for_each_contradiction() -> None:
     )
     recording = replace(burst(1, 10, {}), findings=(clash,))
     found = (
-        OpenArgument("num_gpu_blocks", None, "memory without bound"),
+        OpenArgument("num_gpu_blocks", None, "unlimited KV memory"),
         OpenArgument("async_scheduling", True, "it governs every step"),
     )
     assert argument_lines(recording, found) == [
-        "not recorded: num_gpu_blocks (memory without bound), async_scheduling (true assumed; it governs every step); "
+        "not recorded: num_gpu_blocks (unlimited KV memory), async_scheduling (true assumed; it governs every step); "
         "give what you know with `blis-replay ingest --engine FILE`",
         "sources disagree: max_num_seqs is 32 in a (used) and 64 in b",
     ]

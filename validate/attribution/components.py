@@ -224,7 +224,7 @@ def _counted(recording: Recording, mode: ReplayMode) -> list[Component]:
                 found.append(_as_counted(name, f"the bound of {what} that step records show", why, int(most)))
     told, blocks = recording.engine.get("num_gpu_blocks"), seen["blocks"]
     if blocks is not None and (told is None or int(blocks) + 1 != told.value):  # the null block is not counted
-        has = "KV memory without bound" if told is None else f"{int(told.value):,} KV blocks"
+        has = "unlimited KV memory" if told is None else f"{int(told.value):,} KV blocks"
         why = f"it has {has} and the server had {int(blocks) + 1:,} blocks"
         basis = "the blocks that step records count"
         found.append(replace(_as_counted("num_gpu_blocks", basis, why, int(blocks) + 1), name="KV blocks"))

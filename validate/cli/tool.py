@@ -36,7 +36,7 @@ _VARIABLES = ("BLIS_REPLAY_STORE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "RAY_ADD
 class Found:
     """One thing looked at.
 
-    ``state``: ``ok``, ``absent`` (optional, or not there yet: ``mend`` says how to get it) or ``problem`` (``mend``
+    ``state``: ``ok``, ``absent`` (optional, or not there yet: ``fix`` says how to get it) or ``problem`` (``fix``
     says what to do).
     """
 
@@ -44,7 +44,7 @@ class Found:
     name: str
     state: Literal["ok", "absent", "problem"]
     value: str
-    mend: str = ""
+    fix: str = ""
 
 
 def diagnose(store_path: Path) -> list[Found]:
@@ -80,8 +80,8 @@ def doctor_answer(found: list[Found]) -> Answer:
 def _line(one: Found, width: int) -> Line:
     mark = {"ok": "", "absent": "absent: ", "problem": "PROBLEM: "}[one.state]
     shown = Toned(mark.strip(), "bad" if one.state == "problem" else "caution") if mark else None
-    mend = f"; {one.mend}" if one.mend else ""
-    return Line(f"  {one.name.ljust(width)}  {mark}{one.value}{mend}", " " * (width + 4), shown)
+    fix = f"; {one.fix}" if one.fix else ""
+    return Line(f"  {one.name.ljust(width)}  {mark}{one.value}{fix}", " " * (width + 4), shown)
 
 
 def _package(name: str) -> Found:
@@ -115,8 +115,8 @@ def _compiled() -> list[Found]:
 
 def _cache(name: str, folder: Path | None) -> Found:
     if folder is None:
-        mend = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that is yours alone"
-        return Found("kept", name, "problem", "no folder that only this user can write", mend)
+        fix = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that is yours alone"
+        return Found("kept", name, "problem", "no folder that only this user can write", fix)
     from blis_replay.compiled.files import damaged
 
     if spoiled := damaged(folder):
@@ -144,11 +144,11 @@ def _optional() -> list[Found]:
     ]
 
 
-def _extra(name: str, mend: str) -> Found:
+def _extra(name: str, fix: str) -> Found:
     try:
         return Found("optional", name, "ok", version(name))
     except PackageNotFoundError:
-        return Found("optional", name, "absent", "not installed", mend)
+        return Found("optional", name, "absent", "not installed", fix)
 
 
 @verb("doctor")

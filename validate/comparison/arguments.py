@@ -25,7 +25,7 @@ _BOUNDS = ("max_num_seqs", "max_num_batched_tokens")
 
 @dataclass(frozen=True)
 class OpenArgument:
-    """An engine argument that was assumed and changes this replay; ``value``: None for memory without bound."""
+    """An engine argument that was assumed and changes this replay; ``value``: None for unlimited memory."""
 
     name: str
     value: int | float | bool | str | None
@@ -39,7 +39,7 @@ def open_arguments(run: ReplayRun) -> tuple[OpenArgument, ...]:
     found = []
     if run.plan.engine.num_gpu_blocks is None and (result is None or _memory_could_bind(run.plan, result)):
         used = "" if result is None else f"; up to {_blocks_in_use(result):,} were in use at once"
-        found.append(OpenArgument("num_gpu_blocks", None, f"memory without bound{used}"))
+        found.append(OpenArgument("num_gpu_blocks", None, f"unlimited KV memory{used}"))
     changed = {name for name, _value in run.mode.engine}
     for name in ("async_scheduling", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size"):
         setting = engine.get(name)

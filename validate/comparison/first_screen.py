@@ -128,7 +128,7 @@ def _basis(comparison: Comparison) -> str:
     kind = "" if comparison.ground_truth == "recorded" else "reconstructed "
     by = "" if run.simulator == "embedded" else f"simulator {run.simulator}, "
     mode = "" if run.mode.name == "exact" else f"; replay {run.mode.name}"
-    return f"{comparison.requests:,} {kind}requests; {by}{run.release.name}, {fit_words(comparison)}{mode}"
+    return f"{counted(comparison.requests, f'{kind}request')}; {by}{run.release.name}, {fit_words(comparison)}{mode}"
 
 
 def fit_words(comparison: Comparison) -> str:

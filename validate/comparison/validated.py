@@ -150,7 +150,7 @@ def validate_many(
             raise outcome.problem
         if outcome.comparison is None:
             name = outcome.slug if outcome.alias in answer.not_judged else outcome.alias
-            answer.not_judged[name] = str(outcome.problem)
+            answer.not_judged[name] = str(outcome.problem).removeprefix(f"{name}: ")
             continue
         answer.comparisons.append(replace(outcome.comparison, noise=floors.get(outcome.slug)))
         if stages:

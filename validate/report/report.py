@@ -96,7 +96,8 @@ def report(
     # Several experiments have every processor at work without one.
     work = partial(_answer, job, artist=artist if artist and len(slugs) == 1 else Artist())
     answers = dict(zip(slugs, map_jobs(work, slugs, progress=progress), strict=True))
-    not_judged = {slug: answer for slug, answer in answers.items() if isinstance(answer, str)}
+    # An error names its experiment, and so does each place that shows one.
+    not_judged = {slug: why.removeprefix(f"{slug}: ") for slug, why in answers.items() if isinstance(why, str)}
     sections = [answer for answer in answers.values() if isinstance(answer, Section)]
     if not sections:
         raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.reconstruction import CHECK
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
@@ -196,8 +197,9 @@ def timeline_answer(shown: Timeline, path: Path) -> Answer:
     """What a file holds, in a line, and what to know of it; ms for programs."""
     counts = _counts(shown)
     line = (
-        f"{path}: {shown.alias} from {shown.from_us / 1e6:g} s to {shown.until_us / 1e6:g} s, {counts['requests']:,} "
-        f"requests, {counts['observed_steps']:,} observed and {counts['simulated_steps']:,} simulated steps"
+        f"{path}: {shown.alias} from {shown.from_us / 1e6:g} s to {shown.until_us / 1e6:g} s, "
+        f"{counted(counts['requests'], 'request')}, {counts['observed_steps']:,} observed and "
+        f"{counts['simulated_steps']:,} simulated steps"
     )
     document = {
         "alias": shown.alias,
