@@ -124,6 +124,13 @@ def test_files_that_are_not_there(run: Run, inputs: Path) -> None:
         assert "nowhere.csv" in answer.err
 
 
+def test_memory_that_is_not_bounded_is_called_unlimited(run: Run, inputs: Path) -> None:
+    assert "KV blocks unlimited" in run("simulate", *ARGUMENTS).out
+    again = run("simulate", *ARGUMENTS)
+    assert (again.code, again.out) == (2, "")
+    assert " and summary.json are there already; " in again.err
+
+
 CLUSTER = (*ARGUMENTS, "--instances", 2)
 WORKLOAD = """schema: blis-replay/workload/1
 seed: 1

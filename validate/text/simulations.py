@@ -73,7 +73,7 @@ def simulation_answer(values: dict[str, Any]) -> Answer:
         f"{hundredths(values['output_tokens_per_s'])} output tokens/s",
         f"preemptions {values['preemptions']:,}; prefix hit rate {percent_plain(values['prefix_hit_rate'])}",
         f"peak running {values['peak_running']:,}, peak waiting {values['peak_waiting']:,}, "
-        + ("KV blocks without bound" if free is None else f"least free KV blocks {free:,}"),
+        + ("KV blocks unlimited" if free is None else f"least free KV blocks {free:,}"),
         *([attainment_line(values["slo"])] if "slo" in values else []),
         *_ignored(values),
     ]
