@@ -200,7 +200,7 @@ def test_an_instance_without_a_request_has_nothing_to_show(run: Run, inputs: Pat
         (("--router", "least-loaded"), 2, "--router chooses between instances"),
         (("--instances", 2, "--router", "best"), 2, "field kind: is 'best'"),
         (("--instances", 2, "--router", "weighted:depth=2"), 2, "field depth: is not a field of a router"),
-        (("--instances", 2, "--router", "weighted:queue_depth=x"), 3, "'queue_depth=x' is not a weight"),
+        (("--instances", 2, "--router", "weighted:queue_depth=x"), 2, "'queue_depth=x' is not a weight"),
         (("--instances", 2, "--router", "weighted"), 3, "prefix affinity needs to know which prompts are alike"),
         (("--workload", "load.yaml"), 2, "name the requests with one of"),
     ],
