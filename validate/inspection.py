@@ -146,11 +146,13 @@ def _cache(count: KvEventCount) -> list[Cell]:
 _EXPERIMENT_COLUMNS = (
     *(Column("alias", "text"), Column("model", "text", spare=1)),
     *columns_named("tp", "requests", "failed", kind="count"),
-    *columns_named("ground truth", "", kind="word"),
+    *columns_named("ground truth", "load", kind="word"),
     Column("workload", "text", wide=2),
     Column("findings", "count", wide=3),
     Column("slug", "text", wide=1),
 )
+# Which of them stand beside each other where there is no room for all.
+_EXPERIMENT_PARTS = {"alias": 0, "load": 2, "workload": 2, "findings": 2, "slug": 3}
 
 
 def experiments_answer(store_path: Path) -> Answer:
@@ -172,9 +174,12 @@ def experiments_answer(store_path: Path) -> Answer:
     for row in bundled:
         row["alias"] = row["slug"] if row["alias"] in taken else row["alias"]
     rows = sorted([*stored, *bundled], key=lambda row: str(row["slug"]))
-    return Answer(
-        [Table("", _EXPERIMENT_COLUMNS, [_cells(row) for row in rows])], {"experiments": rows}, table_of(rows)
-    )
+    says_load = any(row["overloaded"] for row in rows)
+    kept = [i for i, column in enumerate(_EXPERIMENT_COLUMNS) if says_load or column.name != "load"]
+    shown = tuple(_EXPERIMENT_COLUMNS[i] for i in kept)
+    cells = [[row[i] for i in kept] for row in map(_cells, rows)]
+    every = tuple(Column(one.name, one.kind, part=_EXPERIMENT_PARTS.get(one.name, 1)) for one in shown)
+    return Answer([Table("", every, cells)], {"experiments": rows}, table_of(rows), brief=[Table("", shown, cells)])
 
 
 def experiment_names(store_path: Path) -> list[str]:

@@ -57,6 +57,18 @@ def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, stored_demo:
 
 
 @pytest.mark.slow
+def test_every_column_of_the_list_has_a_name_and_all_are_shown_when_asked_for(run: Run, all_bundled: None) -> None:
+    """One of the bundled recordings is overloaded: what says so has a title, and leaves no room for the model."""
+    brief, whole = run("list").out, run("list", "-v").out
+    head, rule = brief.splitlines()[:2]
+    assert ("load" in head.split(), "model" in head.split(), "overloaded" in brief) == (True, False, True)
+    assert len(rule.split()) == 6
+    names = {name for line in whole.splitlines() if line.startswith("alias") for name in line.split()}
+    assert names >= {"model", "load", "workload", "findings", "slug"}
+    assert max(map(len, whole.splitlines())) <= 80
+
+
+@pytest.mark.slow
 def test_experiments_lists_bundled_and_stored(run: Run, demo: Path) -> None:
     """Sixteen that are known by their aggregates, and seven that were recorded."""
     assert len(run("experiments", "--json").json["experiments"]) == 23
