@@ -114,6 +114,16 @@ def test_an_option_of_the_program_behind_a_verb_is_told_where_it_belongs(run: Ru
     assert f"error: {option[0]} belongs before the verb" in answer.err
 
 
+def test_help_promises_more_only_where_there_is_a_longer_form() -> None:
+    """In place of ``Answer.brief``."""
+    longer = {
+        name
+        for name, command in COMMANDS.items()
+        if (option := options(command).get("--verbose")) and "Changes nothing" not in str(option.help)
+    }
+    assert longer == {"validate", "list", "compare", "verify"}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

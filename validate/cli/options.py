@@ -259,7 +259,7 @@ def form_options(command: Command) -> Command:
     """What every verb has that answers: ``--format``, its short names, ``-v`` and ``-q``."""
     for switch, name, what in (
         ("-q", "quiet", "Print no answer and no progress; the exit code answers."),
-        ("-v", "verbose", "Print everything: every number, assumption and finding."),
+        ("-v", "verbose", "Changes nothing: this answer has no longer form."),  # others: ``LONGER``
     ):
         command = click.option(f"--{name}", switch, is_flag=True, expose_value=False, callback=_remember, help=what)(
             command
@@ -462,11 +462,23 @@ COMMON = (
 )
 
 
+# What -v adds, by the first name of a verb; the answers of all others are printed whole anyway.
+LONGER = {
+    "validate": "Print everything: every number, assumption and finding.",
+    "experiments": "Print every column, some below the others where there is no room.",
+    "compare": "With --simulators: print a table per recording too.",
+    "verify": "Print what each check measured.",
+}
+
+
 class Verb(click.Command):
     """A command whose help has the common options in a section of their own."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        for param in self.params:
+            if isinstance(param, click.Option) and param.name == "verbose":
+                param.help = LONGER.get(str(self.name), param.help)
         names = [name for param in self.params for name in param.opts]
         if "--format" in names and "--out" not in names:
             at = next(i for i, param in enumerate(self.params) if param.opts[0] in COMMON)
