@@ -24,7 +24,6 @@ def test_ingest_says_what_it_did_and_is_idempotent(run: Run, demo: Path) -> None
     assert first["ingested"][0]["requests"] == 300
 
 
-@pytest.mark.slow
 def test_what_ingest_says_of_a_recording_fits_80_columns() -> None:
     outcome = IngestOutcome(
         slug="a", alias="a", outcome="new", requests=1, steps=0, iterations=6_094, findings=16, rejected=0, bytes=1,
@@ -33,6 +32,7 @@ def test_what_ingest_says_of_a_recording_fits_80_columns() -> None:
     assert max(map(len, part_text(Block(outcome_lines(outcome))).splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_read_does_not_stop_the_others(run: Run, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = run("ingest", tmp_path / "empty", demo, tmp_path / "absent")

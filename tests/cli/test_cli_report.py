@@ -47,7 +47,6 @@ def test_errors_with_another_release_stand_below(run: Run) -> None:
     assert "with stepml-direct" in rows[1]
 
 
-@pytest.mark.usefixtures("stored_demo")
 def test_a_page_that_fails_names_the_experiment_once(run: Run) -> None:
     """Its slug is its alias, and no file of it names a model."""
     row = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n0,100,20,50,400\n1,100,20,50,400\n"
@@ -57,6 +56,7 @@ def test_a_page_that_fails_names_the_experiment_once(run: Run) -> None:
     assert (answer.code, answer.err.count("c1")) == (3, 1)
 
 
+@pytest.mark.usefixtures("stored_demo")
 def test_what_cannot_be_judged_is_named_on_the_page(run: Run) -> None:
     """The release that ships has no coefficients for the synthetic model."""
     answer = run("report", "--experiment", "1b-general", "--experiment", "34b-roleplay", "--out", "report.html")
