@@ -418,12 +418,17 @@ def fraction(value_us: float, observed_us: float) -> float | None:
 
 
 def part_of(attribution: Attribution, cause: Cause, i: int) -> float:
-    """What the cause adds to a quantity, us: what it changes on the one way, where parts act on one another.
+    """What the cause adds to a quantity, us."""
+    return estimate_of(attribution, cause, i).value_us
+
+
+def estimate_of(attribution: Attribution, cause: Cause, i: int) -> Estimate:
+    """What the cause adds to a quantity: what it changes on the one way, where parts act on one another.
 
     Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.  And where a
     wrong input makes a queue, all else would count for more in it than it does once that is put right.
     """
-    return (cause.changes if attribution.is_one_way else cause.shares)[i].value_us
+    return (cause.changes if attribution.is_one_way else cause.shares)[i]
 
 
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:

@@ -16,6 +16,7 @@ from blis_replay.validate.attribution.attribute import (
     Estimate,
     StepsOff,
     blames,
+    estimate_of,
     fraction,
     part_of,
 )
@@ -128,6 +129,8 @@ def _known(value: float) -> float | None:
 def _explained(attribution: Attribution, blame: Blame) -> str:
     """How much, by what, and what else adds to it or hides a part of it."""
     off = f"{blame.metric} is {predicted(blame.error)}"
+    if unsure := _within_uncertainty(attribution, attribution.error[blame.quantity], blame.quantity):
+        off += f", {unsure}"
     if blame.cause is None:
         if attribution.causes:
             return f"{off}; no component that was replaced explains most of it"
@@ -141,6 +144,18 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
     return "; ".join([off, points, *remedies])
 
 
+# A 95 % interval leaves 2.5 % on either side: fewer draws than these show none.
+_FEWEST_DRAWS = 40
+
+
+def _within_uncertainty(attribution: Attribution, estimate: Estimate, i: int) -> str:
+    """Of a number that other requests of the same load may well not have: what it is uncertain by."""
+    if attribution.resamples < _FEWEST_DRAWS or not estimate.low_us <= 0 <= estimate.high_us:
+        return ""
+    half = 50 * (estimate.high_us - estimate.low_us) / attribution.observed_us[i]
+    return f"within its uncertainty of ±{half:.1f} %"
+
+
 def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
     """The part of an error that is a cause's, and why."""
     component, part_us = cause.component, part_of(attribution, cause, blame.quantity)
@@ -148,7 +163,9 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
     other_way = blame.cause is not None and part_of(attribution, blame.cause, blame.quantity) * part_us < 0
     points = 100 * abs(part_us) / attribution.observed_us[blame.quantity]
-    come = f"{points:.1f} points {'the other way ' if other_way else ''}come from {component.name}{also}"
+    unsure = _within_uncertainty(attribution, estimate_of(attribution, cause, blame.quantity), blame.quantity)
+    share = f"{points:.1f} points{f' ({unsure})' if unsure else ''}"
+    come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
     return f"{come}: {_of_the_simulator(why)}"
 
 

@@ -194,6 +194,24 @@ def test_intervals_hold_the_value_and_are_the_same_with_the_same_seed(planted: P
         assert np.isnan(estimate.value_us) or estimate.low_us <= estimate.value_us + 1e-6
 
 
+def test_what_may_be_nothing_is_said_to_be_within_its_uncertainty(planted: Planted) -> None:
+    """With steps 25 % longer; then the same numbers with intervals of ±30 %, as of few requests in long queues."""
+    sure = replace(explained(planted, "step_time"), resamples=100)
+    assert "uncertainty" not in explanations(sure)[0]
+
+    def wide(estimates: tuple[Estimate, ...]) -> tuple[Estimate, ...]:
+        halves = [0.3 * observed_us for observed_us in sure.observed_us]
+        pairs = zip(estimates, halves, strict=True)
+        return tuple(Estimate(e.value_us, e.value_us - half, e.value_us + half) for e, half in pairs)
+
+    causes = tuple(Cause(cause.component, wide(cause.shares), wide(cause.changes)) for cause in sure.causes)
+    unsure = replace(sure, causes=causes, error=wide(sure.error))
+    said = explanations(unsure)[0]
+    assert re.search(r"predicted by \S+ %, within its uncertainty of ±30\.0 %; \S+ points \(within its uncert", said)
+    # Two draws are no interval.
+    assert "uncertainty" not in explanations(replace(unsure, resamples=2))[0]
+
+
 def test_intervals_are_announced_only_where_there_are_some(planted: Planted) -> None:
     with_some = explained(planted, "arrivals")
     assert "each with half of its 95 % interval over 10 draws" in " ".join(str(attribution_answer(with_some)).split())
