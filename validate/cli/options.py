@@ -259,7 +259,7 @@ def form_options(command: Command) -> Command:
     """What every verb has that answers: ``--format``, its short names, ``-v`` and ``-q``."""
     for switch, name, what in (
         ("-q", "quiet", "Print no answer and no progress; the exit code answers."),
-        ("-v", "verbose", "Changes nothing: this answer has no longer form."),  # others: ``LONGER``
+        ("-v", "verbose", "Print everything, which this verb always does."),  # of others: ``LONGER``
     ):
         command = click.option(f"--{name}", switch, is_flag=True, expose_value=False, callback=_remember, help=what)(
             command
@@ -462,7 +462,7 @@ COMMON = (
 )
 
 
-# What -v adds, by the first name of a verb; the answers of all others are printed whole anyway.
+# What -v adds, by the first name of a verb; all others print their whole answer anyway.
 LONGER = {
     "validate": "Print everything: every number, assumption and finding.",
     "experiments": "Print every column, some below the others where there is no room.",
