@@ -115,11 +115,11 @@ def test_an_option_of_the_program_behind_a_verb_is_told_where_it_belongs(run: Ru
 
 
 def test_help_promises_more_only_where_there_is_a_longer_form() -> None:
-    """In place of ``Answer.brief``."""
+    """Those with ``Answer.brief``; all other answers are whole."""
     longer = {
         name
         for name, command in COMMANDS.items()
-        if (option := options(command).get("--verbose")) and "Changes nothing" not in str(option.help)
+        if (option := options(command).get("--verbose")) and "this verb always does" not in str(option.help)
     }
     assert longer == {"validate", "list", "compare", "verify"}
 

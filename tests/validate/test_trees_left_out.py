@@ -11,7 +11,7 @@ import pytest
 from recordings import make_recording
 
 from blis_replay.blis.releases.release import bundled_releases, parse_release
-from blis_replay.ingest.recording import STEP_SCHEMA, Recording
+from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us
@@ -56,9 +56,10 @@ def recorded(model: str, workload: str, cycle_us: int, seed: int) -> Recording:
         )
     )
     requests = {"arrival_us": [0, 1], "prompt_tokens": [9, 9], "output_tokens": [2, 2]}
-    return replace(
-        make_recording(requests), slug=f"{model}-{workload}", model=model, workload=workload, steps=rows_of(steps)
-    )
+    made = make_recording(requests)
+    engine = made.engine | {"async_scheduling": Setting(True, "recorded")}  # whose cycles go by the later step
+    names = {"slug": f"{model}-{workload}", "model": model, "workload": workload}
+    return replace(made, **names, steps=rows_of(steps), engine=engine)  # type: ignore[arg-type]
 
 
 PLANTED = [
