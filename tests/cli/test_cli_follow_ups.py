@@ -23,6 +23,7 @@ from blis_replay.validate.attribution.text import explanations
 _COMMAND = re.compile(r"blis-replay ((?:segments|coefficients steps|calibrate) [^;`]*)")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_bundled")
 def test_a_command_of_an_error_has_the_store_of_what_failed(run: Run, tmp_path: Path) -> None:
     """As typed it looked into the usual store, which knows no such experiment."""

@@ -297,6 +297,7 @@ def test_an_interrupt_ends_all_processes_at_once(tmp_path: Path) -> None:
     assert all(map(_gone, workers))
 
 
+@pytest.mark.slow
 def test_workers_of_a_killed_program_end_with_their_job(tmp_path: Path) -> None:
     program, workers = _started(tmp_path, [0, 0, 0, 0])
     program.kill()

@@ -69,6 +69,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.slow
 def test_a_model_never_seen_is_missed_by_the_ratio_of_the_two() -> None:
     """10,000 + 50 d where 20,000 + 50 d was learned: at 54 decodes on average 22.7 over 12.7, +80 %; the other
     way round -44 %.  Without the code workload half of the steps are of the slow model: trees learn the geometric mean

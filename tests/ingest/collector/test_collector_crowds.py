@@ -91,6 +91,7 @@ def test_more_calls_than_are_taken_are_asked_to_come_again(tmp_path: Path, held_
     assert len(stored_messages(tmp_path)) == MAX_CONNECTIONS
 
 
+@pytest.mark.slow
 def test_only_so_many_large_messages_are_in_memory_at_once(tmp_path: Path) -> None:
     """While there are four of more than 2 MB, a fifth is asked to come again, over HTTP before its body is kept."""
     large = request(span(1, name="n" * (3 << 20))).SerializeToString()

@@ -191,6 +191,7 @@ def test_what_arrives_is_encrypted_where_it_is_asked_for(tmp_path: Path) -> None
     assert stored_messages(tmp_path / "run") == [SOUND, SOUND]
 
 
+@pytest.mark.slow
 def test_random_bytes_on_either_port_leave_it_alive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Noise alone and noise after a good beginning, 300 connections of it."""
     noise = random.Random(0)  # noqa: S311 - repeatable, not secret
