@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where it is set, every start compiles all of our modules again, which takes half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test tests check quick-tests lint types docs dist live clean lock
+.PHONY: demo test tests heavy check quick-tests lint types docs dist live clean lock
 
 demo: $(VENV)/.installed
 	$(BIN)/blis-replay validate $(EXPERIMENT)
@@ -23,7 +23,11 @@ test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory -j 2 lint types tests
 
 tests:
-	$(PYTEST)
+	$(PYTEST) -m "not heavy" --durations=5 --durations-min=2.5
+
+# The rest of the tests: each takes more than two and a half seconds.
+heavy: $(VENV)/.installed-dev
+	$(PYTEST) -m heavy
 
 # For the loop of daily work: what needs no recording, no browser and less than a minute.  A test that takes long
 # is named at the end; mark it `slow`.
@@ -31,7 +35,7 @@ check: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory -j 2 lint types quick-tests
 
 quick-tests:
-	$(PYTEST) -q -m "not realdata and not browser and not slow" --durations=5 --durations-min=1
+	$(PYTEST) -q -m "not realdata and not browser and not slow and not heavy" --durations=5 --durations-min=1
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -156,7 +156,7 @@ def pressed_trace(rows: Pressed) -> RequestTrace:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @given(pressed_requests, pressed_engines)
 @settings(max_examples=250, deadline=None)
 def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:

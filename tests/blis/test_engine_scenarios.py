@@ -80,7 +80,7 @@ def test_equal_input_gives_byte_equal_output() -> None:
     assert first.segments.tobytes() == second.segments.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_kernel_runs_without_compilation() -> None:
     """For debugging: with NUMBA_DISABLE_JIT the same source runs as plain Python, and is as exact."""
     code = (

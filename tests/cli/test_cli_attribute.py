@@ -38,6 +38,7 @@ def test_of_an_overloaded_recording_the_queue_is_named_before_any_number(run: Ru
     assert "the recording is overloaded, so its latencies measure how long the queue" in text.partition("E2E mean")[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("calibrated")
 def test_every_field_of_the_json_is_documented(run: Run) -> None:
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")

@@ -120,6 +120,7 @@ def test_what_goes_wrong_is_one_line(run: Run, tmp_path: Path, options: list[str
     assert code == 2 or answer.err.count("\n") == 1
 
 
+@pytest.mark.heavy
 def test_all_names_what_blis_could_not_do(
     run: Run, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

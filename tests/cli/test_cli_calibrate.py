@@ -78,6 +78,7 @@ def _fields(value: object) -> set[str]:
     return set(value) | {name for item in value.values() for name in _fields(item)}
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("stored_demo")
 def test_only_an_earlier_release_of_the_same_name_and_model_is_replaced(run: Run, made_fit: Path) -> None:
     refused = "error: mine.yaml: is there already; give --force to replace it, or another --out\n"
@@ -96,6 +97,7 @@ def test_only_an_earlier_release_of_the_same_name_and_model_is_replaced(run: Run
     assert run(*calibrate).code == 0
 
 
+@pytest.mark.heavy
 def test_a_fit_that_misses_its_own_data_is_written_with_force_only(
     run: Run, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_runs_are_listed_with_the_ids_they_are_compared_by(run: Run) -> None:
     assert {"input": "replay", "a": "scheduling=synchronous", "b": "exact"} in document["inputs_changed"]
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("all_bundled")
 def test_published_answers_and_every_field_of_the_json_documented(run: Run) -> None:
     published = run("compare", "--published", "--json").json

@@ -23,7 +23,7 @@ from blis_replay.validate.attribution.text import explanations
 _COMMAND = re.compile(r"blis-replay ((?:segments|coefficients steps|calibrate) [^;`]*)")
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.usefixtures("all_bundled")
 def test_a_command_of_an_error_has_the_store_of_what_failed(run: Run, tmp_path: Path) -> None:
     """As typed it looked into the usual store, which knows no such experiment."""
@@ -40,7 +40,7 @@ def test_a_command_of_an_error_has_the_store_of_what_failed(run: Run, tmp_path: 
     assert "--store" not in run("validate", "./runs/mine").err, "the usual one is not repeated"
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_every_command_that_attribute_prints_runs_as_it_stands(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from command_line import Run
 _DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
     """Against the published direct calibration, ours is better on all of 34b; the other way round it is worse."""
     files = ("--junit", "gate.xml", "--summary", "gate.md")
@@ -66,7 +66,7 @@ def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, compla
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Path, made_fit: Path) -> None:
     """The steps of docs/gating.md in a repository as it describes, but for those that install."""
     (block,) = re.findall(r"```yaml\n(name: .*?)```", (_DOCS / "gating.md").read_text("utf-8"), re.DOTALL)

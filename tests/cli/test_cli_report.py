@@ -11,6 +11,7 @@ from command_line import Run
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("calibrated")
 def test_a_page_is_written_and_said_in_one_line(run: Run) -> None:
     asked = ("report", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--out")
@@ -33,6 +34,7 @@ def test_a_page_is_written_and_said_in_one_line(run: Run) -> None:
     assert Path("report.html").read_text("utf-8") == html
 
 
+@pytest.mark.heavy
 def test_errors_with_another_release_stand_below(run: Run) -> None:
     """70b-general by the release that ships, and by the published direct calibration; both as validate has them."""
     releases = ("h100-vllm-0.15.1", "stepml-direct")

@@ -272,6 +272,7 @@ def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
     assert store.read_bytes() == before
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("stored_demo")
 def test_verbs_at_the_same_time_wait_for_each_other(run: Run, tmp_path: Path) -> None:
     """DuckDB lets nobody read what one writes: of three validations two ended with an error."""

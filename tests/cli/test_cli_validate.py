@@ -92,7 +92,7 @@ def test_json_has_the_documented_form(run: Run) -> None:
     assert experiment["provenance"]["engine"]["num_gpu_blocks"] == {"value": 26603, "source": "profile"}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.usefixtures("all_bundled")
 def test_all_bundled_experiments_in_one_table(run: Run) -> None:
     """18 are gated, six of them recorded; the overloaded runs are apart; 80 columns hold all; the end says what failed.

@@ -22,7 +22,7 @@ def answering(*rows: VerificationRow) -> object:
     return verify
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_quick_passes_and_its_json_is_whole(run: Run) -> None:
     answer = run("verify", "--quick", "--json")
     assert (answer.code, answer.err) == (0, "")

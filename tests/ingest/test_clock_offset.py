@@ -16,7 +16,7 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.clock_offset import depth_mismatch, estimate_offset, offset_by_depth
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @settings(max_examples=25, deadline=None)
 @given(
     later_us=st.integers(-200_000_000, 200_000_000),

@@ -158,6 +158,7 @@ def findings_of(path: Path, slug: str, check: str) -> list[Finding]:
         return [finding for finding in read_findings(store, slug) if finding.check == check]
 
 
+@pytest.mark.heavy
 def test_ingesting_again_changes_nothing(data_pack: Path, ingested: Path) -> None:
     again = ingest_source(ingested, data_pack / "h100" / GENERAL_34B, profile=profile_of(GENERAL_34B))
     assert again.outcome == "unchanged"

@@ -148,6 +148,7 @@ def test_first_come_first_served_without_hits_is_certain_altogether(rows: Rows, 
         assert steps["certain"].all() or (recording.journey_events.frame()["finish_status"] == "aborted").any()
 
 
+@pytest.mark.heavy
 @given(REQUESTS, ENGINES, st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
 def test_stretch_by_stretch_the_batches_are_those_of_all_at_once(rows: Rows, engine: EngineConfig, few: int) -> None:

@@ -146,7 +146,7 @@ _events = st.lists(
 _steps = st.lists(st.tuples(st.none() | st.integers(-1, 12), st.none() | st.integers(0, 30)), max_size=30)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @settings(max_examples=50)  # each makes two tables
 @given(_steps, _events, st.booleans(), st.sampled_from([4, 15, 1_000]))
 def test_anchors_are_the_same_wherever_the_records_are(

@@ -313,7 +313,7 @@ def test_how_a_clock_was_placed_and_what_was_dropped_are_kept(tmp_path: Path) ->
         assert write_recording(store, replace(made, clocks=clocks[:1]), NO_EVENTS) == "replaced"
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_store_that_another_process_has_open_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -250,7 +250,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_killed_server_loses_less_than_a_second(recorded: Path) -> None:
     """Steps of 10 ms or more, killed in the middle: a whole gzip file that lacks fewer than 100 of them."""
     script = _KILLED.format(paths=[str(Path(fake_vllm.__file__).parent)])

@@ -66,6 +66,7 @@ def _mapping(name: str) -> Map:
     return partial(map_jobs, executor=name, workers=2)
 
 
+@pytest.mark.heavy
 def test_answers_are_those_of_the_jobs_in_their_order(any_map: Map) -> None:
     assert any_map(work.drawn, range(20)) == [work.drawn(seed) for seed in range(20)]
     assert any_map(work.drawn, []) == []
@@ -162,7 +163,7 @@ def test_short_jobs_stay_in_this_process() -> None:
     assert set(map_jobs(work.process_of, range(50), workers=2)) == {os.getpid()}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.usefixtures("two_seconds")
 def test_long_jobs_go_to_a_pool_after_the_first() -> None:
     told: list[int] = []

@@ -47,7 +47,7 @@ def test_a_page_is_what_its_commands_print(name: str) -> None:
 
 
 def test_the_readme_names_its_two_commands() -> None:
-    """Which set up what they need in a clone: the demo, and all tests."""
+    """Which set up what they need in a clone: the demo, and the tests."""
     lines = (ROOT / "README.md").read_text().splitlines()
     assert [line.split("  ")[0] for line in lines if line.startswith("make ")][:2] == ["make demo", "make test"]
 
@@ -56,7 +56,7 @@ def test_every_markdown_file_of_the_documentation_is_in_the_navigation() -> None
     assert {page.source for page in all_pages()} == {ROOT / "README.md", *(ROOT / "docs").glob("*.md")}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_script_builds_a_site_in_which_no_link_leads_to_nothing_and_each_verb_has_a_page(tmp_path: Path) -> None:
     """On a page that takes no time: exit code 0, and the pages are counted.
 

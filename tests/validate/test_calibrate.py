@@ -82,6 +82,7 @@ def test_latencies_give_coefficients_and_delay_back(busy: Recording, split: tupl
     assert fit.agreement["ttft"] < 2.5  # which step a request just catches is chance
 
 
+@pytest.mark.heavy
 def test_a_handful_of_step_windows_does_not_hold_what_latencies_tell(tmp_path: Path) -> None:
     """A minute leaves few windows in which the engine was never idle; true: 8000 us and 30 us a prefill token."""
     stages, recordings = (Stage(0, 10.0, 30_000_000), Stage(1, 15.0, 30_000_000)), []
@@ -116,6 +117,7 @@ def test_a_prior_takes_its_share_of_what_cannot_be_told_apart(busy: Recording) -
     assert value(fit, "per_decode_token").value_us == pytest.approx(60 - 27.7, rel=0.06)
 
 
+@pytest.mark.heavy
 def test_larger_prefills_than_any_fitted_cost_what_the_prior_says(busy: Recording) -> None:
     """True: 30 us a prefill token, prior 45 us; beyond the largest batch the 15 us that are missing come on top.
 
@@ -140,6 +142,7 @@ def test_larger_prefills_than_any_fitted_cost_what_the_prior_says(busy: Recordin
     assert bend(known, 20)[0] == bend(replace(known, hardware="A100-SXM-80GB"), 45)[0] == PrefillBeyond()
 
 
+@pytest.mark.heavy
 def test_intervals_hold_the_truth_and_do_not_depend_on_luck(busy: Recording) -> None:
     """95 % bounds: around what was fitted, few per cent wide; the same seed gives the same release."""
     fit = fitted(busy, "latencies")
@@ -166,6 +169,7 @@ def test_the_parts_of_the_split_are_scored_by_themselves(busy: Recording) -> Non
     assert [s.part for s in fitted(busy, split=(1.0, 1.0)).record.scores] == ["fit"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: bool) -> None:
     """Two loads, so cycles of 5.3 and 15 ms: 5000 us + 150 us a decode.

@@ -73,6 +73,7 @@ def test_a_server_of_any_form_is_found_again_at_its_own_load(bends: tuple[int, .
     assert abs(held_out_error(server, fitted(run_of(server)))) <= HELD_OUT
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bends", [(32,), (32, 64)])
 def test_the_form_of_a_server_is_found_from_two_loads(bends: tuple[int, ...]) -> None:
     """From a load well below the bends and one well above: the bends, and the load between, which is in neither.
@@ -117,6 +118,7 @@ def burst(blocks: int | None) -> Recording:
     return replace(made, requests=rows_of(made.requests.frame().with_columns(**times)), engine=made.engine | known)
 
 
+@pytest.mark.heavy
 def test_a_fit_that_misses_its_own_training_data_says_so() -> None:
     """Without its KV blocks the server seems to serve all at once, and no step time makes those latencies."""
     known, unknown = fitted(burst(1_500)), fitted(burst(None))
@@ -164,6 +166,7 @@ def test_a_real_burst_is_met_by_its_own_fit(data_pack: Path) -> None:
     assert fit.missed == ()
 
 
+@pytest.mark.heavy
 def test_a_real_burst_without_its_kv_blocks_is_refused_and_no_traceback(data_pack: Path) -> None:
     """Llama-3.1-8B on an RTX 4090 with 2,588 KV blocks: told none, a fit ended in NaN, and half of E2E stays missed."""
     folder = data_pack / "llmservingsim" / "RTX4090" / "Llama-3.1-8B"

@@ -51,7 +51,7 @@ def test_prompts_that_were_served_before_the_recording_are_told_from_steps_that_
     assert (row.grade, row.blamed) == ("right", ("prefix cache",))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "grade", "blamed"),
     [
@@ -108,7 +108,7 @@ def row_of(monkeypatch: pytest.MonkeyPatch, alias: str, depth: str, name: str, s
     return row
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_in_the_recording_of_a_real_server_what_was_blamed_before_is_not_held_against_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,7 +118,7 @@ def test_in_the_recording_of_a_real_server_what_was_blamed_before_is_not_held_ag
     assert row.explained == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_steps_of_a_stalling_server_do_not_count_for_more_in_a_queue_that_a_wrong_argument_makes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +128,7 @@ def test_steps_of_a_stalling_server_do_not_count_for_more_in_a_queue_that_a_wron
     assert row.explained == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(("alias", "name"), [("tiny-live-e", "max_num_seqs"), ("tiny-live-d", "KV blocks")])
 def test_a_client_tells_a_bound_of_requests_from_one_of_memory(
     monkeypatch: pytest.MonkeyPatch, alias: str, name: str

@@ -273,7 +273,7 @@ def slower(line: LatencyModel, factor: float) -> LatencyModel:
     return replace(line, **{cost: round(factor * getattr(line, cost)) for cost in costs})
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tmp_path: Path) -> None:
     """34b-*: a reissue passes; with every step 5 % longer E2E is off by +5 % where it was +0.1 to -0.8 %."""
     shipped = load_release(DEFAULT_RELEASE)

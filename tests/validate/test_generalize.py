@@ -157,6 +157,7 @@ def test_a_fold_that_would_is_not_made(cases: list[Observed]) -> None:
             Fold("org/model-1b", "model", train, test)
 
 
+@pytest.mark.heavy
 def test_a_workload_never_seen_is_predicted(cases: list[Observed]) -> None:
     """Chat of 400 + 60 tokens, summaries of 1,300 + 80, each from the other.
 
@@ -247,6 +248,7 @@ def real(real_store: Store) -> list[Observed]:
     return read_cases(real_store, ["7b-*", "34b-*", "70b-*", "mixtral-*"])
 
 
+@pytest.mark.heavy
 def test_models_never_seen_on_real_recordings(real: list[Observed]) -> None:
     """Bar: mean E2E of a dense model from architecture and datasheet within 10 %; the published best is 14.8 %.
 

@@ -69,6 +69,7 @@ def text_and_numbers(release: CoefficientRelease, entry: ModelEntry) -> tuple[st
     return re.sub(number, "#", text), [float(found) for found in re.findall(number, text)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", sorted(TRAINED_ON))
 def test_calibration_of_a_model_gives_what_ships(real_store: Store, model: str) -> None:
     """Codegen and general again: the entry that ships, word by word and number by number.

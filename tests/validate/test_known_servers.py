@@ -39,7 +39,7 @@ def test_a_fit_of_a_line_predicts_another_load() -> None:
     assert fit.covered + len(fit.missed_bounds) == fit.bounded
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_stalls_that_recur_are_part_of_a_step() -> None:
     """A step of 15 ms stalls for 75 ms once a second: between stalls an empty one takes 3.7 % less than on average.
 

@@ -131,7 +131,7 @@ def test_what_a_simulator_cannot_do_is_said_and_the_others_are_scored(store: Pat
     assert [answer.exit_code for answer in answers] == [0, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_of_all_what_there_is_not_is_named_and_what_is_asked_for_must_be_there(store: Path) -> None:
     found, absent = contestants(store, ["all"], RELEASE, None, 60.0)
     assert set(found) >= {"embedded", "floor:constant", "floor:line"}

@@ -73,7 +73,7 @@ def test_a_level_has_a_mean_batch_by_littles_law() -> None:
     assert context == pytest.approx(decodes * (found.prompt_tokens + output / 2))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_planted_coefficients_lie_within_the_bounds_of_a_table() -> None:
     """Nine levels of three lengths, 5 requests a client, tell all costs of a step; the delay is known within 3 ms."""
     rows = table(each=5.0)

@@ -69,6 +69,7 @@ def test_the_environment_names_the_store_as_for_the_command_line(store: Path, mo
         br.load("1b-generl")
 
 
+@pytest.mark.heavy
 def test_a_picture_is_that_of_the_report(store: Path) -> None:
     """The same drawing in other colours: a file of its own that a parser that is not ours reads."""
     shown = br.figure("34b-codegen", "e2e", store=store)
@@ -124,6 +125,7 @@ def test_what_is_public_is_documented_and_nothing_else_is() -> None:
         assert f"| `br.{name}` |" in page
 
 
+@pytest.mark.heavy
 def test_each_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a reader types them, in an empty folder: a recording of one's own first, and coefficients of it."""
     monkeypatch.chdir(tmp_path)
@@ -185,6 +187,7 @@ def test_three_lines_do_in_a_fresh_interpreter(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
 
 
+@pytest.mark.heavy
 def test_the_tutorial_runs_to_its_end() -> None:
     ended = subprocess.run([sys.executable, _TUTORIAL], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

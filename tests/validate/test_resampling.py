@@ -65,7 +65,7 @@ def covers_zero(seed: int, noise: Noise, depth: float) -> bool:
     return low <= 0 <= high
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
     """60 servers, noisy steps or drift, 3 to 30 deep: 95 % less two standard errors of 60 is 89 %."""
     kinds: tuple[Noise, ...] = ("steps", "drift")

@@ -94,6 +94,7 @@ def test_one_that_cannot_be_judged_is_named_or_raised(path: Path) -> None:
         validated(path, tolerant=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("executor", ["local", "ray"])
 def test_every_executor_gives_the_same_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: ExecutorName

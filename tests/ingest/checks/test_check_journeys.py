@@ -153,7 +153,7 @@ odd_events = st.lists(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @given(
     odd_events, st.lists(st.tuples(numbers, numbers), min_size=3, max_size=3), st.booleans(), st.sampled_from([0, 7])
 )

@@ -53,7 +53,7 @@ TOKEN_TIMES = st.lists(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(times=TOKEN_TIMES, known=st.booleans(), closing=st.sampled_from([1, 2, 3]))
 def test_a_paired_layout_gives_back_any_true_token_times(
@@ -88,7 +88,7 @@ def test_plain_and_singly_closed_streams_are_told_apart(tmp_path: Path, times: l
     assert event_totals(closed, made, SINGLE_WITH_DONE).token_gap_us == pytest.approx(true_us)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(times=TOKEN_TIMES, role_us=st.integers(0, 190))
 def test_a_leading_role_is_no_token(tmp_path: Path, times: list[list[int]], role_us: int) -> None:

@@ -133,6 +133,7 @@ def batches_on_disk(directory: Path) -> Counter[int]:
     return found
 
 
+@pytest.mark.heavy
 def test_a_collector_killed_under_load_has_lost_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     """Killed twice, with a torn frame added to what the first kill left; exporters go on when it is there again."""
     directory = tmp_path / "run"

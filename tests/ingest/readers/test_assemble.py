@@ -198,6 +198,7 @@ def test_34b_general(data_pack: Path) -> None:
         assert recording.steps.height == 7441
 
 
+@pytest.mark.heavy
 def test_every_real_directory_is_read_without_a_rejected_record(data_pack: Path) -> None:
     """12 H100 experiments with the failures of NOTES, section 1; by time the stages are what their reports count."""
     failed = {}

@@ -238,7 +238,7 @@ def test_a_time_beyond_int64_costs_its_event_in_both_forms_also_one_that_is_not_
         assert (len(batch.spans), [place for place, _ in tally.rejected]) == (1, ["line 7, span 1, event 1"])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @settings(max_examples=400, deadline=None)
 @given(document=documents)
 def test_json_and_protobuf_agree_on_random_span_trees(document: dict[str, Any]) -> None:

@@ -354,7 +354,7 @@ def test_any_numbers_in_any_spans_are_a_recording_or_one_line(
     ingested(tmp_path_factory.mktemp("any"), [json.dumps(document).encode() for document in found])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @settings(max_examples=40, deadline=None)
 @given(edits=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
 def test_mutated_journeys_are_a_recording_or_one_line(

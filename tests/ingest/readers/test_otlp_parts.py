@@ -73,6 +73,7 @@ def read(paths: list[Path], scratch: Scratch) -> tuple[TracesRead, list[tuple[in
     return found, [(file.tally.records, file.tally.rejected_count, file.tally.rejected) for file in files]
 
 
+@pytest.mark.heavy
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6), batch_rows=st.integers(1, 25), batch_spans=st.integers(1, 60), restarted=st.booleans()

@@ -210,7 +210,7 @@ FIELDS = st.one_of(st.sampled_from([None, 0, 1, True, "r", [1], "AAAA", 2**64, 0
 EVENTS = st.one_of(st.builds(lambda name, fields: [name, *fields], st.sampled_from(NAMES), st.lists(FIELDS)), JSON)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @settings(max_examples=150, deadline=None)
 @given(
     lines=st.lists(

@@ -33,6 +33,7 @@ def browser() -> Iterator[object]:
         launched.close()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
 @pytest.mark.parametrize("which", ["planted", "hostile", "bare"])
 def test_a_browser_has_nothing_to_say_and_asks_nobody(

@@ -193,6 +193,7 @@ def test_no_interval_reaches_below_a_simulated_latency_of_0(
     assert set(evidence.error_intervals(wrong_evidence.comparison, compared).values()) == {(-1.0, 6.284)}
 
 
+@pytest.mark.heavy
 def test_an_artist_draws_what_is_drawn_here(wrong_evidence: Evidence) -> None:
     """The same bytes from a process beside this one; and from here, where that process is lost."""
     here = [drawing.svg for drawing in charts_of(wrong_evidence).drawings]

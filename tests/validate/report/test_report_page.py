@@ -259,6 +259,7 @@ def test_a_recording_with_hardly_a_column_makes_a_page_that_says_so(bare_html: s
     assert absent == ["step cycle against batch size: fewer than 20 pairs of consecutive steps were recorded"]
 
 
+@pytest.mark.heavy
 def test_a_page_is_the_same_from_several_processes(
     planted_page: PlantedPage, planted_report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +349,7 @@ def test_the_size_of_a_picture_does_not_grow_with_the_recording() -> None:
     assert abs(sizes[1] - sizes[0]) < 500
 
 
+@pytest.mark.heavy
 def test_twelve_real_experiments_are_below_five_megabytes(real_store, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Two recorded ones with all their pictures, one of them with step records, times six."""
     from blis_replay.replay.release_file import load_release
