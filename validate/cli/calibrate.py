@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.compiled.files import write_whole
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
     OUT_FILE,
     Shares,
     executor_options,
-    form_options,
     given_options,
-    print_answer,
     release_option,
     repeat_option,
     selector_option,

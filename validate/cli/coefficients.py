@@ -11,6 +11,7 @@ import click
 
 from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.coefficients_made import (
     export_defaults,
     for_model,
@@ -26,9 +27,7 @@ from blis_replay.validate.cli.options import (
     coefficients_option,
     executor_options,
     experiment_option,
-    form_options,
     gpu_file_option,
-    print_answer,
     selector_option,
     store_option,
     verb,

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.compiled.files import write_whole
+from blis_replay.validate.cli.answers import Command, form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
     FOLDER,
     OUT_FILE,
-    Command,
-    form_options,
     given_options,
     gpu_file_option,
-    print_answer,
     release_option,
     store_option,
     verb,

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     coefficients_option,
-    form_options,
     name_option,
-    print_answer,
     store_option,
     timeout_option,
     verb,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.compiled.files import write_whole
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     DURATION,
     OUT_FILE,
@@ -17,9 +18,7 @@ from blis_replay.validate.cli.options import (
     executor_options,
     experiment_option,
     experiments_options,
-    form_options,
     given_options,
-    print_answer,
     release_option,
     replay_option,
     store_option,

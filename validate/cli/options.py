@@ -1,4 +1,4 @@
-"""What verbs share: the shape of a command, its options, and how its answer is printed."""
+"""What verbs share: the shape of a command, and its options."""
 
 from __future__ import annotations
 
@@ -10,28 +10,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
-from blis_replay.ingest.errors import printable
 from blis_replay.validate import STORE_DEFAULT
+from blis_replay.validate.cli.answers import Command, set_out_file
 
 if TYPE_CHECKING:
     from blis_replay.blis.releases.release import CoefficientRelease
-    from blis_replay.validate.text.answer import Answer
 
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-# Where a command keeps how its answer is to be printed.
-_META = "blis_replay"
-# Where it keeps the option that names its store, empty for the usual one.
+# Where a command keeps the option that names its store, empty for the usual one.
 _STORE = "store"
-# The form of an answer by the ending of its file, where no form was asked for.
-_FORMS = {".html": "html", ".json": "json", ".csv": "csv", ".md": "markdown"}
-# Whoever names such a file expects more than text in it.
-_OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg"}
 
 
 class PlacePath(click.Path):
@@ -253,106 +244,6 @@ def replay_option(command: Command) -> Command:
     return click.option("--replay", "mode_text", default="exact", show_default=True, metavar="MODE", help=help_text)(
         command
     )
-
-
-def form_options(command: Command) -> Command:
-    """What every verb has that answers: ``--format``, its short names, ``-v`` and ``-q``."""
-    for switch, name, what in (
-        ("-q", "quiet", "Print no answer and no progress; the exit code answers."),
-        ("-v", "verbose", "Print everything, which this verb always does."),  # of others: ``LONGER``
-    ):
-        command = click.option(f"--{name}", switch, is_flag=True, expose_value=False, callback=_remember, help=what)(
-            command
-        )
-    for form, what in (("markdown", "a Markdown table"), ("csv", "CSV"), ("json", "JSON")):
-        command = click.option(
-            f"--{form}", is_flag=True, expose_value=False, callback=_form, help=f"Print {what} instead of text."
-        )(command)
-    return click.option(
-        "--format",
-        "-f",
-        "form",
-        type=click.Choice(["text", "json", "csv", "markdown"]),
-        expose_value=False,
-        callback=_form,
-        help="Print the answer as.  [default: text]",
-    )(command)
-
-
-def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    ctx.meta[f"{_META}.{param.name}"] = value
-
-
-def _form(ctx: click.Context, param: click.Parameter, value: str | bool | None) -> str | None:
-    """The one form that was asked for, by ``--format`` or by a flag of its name; None for text."""
-    place = f"{_META}.form"
-    asked = value if isinstance(value, str) else param.name if value else None
-    known = ctx.meta.get(place)
-    if asked and known and asked != known:
-        raise click.UsageError(f"--{known} and --{asked}: one form at a time; leave one of them out")
-    ctx.meta[place] = asked or known
-    return None if ctx.meta[place] == "text" else ctx.meta[place]
-
-
-def set_out_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
-    """Where the answer is written; None: standard output."""
-    if value is not None and value.suffix.lower() in _OTHER_KINDS:
-        named = "name a .json, .csv, .md, .html or .txt file"
-        raise click.UsageError(f"--out {value}: no answer is written as {value.suffix}; {named}")
-    ctx.meta[f"{_META}.out"] = value
-
-
-def quiet() -> bool:
-    """Whether nothing but errors is to be printed."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(f"{_META}.quiet"))
-
-
-def has_out_file() -> bool:
-    """Whether the answer goes to a file."""
-    return click.get_current_context().meta.get(f"{_META}.out") is not None
-
-
-def asked_form() -> str | None:
-    """The form that any option has asked for; None for text."""
-    form: str | None = click.get_current_context().meta.get(f"{_META}.form")
-    return None if form == "text" else form
-
-
-def ask_form(ctx: click.Context, form: str | None) -> None:
-    """Have the answers of a command be in a form; None: as text."""
-    ctx.meta[f"{_META}.form"] = form
-
-
-def print_answer(answer: Answer) -> int:
-    """Print an answer as text, or in the form asked for, to where it is wanted; its exit code."""
-    from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
-
-    meta = click.get_current_context().meta
-    file: Path | None = meta.get(f"{_META}.out")
-    form = asked_form()
-    if form is None and file is not None and meta.get(f"{_META}.form") is None:
-        form = _FORMS.get(file.suffix)
-    if form == "html":
-        from blis_replay.validate.report.report import answer_page
-
-        text = answer_page(answer, click.get_current_context().command_path)
-    elif form in (None, "text"):
-        brief = answer.brief and not meta.get(f"{_META}.verbose")
-        text = page_text(answer.brief if brief else answer.page) + "\n"
-    elif form == "json":
-        text = page_json(answer.document) + "\n"
-    else:
-        for sentence in () if quiet() else answer.beside_data:
-            click.echo(printable(sentence), err=True)
-        text = csv(answer.table) if form == "csv" else markdown(answer.table) + "\n"
-    if file is not None:
-        from blis_replay.compiled.files import write_whole
-
-        write_whole(file, click.unstyle(text))
-    elif not quiet():
-        click.echo(text, nl=False)
-    return answer.exit_code
 
 
 def repeated(**options: str | None) -> str:

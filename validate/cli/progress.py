@@ -12,7 +12,7 @@ from typing import Protocol
 import click
 
 from blis_replay.ingest.errors import printable
-from blis_replay.validate.cli.options import quiet
+from blis_replay.validate.cli.answers import quiet
 
 _SHOWN_EVERY_S = 0.1
 _WIPE = "\r\033[K"

@@ -17,16 +17,11 @@ import click
 
 from blis_replay.compiled.errors import require_extra
 from blis_replay.ingest.errors import counted, printable
+from blis_replay.validate.cli.answers import ask_form, asked_form, form_options, has_out_file, print_answer, quiet
 from blis_replay.validate.cli.options import (
     FILE,
     FOLDER,
     PlacePath,
-    ask_form,
-    asked_form,
-    form_options,
-    has_out_file,
-    print_answer,
-    quiet,
     store_option,
     verb,
 )

@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from blis_replay.ingest.errors import counted
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     PlacePath,
     complete_checks,
     experiment_option,
-    form_options,
     one_experiment,
-    print_answer,
     store_option,
     verb,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.compiled.files import write_whole
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
     FOLDER,
@@ -15,10 +16,8 @@ from blis_replay.validate.cli.options import (
     coefficients_option,
     executor_options,
     experiment_option,
-    form_options,
     given_options,
     name_option,
-    print_answer,
     release_on_gpu,
     release_option,
     slo_option,

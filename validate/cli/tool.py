@@ -16,7 +16,13 @@ import click
 
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
-from blis_replay.validate.cli.options import VerbGroup, executor_options, form_options, print_answer, store_option, verb
+from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.options import (
+    VerbGroup,
+    executor_options,
+    store_option,
+    verb,
+)
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Block, Line
 

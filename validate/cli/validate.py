@@ -10,13 +10,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from blis_replay.ingest.errors import printable
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     WINDOW,
     coefficients_option,
     executor_options,
     experiments_options,
-    form_options,
-    print_answer,
     repeat_option,
     repeated,
     replay_option,
