@@ -236,7 +236,7 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
     from blis_replay.replay.mode import parse_mode
     from blis_replay.validate.attribution.attribute import attribute as attributed
     from blis_replay.validate.attribution.text import attribution_answer
-    from blis_replay.validate.experiment import find_experiment, release_for
+    from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
     release = release_for(coefficients, [name])
@@ -244,9 +244,9 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
     with open_for_reading(_store(store)) as opened:
         recording = read_stored(opened, find_experiment(opened, name))
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
-    return attribution_answer(
-        attributed(recording, release, mode, reference=release_for(None, [name]), token_gaps=gaps)
-    )
+    again = given_options(coefficients, _store(store))
+    reference = release_for(None, [name])
+    return attribution_answer(attributed(recording, release, mode, reference=reference, token_gaps=gaps, options=again))
 
 
 def compare(
@@ -279,10 +279,11 @@ def whatif(
     Example: ``br.whatif("7b-train", {"max_num_seqs": 64}).frame``
     """
     from blis_replay.validate.engine_arguments import what_if, whatif_answer
-    from blis_replay.validate.experiment import release_for
+    from blis_replay.validate.experiment import given_options, release_for
 
     changed = tuple(changes.items())
-    return whatif_answer(what_if(load(name, store), release_for(coefficients, [name]), [changed]))
+    found = what_if(load(name, store), release_for(coefficients, [name]), [changed])
+    return whatif_answer(found, given_options(coefficients, _store(store)))
 
 
 def calibrate(
@@ -299,11 +300,11 @@ def calibrate(
     from blis_replay.compiled.files import write_whole
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.calibration.calibrate import Options
+    from blis_replay.validate.calibration.calibrate import Options, recorded_experiments
     from blis_replay.validate.calibration.calibrate import calibrate as calibrated
     from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
     from blis_replay.validate.calibration.text import calibration_answer
-    from blis_replay.validate.experiment import recorded_experiments
+    from blis_replay.validate.experiment import given_options
 
     with open_for_reading(_store(store)) as opened:
         recordings = [read_stored(opened, slug) for slug in recorded_experiments(opened, names)]
@@ -311,7 +312,8 @@ def calibrate(
     written = force or not any(fit.missed for fit in fits)
     if written:
         write_whole(out, format_release(release))
-    return calibration_answer(str(out), fits, recordings, written=written)
+    again = given_options(str(out), _store(store))
+    return calibration_answer(str(out), fits, recordings, again, written=written)
 
 
 def gate(

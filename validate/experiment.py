@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,7 +12,7 @@ from blis_replay.blis.releases.release import CoefficientRelease, bundled_releas
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.errors import UnknownExperimentError
-from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
     NamedExperiment,
@@ -23,12 +25,13 @@ from blis_replay.ingest.store import (
     writable,
 )
 from blis_replay.replay.release_file import load_release
+from blis_replay.validate import STORE_DEFAULT
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 # Fitted to other recordings that ship.
 _OTHER_RELEASES = ("cpu-vllm-0.32.0",)
 
-_WILDCARDS = set("*?[")
+WILDCARDS = set("*?[")
 
 
 def find_experiment(store: Store, name: str) -> str:
@@ -38,7 +41,7 @@ def find_experiment(store: Store, name: str) -> str:
     takes precedence, and so does a stored one over a bundled one of the same alias.
     Raises ``UnknownExperimentError`` for an unknown or ambiguous name.
     """
-    if set(name) & _WILDCARDS:
+    if set(name) & WILDCARDS:
         slugs = select_experiments(store, [name])
         if len(slugs) > 1:
             raise UnknownExperimentError(f"{name} matches {len(slugs)} experiments, one is needed: {', '.join(slugs)}")
@@ -121,7 +124,7 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     known = [*experiments_named(store), *bundled]
     slugs: list[str] = []
     for selector in selectors:
-        if not set(selector) & _WILDCARDS:
+        if not set(selector) & WILDCARDS:
             slugs.append(find_experiment(store, selector))
             continue
         matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
@@ -137,21 +140,6 @@ def named_experiments(store: Store, selectors: Sequence[str] | None) -> list[str
     return all_experiments(store) if selectors is None else select_experiments(store, selectors)
 
 
-def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
-    """As ``select_experiments``; of a pattern only recordings of single requests, not overloaded, if it has any.
-
-    Raises ``UnknownExperimentError`` as that does.
-    """
-    slugs: list[str] = []
-    for selector in selectors:
-        matched = select_experiments(store, [selector])
-        rows = [row for row in list_experiments(store) if row.slug in matched]
-        recorded = {row.slug for row in rows if row.ground_truth == RECORDED and not row.overloaded}
-        named = not set(selector) & _WILDCARDS
-        slugs += matched if named or not recorded else [slug for slug in matched if slug in recorded]
-    return list(dict.fromkeys(slugs))
-
-
 def _bundled_not_stored(store: Store) -> list[NamedExperiment]:
     """Experiments that ship with the package and are not in the store."""
     stored = {experiment.slug for experiment in experiments_named(store)}
@@ -161,3 +149,10 @@ def _bundled_not_stored(store: Store) -> list[NamedExperiment]:
 def experiment_row(store: Store, slug: str) -> ExperimentRow:
     """The short form of a stored experiment."""
     return next(row for row in list_experiments(store) if row.slug == slug)
+
+
+def given_options(coefficients: str | None, store_path: Path) -> str:
+    """The options that a command printed to go on with must repeat, each with a space before it."""
+    release = "" if coefficients is None else f" --coefficients {shlex.quote(coefficients)}"
+    usual = str(store_path) in (str(STORE_DEFAULT), os.environ.get("BLIS_REPLAY_STORE"))
+    return release + ("" if usual else f" --store {shlex.quote(str(store_path))}")

@@ -191,7 +191,7 @@ def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: boo
     assert [f.record.scheduling_told for f in (fit, contradicted, assumed)] == [mode] * 3
     assert [f.record.scheduling for f in (fit, contradicted, assumed)] == [mode, other, mode]
     assert [f.scheduling is not None and f.scheduling.contradicts for f in (fit, contradicted)] == [False, True]
-    texts = [" ".join(str(calibration_answer("x", [f], [recording], written=True)).split()) for f in (fit, assumed)]
+    texts = [" ".join(str(calibration_answer("x", [f], [recording], "", written=True)).split()) for f in (fit, assumed)]
     assert f"{mode} by the latencies, {mode} by the recording (file)" in texts[0]
     assert f"{mode} by the latencies, {other} assumed (not recorded)" in texts[1]
     assert value(assumed, "pre_queue").value_us == pytest.approx(5_000, abs=300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from importlib import resources
@@ -166,6 +167,10 @@ def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:
     assert changed[0] == "max_num_seqs=16"
     assert changed[1] > recorded[1]
     assert "max_num_seqs=16" in str(answer)
+    # As the command line says it, so it can be typed.
+    assert f"blis-replay validate --experiment 34b-codegen --store {shlex.quote(str(store))}" in " ".join(
+        str(answer).split()
+    )
     sides = br.compare("34b-codegen", "34b-codegen@h100-vllm-0.15.1", store=store)
     assert sides.frame.height == 16
     assert "<table>" in sides._repr_html_()

@@ -18,7 +18,8 @@ from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, Mode
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.identity import requests_hash
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
@@ -47,6 +48,7 @@ from blis_replay.validate.calibration.model_fit import (
 from blis_replay.validate.calibration.own_data import first_use_of, missed, part_scores, with_stalls
 from blis_replay.validate.calibration.step_errors import PREFILL, StepForm
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.experiment import WILDCARDS, select_experiments
 from blis_replay.validate.metrics.resampling import SEED
 
 Data = Literal["steps", "latencies"]
@@ -83,6 +85,21 @@ class ModelFit:
     agreement: dict[str, float]
     scheduling: SchedulingEvidence | None
     missed: tuple[str, ...]
+
+
+def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
+    """As ``select_experiments``; of a pattern only recordings of single requests, not overloaded, if it has any.
+
+    Raises ``UnknownExperimentError`` as that does.
+    """
+    slugs: list[str] = []
+    for selector in selectors:
+        matched = select_experiments(store, [selector])
+        rows = [row for row in list_experiments(store) if row.slug in matched]
+        recorded = {row.slug for row in rows if row.ground_truth == RECORDED and not row.overloaded}
+        named = not set(selector) & WILDCARDS
+        slugs += matched if named or not recorded else [slug for slug in matched if slug in recorded]
+    return list(dict.fromkeys(slugs))
 
 
 def calibrate(

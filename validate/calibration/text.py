@@ -33,17 +33,16 @@ _SCORE_COLUMNS = (
 
 
 def calibration_answer(
-    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], again: str = "", *, written: bool
+    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], again: str, *, written: bool
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
     ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
-    ``recordings``: what it was fitted to; ``again``: options that name the release and the store, if not the usual
+    ``recordings``: what it was fitted to; ``again``: options that name the release, and the store if not the usual
     one.  In the document coefficients are in us, errors of windows in percent, and scores are fractions.
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
-    options = again or f" --coefficients {quote(release)}"
-    again = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
+    again = f"blis-replay validate --experiment {quote(recordings[0].alias)}{again}"
     rows = [
         {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
         for fit in fits

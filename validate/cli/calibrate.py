@@ -15,7 +15,6 @@ from blis_replay.validate.cli.options import (
     OUT_FILE,
     Shares,
     executor_options,
-    given_options,
     release_option,
     repeat_option,
     selector_option,
@@ -114,11 +113,11 @@ def calibrate_verb(
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release, refuse_other_file
     from blis_replay.replay.simulator import model_of
-    from blis_replay.validate.calibration.calibrate import Options, calibrate
+    from blis_replay.validate.calibration.calibrate import Options, calibrate, recorded_experiments
     from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
     from blis_replay.validate.calibration.physical import calibrate_operators
     from blis_replay.validate.calibration.text import calibration_answer
-    from blis_replay.validate.experiment import recorded_experiments
+    from blis_replay.validate.experiment import given_options
 
     if not names:
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 34b-general --out mine.yaml`")

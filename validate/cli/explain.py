@@ -18,7 +18,6 @@ from blis_replay.validate.cli.options import (
     executor_options,
     experiment_option,
     experiments_options,
-    given_options,
     release_option,
     replay_option,
     store_option,
@@ -70,7 +69,7 @@ def explain_verb(
     from blis_replay.replay.simulator import entry_of
     from blis_replay.validate.attribution.attribute import attribute
     from blis_replay.validate.attribution.text import attribution_answer
-    from blis_replay.validate.experiment import find_experiment, release_for
+    from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
     release = release_for(coefficients, [name])

@@ -15,6 +15,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import click
@@ -242,7 +243,7 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    given: dict[str, str] = {}
+    given: dict[str, Path] = {}
     try:
         code = cli(prog_name="blis-replay", standalone_mode=False, obj=given)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -21,7 +21,7 @@ from blis_replay.validate.cli.answers import Command, set_out_file
 if TYPE_CHECKING:
     from blis_replay.blis.releases.release import CoefficientRelease
 
-# Where a command keeps the option that names its store, empty for the usual one.
+# Where a command keeps which store it is of.
 _STORE = "store"
 
 
@@ -59,19 +59,23 @@ def store_option(command: Command) -> Command:
 
 def _remembered(ctx: click.Context, _param: click.Parameter, store_path: Path) -> Path:
     """The store as it is, and for ``main`` how the commands of an error repeat it."""
-    ctx.find_root().ensure_object(dict)[_STORE] = given_options(None, store_path)
+    ctx.find_root().ensure_object(dict)[_STORE] = store_path
     return store_path
 
 
 _TOLD = re.compile(r"`blis-replay ([^`]+)`")
 
 
-def with_store(message: str, root: click.Group, given: dict[str, str]) -> str:
+def with_store(message: str, root: click.Group, given: dict[str, Path]) -> str:
     """An error in which each command that takes a store has that of the command that failed.
 
     ``given``: the object of its context.
     """
-    repeated, context = given.get(_STORE, ""), click.Context(root)
+    if _STORE not in given or not _TOLD.search(message):
+        return message
+    from blis_replay.validate.experiment import given_options
+
+    repeated, context = given_options(None, given[_STORE]), click.Context(root)
 
     def told(found: re.Match[str]) -> str:
         command: click.Command | None = root
@@ -81,14 +85,7 @@ def with_store(message: str, root: click.Group, given: dict[str, str]) -> str:
         takes = command is not None and any(one.name == "store_path" for one in command.params)
         return f"`blis-replay {found[1]}{repeated if takes and ' --store ' not in found[1] else ''}`"
 
-    return _TOLD.sub(told, message) if repeated else message
-
-
-def given_options(coefficients: str | None, store_path: Path) -> str:
-    """The options that a command printed to go on with must repeat, each with a space before it."""
-    release = "" if coefficients is None else f" --coefficients {shlex.quote(coefficients)}"
-    usual = str(store_path) in (str(STORE_DEFAULT), os.environ.get("BLIS_REPLAY_STORE"))
-    return release + ("" if usual else f" --store {shlex.quote(str(store_path))}")
+    return _TOLD.sub(told, message)
 
 
 def experiment_option(command: Command) -> Command:

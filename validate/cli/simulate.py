@@ -16,7 +16,6 @@ from blis_replay.validate.cli.options import (
     coefficients_option,
     executor_options,
     experiment_option,
-    given_options,
     name_option,
     release_on_gpu,
     release_option,
@@ -244,7 +243,7 @@ def whatif_verb(
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.validate.engine_arguments import grid, mode_with, parse_value, what_if, whatif_answer
-    from blis_replay.validate.experiment import find_experiment, release_for
+    from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.load_search import find_most, load_answer
     from blis_replay.validate.metrics.objectives import parse_objectives
     from blis_replay.validate.metrics.observed import pooled_gaps
