@@ -27,6 +27,7 @@ from blis_replay.ingest.errors import counted, printable
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.step_log import MAX_LINE_BYTES
 from blis_replay.recorder.plugin import DIRECTORY
+from blis_replay.recorder.writer import FLUSH_S
 from blis_replay.validate.errors import RecordError
 
 LOG, BEFORE, AFTER = "vllm.log", "metrics-before.prom", "metrics-after.prom"
@@ -38,6 +39,8 @@ _PIECE_BYTES = 64 << 10
 _MOST_METRICS_BYTES = 64 << 20
 _ANSWER_S, _FETCHED_S, _POLL_S = 3.0, 10.0, 1.0
 _END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# vLLM kills its engine right after a signal, and what the recorder has of the last moments would go with it.
+_WRITTEN_S = 2 * FLUSH_S
 
 
 @dataclass
@@ -222,10 +225,10 @@ class _Run:
             self.made.notes.append(f"{LOG}: {lost_bytes:,} bytes of it could not be written; make room")
 
     async def _end(self, server: asyncio.subprocess.Process, number: signal.Signals) -> None:
-        """Pass a signal on; the first one after the metrics at the end were fetched."""
+        """Pass a signal on; the first one after the metrics at the end were fetched and the last steps were written."""
         self.ending.append(number)
         if len(self.ending) == 1:
-            await self._metrics(AFTER)
+            await asyncio.gather(self._metrics(AFTER), asyncio.sleep(_WRITTEN_S))
         with suppress(ProcessLookupError):
             server.send_signal(number)
 

@@ -162,8 +162,18 @@ def _by_clock(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     """By prompt and output length, each the first of its kind that came after it was sent."""
     key = ["prompt_tokens", "output_tokens_reported"]
     mine = _keyed(client, key)
-    rows = _in_turn(mine, _keyed(server, key), 0, _nothing(server))
+    rows = _cut_off(client, server, 0, _in_turn(mine, _keyed(server, key), 0, _nothing(server)))
     return rows if (rows >= 0).sum() >= _AGREE * max(mine.height, 1) else _nothing(server)
+
+
+def _cut_off(client: pl.DataFrame, server: pl.DataFrame, offset_us: int, rows: Int64s) -> Int64s:
+    """``rows`` filled with those that the server had not ended when its record ends: of them only prompts are known."""
+    key, left = ["prompt_tokens"], np.ones(client.height, bool)
+    left[rows[rows >= 0]] = False
+    unended = pl.Series(rows < 0) & (server["status"] != "ok")
+    mine = _keyed(client.with_columns(status=pl.when(pl.Series(left)).then("status")), key)
+    others = _keyed(server.with_columns(status=pl.when(unended).then(pl.lit("ok"))), key)
+    return _in_turn(mine, others, offset_us, rows)
 
 
 def _by_content(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
@@ -171,10 +181,13 @@ def _by_content(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     keys: tuple[list[str], ...] = (["prompt_tokens", "output_tokens_reported"], ["output_tokens_reported"], [])
     for key in keys:
         mine, others = _keyed(client, key), _keyed(server, key)
-        rows = _by_arrivals(mine, others, _nothing(server))
+        offset_us = _offset_of_arrivals(mine, others)
+        if offset_us is None:
+            continue
+        rows = _in_turn(mine, others, offset_us, _nothing(server))
         # A few that fit are chance: one side may have requests that the other has not, but not both.
         if (rows >= 0).sum() >= max(_AGREE * min(mine.height, others.height), 1):
-            return rows
+            return _cut_off(client, server, offset_us, rows)
     return _nothing(server)
 
 
@@ -184,12 +197,6 @@ def _keyed(requests: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     known = numbered.filter(pl.col("status") == "ok").drop_nulls(["sent_us", *key])
     hashed = pl.struct(key).hash() if key else pl.lit(0, pl.UInt64)
     return known.select("row", "sent_us", hashed.alias("key")).sort("sent_us")
-
-
-def _by_arrivals(client: pl.DataFrame, server: pl.DataFrame, rows: Int64s) -> Int64s:
-    """``rows``, by row of the server the client's, filled where one offset of the clocks fits equal keys."""
-    offset_us = _offset_of_arrivals(client, server)
-    return rows if offset_us is None else _in_turn(client, server, offset_us, rows)
 
 
 def _in_turn(client: pl.DataFrame, server: pl.DataFrame, offset_us: int, rows: Int64s) -> Int64s:

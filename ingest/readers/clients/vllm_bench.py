@@ -260,12 +260,19 @@ def _counted_by_server(run: _Run) -> bool:
 
 
 def _stage(number: int, run: _Run) -> Stage | None:
-    """The run as a load stage; its rate is the achieved one where none was asked for (``inf``)."""
+    """The run as a load stage; its rate is the achieved one where none was asked for (``inf``).
+
+    The reported duration goes on until the last answer, which a queue puts off by minutes; at a rate that was asked
+    for the stage ends with the last send (vLLM scales the gaps between sends to that).
+    """
     duration_us = microseconds(run.scalars.get("duration"))
     asked = run.scalars.get("request_rate")
     rate_per_s = finite(run.scalars.get("request_throughput") if isinstance(asked, str) else asked)
     if not duration_us or duration_us < 0 or rate_per_s is None or rate_per_s <= 0:
         return None
+    prompts = finite(run.scalars.get("num_prompts"))
+    if not isinstance(asked, str) and prompts is not None and prompts > 0:
+        duration_us = round(min(duration_us, max(prompts / rate_per_s * US_PER_S, 1)))
     return Stage(number, rate_per_s, duration_us)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.readers.pairing import BY_CONTENT, BY_IDS, BY_NUMBERS, Alignment, paired
+from blis_replay.ingest.readers.pairing import BY_CLOCK, BY_CONTENT, BY_IDS, BY_NUMBERS, Alignment, paired
 from blis_replay.ingest.readers.requests import frame_of, request_row
 
 
@@ -148,6 +148,25 @@ def test_lengths_and_arrivals_tell_where_ids_do_not() -> None:
     own = [lengths_row(10**9 + t + late_us[i], *lengths[i], name="x") for i, t in enumerate(sent_us)]
     pairing = paired(client, frame_of([*warm, *own]), "epoch")
     assert (pairing.how, pairing.client_rows.tolist()) == (BY_CONTENT, [-1, -1, *range(40)])
+
+
+@pytest.mark.parametrize(("one_clock", "ahead_us", "how"), [(True, 0, BY_CLOCK), (False, 10**9, BY_CONTENT)])
+def test_requests_that_the_server_had_not_ended_are_told_by_what_is_left(
+    one_clock: bool, ahead_us: int, how: str
+) -> None:
+    """Of 60 requests the record of the server ends before the last token of three, as where its engine was killed.
+
+    Their output length is not known there.  A warm-up before the run stays nobody's.
+    """
+    rng = np.random.default_rng(4)
+    sent_us, lengths = np.sort(rng.integers(0, 9_000_000, 60)).tolist(), rng.integers(10, 200, (60, 2)).tolist()
+    client = frame_of(lengths_row(t, *lengths[i]) for i, t in enumerate(sent_us))
+    own = [lengths_row(ahead_us + t + 3_000, *lengths[i], name="x") for i, t in enumerate(sent_us)]
+    for row in own[-3:]:
+        row |= {"status": "error", "output_tokens_reported": 2}
+    warm = lengths_row(ahead_us - 500_000, *lengths[0], name="w")
+    pairing = paired(client, frame_of([warm, *own]), "monotonic", one_clock)
+    assert (pairing.how, pairing.client_rows.tolist()) == (how, [-1, *range(60)])
 
 
 def test_equal_requests_at_equal_distances_could_be_any_of_them() -> None:

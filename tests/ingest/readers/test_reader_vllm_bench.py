@@ -70,7 +70,7 @@ def test_columns_become_requests(tmp_path: Path) -> None:
     assert (request["sent_us"], request["ttft_us"], request["e2e_us"]) == (1_001_000_000, 50_000, 100_000)
     assert (request["prompt_tokens"], request["usage_output_tokens"], request["status"]) == (100, 3, "ok")
     assert stamps_of(found, 1) == [1_001_050_000, 1_001_070_000, 1_001_100_000]
-    assert (found.model, found.clock_kind, found.stages) == ("org/m-7b", "monotonic", (Stage(0, 4.0, 10_000_000),))
+    assert (found.model, found.clock_kind, found.stages) == ("org/m-7b", "monotonic", (Stage(0, 4.0, 500_000),))
     assert (file.tally.records, file.tally.rejected_count, found.lacks) == (2, 0, ())
 
 
@@ -103,11 +103,14 @@ def test_a_length_below_the_count_of_events_is_the_clients_own(tmp_path: Path) -
 
 
 def test_appended_runs_are_load_stages(tmp_path: Path) -> None:
-    """A rate without bound is written as a text; what was achieved stands in its place."""
+    """A rate without bound is written as a text; what was achieved stands in its place.
+
+    Two requests at 4 a second are sent in 0.5 s; the 10 s go on until the last answer.
+    """
     second = result(1, start_times=[2000.0], request_rate="inf", request_throughput=7.5)
     found, _file = read(tmp_path, json.dumps(result()).encode() + b"\n" + json.dumps(second).encode())
     assert found.frame["stage"].to_list() == [0, 0, 1]
-    assert found.stages == (Stage(0, 4.0, 10_000_000), Stage(1, 7.5, 10_000_000))
+    assert found.stages == (Stage(0, 4.0, 500_000), Stage(1, 7.5, 10_000_000))
     assert set(found.aggregates["stage"]) == {0, 1}
 
 
