@@ -141,7 +141,7 @@ def _usable_rows(file: RecordedFile, results: _Results) -> Iterator[dict[str, ob
             )
         known = results.benchmarks.setdefault(benchmark, {})
         if path[3] != "requests":
-            known[str(path[4] if path[3] == "metrics" else path[3])] = _small(value)
+            known[str(path[4] if path[3] == "metrics" else path[3])] = _small(value, 3 if path[3] == "config" else 2)
             continue
         problem, row = _row(value, str(path[4]), benchmark, results)
         if problem:
@@ -233,8 +233,14 @@ def _stage(number: int, results: _Results) -> Stage | None:
     if duration_us is None or duration_us <= 0:
         return None
     asked = finite(_strategy(benchmark).get("rate"))
-    rate_per_s = asked if asked and asked > 0 else results.sent.get(number, 0) / (duration_us / US_PER_S)
-    return Stage(number, rate_per_s, duration_us)
+    if not asked or asked <= 0:
+        return Stage(number, results.sent.get(number, 0) / (duration_us / US_PER_S), duration_us)
+    # The reported duration goes on until the last answer; of so many requests at a rate the last send is earlier.
+    most = finite(section(benchmark, "config", "constraints", "max_requests").get("max_num"))
+    most = most or finite(section(benchmark, "args").get("max_number"))
+    if most is not None and most > 0:
+        duration_us = round(min(duration_us, max(most / asked * US_PER_S, 1)))
+    return Stage(number, asked, duration_us)
 
 
 def _backend_model(results: _Results) -> str | None:

@@ -155,6 +155,16 @@ def test_a_benchmark_is_a_load_stage(tmp_path: Path) -> None:
     assert found.stages == (Stage(0, 0.2, 10_000_000), Stage(1, 8.0, 10_000_000))
 
 
+def test_a_stage_of_so_many_requests_ends_with_the_last_send(tmp_path: Path) -> None:
+    """20 requests at 4 a second are sent in 5 s, and the 10 s go on to the last answer.  100 would take 25 s."""
+    few, older, many = (benchmark(record(i)) for i in (0, 20, 40))
+    few["config"]["constraints"] = {"max_requests": {"max_num": 20}}
+    older["args"] = {"max_number": 20}
+    many["config"]["constraints"] = {"max_requests": {"max_num": 100}}
+    found, _file = read(tmp_path, results(few, older, many))
+    assert [stage.duration_us for stage in found.stages] == [5_000_000, 5_000_000, 10_000_000]
+
+
 def test_means_over_all_benchmarks_come_from_their_sums_and_counts(tmp_path: Path) -> None:
     """(20 ms x 2 + 30 ms x 6) / 8 = 27.5 ms."""
     one, two = benchmark(record(0)), benchmark(record(20))
