@@ -238,7 +238,9 @@ class _Run:
 
     async def _metrics(self, name: str) -> bool:
         try:
-            text = await asyncio.wait_for(asyncio.to_thread(_fetched, self._url()), _FETCHED_S)
+            # Not ``wait_for``, in which Python 3.11 loses a cancellation that comes as the answer does.
+            async with asyncio.timeout(_FETCHED_S):
+                text = await asyncio.to_thread(_fetched, self._url())
         except TimeoutError:  # byte by byte: it would keep the server from its end
             return False
         try:

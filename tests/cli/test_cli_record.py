@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
@@ -16,7 +17,7 @@ from command_line import Run
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.recorder.writer import FLUSH_S
-from blis_replay.validate.server_recording import new_directory
+from blis_replay.validate.server_recording import ServerRecording, _Run, new_directory
 
 COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main", "record")
 SERVER = (sys.executable, str(Path(fake_vllm.__file__)), "serve", "some/model")
@@ -84,6 +85,26 @@ def test_a_server_of_which_nothing_is_known_is_not_to_be_ingested(run: Run, tmp_
     assert "ingest" not in answer.err
     quoted = f"'{tmp_path}/my run/vllm.log'"
     assert f"next: see why in {quoted}, and record again into another directory" in answer.err
+
+
+def test_a_server_that_ends_as_its_metrics_come_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer and the cancellation in one turn of the loop: Python's ``wait_for`` went on for ever then (3.11)."""
+
+    async def was_cancelled() -> bool:
+        answered = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(asyncio, "to_thread", lambda *_: answered)
+        server = _Run(("serve",), ServerRecording(tmp_path), {}, None)
+        metrics = asyncio.create_task(server._first_metrics())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        answered.set_result(b"")
+        metrics.cancel()
+        await asyncio.wait({metrics}, timeout=5)
+        return metrics.cancelled()
+
+    assert asyncio.run(was_cancelled())
 
 
 def test_a_log_that_is_a_link_is_not_written_through(run: Run, tmp_path: Path) -> None:
