@@ -244,7 +244,7 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
     with open_for_reading(_store(store)) as opened:
         recording = read_stored(opened, find_experiment(opened, name))
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
-    again = given_options(coefficients, _store(store))
+    again = given_options(coefficients, _store(store), STORE_DEFAULT)
     reference = release_for(None, [name])
     return attribution_answer(attributed(recording, release, mode, reference=reference, token_gaps=gaps, options=again))
 
@@ -283,7 +283,7 @@ def whatif(
 
     changed = tuple(changes.items())
     found = what_if(load(name, store), release_for(coefficients, [name]), [changed])
-    return whatif_answer(found, given_options(coefficients, _store(store)))
+    return whatif_answer(found, given_options(coefficients, _store(store), STORE_DEFAULT))
 
 
 def calibrate(
@@ -312,7 +312,7 @@ def calibrate(
     written = force or not any(fit.missed for fit in fits)
     if written:
         write_whole(out, format_release(release))
-    again = given_options(str(out), _store(store))
+    again = given_options(str(out), _store(store), STORE_DEFAULT)
     return calibration_answer(str(out), fits, recordings, again, written=written)
 
 

@@ -25,7 +25,6 @@ from blis_replay.ingest.store import (
     writable,
 )
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate import STORE_DEFAULT
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 # Fitted to other recordings that ship.
@@ -151,8 +150,11 @@ def experiment_row(store: Store, slug: str) -> ExperimentRow:
     return next(row for row in list_experiments(store) if row.slug == slug)
 
 
-def given_options(coefficients: str | None, store_path: Path) -> str:
-    """The options that a command printed to go on with must repeat, each with a space before it."""
+def given_options(coefficients: str | None, store_path: Path, usual: Path) -> str:
+    """The options that a command printed to go on with must repeat, each with a space before it.
+
+    ``usual``: the store that it takes by itself.
+    """
     release = "" if coefficients is None else f" --coefficients {shlex.quote(coefficients)}"
-    usual = str(store_path) in (str(STORE_DEFAULT), os.environ.get("BLIS_REPLAY_STORE"))
-    return release + ("" if usual else f" --store {shlex.quote(str(store_path))}")
+    known = str(store_path) in (str(usual), os.environ.get("BLIS_REPLAY_STORE"))
+    return release + ("" if known else f" --store {shlex.quote(str(store_path))}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.compiled.files import write_whole
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import Command, form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
@@ -252,7 +253,7 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
         out,
         release,
         f"; compare it with steps: blis-replay coefficients steps {quote(recordings[0].alias)}"
-        f"{given_options(str(out), store_path)}",
+        f"{given_options(str(out), store_path, STORE_DEFAULT)}",
         {"models": [e.model for e in release.models]},
     )
 

@@ -75,7 +75,7 @@ def with_store(message: str, root: click.Group, given: dict[str, Path]) -> str:
         return message
     from blis_replay.validate.experiment import given_options
 
-    repeated, context = given_options(None, given[_STORE]), click.Context(root)
+    repeated, context = given_options(None, given[_STORE], STORE_DEFAULT), click.Context(root)
 
     def told(found: re.Match[str]) -> str:
         command: click.Command | None = root

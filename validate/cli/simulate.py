@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.compiled.files import write_whole
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
@@ -271,7 +272,7 @@ def whatif_verb(
         slug = find_experiment(store, name)
         recording = read_stored(store, slug)
         gaps = pooled_gaps(store, slug) if objectives and not find else None
-    again = given_options(coefficients, store_path)
+    again = given_options(coefficients, store_path, STORE_DEFAULT)
     if find:
         tried = [change for change in changes if change]
         with progress_line("searching") as progress:
