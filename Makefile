@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 EXPERIMENT ?= 34b-general
 # The folders of the repository that are packages.
 ROOMS := $(patsubst %/__init__.py,%,$(wildcard */__init__.py))
+# The folders of our labs, a distribution of its own.
+LABS := $(patsubst labs/%/__init__.py,%,$(wildcard labs/*/__init__.py))
 # Two workers; one that has nothing left takes tests of the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -45,9 +47,10 @@ lint: $(VENV)/.installed-dev
 # A type checker cannot follow an editable install into the folders, so it gets a package of links to them.
 # What it knows of files that did not change is kept.
 types: $(VENV)/.installed-dev
-	rm -rf build/typed && mkdir -p build/typed/blis_replay
+	rm -rf build/typed && mkdir -p build/typed/blis_replay build/typed/blis_replay_labs
 	ln -s $(ROOMS:%=../../../%) build/typed/blis_replay
-	cd build/typed && ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p blis_replay
+	ln -s $(LABS:%=../../../labs/%) build/typed/blis_replay_labs
+	cd build/typed && ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p blis_replay -p blis_replay_labs
 
 # Runs every command of the documentation, fails where a page is not what it prints, and builds build/site.
 docs: $(VENV)/.installed-dev
@@ -70,8 +73,10 @@ $(VENV)/.installed: requirements.lock requirements-build.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+# For work on the project: the instrument and the labs.
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock labs/pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable ./labs
 	touch $@
 
 # Newer versions of everything: run it, run `make test`, commit both locks.

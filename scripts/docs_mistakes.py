@@ -21,7 +21,7 @@ from unittest.mock import patch
 from docs_pages import ROOT
 
 from blis_replay.ingest.store import open_store
-from blis_replay.validate.cli.main import VERBS, main
+from blis_replay.validate.cli.main import LABS, VERBS, main
 
 _PAGE = ROOT / "docs" / "mistakes.md"
 # Stands for the folder in which a command runs.
@@ -41,7 +41,7 @@ class Mistake:
     def verb(self) -> str:
         """The verb that is meant; empty where there is none, or what is wrong stands before it."""
         word = self.arguments[0] if self.arguments else ""
-        return word if word in VERBS else ""
+        return word if word in (*VERBS, *LABS) else ""
 
     @property
     def arguments(self) -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -182,6 +184,68 @@ def test_every_module_that_is_installed_is_needed_by_the_command_line_or_the_plu
         rooms = {dotted(folder) for folder in MODULES[name].parents if folder in FOLDERS}
         open_ends |= (imports(name) | rooms) - needed
     assert sorted(MODULES.keys() - needed) == []
+
+
+LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not in path.parts)
+# What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
+# `loaded`: modules of ours that `validate 34b-general` imports.
+BUDGET = {
+    "files of the instrument": 313,
+    "lines of the instrument": 72_700,
+    "lines of labs": 12_000,
+    "lines of scripts": 8_750,
+    "lines of tests": 42_050,
+}
+LOADED_BUDGET = {"modules": 139, "lines": 28_000}
+
+
+def lines(paths: Iterable[Path]) -> int:
+    """Lines of files, blank ones and comments too."""
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
+
+
+def test_the_instrument_imports_no_lab() -> None:
+    """Not in an import statement wherever it stands, nor by a name in a text."""
+    assert [path.relative_to(ROOT).as_posix() for path in FILES if "blis_replay_labs" in path.read_text("utf-8")] == []
+
+
+def test_the_house_keeps_its_budget() -> None:
+    """Lines of code, docstrings and comments, by what they are for."""
+    tests = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "labs" / "tests").rglob("*.py"), ROOT / "conftest.py"]
+    size = {
+        "files of the instrument": len(FILES),
+        "lines of the instrument": lines(FILES),
+        "lines of labs": lines(LABS),
+        "lines of scripts": lines((ROOT / "scripts").glob("*.py")),
+        "lines of tests": lines(tests),
+    }
+    assert {name: count for name, count in size.items() if count > BUDGET[name]} == {}
+
+
+_LOADED = """
+import sys
+from blis_replay.validate.cli.main import main
+sys.argv = ["blis-replay", "validate", "34b-general", "--store", sys.argv[1]]
+try:
+    main()
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+for module in list(sys.modules.values()):
+    if module.__name__.startswith("blis_replay") and getattr(module, "__file__", None):
+        print("module", module.__file__)
+"""
+
+
+@pytest.mark.slow
+def test_the_main_job_loads_few_modules(tmp_path: Path) -> None:
+    """Once the experiment is in the store."""
+    command = [sys.executable, "-c", _LOADED, tmp_path / "store.duckdb"]
+    subprocess.run(command, capture_output=True, check=True)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    loaded = [Path(line.removeprefix("module ")) for line in printed.splitlines() if line.startswith("module ")]
+    assert len(loaded) > 20
+    size = {"modules": len(loaded), "lines": lines(loaded)}
+    assert {name: count for name, count in size.items() if count > LOADED_BUDGET[name]} == {}
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:

@@ -75,6 +75,7 @@ def test_help_lists_verbs_under_headings_and_common_options_apart(run: Run) -> N
         "Coefficients",
         "Simulate",
         "Tool",
+        "Labs",
     ]
     assert re.findall(r"^(\w[\w ]+):$", run("validate", "--help").out, re.M) == ["Options", "Common options"]
 

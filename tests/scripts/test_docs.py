@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import docs
-from blis_replay.validate.cli.main import VERBS, cli
+from blis_replay.validate.cli.main import LABS, VERBS, cli
 from docs import PageError, current_text, refresh
 
 Write = Callable[[str], Page]
@@ -69,7 +69,7 @@ def test_the_script_builds_a_site_in_which_no_link_leads_to_nothing_and_each_ver
     shutil.copytree(ROOT / "build" / "site", tmp_path / "site")
     assert docs_site.broken_links(tmp_path / "site") == []
     verbs = {path.stem.removeprefix("blis-replay-") for path in (tmp_path / "site").glob("blis-replay-*.html")}
-    assert set(VERBS) <= verbs
+    assert {*VERBS, *LABS} <= verbs
     page = (tmp_path / "site" / "blis-replay-validate.html").read_text()
     assert "<dt><code>--coefficients RELEASE</code></dt><dd>A release that ships, or a YAML file." in page
     assert "E2E 10\u00a0%" in page, "no line ends between a number and its unit"
@@ -126,7 +126,7 @@ def test_generated_parts_are_current_on_every_page(page: Page) -> None:
 
 def test_every_verb_has_its_help_on_the_page_of_commands() -> None:
     text = (ROOT / "docs" / "commands.md").read_text("utf-8")
-    assert [verb for verb in VERBS if f"\n## blis-replay {verb}\n" not in text] == []
+    assert [verb for verb in [*VERBS, *LABS] if f"\n## blis-replay {verb}\n" not in text] == []
     coefficients = cli.get_command(click.Context(cli), "coefficients")
     assert isinstance(coefficients, click.Group)
     assert [v for v in coefficients.commands if f"\n## blis-replay coefficients {v}\n" not in text] == []

@@ -14,7 +14,7 @@ from blis_replay.ingest.recording import Recording, Stage
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import find_experiment
-from blis_replay.validate.studies.mixed_batches import mixed_batches, mode_differences, one_at_a_time, sweep_points
+from blis_replay_labs.studies.mixed_batches import mixed_batches, mode_differences, one_at_a_time, sweep_points
 
 SECOND = 1_000_000
 TINY = {"some/Model": Architecture(4, 512, 8, 8, 64, 1024, 1000)}

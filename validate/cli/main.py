@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from blis_replay.compiled.addons import addon, addons
 from blis_replay.compiled.errors import BAD_DATA, FAULT, WRONG_USE, BlisReplayError, fault_text
 from blis_replay.ingest.errors import printable
 
@@ -54,10 +55,13 @@ SECTIONS = {
     "Tool": {
         "doctor": ("tool", "What is installed, where things are kept, and what stands in the way."),
         "verify": ("tool", "Check the simulator itself: conservation, causality, queueing theory."),
-        "study": ("tool", "Published findings about the simulator, run again."),
     },
 }
 VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.items()}
+# Verbs of our labs, which plug them in as add-ons, in the same order: verb -> one line of help.
+LABS = {
+    "study": "Published findings about the simulator, run again.",
+}
 # Former names still work: name -> what it is called now.
 FORMER = {
     "attribute": ("explain",),
@@ -91,14 +95,15 @@ class LazyGroup(click.Group):
     """A group that imports a verb's module when the verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order of a first visit."""
-        return list(VERBS)
+        """The verbs, in the order of a first visit; then those that are plugged in."""
+        return [*VERBS, *_plugged_in()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, or None if there is no such verb."""
         path = FORMER.get(cmd_name, (cmd_name,))
         if path[0] not in VERBS:
-            return None
+            plugged: click.Command | None = addon("verb", path[0])
+            return plugged
         module = import_module(f"blis_replay.validate.cli.{VERBS[path[0]][0]}")
         command: click.Command = getattr(module, f"{path[-1]}_verb")
         return command
@@ -110,8 +115,11 @@ class LazyGroup(click.Group):
         name = args[0] if args else ""
         if name in FORMER and sys.stderr is not None and sys.stderr.isatty() and not ctx.resilient_parsing:
             click.echo(f"note: `{name}` is now called `{' '.join(FORMER[name])}`", err=True)
-        if name and name not in VERBS and name not in FORMER and not name.startswith("-"):
-            close = get_close_matches(name, [*VERBS, *FORMER], 1)
+        verbs = [*self.list_commands(ctx), *FORMER]
+        if name in LABS and name not in verbs:
+            ctx.fail(f"the verb {name!r} is in the labs; install them with `pip install blis-replay-labs`")
+        if name and name not in verbs and not name.startswith("-"):
+            close = get_close_matches(name, verbs, 1)
             ctx.fail(f"there is no verb {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
         return super().resolve_command(ctx, args)
 
@@ -140,10 +148,21 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verbs under their headings, without importing them."""
-        width = max(map(len, VERBS))
+        labs = _plugged_in()
+        width = max(map(len, (*VERBS, *labs)))
         for title, verbs in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in verbs.items()])
+        if labs:
+            with formatter.section("Labs"):
+                formatter.write_dl([(name.ljust(width), text) for name, text in labs.items()])
+
+
+def _plugged_in() -> dict[str, str]:
+    """Verbs of installed add-ons, ours first: verb -> one line of help."""
+    names = addons("verb")
+    ours = {name: text for name, text in LABS.items() if name in names}
+    return ours | {name: f"See `blis-replay {name} --help`." for name in names if name not in ours}
 
 
 def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:

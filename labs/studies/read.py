@@ -19,9 +19,9 @@ from blis_replay.blis.workloads.workload import Seed
 from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
 from blis_replay.validate.calibration import trees as steps_run
 from blis_replay.validate.errors import StudyError, UnknownStudyError
-from blis_replay.validate.studies import cluster as cluster_run
-from blis_replay.validate.studies import mixed_batches as sweep_run
-from blis_replay.validate.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict
+from blis_replay_labs.studies import cluster as cluster_run
+from blis_replay_labs.studies import mixed_batches as sweep_run
+from blis_replay_labs.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict
 
 
 @dataclass(frozen=True)
@@ -243,4 +243,4 @@ def _check(place: str, given: _CheckText, runs: Mapping[str, Run], measurement: 
 
 
 def _folder() -> resources.abc.Traversable:
-    return resources.files("blis_replay.validate.studies")
+    return resources.files("blis_replay_labs.studies")

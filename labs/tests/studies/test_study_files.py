@@ -7,9 +7,9 @@ from importlib import resources
 import pytest
 
 from blis_replay.validate.errors import StudyError, UnknownStudyError
-from blis_replay.validate.studies.read import load_study, merged, parse_study, study_names
+from blis_replay_labs.studies.read import load_study, merged, parse_study, study_names
 
-SJF = resources.files("blis_replay.validate.studies").joinpath("sjf.yaml").read_text("utf-8")
+SJF = resources.files("blis_replay_labs.studies").joinpath("sjf.yaml").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", study_names())

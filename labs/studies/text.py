@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from blis_replay.ingest.tables import Table, Value, columns_named, table_of
-from blis_replay.validate.studies.study import Check, JudgedCheck, JudgedSystem, Study, StudyResult
 from blis_replay.validate.text.answer import Answer, Block, Part
+from blis_replay_labs.studies.study import Check, JudgedCheck, JudgedSystem, Study, StudyResult
 
 _SUITE_COLUMNS = (
     *columns_named("study", "on", "verdict", kind="text"),

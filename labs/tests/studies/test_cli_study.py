@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
-from blis_replay.validate.studies import read
-from blis_replay.validate.studies.read import study_names
-from blis_replay.validate.studies.study import Study
+from blis_replay_labs.studies import read
+from blis_replay_labs.studies.read import study_names
+from blis_replay_labs.studies.study import Study
 
-_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
+_JSON_DOCS = Path(__file__).parents[3] / "docs" / "json.md"
 
 
 @pytest.mark.slow

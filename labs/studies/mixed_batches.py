@@ -34,7 +34,7 @@ from blis_replay.validate.calibration.physical import known_architecture
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error
 from blis_replay.validate.metrics.observed import on_both_sides, samples_of, simulated_samples
-from blis_replay.validate.studies.study import seed_interval
+from blis_replay_labs.studies.study import seed_interval
 
 LoadKind = Literal["synchronous", "constant", "throughput"]
 LOAD_KINDS: tuple[LoadKind, ...] = ("synchronous", "constant", "throughput")

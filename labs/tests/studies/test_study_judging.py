@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from blis_replay.validate.studies.study import (
+from blis_replay_labs.studies.study import (
     Check,
     Effect,
     EffectKind,

@@ -48,7 +48,9 @@ def _serves(folder: Path) -> bool:
 if _serves(_IN_MEMORY):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_IN_MEMORY))
 
-DATA_PACK = Path(os.environ.get("BLIS_REPLAY_DATA", Path(__file__).parents[2] / "shared" / "data"))
+pytest_plugins = ["cli_fixtures"]
+
+DATA_PACK = Path(os.environ.get("BLIS_REPLAY_DATA", Path(__file__).parents[1] / "shared" / "data"))
 _outcomes = {"passed": 0, "failed": 0, "skipped": 0}
 
 

@@ -15,11 +15,11 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.validate.calibration import trees as left_out
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.studies import mixed_batches as sweep
-from blis_replay.validate.studies import study
-from blis_replay.validate.studies.read import load_study
-from blis_replay.validate.studies.study import run_studies
-from blis_replay.validate.studies.text import studies_answer
+from blis_replay_labs.studies import mixed_batches as sweep
+from blis_replay_labs.studies import study
+from blis_replay_labs.studies.read import load_study
+from blis_replay_labs.studies.study import run_studies
+from blis_replay_labs.studies.text import studies_answer
 
 NAMES = ("mixed-batches", "trees")
 

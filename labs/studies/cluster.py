@@ -22,7 +22,7 @@ from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.workload import LoadText
 from blis_replay.strict.document import Number, document_of
 from blis_replay.validate.metrics.latency import statistics
-from blis_replay.validate.studies.study import System
+from blis_replay_labs.studies.study import System
 
 MEASURES = (
     *("requests", "admitted", "completed", "unserved", "ttft_mean_ms", "ttft_p99_ms", "e2e_mean_ms"),

@@ -1,0 +1,27 @@
+"""Add-ons: what other distributions, such as our labs, plug into this one.
+
+An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SOCKET.NAME``, e.g. ``verb.study``.
+Sockets: ``verb`` (a click command).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+_GROUP = "blis_replay.addons"
+
+
+@cache
+def addons(socket: str) -> dict[str, EntryPoint]:
+    """What is installed for a socket, by name; nothing is imported."""
+    before = f"{socket}."
+    plugged = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
+    return {point.name.removeprefix(before): point for point in plugged if point.name.startswith(before)}
+
+
+def addon(socket: str, name: str) -> Any | None:
+    """The object that is plugged in under this name; None if no installed distribution has it."""
+    point = addons(socket).get(name)
+    return None if point is None else point.load()
