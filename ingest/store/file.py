@@ -6,16 +6,19 @@ neither reads other files for it nor loads an extension.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from blis_replay.ingest.errors import StoreError
@@ -28,23 +31,19 @@ SCHEMA_VERSION = 5
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "120MB"
 _WRITING_MEMORY = "200MB"
-# A verb that waits for another one waits so long: a validation of all experiments takes a minute.
+# How long a verb waits for another one that has the store open: a validation of all experiments takes a minute.
 LOCK_TIMEOUT_S = 60.0
-# In the environment, another number of seconds.
+# Environment variable with another number of seconds.
 LOCK_TIMEOUT = "BLIS_REPLAY_LOCK_TIMEOUT"
-_TOLD_AFTER_S = 1.0
+_SAY_AFTER_S = 1.0  # seconds of waiting before the operator hears of it
 _UNTRUSTED = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-# Where a file of DuckDB says that it is one.
+# Every DuckDB file has these bytes at offset 8.
 _MAGIC, _MAGIC_AT = b"DUCK", 8
+# Written to see whether there is room: DuckDB writes blocks of 256 KB.
+_PROBE_BYTES = 1 << 20
+_FULL_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql", "schema_iterations.sql")
-# An older version -> what brings its file to the next one.
-_UPGRADES = {
-    1: ("upgrade_1_to_2.sql", *_SCHEMA, "upgrade_1_to_2_stamps.sql"),
-    2: ("upgrade_2_to_3.sql",),
-    3: ("upgrade_3_to_4.sql",),
-    4: ("schema_iterations.sql",),
-}
 
 
 @dataclass
@@ -60,10 +59,9 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
     While another process has it open, this one waits, and says so.
-    Raises ``StoreError`` (one line, with the mend) if it is absent and ``read_only``,
-    is locked for longer than ``LOCK_TIMEOUT_S``, is no store of this program, has a newer schema, is
-    damaged (also when that shows later, inside the context), or its folder cannot be
-    written.  A store with an older schema is brought up to date; what is stored stays.
+    Raises ``StoreError`` (one line, with the remedy) if it is absent and ``read_only``,
+    is locked for longer than ``LOCK_TIMEOUT_S``, is not a store of this program, has another schema version, is
+    damaged (also when that shows later, inside the context), or its folder cannot be written.
     """
     path = Path(path)
     _refuse_no_file(path)
@@ -75,15 +73,14 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     connection = _connect(path, read_only)
     left_whole = False
     try:
-        version = _known_schema(connection, path, is_new)
-        if version < SCHEMA_VERSION:
+        if not _has_schema(connection, path, is_new):
             if read_only:
                 connection.close()
-                with open_store(path):  # which brings it up to date, or says why it cannot
+                with open_store(path):  # makes the tables, or says why it cannot
                     pass
                 connection = _connect(path, read_only)
             else:
-                _upgrade(connection) if version else _create(connection, path, is_new)
+                _create(connection, path, is_new)
                 _check_schema(connection, path)
         store = Store(connection, path)
         with _known_as_open(path.resolve(), connection, read_only):
@@ -92,11 +89,11 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
         left_whole = not read_only and _version(connection) == str(SCHEMA_VERSION)
     except duckdb.Error as error:
         # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
-        raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
+        raise StoreError(f"{path}: {_why_not_opened(path, read_only, error)}") from error
     finally:
         connection.close()
         if left_whole:
-            _KNOWN[path.resolve()] = _state_of(path), SCHEMA_VERSION
+            _CHECKED[path.resolve()] = _state_of(path)
 
 
 @contextmanager
@@ -192,9 +189,8 @@ def transaction(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
     except BaseException as error:
         _roll_back(connection)
         if isinstance(error, duckdb.Error):
-            text = one_line(error)
-            mend = _MAKE_ROOM if _is_full(text) else f"nothing was written: {text}; remove the cause, then repeat"
-            raise StoreError(f"{store.path}: {mend}") from error
+            problem = f"nothing was written: {one_line(error)}; remove the cause, then repeat"
+            raise StoreError(f"{store.path}: {problem if _has_room(store.path) else _MAKE_ROOM}") from error
         raise
 
 
@@ -229,7 +225,7 @@ def _connect(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
             f"{path}: its folder cannot be made ({error.strerror or error}); choose another place with --store"
         ) from error
     except duckdb.Error as error:
-        raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
+        raise StoreError(f"{path}: {_why_not_opened(path, read_only, error)}") from error
 
 
 def _refuse_no_file(path: Path) -> None:
@@ -246,26 +242,23 @@ def _refuse_no_file(path: Path) -> None:
     except OSError as error:
         raise StoreError(f"{path}: it cannot be read ({error.strerror}); change its permissions") from error
     if head[_MAGIC_AT:] != _MAGIC:
-        raise StoreError(f"{path}: {_NOT_OURS}")
-
-
-_NOT_OURS = "this is not a blis-replay store; choose another path with --store"
+        raise StoreError(f"{path}: this is not a blis-replay store; choose another path with --store")
 
 
 def _waited_for(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
     """The connection, as soon as no other process is in the way."""
     import duckdb
 
-    begin, told = time.monotonic(), False
+    begin, said = time.monotonic(), False
     while True:
         try:
             return duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY, **_UNTRUSTED})
-        except duckdb.Error as error:
+        except duckdb.IOException:
             waited_s = time.monotonic() - begin
-            if not _is_locked(one_line(error)) or path.resolve() in _OPEN or waited_s >= lock_timeout_s():
+            if not _is_locked(path, read_only) or waited_s >= lock_timeout_s():
                 raise
-        if waited_s >= _TOLD_AFTER_S and not told:
-            told = True
+        if waited_s >= _SAY_AFTER_S and not said:
+            said = True
             print(f"waiting for {path}: another process has it open", file=sys.stderr, flush=True)
         time.sleep(min(0.1, lock_timeout_s()))
 
@@ -279,59 +272,73 @@ def lock_timeout_s() -> float:
         return LOCK_TIMEOUT_S
 
 
-def _is_locked(text: str) -> bool:
-    locked = ("set lock", "conflicting lock", "different configuration", "used by another process")
-    return any(words in text.lower() for words in locked)
+def _is_locked(path: Path, read_only: bool) -> bool:
+    """Whether another process has the file open; DuckDB holds a POSIX lock, shared where it only reads."""
+    if path.resolve() in _OPEN:
+        return False  # a lock of our own: closing a file of ours here would end it
+    try:
+        with path.open("rb" if read_only else "r+b") as file:
+            fcntl.lockf(file, (fcntl.LOCK_SH if read_only else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN) and os.access(path, os.R_OK if read_only else os.W_OK)
+    return False
 
 
-def _is_full(text: str) -> bool:
-    return any(words in text.lower() for words in ("no space left", "file too large", "quota exceeded"))
+def _has_room(path: Path) -> bool:
+    """Whether the store could grow: tried with a file of its size beside it, of which only the end is written."""
+    try:
+        with TemporaryFile(dir=path.parent) as file:
+            file.seek(path.stat().st_size if path.exists() else 0)
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+    except OSError as error:
+        return error.errno not in _FULL_ERRORS
+    return True
 
 
 _MAKE_ROOM = "its disk is full, and nothing was written; make room there, or choose another place with --store"
 
 
-def _why_not_opened(path: Path, text: str) -> str:
-    lowered = text.lower()
-    if _is_full(text):
-        return _MAKE_ROOM
+def _why_not_opened(path: Path, read_only: bool, error: duckdb.Error) -> str:
+    import duckdb
+
+    text = one_line(error)
     if path.is_dir():
         return "this is a folder; give the path of a file"
-    if _is_locked(lowered):
+    # A connection of this process with other settings, or a lock of another process.
+    if isinstance(error, duckdb.ConnectionException) or _is_locked(path, read_only):
         return "another process has it open; wait for it (--lock-timeout) or choose another store with --store"
-    if "not a valid duckdb" in lowered:
-        return _NOT_OURS
-    if "version number" in lowered or "newer version" in lowered:
-        return f"written by another version of DuckDB ({text}); update duckdb, or ingest into a new store"
-    if "permission denied" in lowered or "read-only" in lowered:
-        return "it cannot be written; change its permissions or choose another place with --store"
+    if not read_only and not _has_room(path):
+        return _MAKE_ROOM
     if not path.exists():
         return f"it cannot be made ({text}); choose another place with --store"
-    return f"it cannot be read ({text}); restore it from a copy, or ingest into a new store"
+    if not os.access(path, os.R_OK if read_only else os.R_OK | os.W_OK):
+        return "it cannot be written; change its permissions or choose another place with --store"
+    return f"DuckDB cannot read it ({text}); update duckdb, restore it from a copy, or ingest into a new store"
 
 
-# What this process found of a file, while it is as it was: rows are read by many short looks into a store.
-_KNOWN: dict[Path, tuple[list[tuple[int, ...]], int]] = {}
+# Files of sound stores, with the state in which they were checked: rows are read by many short looks into a store.
+_CHECKED: dict[Path, list[tuple[int, ...]]] = {}
 
 
-def _known_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> int:
-    """As ``_check_schema``, once for each state of the file and of what DuckDB keeps beside it."""
+def _has_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> bool:
+    """As ``_check_schema``, once for each state of the file and of the WAL that DuckDB keeps beside it."""
     state = _state_of(path)
-    before, version = _KNOWN.get(path.resolve(), ([()], 0))
-    if before != state:
-        version = _check_schema(connection, path, is_new)
-        _KNOWN[path.resolve()] = state, version
-    return version
+    if _CHECKED.get(path.resolve()) != state:
+        if not _check_schema(connection, path, is_new):
+            return False
+        _CHECKED[path.resolve()] = state
+    return True
 
 
 def _state_of(path: Path) -> list[tuple[int, ...]]:
     place = path.resolve()
-    found = [file.stat() for file in (place, place.with_name(f"{place.name}.wal")) if file.exists()]
-    return [(told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns) for told in found]
+    states = [file.stat() for file in (place, place.with_name(f"{place.name}.wal")) if file.exists()]
+    return [(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states]
 
 
-def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool = False) -> int:
-    """The schema's version, 0 of a file without tables; refuses a foreign or newer one.
+def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool = False) -> bool:
+    """Whether the file has tables (they are then ours, of our schema version); refuses any other file.
 
     ``is_new``: it was not there before it was opened.
     """
@@ -339,20 +346,22 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: boo
     if not is_new or tables:
         _refuse_macros(connection, path)  # before anything else is asked of it
     if not tables:
-        return 0
+        return False
     if "meta" not in tables or "experiments" not in tables:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     version = _version(connection)
-    if not (version.isdigit() and (int(version) >= SCHEMA_VERSION or int(version) in _UPGRADES)):
-        raise StoreError(f"{path}: its schema version is {version!r}; choose another path with --store")
-    if int(version) > SCHEMA_VERSION:
+    if version.isdigit() and int(version) > SCHEMA_VERSION:
         raise StoreError(
             f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay, or "
             "choose another store with --store"
         )
-    if int(version) == SCHEMA_VERSION:
-        _refuse_other_objects(connection, path, tables)
-    return int(version)
+    if version != str(SCHEMA_VERSION):
+        raise StoreError(
+            f"{path}: its schema version is {version!r}, and this program reads {SCHEMA_VERSION}; ingest again into "
+            "another store (--store)"
+        )
+    _refuse_other_objects(connection, path, tables)
+    return True
 
 
 def _version(connection: duckdb.DuckDBPyConnection) -> str:
@@ -387,28 +396,17 @@ def _made(kind: str) -> frozenset[str]:
     return frozenset(name for text in texts for name in re.findall(rf"CREATE {kind} IF NOT EXISTS (\w+)", text))
 
 
-def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
-    (version,) = first_row(connection, "SELECT value::BIGINT FROM meta WHERE key = 'schema_version'") or (0,)
-    upgrades = [name for older in range(version, SCHEMA_VERSION) for name in _UPGRADES[older]]
-    _run(connection, upgrades, "UPDATE meta SET value = ? WHERE key = 'schema_version'")
-
-
 def _create(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> None:
-    """Make the tables; a new file that cannot have them (a full disk) is removed again."""
+    """Make the tables in one transaction; a new file that cannot have them (a full disk) is removed again."""
     try:
-        _run(connection, _SCHEMA, "INSERT INTO meta VALUES ('schema_version', ?)")
+        connection.execute("BEGIN TRANSACTION")
+        for name in _SCHEMA:
+            connection.execute(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+        connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
+        connection.execute("COMMIT")
     except BaseException:
         connection.close()
         if is_new:
             for file in (path, path.with_name(f"{path.name}.wal")):
                 file.unlink(missing_ok=True)
         raise
-
-
-def _run(connection: duckdb.DuckDBPyConnection, files: Sequence[str], noting_version: str) -> None:
-    """Run SQL files of this package and note the version they lead to, in one transaction."""
-    connection.execute("BEGIN TRANSACTION")
-    for name in files:
-        connection.execute(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    connection.execute(noting_version, [str(SCHEMA_VERSION)])
-    connection.execute("COMMIT")

@@ -19,7 +19,7 @@ from blis_replay.ingest.recording import (
     Recording,
 )
 from blis_replay.ingest.rows import Rows, rows_of
-from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, transaction
+from blis_replay.ingest.store.file import Store, transaction
 from blis_replay.ingest.store.recordings import IDENTITY, SHARED_PREFIX, TABLES
 from blis_replay.ingest.stream import TokenLayout, insert_token_events
 
@@ -185,9 +185,8 @@ def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, 
 
 
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
-    """What this program made of the content: changes with settings, findings, layout and schema."""
+    """What this program made of the content: changes with settings, findings and layout."""
     parts = (
-        SCHEMA_VERSION,  # a store that was brought up to date lacks what an earlier program did not read
         recording.alias,
         recording.workload,
         recording.model,

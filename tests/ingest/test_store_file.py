@@ -1,21 +1,21 @@
-"""The file of a store: brought up to date, and refused where it is not ours, not sound or not only a file."""
+"""The file of a store: refused where it is not ours, not sound or not only a file."""
 
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
-import numpy as np
 import pytest
-from builders import recording, requests, server_traces, write_events
+from builders import recording, requests
 
 from blis_replay.ingest.errors import StoreError
-from blis_replay.ingest.readers.requests import tree_of_blocks
-from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage, TokenEvents
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
@@ -23,10 +23,9 @@ from blis_replay.ingest.store import (
     open_for_reading,
     open_store,
     read_stored,
-    token_times,
     write_recording,
 )
-from blis_replay.ingest.stream import NO_EVENTS, PAIRED, TokenLayout
+from blis_replay.ingest.stream import NO_EVENTS
 
 
 def one_line_of(error: pytest.ExceptionInfo[StoreError]) -> str:
@@ -97,107 +96,43 @@ def test_a_file_that_has_no_tables_yet_is_a_store_for_whoever_reads_it_first(tmp
         assert list_experiments(store) == []
 
 
-# What version 2 of the schema had and versions 3 and 4 changed, and so on down.
-VERSION_2 = """
-DROP TABLE iterations;
-ALTER TABLE experiments DROP COLUMN read_by;
-ALTER TABLE experiments DROP COLUMN load_profile;
-UPDATE experiments SET derived_hash = 'of an older program';
-UPDATE meta SET value = '2' WHERE key = 'schema_version';
-"""
-
-
-VERSION_1 = """
-DROP TABLE snapshots; DROP TABLE lifecycles; DROP TABLE journey_events;
-DROP TABLE prefix_identity; DROP TABLE prompts; DROP TABLE request_prompts; DROP TABLE kv_events;
-CREATE TABLE journey_events (slug VARCHAR NOT NULL, request_id VARCHAR NOT NULL, event VARCHAR NOT NULL,
-    time_us BIGINT, step_id BIGINT, attributes VARCHAR);
-ALTER TABLE clocks DROP COLUMN spread_us;
-ALTER TABLE clocks DROP COLUMN stamped_zero_us;
-ALTER TABLE clocks DROP COLUMN uncertainty_us;
-ALTER TABLE clocks DROP COLUMN placed;
-ALTER TABLE experiments DROP COLUMN dropped_step_events;
-ALTER TABLE experiments ALTER COLUMN model SET NOT NULL;
-CREATE TABLE single_stamps AS SELECT * FROM token_events; DROP VIEW token_events; DROP TABLE token_event_runs;
-ALTER TABLE single_stamps RENAME TO token_events;
-UPDATE meta SET value = '1' WHERE key = 'schema_version';
-"""
-
-
-def of_version_1(path: Path, events: TokenEvents | None = None, layout: TokenLayout = NO_EVENTS) -> Path:
-    with open_store(path) as store:
-        write_recording(store, recording(token_events=events), layout)
-        store.connection.execute(VERSION_2)
-        store.connection.execute(VERSION_1)
-    return path
-
-
-PROFILE = LoadProfile(
-    "profile.yaml", "constant", (Stage(0, 8.0, 600_000_000),), 1_000_000, SharedPrefix(9, 5, 100, 447, 248), True
-)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_path: Path, read_only: bool) -> None:
-    """Version 1 had no journeys, no block identities, no KV-cache events, and every experiment had a model."""
-    path = of_version_1(tmp_path / "s.duckdb")
-    with open_store(path, read_only=read_only) as store:
-        old = read_stored(store, recording().slug)
-        assert old.requests.frame().equals(recording().requests.frame())
-        assert old.clocks == tuple(replace(clock, spread_us=None) for clock in recording().clocks)
-        assert old.lifecycles.is_empty()
-        assert store.connection.execute("SELECT value FROM meta").fetchall() == [(str(SCHEMA_VERSION),)]
-    tree = tree_of_blocks("somewhere", 512, np.array([2, 0, 3]), np.array([5, 6, 5, 7, 8]))
-    unnamed = recording(slug="trace", model=None, prefix=tree, **server_traces())
+def test_a_store_of_an_older_schema_is_refused_and_left_alone(tmp_path: Path, read_only: bool) -> None:
+    path = tmp_path / "s.duckdb"
     with open_store(path) as store:
-        assert write_recording(store, unnamed, NO_EVENTS) == "new"
-        read = read_stored(store, "trace")
-    assert read.model is None
-    assert read.prefix is not None
-    assert (read.prefix.source, read.prefix.requests.rows()) == ("somewhere", [(0, 0), (2, 1)])
-    assert read.prefix.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1536)]
-    assert read.lifecycles.height == 1
-
-
-def test_a_store_of_version_2_takes_the_load_profile_when_it_is_ingested_again(tmp_path: Path) -> None:
-    path, declared = tmp_path / "s.duckdb", replace(recording(), load_profile=PROFILE)
-    with open_store(path) as store:
-        write_recording(store, declared, NO_EVENTS)
-        assert read_stored(store, declared.slug).load_profile == PROFILE
-        store.connection.execute(VERSION_2)
-    with open_store(path) as store:
-        assert read_stored(store, declared.slug).load_profile is None
-        assert write_recording(store, declared, NO_EVENTS) == "replaced"
-        assert read_stored(store, declared.slug).load_profile == PROFILE
-        assert write_recording(store, declared, NO_EVENTS) == "unchanged"
-
-
-def test_the_stamps_of_a_store_of_version_1_are_the_same_in_runs(tmp_path: Path) -> None:
-    """Three requests of 11 tokens, one of them with 150 stamps: more than two runs of 64."""
-    counts = (25, 0, 150)
-    events = write_events(tmp_path / "events", [[i * 1000 + j for j in range(n)] for i, n in enumerate(counts)])
-    path = of_version_1(tmp_path / "s.duckdb", events, PAIRED)
-    every = "SELECT * FROM token_events ORDER BY ALL"
-    with duckdb.connect(str(path), read_only=True) as connection:
-        before = connection.execute(every).fetchall()
-    with open_store(path) as store:
-        assert store.connection.execute(every).fetchall() == before
-        assert token_times(store, recording().slug).height == 11 + 11
-        assert store.connection.execute("SELECT count(*) FROM token_event_runs").fetchall() == [(1 + 3,)]
-
-
-def test_an_update_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
-    path = of_version_1(tmp_path / "s.duckdb")
+        write_recording(store, recording(), NO_EVENTS)
     with duckdb.connect(str(path)) as connection:
-        connection.execute("ALTER TABLE clocks ADD COLUMN spread_us BIGINT")  # stands in the way of the new one
-    for _ in range(2):
-        with pytest.raises(StoreError) as error, open_store(path):
+        connection.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
+    before = path.read_bytes()
+    with pytest.raises(StoreError) as error, open_store(path, read_only=read_only):
+        pass
+    assert f"its schema version is '4', and this program reads {SCHEMA_VERSION}; ingest again" in one_line_of(error)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_that_another_process_writes_is_waited_for_and_then_named_as_locked(
+    tmp_path: Path, read_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.duckdb"
+    with open_store(path):
+        pass
+    script = f"import duckdb, sys; c = duckdb.connect({str(path)!r}); print('open', flush=True); sys.stdin.read()"
+    monkeypatch.setenv("BLIS_REPLAY_LOCK_TIMEOUT", "0.3")
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"open\n"
+        begin = time.monotonic()
+        with (
+            pytest.raises(StoreError, match="another process has it open") as error,
+            open_store(path, read_only=read_only),
+        ):
             pass
+        assert time.monotonic() - begin >= 0.3
         one_line_of(error)
-    with duckdb.connect(str(path)) as connection:
-        assert connection.execute("SELECT value FROM meta").fetchall() == [("1",)]
-        assert connection.execute("SELECT count(*) FROM requests").fetchall() == [(3,)]
+        other.communicate()
+    with open_store(path, read_only=read_only):
+        pass
 
 
 @pytest.mark.parametrize("content", [b"not a database", b"\x00" * 20_000, b"DUCK" * 5000, b"SQLite format 3\x00" * 999])
