@@ -75,11 +75,11 @@ validate --replay spec $RELEASE
 validate --replay blis-spec $RELEASE
 validate --replay scheduling=synchronous $RELEASE
 validate --replay arrivals=flat,surplus_steps=1 --window 0.6:1 $RELEASE
-attribute --replay scheduling=synchronous --reference none --executor serial $RELEASE
+explain --replay scheduling=synchronous --reference none --executor serial $RELEASE
 segments --out out/requests.csv $RELEASE
 whatif --sweep max_num_seqs=64,256 --sweep max_num_batched_tokens=1024,4096 --executor serial $RELEASE
 timeline --from 2s --for 1500ms --out out/timeline.json $RELEASE
-timeline --from 2s --for 1500ms --out out/timeline.pftrace $RELEASE
+timeline --from 2s --for 1500ms --out out/timeline.json $RELEASE
 export --to tracev2 --out out
 export --to legacy-csv --out out/load.csv
 export --to mooncake --out out/load.jsonl
@@ -88,14 +88,14 @@ report --out out/report.html $RELEASE
 OTHERS = """
 validate --all
 validate --experiment 34b-general --experiment 34b-codegen --coefficients stepml-direct --replay as-published
-steps --experiment 34b-general --coefficients stepml-direct
+coefficients steps --experiment 34b-general --coefficients stepml-direct
 calibrate --train 34b-general --out out/fitted.yaml --executor serial
 calibrate --train fcfs-async --out out/fitted.yaml --force --executor serial
 calibrate --train 34b-codegen --from latencies --split 1:1 --out out/fitted.yaml --force --executor serial
 gate --coefficients h100-vllm-0.15.1 --junit out/gate.xml --summary out/gate.md --executor serial
 gate --coefficients stepml-direct --baseline h100-vllm-0.15.1 --experiment '34b-*' --executor serial
-generalize --lomo --executor serial
-generalize --lowo --model-form per-model --experiment '7b-[cg]*' --experiment '34b-[cg]*' --executor serial
+coefficients generalize --lomo --executor serial
+coefficients generalize --lowo --model-form per-model --experiment '7b-[cg]*' --experiment '34b-[cg]*' --executor serial
 compare --published
 compare 34b-codegen 34b-general
 compare 34b-general 34b-general@stepml-direct
@@ -176,7 +176,7 @@ def _ask_everything(ask: Callable[..., Any]) -> None:
         with_configuration = f"{beside} " if beside.exists() else "--engine engine.yaml "
         ask(f"ingest {with_configuration}{path} --name {path.parent.name}-{path.name}")
     ask("ingest DATA/h100/20260218-150304-codellama-34b-tp2-general")  # Unchanged.
-    for row in ask("experiments")["experiments"]:
+    for row in ask("list")["experiments"]:
         release = "" if row["hardware"] else "--coefficients made.yaml"
         is_chosen = row["alias"] in CHOSEN or row["slug"] in CHOSEN
         for line in _lines(ABOUT_EACH + ABOUT_CHOSEN * is_chosen):
@@ -189,7 +189,14 @@ def _ask_everything(ask: Callable[..., Any]) -> None:
     for release in ask("coefficients list")["releases"]:
         ask(f"coefficients show {release['name']}")
     for form in (" --csv", " --markdown", ""):
-        for verb in ("validate", "attribute", "segments", "steps", "inspect", "whatif --set max_num_seqs=32"):
+        for verb in (
+            "validate",
+            "explain",
+            "segments",
+            "coefficients steps",
+            "inspect",
+            "whatif --set max_num_seqs=32",
+        ):
             ask(f"{verb} --experiment 34b-general", form)
     run = next(row["id"] for row in ask("compare --runs")["runs"] if row["slug"].endswith("34b-tp2-general"))
     ask(f"compare {run} 34b-general@h100-vllm-0.15.1")
@@ -211,7 +218,7 @@ def _content(path: Path) -> Any:
         columns = pl.read_parquet(path).iter_columns()
         return {column.name: f"{column.dtype} {_digest(column.to_frame().write_json().encode())}" for column in columns}
     content = path.read_bytes()
-    if path.suffix == ".pftrace" or len(content) > LONG_TEXT:
+    if len(content) > LONG_TEXT:
         return f"{len(content)} bytes {_digest(content)}"
     return json.loads(content) if path.suffix == ".json" else content.decode("utf-8").splitlines()
 

@@ -1,4 +1,4 @@
-"""``blis-replay attribute`` and ``segments`` as a user meets them."""
+"""``blis-replay explain`` and ``segments`` as a user meets them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def documented(verb: str) -> set[str]:
 
 def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> None:
     """34b-general with synchronous scheduling: published TTFT 51.59 ms; a cycle of 16.4 ms is 31.7 % of it."""
-    answer = run("attribute", "--experiment", "34b-general", "--replay", "scheduling=synchronous")
+    answer = run("explain", "--experiment", "34b-general", "--replay", "scheduling=synchronous")
     assert (answer.code, answer.err) == (0, "")
     text = " ".join(answer.out.split())
     assert re.search(
@@ -42,7 +42,7 @@ def test_of_an_overloaded_recording_the_queue_is_named_before_any_number(run: Ru
 @pytest.mark.usefixtures("calibrated")
 def test_every_field_of_the_json_is_documented(run: Run) -> None:
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
-    document = run("attribute", *own, "--replay", "arrivals=flat", "--reference", "none").json
+    document = run("explain", *own, "--replay", "arrivals=flat", "--reference", "none").json
     error = document["errors"][0]
     fields = {*document, *error, *error["error_ms"], *document["components"][0]}
     assert sorted(fields - documented("explain")) == []
@@ -55,7 +55,7 @@ def test_every_field_of_the_json_is_documented(run: Run) -> None:
 @pytest.mark.usefixtures("calibrated")
 def test_a_model_that_the_bundled_release_lacks_has_no_stand_in(run: Run) -> None:
     """By default that is no matter; a reference that is named must have the model."""
-    own = ("attribute", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
+    own = ("explain", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
     assert run(*own).json["reference"] is None
     named = run(*own, "--reference", "stepml-direct")
     assert (named.code, named.out) == (3, "")
@@ -64,7 +64,7 @@ def test_a_model_that_the_bundled_release_lacks_has_no_stand_in(run: Run) -> Non
 
 def test_the_answer_does_not_depend_on_the_executor(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
-    asked = ("attribute", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous,prefix=none", "--json")
+    asked = ("explain", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous,prefix=none", "--json")
     assert run(*asked, "--executor", "serial").out == run(*asked, "--workers", "2").out
 
 
@@ -91,9 +91,9 @@ def test_segments_of_every_request_are_written(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["attribute", "--experiment", "34b-generl"], 2, "did you mean 34b-general"),
-        (["attribute", "--experiment", "34b-general", "--replay", "scheduling=x"], 2, "scheduling"),
-        (["attribute", "--experiment", "34b-general", "--reference", "nothing"], 2, "nothing"),
+        (["explain", "--experiment", "34b-generl"], 2, "did you mean 34b-general"),
+        (["explain", "--experiment", "34b-general", "--replay", "scheduling=x"], 2, "scheduling"),
+        (["explain", "--experiment", "34b-general", "--reference", "nothing"], 2, "nothing"),
         (["segments", "--experiment", "34b-general"], 3, "no latencies of single requests were recorded"),
         (["segments", "--experiment", "34b-general", "--out", "x.txt"], 2, "name a .parquet or a .csv file"),
     ],

@@ -32,7 +32,7 @@ def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run) -> No
 @pytest.mark.usefixtures("stored_demo")
 def test_steps_are_told_in_eighty_columns_for_both_targets(run: Run) -> None:
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
-    answer = run("steps", "--experiment", "1b-general", "--coefficients", "mine.yaml")
+    answer = run("coefficients", "steps", "--experiment", "1b-general", "--coefficients", "mine.yaml")
     assert (answer.code, answer.err) == (0, "")
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     assert "against the step cycle" in answer.out
@@ -41,7 +41,7 @@ def test_steps_are_told_in_eighty_columns_for_both_targets(run: Run) -> None:
 
 
 def test_steps_need_step_records(run: Run) -> None:
-    answer = run("steps", "--experiment", "34b-general")
+    answer = run("coefficients", "steps", "--experiment", "34b-general")
     assert (answer.code, answer.out) == (3, "")
     assert answer.err == (
         "error: 34b-general: no two consecutive steps of a busy engine were sampled, so no step cycle is known; ingest "
@@ -61,7 +61,7 @@ def test_what_is_no_split_is_wrong_use(run: Run, split: str) -> None:
 def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run, verb: str) -> None:
     """Names in the first column are fields; other names in back quotes may be values."""
     fitted = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json
-    stepped = run("steps", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
+    stepped = run("coefficients", "steps", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
     fields = _fields(fitted if verb == "calibrate" else stepped)
     section = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n## ")[0]
     documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))

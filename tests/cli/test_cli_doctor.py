@@ -136,7 +136,7 @@ def test_markdown_is_a_table_of_the_same_rows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("command", "rows", "column"),
     [
-        (("experiments",), 23, "alias"),
+        (("list",), 23, "alias"),
         (("whatif", "--experiment", "34b-general", "--set", "max_num_seqs=64"), 2, "ttft_mean_ms"),
         (("coefficients", "list"), 7, "status"),
     ],

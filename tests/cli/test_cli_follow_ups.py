@@ -68,7 +68,7 @@ def test_every_command_that_attribute_prints_runs_as_it_stands(
 def _printed(run: Run, recording: Recording, release: CoefficientRelease, take: str) -> set[str]:
     """The commands that are printed with this release in own.yaml, fitted elsewhere and to the recording."""
     Path("own.yaml").write_text(format_release(release), "utf-8")
-    answer = run("attribute", "--experiment", recording.alias, "--coefficients", "own.yaml", "--store", "else.duckdb")
+    answer = run("explain", "--experiment", recording.alias, "--coefficients", "own.yaml", "--store", "else.duckdb")
     text = " ".join(answer.out.split())
     assert f"simulator's steps take {take} than the server's" in text
 
@@ -113,7 +113,7 @@ def test_failed_requests_of_published_experiments_stay_when_they_are_stored(run:
     """Of the 16 bundled experiments 8,966 requests failed as published; one that is stored is made without."""
 
     def failed() -> int:
-        return sum(row["failed"] for row in run("experiments", "--json").json["experiments"])
+        return sum(row["failed"] for row in run("list", "--json").json["experiments"])
 
     before = failed()
     run("inspect", "--experiment", "34b-reasoning")

@@ -52,7 +52,7 @@ def two_models(run: Run, tmp_path: Path) -> list[object]:
 
 
 def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, two_models: list[object]) -> None:
-    answer = run("generalize", "--lomo", *two_models, "--out", "releases")
+    answer = run("coefficients", "generalize", "--lomo", *two_models, "--out", "releases")
     assert answer.code == 0
     assert answer.err == ""
     assert {"1b-general", "2b-general"} <= {line.split(" ")[0] for line in answer.out.splitlines()}
@@ -63,7 +63,7 @@ def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, t
         "without-made-2b.yaml",
     ]
     # What is written is what a fold was predicted with: the fold without 2b, on 2b itself.
-    document = run("generalize", "--lomo", *two_models, "--json").json
+    document = run("coefficients", "generalize", "--lomo", *two_models, "--json").json
     fold = next(fold for fold in document["folds"] if fold["name"] == "made-2b")
     assert fold["trained_on"] == ["1b-general"]
     written = Path("releases") / "without-made-2b.yaml"
@@ -75,7 +75,7 @@ def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, t
 
 
 def test_every_field_of_the_json_is_documented(run: Run, two_models: list[object]) -> None:
-    document = run("generalize", "--lomo", *two_models, "--json").json
+    document = run("coefficients", "generalize", "--lomo", *two_models, "--json").json
     section = next(
         part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if "coefficients generalize --json" in part
     )
@@ -95,7 +95,7 @@ def _fields(value: object) -> set[str]:
 
 
 def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
-    answer = run("generalize", "--lomo", "--experiment", "34b-roleplay", "--experiment", "7b-roleplay")
+    answer = run("coefficients", "generalize", "--lomo", "--experiment", "34b-roleplay", "--experiment", "7b-roleplay")
     assert (answer.code, answer.out) == (3, "")
     assert "published aggregates are never fitted to" in answer.err
     assert len(answer.err.strip().splitlines()) == 1
@@ -112,7 +112,7 @@ def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
     ],
 )
 def test_wrong_use_of_generalize_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
-    answer = run("generalize", *arguments)
+    answer = run("coefficients", "generalize", *arguments)
     assert answer.code == code
     assert complaint in answer.err
     assert "Traceback" not in answer.err

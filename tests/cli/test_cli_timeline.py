@@ -42,13 +42,13 @@ def test_one_request_is_one_request(run: Run, mine: str) -> None:
 
 
 def test_a_published_experiment_has_the_simulated_side_only(run: Run) -> None:
-    answer = run("timeline", "--experiment", "34b-general", "--for", "500ms", "--out", "trace.pftrace")
+    answer = run("timeline", "--experiment", "34b-general", "--for", "500ms", "--out", "trace.json")
     assert answer.code == 0
     assert "0 observed" in answer.out and "reconstructed from published aggregates" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
     assert answer.err.startswith("absent, because not recorded: observed lanes; the observed step track; ")
     assert len(answer.err.splitlines()) == 1
-    assert Path("trace.pftrace").stat().st_size > 1000
+    assert Path("trace.json").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path: Path) -> None:
     """1 would mean a failed threshold; a shell reports SIGPIPE as 141."""
     reader, writer = os.pipe()
     os.close(reader)
-    ended = _ended(["experiments", "--json"], tmp_path, writer)
+    ended = _ended(["list", "--json"], tmp_path, writer)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, "")
 
@@ -222,7 +222,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        ended = _ended(["experiments"], tmp_path, full.fileno())
+        ended = _ended(["list"], tmp_path, full.fileno())
     assert ended.returncode == 3
     assert ended.stderr == "error: No space left on device; check the path and the room left there\n"
 
@@ -246,7 +246,7 @@ def test_experiments_of_one_alias_are_told_apart_by_their_slugs(run: Run, demo: 
 
 @pytest.mark.usefixtures("stored_demo")
 def test_stored_and_bundled_experiments_have_the_same_fields(run: Run) -> None:
-    rows = json.loads(run("experiments", "--json").out)["experiments"]
+    rows = json.loads(run("list", "--json").out)["experiments"]
     assert len({frozenset(row) for row in rows}) == 1
 
 

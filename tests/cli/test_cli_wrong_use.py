@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,10 +53,12 @@ def test_a_query_that_is_interrupted_is_an_interruption(run: Run, monkeypatch: p
     """DuckDB makes a RuntimeError of Ctrl-C."""
 
     def interrupted(*_: object) -> None:
-        raise RuntimeError("Query interrupted")
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("Query interrupted")  # as DuckDB does
 
     monkeypatch.setattr("blis_replay.validate.inspection.experiments_answer", interrupted)
-    answer = run("experiments")
+    answer = run("list")
     assert (answer.code, answer.out) == (130, "")
     assert answer.err == "interrupted; what was finished is stored whole, the rest not at all\n"
 

@@ -163,7 +163,7 @@ def test_colour_is_where_it_was_asked_for(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm", **environment}.items():
         monkeypatch.setenv(name, value)
-    context = cli.make_context("blis-replay", [*arguments, "experiments"])
+    context = cli.make_context("blis-replay", [*arguments, "list"])
     with context:
         context.invoke(cli.callback, **context.params)  # type: ignore[arg-type]
     assert context.color is coloured

@@ -17,16 +17,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # Where a command keeps how its answer is to be printed.
 _META = "blis_replay"
 # The form of an answer by the ending of its file, where no form was asked for.
-_FORMS = {".html": "html", ".json": "json", ".csv": "csv", ".md": "markdown"}
+_FORMS = {".json": "json", ".csv": "csv", ".md": "markdown"}
 # Whoever names such a file expects more than text in it.
-_OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg"}
+_OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg", ".html", ".htm"}
 
 
 def form_options(command: Command) -> Command:
     """What every verb has that answers: ``--format``, its short names, ``-v`` and ``-q``."""
     for switch, name, what in (
         ("-q", "quiet", "Print no answer and no progress; the exit code answers."),
-        ("-v", "verbose", "Print everything, which this verb always does."),  # of others: ``LONGER``
+        ("-v", "verbose", "Print everything, which this verb always does."),  # else: ``longer`` of ``Verb``
     ):
         command = click.option(f"--{name}", switch, is_flag=True, expose_value=False, callback=_remember, help=what)(
             command
@@ -64,7 +64,7 @@ def _form(ctx: click.Context, param: click.Parameter, value: str | bool | None) 
 def set_out_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
     """Where the answer is written; None: standard output."""
     if value is not None and value.suffix.lower() in _OTHER_KINDS:
-        named = "name a .json, .csv, .md, .html or .txt file"
+        named = "name a .json, .csv, .md or .txt file"
         raise click.UsageError(f"--out {value}: no answer is written as {value.suffix}; {named}")
     ctx.meta[f"{_META}.out"] = value
 
@@ -100,11 +100,7 @@ def print_answer(answer: Answer) -> int:
     form = asked_form()
     if form is None and file is not None and meta.get(f"{_META}.form") is None:
         form = _FORMS.get(file.suffix)
-    if form == "html":
-        from blis_replay.validate.report.report import answer_page
-
-        text = answer_page(answer, click.get_current_context().command_path)
-    elif form in (None, "text"):
+    if form in (None, "text"):
         brief = answer.brief and not meta.get(f"{_META}.verbose")
         text = page_text(answer.brief if brief else answer.page) + "\n"
     elif form == "json":

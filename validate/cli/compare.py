@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from blis_replay.validate.text.answer import Answer
 
 
-@verb("compare")
+@verb("compare", longer="With --simulators: print a table per recording too.")
 @click.argument("sides", nargs=-1, metavar="[A B | EXPERIMENT...]")
 @name_option("experiment", "Slug or alias, for a release or a simulator.")
 @coefficients_option
@@ -75,7 +75,7 @@ def compare_verb(
       blis-replay compare embedded blis --experiment 34b-general --blis-binary ./blis
       blis-replay compare 34b-codegen 34b-general
       blis-replay compare 34b-general 34b-codegen --simulators all
-      blis-replay compare 7b-train --simulators embedded,floor:line --out board.html
+      blis-replay compare 7b-train --simulators embedded,floor:line --out board.md
       blis-replay compare --runs
       blis-replay compare --published
       blis-replay compare --published --held-out

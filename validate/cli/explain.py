@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from blis_replay.replay.executors import Workers
 
 
-@verb("attribute")
+@verb("explain")
 @experiment_option
 @coefficients_option
 @replay_option
@@ -209,9 +209,7 @@ def report_verb(
 @click.option("--for", "length_us", type=DURATION, help="How long it is.  [default: 5s]")
 @click.option("--around", type=click.Choice(["worst"]), help="Or the middle: the request that is off by most time.")
 @click.option("--request", metavar="ID", help="Or a window that holds this request, and only its lanes.")
-@click.option(
-    "--out", "-o", type=OUT_FILE, required=True, help="The file: .json (Chrome trace events) or .pftrace (Perfetto)."
-)
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The .json file (Chrome trace events).")
 @store_option
 @form_options
 def timeline_verb(
@@ -234,19 +232,19 @@ def timeline_verb(
     \b
     Examples:
       blis-replay timeline 34b-general --out trace.json
-      blis-replay timeline 34b-general --from 600s --for 500ms --out trace.pftrace
-      blis-replay timeline mine --around worst --for 2s --out trace.pftrace
-      blis-replay timeline mine --request cmpl-17 --out trace.pftrace
+      blis-replay timeline 34b-general --from 600s --for 500ms --out trace.json
+      blis-replay timeline mine --around worst --for 2s --out trace.json
+      blis-replay timeline mine --request cmpl-17 --out trace.json
       blis-replay timeline 34b-general --replay scheduling=synchronous --out trace.json
     """
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode
     from blis_replay.validate.experiment import release_for, stored_experiment
-    from blis_replay.validate.timeline.viewer_files import FORMATS, write_timeline
+    from blis_replay.validate.timeline.viewer_files import write_timeline
     from blis_replay.validate.timeline.window import timeline, timeline_answer, window_named
 
-    if out.suffix not in FORMATS:
-        raise click.UsageError(f"--out {out}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")
+    if out.suffix != ".json":
+        raise click.UsageError(f"--out {out}: name a .json file (Chrome trace events)")
     if sum(given is not None for given in (from_us, around, request)) > 1:
         raise click.UsageError("--from, --around and --request each name a window; leave all but one out")
     if length_us == 0:

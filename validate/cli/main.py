@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import math
 import os
-import re
+import signal
 import sys
 import threading
 import traceback
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -62,13 +63,6 @@ VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.ite
 LABS = {
     "study": "Published findings about the simulator, run again.",
 }
-# Former names still work: name -> what it is called now.
-FORMER = {
-    "attribute": ("explain",),
-    "experiments": ("list",),
-    "steps": ("coefficients", "steps"),
-    "generalize": ("coefficients", "generalize"),
-}
 
 # Options that every verb has, and the program itself has not.
 _OF_VERBS = (
@@ -79,9 +73,6 @@ _OF_VERBS = (
 EXIT_PASS = 0
 # As a shell reports the signals: neither is a verdict.
 EXIT_INTERRUPTED, EXIT_READER_GONE = 130, 141
-# What DuckDB makes of Ctrl-C during a query.
-_DUCKDB_INTERRUPTED = "Query interrupted"
-
 
 # How many objects must be new before garbage is sought: imports and a replay make fewer.
 _OBJECTS_BEFORE_GARBAGE = 200_000
@@ -100,22 +91,19 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, or None if there is no such verb."""
-        path = FORMER.get(cmd_name, (cmd_name,))
-        if path[0] not in VERBS:
-            plugged: click.Command | None = addon("verb", path[0])
+        if cmd_name not in VERBS:
+            plugged: click.Command | None = addon("verb", cmd_name)
             return plugged
-        module = import_module(f"blis_replay.validate.cli.{VERBS[path[0]][0]}")
-        command: click.Command = getattr(module, f"{path[-1]}_verb")
+        module = import_module(f"blis_replay.validate.cli.{VERBS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_verb")
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As of any group; a former name is told on a terminal, and a wrong one answered with the closest."""
+        """As of any group; a wrong name is answered with the closest."""
         name = args[0] if args else ""
-        if name in FORMER and sys.stderr is not None and sys.stderr.isatty() and not ctx.resilient_parsing:
-            click.echo(f"note: `{name}` is now called `{' '.join(FORMER[name])}`", err=True)
-        verbs = [*self.list_commands(ctx), *FORMER]
+        verbs = self.list_commands(ctx)
         if name in LABS and name not in verbs:
             ctx.fail(f"the verb {name!r} is in the labs; install them with `pip install blis-replay-labs`")
         if name and name not in verbs and not name.startswith("-"):
@@ -221,25 +209,12 @@ def _in_colour(choice: str) -> bool | None:
 
 
 def program() -> None:
-    """``main`` as a process of its own, which ends at once.
-
-    Else Python goes through all that is left for garbage and takes each module apart: a tenth of a verdict's time.
-    """
+    """``main`` as a process of its own, which seeks garbage rarely and not at its end: a tenth of a verdict's time."""
     gc.set_threshold(_OBJECTS_BEFORE_GARBAGE, *gc.get_threshold()[1:])
     try:
         main()
-    except SystemExit as ended:
-        # A thread that still runs is waited for, and a text for standard error written, by Python itself.
-        if not isinstance(ended.code, int) or threading.active_count() > 1:
-            raise
-        atexit._run_exitfuncs()
-        try:
-            for stream in (sys.stdout, sys.stderr):
-                if stream is not None:
-                    stream.flush()
-        except OSError:
-            raise ended from None  # Python says so itself, and ends with 120
-        os._exit(ended.code)
+    finally:
+        gc.freeze()
 
 
 def main() -> None:
@@ -254,14 +229,35 @@ def main() -> None:
     # to half of the processor time, and how many there are decides the last digit of a sum.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        code = _exit_code()
+        with _noted_interrupts() as interrupts:
+            code = _exit_code(interrupts)
     except (BrokenPipeError, ReaderGoneError):
         _drop_output()
         code = EXIT_READER_GONE
     sys.exit(code)
 
 
-def _exit_code() -> int:
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Every Ctrl-C meanwhile: a library may turn its ``KeyboardInterrupt`` into another error (DuckDB does)."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def _exit_code(interrupts: Sequence[int]) -> int:
     given: dict[str, Path] = {}
     try:
         code = cli(prog_name="blis-replay", standalone_mode=False, obj=given)
@@ -287,7 +283,7 @@ def _exit_code() -> int:
     except MemoryError as error:
         return _complain(f"memory is short ({error or 'no more is given'}); free some, or ask for less", BAD_DATA)
     except (Exception, SystemExit) as error:  # of which the second: a library that would end the program with 1
-        if str(error) == _DUCKDB_INTERRUPTED:
+        if interrupts:
             return _interrupted()
         _drop_output()
         return _complain(fault_text(error), FAULT)
@@ -306,9 +302,7 @@ def _interrupted() -> int:
 def _with_help(error: click.UsageError) -> str:
     """What is wrong, and the command that says what is right."""
     command = error.ctx.command_path if error.ctx else "blis-replay"
-    message = _missing(error) or _EXTRA.sub(_too_many, " ".join(error.format_message().split()).rstrip("."))
-    if message.endswith("is a directory"):
-        message += "; name a file"
+    message = _missing(error) or " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and error.option_name in _OF_VERBS and command == "blis-replay":
         message = f"{error.option_name} belongs behind the verb"
     elif isinstance(error, click.NoSuchOption) and error.option_name in _options_of_the_program():
@@ -320,20 +314,14 @@ def _options_of_the_program() -> set[str]:
     return {name for param in cli.params for name in param.opts}
 
 
-_EXTRA = re.compile(r"^Got unexpected extra arguments? \((.+)\)$")
-
-
-def _too_many(found: re.Match[str]) -> str:
-    return f"{found[1]}: nothing is expected there; leave it out"
-
-
 def _missing(error: click.UsageError) -> str:
     """Of a parameter, or its value, that was left out: what to add; empty for any other mistake."""
     if error.ctx is None:
         return ""
-    if isinstance(error, click.BadOptionUsage) and error.message.endswith("requires an argument."):
-        option = next(one for one in error.ctx.command.params if error.option_name in one.opts)
-        return f"{error.option_name} needs a value; give {_usage(option, error.ctx)}"
+    if isinstance(error, click.BadOptionUsage):
+        option = next((one for one in error.ctx.command.params if error.option_name in one.opts), None)
+        if isinstance(option, click.Option) and not option.is_flag:  # a flag has the opposite mistake: a value
+            return f"{error.option_name} needs a value; give {_usage(option, error.ctx)}"
     if not isinstance(error, click.MissingParameter) or error.param is None:
         return ""
     usage = _usage(error.param, error.ctx)

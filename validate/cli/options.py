@@ -35,6 +35,8 @@ class PlacePath(click.Path):
         """The path; fails if it is empty."""
         if value == "":
             self.fail("the value is empty; name a file or a folder", param, ctx)
+        if not self.dir_okay and Path(os.fsdecode(value)).is_dir():
+            self.fail(f"File {os.fsdecode(value)!r} is a directory; name a file", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -350,23 +352,14 @@ COMMON = (
 )
 
 
-# What -v adds, by the first name of a verb; all others print their whole answer anyway.
-LONGER = {
-    "validate": "Print everything: every number, assumption and finding.",
-    "experiments": "Print every column, some below the others where there is no room.",
-    "compare": "With --simulators: print a table per recording too.",
-    "verify": "Print what each check measured.",
-}
-
-
 class Verb(click.Command):
-    """A command whose help has the common options in a section of their own."""
+    """A command whose help has the common options in a section of their own; ``longer``: what -v adds, if anything."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args: Any, longer: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
         for param in self.params:
             if isinstance(param, click.Option) and param.name == "verbose":
-                param.help = LONGER.get(str(self.name), param.help)
+                param.help = longer or param.help
         names = [name for param in self.params for name in param.opts]
         if "--format" in names and "--out" not in names:
             at = next(i for i, param in enumerate(self.params) if param.opts[0] in COMMON)
@@ -379,7 +372,11 @@ class Verb(click.Command):
             for param, times in Counter(given).items():
                 if times > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag):
                     raise click.UsageError(f"{param.opts[0]} is given {times} times; give it once")
-            return super().parse_args(ctx, args)
+            ctx.allow_extra_args, allowed = True, ctx.allow_extra_args
+            extra = super().parse_args(ctx, args)
+            if extra and not allowed and not ctx.resilient_parsing:
+                raise click.UsageError(f"{' '.join(extra)}: nothing is expected there; leave it out")
+            return extra
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
@@ -410,7 +407,7 @@ def _answer_file() -> click.Option:
         type=OUT_FILE,
         expose_value=False,
         callback=set_out_file,
-        help="Write the answer to this file; .html, .json, .csv or .md says as what.  [default: standard output]",
+        help="Write the answer to this file; .json, .csv or .md says as what.  [default: standard output]",
     )
 
 

@@ -19,7 +19,7 @@ from blis_replay.validate.cli.options import (
 from blis_replay.validate.text.answer import one_line
 
 
-@verb("experiments")
+@verb("list", longer="Print every column, some below the others where there is no room.")
 @store_option
 @form_options
 def list_verb(store_path: Path) -> None:

@@ -221,7 +221,7 @@ def _word(passed: bool) -> Toned:
     return Toned("pass", "good") if passed else Toned("FAIL", "bad")
 
 
-@verb("verify")
+@verb("verify", longer="Print what each check measured.")
 @click.option("--quick", is_flag=True, help="Fewer requests and replications: seconds, with wider intervals.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Seed for all random workloads."

@@ -50,7 +50,7 @@ class SimulatorName(click.ParamType[str]):
         return [CompletionItem(name) for name in (*self.names, *self.begins) if name.startswith(incomplete)]
 
 
-@verb("validate")
+@verb("validate", longer="Print everything: every number, assumption and finding.")
 @experiments_options
 @coefficients_option
 @replay_option

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
 
 from blis_replay.blis.releases.release import CoefficientRelease
@@ -23,7 +22,7 @@ from blis_replay.validate.report.charts import charts_of, charts_of_replay
 from blis_replay.validate.report.evidence import attributed, replayed, with_checks
 from blis_replay.validate.report.page import OverviewRow, Section, overview_row, page, section_of
 from blis_replay.validate.report.svg import Artist
-from blis_replay.validate.text.answer import Answer, Verbatim, html_text, part_html
+from blis_replay.validate.text.answer import Answer, Verbatim
 
 # What the extra `report` installs.
 REPORT_MODULES = ("jinja2", "matplotlib")
@@ -49,22 +48,6 @@ def report_answer(written: Report, path: Path, size: int) -> Answer:
         {"file": str(path), "bytes": size, "verdicts": written.verdicts, "not_judged": written.not_judged},
         Table("", columns_named("experiment", "verdict", "reason", kind="data"), [*rows, *refused]),
     )
-
-
-def answer_page(answer: Answer, title: str) -> str:
-    """What any verb answers as one HTML page that loads nothing, in the look of the report; every text is escaped."""
-    require_extra("report", "a page", "markupsafe")
-    style = (resources.files("blis_replay.validate.report") / "page.css").read_text("utf-8")
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    head = [
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">',
-        f"<title>{html_text(title)}</title>\n<style>\n{style}</style>\n</head>",
-    ]
-    body = [f"<body>\n<header><h1>{html_text(title)}</h1></header>\n<main>", *map(part_html, answer.page)]
-    return "\n".join([*head, *body, "</main>\n</body>\n</html>\n"])
 
 
 def report(
