@@ -46,7 +46,6 @@ def verbs(name: str) -> list[Arguments]:
         ("compare", SOUND, name),
         ("compare", name, f"{name}@{RELEASE}"),
         ("report", name, "--out", "report.html"),
-        ("timeline", name, "--out", "trace.json"),
         ("timeline", name, "--for", "500ms", "--out", "trace.json"),
         *(("export", name, "--to", form, "--force") for form in ("tracev2", "legacy-csv", "mooncake", "parquet")),
         ("calibrate", name, "--out", "mine.yaml", "--force", "--workers", "1"),

@@ -79,7 +79,6 @@ explain --replay scheduling=synchronous --reference none --executor serial $RELE
 segments --out out/requests.csv $RELEASE
 whatif --sweep max_num_seqs=64,256 --sweep max_num_batched_tokens=1024,4096 --executor serial $RELEASE
 timeline --from 2s --for 1500ms --out out/timeline.json $RELEASE
-timeline --from 2s --for 1500ms --out out/timeline.json $RELEASE
 export --to tracev2 --out out
 export --to legacy-csv --out out/load.csv
 export --to mooncake --out out/load.jsonl
@@ -190,10 +189,7 @@ def _ask_everything(ask: Callable[..., Any]) -> None:
         ask(f"coefficients show {release['name']}")
     for form in (" --csv", " --markdown", ""):
         for verb in (
-            "validate",
-            "explain",
-            "segments",
-            "coefficients steps",
+            *("validate", "explain", "segments", "coefficients steps"),
             "inspect",
             "whatif --set max_num_seqs=32",
         ):
