@@ -23,7 +23,7 @@ from blis_replay.replay import executors
 from blis_replay.validate.experiment import all_experiments
 
 # A busy machine makes an example slow, which is no failure of what it shows.
-# In CI the same examples each time: what a new one finds is for the loop of daily work, and for scripts/fuzz.py.
+# In CI the same examples each time: what a new one finds is for the loop of daily work.
 settings.register_profile("no_deadline", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("no_deadline")
 

@@ -66,7 +66,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/faults.md",
         "docs/benchmarks.md",
     ),
-    "Project": ("docs/architecture.md", "docs/documentation.md", "docs/fuzzing.md", "docs/hardening.md"),
+    "Project": ("docs/architecture.md", "docs/documentation.md", "docs/hardening.md"),
 }
 
 
