@@ -14,19 +14,16 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import unified_diff
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import docs_axe
-from docs_generated import GENERATED, refuse_unknown_options, rooms_svg
+from docs_generated import GENERATED, refuse_unknown_options
 from docs_pages import ROOT, Command, Page, Part, all_pages, commands_of, parts_of, refreshed, text_of
-from docs_pictures import shot
 from docs_site import build_site
 
 DATA = Path(os.environ.get("BLIS_REPLAY_DATA", ROOT.parent / "shared" / "data"))
@@ -35,12 +32,6 @@ HAS_RECORDINGS = (DATA / "NOTES.md").is_file()
 _SHOWN = {"text", "yaml", "json", "toml", "sh", "diff", "html"}
 _LIMIT_S = 600
 _SITE = ROOT / "build" / "site"
-# Pictures that are drawn from the code.
-_DRAWN: dict[str, Callable[[], str]] = {
-    "docs/architecture.svg": rooms_svg,
-    "docs/terminal-80.svg": partial(shot, 80),
-    "docs/terminal-160.svg": partial(shot, 160),
-}
 
 
 def main() -> int:
@@ -49,7 +40,7 @@ def main() -> int:
     problems: list[str] = []
     if not given.build_only:
         chosen = [page for page in all_pages() if not given.pages or page.source in given.pages]
-        problems += [*([] if given.pages else _drawn(given.update)), *_run(chosen, given.update)]
+        problems += _run(chosen, given.update)
         if not HAS_RECORDINGS:
             print("not run: blocks that need the published recordings; BLIS_REPLAY_DATA names their folder")
     problems += build_site(_SITE)
@@ -92,20 +83,6 @@ def _one(page: Page, update: bool) -> str:
     problem = refresh(page, update=update)
     print(f"{page.source.name}: {perf_counter() - start:.1f} s{', not current' if problem else ''}", flush=True)
     return problem
-
-
-def _drawn(update: bool) -> list[str]:
-    drawn = {name: draw() for name, draw in _DRAWN.items()}
-    stale = [
-        name
-        for name, picture in drawn.items()
-        if not (ROOT / name).is_file() or (ROOT / name).read_text("utf-8") != picture
-    ]
-    if update:
-        for name in stale:
-            (ROOT / name).write_text(drawn[name], "utf-8")
-        return []
-    return [f"{name} is not what the code draws now" for name in stale]
 
 
 def _axe(files: list[Path]) -> list[str]:

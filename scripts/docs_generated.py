@@ -1,6 +1,6 @@
 """What pages take from the code, so that they cannot fall behind it.
 
-Generated regions, the rooms and their imports as a table and as a picture, and the options of commands that a page
+Generated regions, the rooms as a table, and the options of commands that a page
 names but does not run.
 """
 
@@ -10,8 +10,7 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache, partial
-from html import escape
+from functools import partial
 from pathlib import Path
 
 import click
@@ -110,72 +109,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-# From top to bottom: what imports stands above what it imports.
 _ROOMS = ("validate", "replay", "fixtures", "ingest", "blis", "recorder", "strict", "compiled")
-_LEFT, _RIGHT, _HEIGHT, _PITCH = 20, 880, 92, 112
-_STYLE = """
-  text { font: 13px system-ui, sans-serif; fill: #1c1c1c } .name { font-weight: 700; font-size: 16px }
-  .small { font-size: 12px; fill: #555 } rect { fill: #f4f6f8; stroke: #7a8794 } .inner { fill: #fff; stroke: #c3cad1 }
-  path { stroke: #35618e; stroke-width: 1.6; fill: none } .head { fill: #35618e; stroke: none }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6e6e6 } .small { fill: #a8b0b8 } rect { fill: #1f252b; stroke: #6b7782 }
-    .inner { fill: #171b20; stroke: #46505a } path { stroke: #7fb2e5 } .head { fill: #7fb2e5 }
-  }"""
-
-
-@cache
-def imports_between() -> frozenset[tuple[str, str]]:
-    """Each two rooms of which the first imports from the second."""
-    return frozenset(
-        (room, other)
-        for room in _ROOMS
-        for module in (ROOT / room).rglob("*.py")
-        for other in _imported_rooms(module) - {room}
-    )
 
 
 def rooms_table() -> list[str]:
     """A row per room and per folder in it: what it is for, and what it may import."""
     rows = [_row(folder) for room in _ROOMS for folder in [ROOT / room, *_folders(room)]]
     return ["| room | what it is for | may import |", "|---|---|---|", *rows]
-
-
-def rooms_svg() -> str:
-    """The picture: one box per room below each other, and an arrow on the right for each two rooms with imports."""
-    label = "Rooms of the repository and the imports between them, which all point down"
-    shapes = "\n".join([*map(_box, _ROOMS), *map(_arrow, sorted(imports_between()))])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1060 {len(_ROOMS) * _PITCH + 12}" role="img" '
-        f'aria-label="{label}">\n<title>{label}</title>\n<style>{_STYLE}\n</style>\n{shapes}\n</svg>\n'
-    )
-
-
-def _top(room: str) -> int:
-    return 16 + _ROOMS.index(room) * _PITCH
-
-
-def _box(room: str) -> str:
-    top, at = _top(room), _LEFT + 12
-    lines = [
-        f'<rect x="{_LEFT}" y="{top}" width="{_RIGHT - _LEFT}" height="{_HEIGHT}" rx="6"/>',
-        f'<text class="name" x="{at}" y="{top + 24}">{room}/</text>',
-        f'<text class="small" x="{at}" y="{top + 44}">{escape(_docstring(ROOT / room)[0])}</text>',
-    ]
-    for folder in _folders(room):
-        width = 7 * len(folder.name) + 16
-        lines.append(f'<rect class="inner" x="{at}" y="{top + 58}" width="{width}" height="24" rx="4"/>')
-        lines.append(f'<text class="small" x="{at + 8}" y="{top + 74}">{folder.name}</text>')
-        at += width + 8
-    return "\n".join(lines)
-
-
-def _arrow(pair: tuple[str, str]) -> str:
-    """A bow from the right side of the upper box to that of the lower one; no two begin or end at one point."""
-    above, below = map(_ROOMS.index, pair)
-    start, end = _top(pair[0]) + 12 + 11 * below, _top(pair[1]) + 12 + 11 * above
-    reach = _RIGHT + 40 + 28 * (below - above)
-    bow = f'<path d="M{_RIGHT} {start} C{reach} {start} {reach} {end} {_RIGHT + 8} {end}"/>'
-    return f'{bow}<path class="head" d="M{_RIGHT} {end} l9 -5 v10 z"/>'
 
 
 def _row(folder: Path) -> str:
@@ -193,12 +133,6 @@ def _docstring(folder: Path) -> list[str]:
 def _folders(room: str) -> list[Path]:
     """The folders of a room that have modules, those inside of others left out."""
     return sorted(path.parent for path in (ROOT / room).glob("*/__init__.py"))
-
-
-def _imported_rooms(module: Path) -> set[str]:
-    found = statements(ast.parse(module.read_text("utf-8")))
-    names = [node.module or "" for node in found if isinstance(node, ast.ImportFrom)]
-    return {name.split(".")[1] for name in names if name.startswith("blis_replay.")}
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -12,7 +12,7 @@ import click
 import docs_site
 import plain_english
 import pytest
-from docs_generated import GENERATED, imports_between, rooms_svg
+from docs_generated import GENERATED
 from docs_pages import ELISION, ROOT, Page, all_pages, is_current, parts_of, refreshed, text_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,14 +130,6 @@ def test_every_verb_has_its_help_on_the_page_of_commands() -> None:
     coefficients = cli.get_command(click.Context(cli), "coefficients")
     assert isinstance(coefficients, click.Group)
     assert [v for v in coefficients.commands if f"\n## blis-replay coefficients {v}\n" not in text] == []
-
-
-@pytest.mark.slow
-def test_the_picture_of_the_rooms_is_drawn_from_the_imports() -> None:
-    """tests/test_architecture.py says which imports there may be; each has an arrow, and no other has one."""
-    assert (ROOT / "docs" / "architecture.svg").read_text("utf-8") == rooms_svg()
-    assert ("validate", "replay") in imports_between()
-    assert ("ingest", "blis") not in imports_between()
 
 
 def test_output_that_has_changed_is_found_and_written(write: Write) -> None:
