@@ -1,11 +1,11 @@
-"""Find sentences that are hard to read, in the pages and in what the program prints.
+"""Find sentences that are hard to read, in the pages, in what the program prints, and in docstrings and comments.
 
-    python scripts/plain_english.py            # exit code 1 if there is one
-    python scripts/plain_english.py --long 20  # also list sentences of more than 20 words, longest last
-    python scripts/plain_english.py --messages # list all that the program says, with its place, to be read
+    python scripts/plain_english.py              # exit code 1 if a page or a message has one
+    python scripts/plain_english.py --docstrings # list those of docstrings and comments instead
+    python scripts/plain_english.py --messages   # list all messages of the program, with their places, to be read
 
-Checked are README.md, the pages of docs/, and string literals of the packages that read like prose.  A sentence has at
-most ``LONGEST`` words; the median over a page has at most ``MEDIAN``.  ``BANNED`` words have a better one beside them.
+Messages are string literals that read like prose.  A sentence has at most ``LONGEST`` words; the median over a page has
+at most ``MEDIAN``.  ``BANNED`` words have a better one next to them, ``INVERTED`` ones in docstrings and comments.
 Code spans and numbers with their units count as one word.
 """
 
@@ -17,8 +17,10 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import StringIO
 from itertools import groupby
 from statistics import median
+from tokenize import COMMENT, generate_tokens
 
 from docs_pages import ROOT, all_pages, parts_of
 
@@ -43,6 +45,20 @@ BANNED = {
     r"\bwords? for word\b|\bword by word\b": "exactly",
     r"\ball the same\b": "still, nevertheless",
     r"\w\(s\)": "singular or plural, as the number is",
+}
+# Turns of phrase that an engineer would not say aloud, and what to write.
+INVERTED = {
+    r"\bof which\b": "two sentences",
+    r"\bas of\b": "as for, or: like",
+    r"\bso (?:many|much)\b": "the number, with its unit",
+    r"\b(?:stands?|stood) beside\b": "is next to, comes with",
+    r"\boutside of\b": "outside",
+    r"\bthere (?:is|are) (?:none|no)\b": "without, missing",
+    r"\btold\b": "stated, recorded, distinguished",
+    r"\b(?:is|are) no [a-z]": "is not a ...",
+    r"\bgive or take\b": "within ...",
+    r"\bone's own\b": "its own",
+    r"\bnone of which\b": "two sentences",
 }
 _ROOMS = ("blis", "compiled", "fixtures", "ingest", "recorder", "replay", "strict", "validate")
 _CODE, _LINK, _MARKS = (
@@ -153,6 +169,38 @@ def messages() -> Iterator[Sentence]:
             yield from sorted(found, key=lambda one: int(one.place.rpartition(":")[2]))
 
 
+def docstrings() -> Iterator[Sentence]:
+    """The sentences of docstrings and of comments, by file and line."""
+    for room in (*_ROOMS, "labs"):
+        for path in sorted(path for path in (ROOT / room).rglob("*.py") if "tests" not in path.parts):
+            place, text = str(path.relative_to(ROOT)), path.read_text("utf-8")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    yield from _of_paragraphs(f"{place}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node) or "")
+            for token in generate_tokens(StringIO(text).readline):
+                if token.type == COMMENT:
+                    yield from _of_paragraphs(f"{place}:{token.start[0]}", token.string.lstrip("# "))
+
+
+def _of_paragraphs(place: str, text: str) -> Iterator[Sentence]:
+    """Of prose; what is indented, such as a table or an example, is left out."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        if not paragraph.startswith((" ", "Example")):
+            yield from _split(place, " ".join(paragraph.replace("``", "`").split()), prose=True)
+
+
+def hard_docstrings() -> list[str]:
+    """A line for each sentence of a docstring or comment that is too long or has a banned word."""
+    checked = [Sentence(one.place, one.text) for one in docstrings()]  # only pages have a median
+    inverted = [
+        f"{one.place}: {word[0]!r}; write {better}: {one.text}"
+        for one in checked
+        for pattern, better in INVERTED.items()
+        if (word := re.search(pattern, one.text))
+    ]
+    return [*findings(checked), *inverted]
+
+
 def findings(checked: Iterable[Sentence]) -> list[str]:
     """A line for each sentence that is too long or has a banned word, and for each page whose median is too high."""
     found, pages = [], dict[str, list[int]]()
@@ -173,17 +221,18 @@ def findings(checked: Iterable[Sentence]) -> list[str]:
 def main() -> int:
     """0: nothing was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--long", type=int, metavar="WORDS", help="list sentences of more words as well")
+    parser.add_argument("--docstrings", action="store_true", help="list those of docstrings and comments instead")
     parser.add_argument("--messages", action="store_true", help="list all messages instead, with their places")
     given = parser.parse_args()
     if given.messages:
         for place, said in groupby(messages(), key=lambda one: one.place):
             print(f"{place}: {' '.join(one.text for one in said)}")
         return 0
+    if given.docstrings:
+        print("\n".join(hard := hard_docstrings()))
+        print(f"{len(hard)} to rewrite")
+        return 0
     checked = list(sentences())
-    if given.long is not None:
-        for one in sorted((one for one in checked if one.words > given.long), key=lambda one: one.words):
-            print(f"{one.words:3} {one.place}: {one.text}")
     found = findings(checked)
     for line in found:
         print(line)

@@ -193,7 +193,7 @@ BUDGET = {
     "files of the instrument": 313,
     "lines of the instrument": 72_700,
     "lines of labs": 12_000,
-    "lines of scripts": 6_950,
+    "lines of scripts": 7_000,
     "lines of tests": 42_050,
 }
 LOADED_BUDGET = {"modules": 139, "lines": 28_000}
