@@ -9,16 +9,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import fcntl
 import gc
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from pack import h100_folders
+from pack import JANUARY, h100_folders
 
 from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.store import open_store
+from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay import executors
 from blis_replay.validate.experiment import all_experiments
 
@@ -82,6 +83,16 @@ def bundled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             all_experiments(store)
 
     return _made_once(tmp_path_factory, "bundled", make)
+
+
+@pytest.fixture(scope="session")
+def real_store(data_pack: Path, h100_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with the twelve H100 recordings and the three of vLLM 0.11 of the data pack."""
+    path = Path(shutil.copy(h100_store, tmp_path_factory.mktemp("store")))
+    for name in JANUARY:
+        ingest_source(path, data_pack / "blis-eval" / name, profile=profile_of(name))
+    with open_store(path) as store:
+        yield store
 
 
 def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

@@ -1,7 +1,7 @@
 """Add-ons: what other distributions, such as our labs, plug into this one.
 
 An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SOCKET.NAME``, e.g. ``verb.study``.
-Sockets: ``verb`` (a click command).
+Sockets: ``verb`` (a click command), and the name of a group of verbs, e.g. ``coefficients`` (a command in that group).
 """
 
 from __future__ import annotations
@@ -25,3 +25,8 @@ def addon(socket: str, name: str) -> Any | None:
     """The object that is plugged in under this name; None if no installed distribution has it."""
     point = addons(socket).get(name)
     return None if point is None else point.load()
+
+
+def in_labs(verb: str) -> str:
+    """What to say of a verb of our labs where they are not installed."""
+    return f"the verb {verb!r} is in the labs; install them with `pip install blis-replay-labs`"

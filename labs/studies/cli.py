@@ -1,4 +1,4 @@
-"""The verb ``blis-replay study``."""
+"""The verbs ``blis-replay study`` and ``blis-replay coefficients generalize``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.answers import form_options, print_answer
-from blis_replay.validate.cli.options import VerbGroup, executor_options, store_option
+from blis_replay.validate.cli.options import (
+    FOLDER,
+    VerbGroup,
+    executor_options,
+    gpu_file_option,
+    selector_option,
+    store_option,
+    verb,
+)
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
@@ -84,3 +93,89 @@ def run(names: tuple[str, ...], every: bool, store_path: Path, **workers: Unpack
     if not all(result.passed for result in results):
         return 1
     return 3 if names and any(result.absent for result in results) else 0
+
+
+@verb("generalize")
+@click.option("--lomo", "by", flag_value="model", help="Leave one model out at a time.")
+@click.option("--lowo", "by", flag_value="workload", help="Leave one workload out at a time.")
+@selector_option("all, stored and bundled")
+@click.option(
+    "--model-form",
+    "model_form",
+    type=click.Choice(["per-model", "physical"]),
+    default="physical",
+    show_default=True,
+    help="Coefficients of each model, or what all models share on each one's architecture.",
+)
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="MODEL=PATH",
+    help="The config.json of a model whose architecture does not ship; may be given several times.",
+)
+@click.option("--gpu", metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
+@gpu_file_option
+@click.option(*("--out", "-o"), type=FOLDER, help="Folder for a release of each fit.")
+@executor_options
+@store_option
+@form_options
+def generalize_verb(
+    by: str | None,
+    names: tuple[str, ...],
+    model_form: str,
+    configs: tuple[str, ...],
+    gpu: str | None,
+    gpu_file: Path | None,
+    out: Path | None,
+    store_path: Path,
+    **workers: Unpack[Workers],
+) -> None:
+    """Do coefficients hold where they were not fitted?
+
+    Fits to all but one model or workload and predicts that one, in turn, beside a fit to
+    everything. Step records are fitted to where there are some, else latencies. The
+    physical form takes a model's architecture and the GPU's datasheet, and nothing else
+    of it. Overloaded runs are predicted, never fitted to, and not averaged. --lomo needs
+    recordings of two models; those that ship are not enough, so ingest your own first.
+
+    \b
+    Examples:
+      blis-replay coefficients generalize --lomo
+      blis-replay coefficients generalize --lowo --model-form per-model
+      blis-replay coefficients generalize --lomo '7b-*' '34b-*'
+      blis-replay coefficients generalize --lomo --config org/new-3b=config.json --out releases
+    """
+    from blis_replay.blis.latency.datasheets import bundled_architectures
+    from blis_replay.blis.releases.release import format_release
+    from blis_replay.ingest.store import open_for_reading
+    from blis_replay.replay.release_file import architecture_of_file, gpus_of_file
+    from blis_replay_labs.studies.generalisation_text import generalisation_answer
+    from blis_replay_labs.studies.generalize import generalize, read_cases
+
+    if by is None:
+        raise click.UsageError("say what to leave out: --lomo (a model) or --lowo (a workload)")
+    if by == "model" and model_form == "per-model":
+        raise click.UsageError("coefficients of one model do not transfer to another; use --model-form physical")
+    pairs = [config.split("=", 1) for config in configs]
+    if any(len(pair) != 2 for pair in pairs):
+        raise click.UsageError("--config takes MODEL=PATH, e.g. org/new-3b=config.json")
+    architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
+    with open_for_reading(store_path) as store:
+        cases = read_cases(store, names, gpu)
+    with progress_line("fitting") as progress:
+        result = generalize(
+            cases,
+            by,  # type: ignore[arg-type]  # click checked
+            model_form,  # type: ignore[arg-type]
+            architectures,
+            gpus=None if gpu_file is None else gpus_of_file(gpu_file),
+            progress=progress,
+            **workers,
+        )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for fold in (*result.folds, result.in_distribution):
+            if fold.release is not None:
+                write_whole(out / f"{fold.release.name}.yaml", format_release(fold.release))
+    print_answer(generalisation_answer(result))

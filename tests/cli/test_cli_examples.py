@@ -73,8 +73,9 @@ def examples() -> list[str]:
     for verb in cli.list_commands(context):
         command = cli.get_command(context, verb)
         assert command is not None
-        parts = command.commands.values() if isinstance(command, click.Group) else ()
-        texts += [part.help or "" for part in (command, *parts)]
+        names = command.list_commands(context) if isinstance(command, click.Group) else ()
+        parts = [command.get_command(context, name) for name in names] if isinstance(command, click.Group) else []
+        texts += [part.help or "" for part in (command, *parts) if part is not None]
     blocks = [match[1] for text in texts for match in re.finditer(r"Examples?:\n((?:[ ]+\S.*(?:\n|$))+)", text)]
     joined = [re.sub(r"\\\n\s+", "", block) for block in blocks]
     return list(dict.fromkeys(line.strip() for block in joined for line in block.splitlines() if line.strip()))

@@ -33,7 +33,10 @@ def commands() -> Iterator[tuple[str, click.Command]]:
         command = cli.get_command(context, verb)
         assert command is not None
         if isinstance(command, click.Group):
-            yield from ((f"{verb} {name}", part) for name, part in command.commands.items())
+            for name in command.list_commands(context):
+                part = command.get_command(context, name)
+                assert part is not None
+                yield f"{verb} {name}", part
         else:
             yield verb, command
 

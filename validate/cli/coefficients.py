@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.coefficients_made import (
@@ -22,23 +21,17 @@ from blis_replay.validate.cli.coefficients_made import (
     trees,
 )
 from blis_replay.validate.cli.options import (
-    FOLDER,
     VerbGroup,
     coefficients_option,
-    executor_options,
     experiment_option,
-    gpu_file_option,
-    selector_option,
     store_option,
     verb,
 )
-from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Line, Verbatim
 from blis_replay.validate.text.terminal import LINE_COLUMNS, wrap
 
 if TYPE_CHECKING:
     from blis_replay.blis.releases.release import CoefficientRelease
-    from blis_replay.replay.executors import Workers
 
 
 _SHORT_HASH = 12
@@ -143,7 +136,7 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
     return [] if value is None else [(place, str(value))]
 
 
-@click.group("coefficients", cls=VerbGroup)
+@click.group("coefficients", cls=VerbGroup, labs=("generalize",))
 def coefficients_verb() -> None:
     """List, show, import, export, scale and test coefficient releases.
 
@@ -158,7 +151,6 @@ def coefficients_verb() -> None:
       blis-replay coefficients roofline config.json --model NAME --out OUT
       blis-replay coefficients trees --train NAME --out OUT
       blis-replay coefficients steps tiny-live-d
-      blis-replay coefficients generalize --lomo
     """
 
 
@@ -193,92 +185,6 @@ def show(release: str) -> None:
     from blis_replay.replay.release_file import load_release
 
     print_answer(release_answer(load_release(release)))
-
-
-@verb("generalize")
-@click.option("--lomo", "by", flag_value="model", help="Leave one model out at a time.")
-@click.option("--lowo", "by", flag_value="workload", help="Leave one workload out at a time.")
-@selector_option("all, stored and bundled")
-@click.option(
-    "--model-form",
-    "model_form",
-    type=click.Choice(["per-model", "physical"]),
-    default="physical",
-    show_default=True,
-    help="Coefficients of each model, or what all models share on each one's architecture.",
-)
-@click.option(
-    "--config",
-    "configs",
-    multiple=True,
-    metavar="MODEL=PATH",
-    help="The config.json of a model whose architecture does not ship; may be given several times.",
-)
-@click.option("--gpu", metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
-@gpu_file_option
-@click.option(*("--out", "-o"), type=FOLDER, help="Folder for a release of each fit.")
-@executor_options
-@store_option
-@form_options
-def generalize_verb(
-    by: str | None,
-    names: tuple[str, ...],
-    model_form: str,
-    configs: tuple[str, ...],
-    gpu: str | None,
-    gpu_file: Path | None,
-    out: Path | None,
-    store_path: Path,
-    **workers: Unpack[Workers],
-) -> None:
-    """Do coefficients hold where they were not fitted?
-
-    Fits to all but one model or workload and predicts that one, in turn, beside a fit to
-    everything. Step records are fitted to where there are some, else latencies. The
-    physical form takes a model's architecture and the GPU's datasheet, and nothing else
-    of it. Overloaded runs are predicted, never fitted to, and not averaged. --lomo needs
-    recordings of two models; those that ship are not enough, so ingest your own first.
-
-    \b
-    Examples:
-      blis-replay coefficients generalize --lomo
-      blis-replay coefficients generalize --lowo --model-form per-model
-      blis-replay coefficients generalize --lomo '7b-*' '34b-*'
-      blis-replay coefficients generalize --lomo --config org/new-3b=config.json --out releases
-    """
-    from blis_replay.blis.latency.datasheets import bundled_architectures
-    from blis_replay.blis.releases.release import format_release
-    from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.release_file import architecture_of_file, gpus_of_file
-    from blis_replay.validate.calibration.generalize import generalize, read_cases
-    from blis_replay.validate.calibration.text import generalisation_answer
-
-    if by is None:
-        raise click.UsageError("say what to leave out: --lomo (a model) or --lowo (a workload)")
-    if by == "model" and model_form == "per-model":
-        raise click.UsageError("coefficients of one model do not transfer to another; use --model-form physical")
-    pairs = [config.split("=", 1) for config in configs]
-    if any(len(pair) != 2 for pair in pairs):
-        raise click.UsageError("--config takes MODEL=PATH, e.g. org/new-3b=config.json")
-    architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
-    with open_for_reading(store_path) as store:
-        cases = read_cases(store, names, gpu)
-    with progress_line("fitting") as progress:
-        result = generalize(
-            cases,
-            by,  # type: ignore[arg-type]  # click checked
-            model_form,  # type: ignore[arg-type]
-            architectures,
-            gpus=None if gpu_file is None else gpus_of_file(gpu_file),
-            progress=progress,
-            **workers,
-        )
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for fold in (*result.folds, result.in_distribution):
-            if fold.release is not None:
-                write_whole(out / f"{fold.release.name}.yaml", format_release(fold.release))
-    print_answer(generalisation_answer(result))
 
 
 @verb("steps")
@@ -324,6 +230,6 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
 
 for made in (
     *(import_stepml, import_defaults, export_defaults),
-    *(for_model, roofline, silicon, trees, steps_verb, generalize_verb),
+    *(for_model, roofline, silicon, trees, steps_verb),
 ):
     coefficients_verb.add_command(made)

@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from blis_replay.compiled.addons import addon, addons
+from blis_replay.compiled.addons import addon, addons, in_labs
 from blis_replay.compiled.errors import BAD_DATA, FAULT, WRONG_USE, BlisReplayError, fault_text
 from blis_replay.ingest.errors import printable
 
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
         name = args[0] if args else ""
         verbs = self.list_commands(ctx)
         if name in LABS and name not in verbs:
-            ctx.fail(f"the verb {name!r} is in the labs; install them with `pip install blis-replay-labs`")
+            ctx.fail(in_labs(name))
         if name and name not in verbs and not name.startswith("-"):
             close = get_close_matches(name, verbs, 1)
             ctx.fail(f"there is no verb {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import click
 from click.shell_completion import CompletionItem
 
+from blis_replay.compiled.addons import addon, addons, in_labs
 from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import Command, set_out_file
 
@@ -396,9 +397,33 @@ class Verb(click.Command):
 
 
 class VerbGroup(click.Group):
-    """A group of verbs."""
+    """A group of verbs, and a socket of its name into which add-ons plug further ones.
+
+    ``labs``: the verbs that our labs plug in.
+    """
 
     command_class = Verb
+
+    def __init__(self, *args: Any, labs: tuple[str, ...] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._labs = labs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs by name, with those that are plugged in."""
+        return sorted({*self.commands, *addons(str(self.name))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of that name; None if there is none."""
+        plugged: click.Command | None = addon(str(self.name), cmd_name)
+        return super().get_command(ctx, cmd_name) or plugged
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As of any group; a verb of a lab that is not installed is a usage error which says so."""
+        if args[0] in self._labs and self.get_command(ctx, args[0]) is None:
+            ctx.fail(in_labs(f"{self.name} {args[0]}"))
+        return super().resolve_command(ctx, args)
 
 
 def _answer_file() -> click.Option:

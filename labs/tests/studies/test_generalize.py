@@ -20,7 +20,10 @@ from blis_replay.ingest.checks import overload
 from blis_replay.ingest.recording import Finding, Setting, SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store
-from blis_replay.validate.calibration.generalize import (
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.metrics.observed import Observed
+from blis_replay_labs.studies.generalisation_text import PUBLISHED_SCORES, generalisation_answer, mean_abs_error
+from blis_replay_labs.studies.generalize import (
     Fold,
     FoldResult,
     Generalisation,
@@ -29,9 +32,6 @@ from blis_replay.validate.calibration.generalize import (
     read_cases,
     without_terms,
 )
-from blis_replay.validate.calibration.text import PUBLISHED_SCORES, generalisation_answer, mean_abs_error
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.metrics.observed import Observed
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,114 @@
+"""``coefficients generalize`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.fixtures.synthetic import generate, write_experiment
+from blis_replay.fixtures.truth import SyntheticExperiment
+
+pytestmark = pytest.mark.slow
+
+_JSON_DOCS = Path(__file__).parents[3] / "docs" / "json.md"
+
+CONFIG = {
+    "hidden_size": 2048,
+    "intermediate_size": 5504,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+
+
+@pytest.fixture
+def two_models(run: Run, tmp_path: Path) -> list[object]:
+    """Recordings of two models in the store, and the options that say what they are."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    options: list[object] = ["--gpu", "H100-SXM", "--experiment", "1b-*", "--experiment", "2b-*"]
+    for size, per_step_ns in (("1b", 4_000_000), ("2b", 6_000_000)):
+        spec = replace(
+            SyntheticExperiment(),
+            slug=f"20260301-120000-made-{size}-tp1-general",
+            model=f"org/made-{size}",
+            latency=LatencyModel("blackbox", per_step_ns, 20_000, 30_000),
+        )
+        write_experiment(generate(spec), tmp_path / spec.slug)
+        run("ingest", tmp_path / spec.slug)
+        options += ["--config", f"org/made-{size}={config}"]
+    return options
+
+
+def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, two_models: list[object]) -> None:
+    answer = run("coefficients", "generalize", "--lomo", *two_models, "--out", "releases")
+    assert answer.code == 0
+    assert answer.err == ""
+    assert {"1b-general", "2b-general"} <= {line.split(" ")[0] for line in answer.out.splitlines()}
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+    assert sorted(path.name for path in Path("releases").iterdir()) == [
+        "all.yaml",
+        "without-made-1b.yaml",
+        "without-made-2b.yaml",
+    ]
+    # What is written is what a fold was predicted with: the fold without 2b, on 2b itself.
+    document = run("coefficients", "generalize", "--lomo", *two_models, "--json").json
+    fold = next(fold for fold in document["folds"] if fold["name"] == "made-2b")
+    assert fold["trained_on"] == ["1b-general"]
+    written = Path("releases") / "without-made-2b.yaml"
+    checked = run("validate", "--experiment", "2b-general", "--coefficients", written, "--json").json["experiments"][0]
+    assert checked["coefficients_use"] == "held out"
+    predicted = fold["experiments"][0]["errors"]
+    assert checked["metrics"]["e2e"]["mean"]["error"] == predicted["e2e"]["mean"]
+    assert checked["metrics"]["ttft"]["p99"]["error"] == predicted["ttft"]["p99"]
+
+
+def test_every_field_of_the_json_is_documented(run: Run, two_models: list[object]) -> None:
+    document = run("coefficients", "generalize", "--lomo", *two_models, "--json").json
+    section = next(
+        part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if "coefficients generalize --json" in part
+    )
+    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    assert _fields(document) - documented == set()
+    assert {"folds", "in_distribution", "step_mape", "identified", "prior_source"} <= _fields(document)
+
+
+def _fields(value: object) -> set[str]:
+    """Field names at any depth, but for the names of coefficients."""
+    if isinstance(value, list):
+        return {name for item in value for name in _fields(item)}
+    if not isinstance(value, dict):
+        return set()
+    names = set() if "weight_read" in value else set(value)
+    return names | {name for item in value.values() for name in _fields(item)}
+
+
+def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
+    answer = run("coefficients", "generalize", "--lomo", "--experiment", "34b-roleplay", "--experiment", "7b-roleplay")
+    assert (answer.code, answer.out) == (3, "")
+    assert "published aggregates are never fitted to" in answer.err
+    assert len(answer.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        ([], 2, "say what to leave out: --lomo (a model) or --lowo (a workload)"),
+        (["--lomo", "--model-form", "per-model"], 2, "coefficients of one model do not transfer to another"),
+        (["--lowo", "--config", "config.json"], 2, "--config takes MODEL=PATH"),
+        (["--lowo", "--config", "m=absent.json"], 3, "absent.json: cannot be read"),
+        (["--lowo", "--experiment", "nothing-*"], 3, "no experiment matches nothing-*"),
+    ],
+)
+def test_wrong_use_of_generalize_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
+    answer = run("coefficients", "generalize", *arguments)
+    assert answer.code == code
+    assert complaint in answer.err
+    assert "Traceback" not in answer.err
