@@ -1,7 +1,7 @@
 """Tables of measured operator times for a model: asked of ``aiconfigurator-core``, the optional extra ``silicon``.
 
 A batch's time there is the sum of what depends on its tokens alone, of its prefills' attention and of its decodes'
-attention, so three tables hold all of it (docs/silicon.md).
+attention, so three tables hold all of it (labs/docs/silicon.md).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CHECKED_BATCHES, _SEED = 400, 42
 _SHORT = 16
 
 
-# What a host adds where nothing is recorded (docs/silicon.md says from what).
+# What a host adds where nothing is recorded (labs/docs/silicon.md says from what).
 ZERO_SHOT = AS_MEASURED
 ZERO_SHOT_DELAYS = Lifecycle(pre_queue_us=9_300.0)
 _DELAY_SOURCES = {"pre_queue": "published constant, fitted to journeys of 16 H100 experiments"}

@@ -1,9 +1,9 @@
-"""Renew the leaderboards of docs/simulators.md, which need simulators that most machines do not have.
+"""Renew the leaderboards of labs/docs/simulators.md, which need simulators that most machines do not have.
 
     python scripts/boards.py [shipped|live|blis|pack ...] [--only SIMULATOR,...]
 
 The environment names them: DYNAMO, AIC and VIDUR are Pythons, DATA is the folder of the recordings.  Runs the commands
-that stand on the page, in a folder of their own, and keeps what they answer in ``docs/simulators.json``; with
+that stand on the page, in a folder of their own, and keeps what they answer in ``labs/docs/simulators.json``; with
 ``--only`` for these simulators, whose rows take the place of theirs.
 ``scripts/docs.py`` makes the tables of that file and runs none of it.
 """
@@ -27,7 +27,7 @@ from blis_replay.ingest.tables import Table
 from blis_replay.validate.comparison.leaderboard_text import board_of, board_tables, cost_table
 from blis_replay.validate.text.answer import markdown
 
-KEPT = ROOT / "docs" / "simulators.json"
+KEPT = ROOT / "labs" / "docs" / "simulators.json"
 _OTHERS = "dynamo:$DYNAMO,dynamo-fitted:$DYNAMO,aiconfigurator:$AIC,vidur-fitted:$VIDUR"
 _OURS = "embedded,floor:constant,floor:line"
 _RTX = "$DATA/llmservingsim"

@@ -122,6 +122,8 @@ _IN_DARK = re.compile(r"!\[[^\]]*\]\([\w/]+-dark\.png\)\n*")
 _NUMBER_CELL = re.compile(r"<td>(?=[+-]?\d[^<]{,11}</td>)")
 # What is no prose: there a number and its unit may be parted.
 _NO_PROSE = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<[^>]*>)", flags=re.S)
+# Pages are in several folders, and side by side on the site.
+_TO_OTHER_FOLDERS = re.compile(r"\]\((?:\.\./)*(?:labs/)?docs/")
 HELP = re.compile(r"^```text\n(Usage: .*?)^```$", flags=re.M | re.S)
 _UNNAMED = re.compile(
     r'(<nav [^>]*)aria-labelledby="\w+"([^>]*>\s*<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>)([^<]*)'
@@ -233,7 +235,7 @@ def _verb_file(title: str) -> str:
 
 
 def staged_text(page: Page) -> str:
-    """The page without the marks that only ``docs.py`` reads; the README's links as of a page among the others."""
+    """The page without the marks that only ``docs.py`` reads, and with links to pages side by side."""
     lines: list[str] = []
     for part in parts_of(page.text):
         if part.kind == "fence":
@@ -245,7 +247,7 @@ def staged_text(page: Page) -> str:
             lines += part.body
     text = _IN_DARK.sub("", "\n".join(lines) + "\n")
     text = _IN_TWO_SCHEMES.sub(r"![\1](\2-light.png#only-light) ![\1](\2-dark.png#only-dark)", text)
-    return text.replace("](docs/", "](") if page.source.name == "README.md" else text
+    return _TO_OTHER_FOLDERS.sub("](", text)
 
 
 def _toml(value: Any) -> str:

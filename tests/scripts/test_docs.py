@@ -53,7 +53,11 @@ def test_the_readme_names_its_two_commands() -> None:
 
 
 def test_every_markdown_file_of_the_documentation_is_in_the_navigation() -> None:
-    assert {page.source for page in all_pages()} == {ROOT / "README.md", *(ROOT / "docs").glob("*.md")}
+    assert {page.source for page in all_pages()} == {
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "labs" / "docs").glob("*.md"),
+    }
 
 
 @pytest.mark.heavy
