@@ -1,7 +1,7 @@
 """What a made-up load is: clients, each with its own arrivals, lengths, prefixes and conversations; and its YAML.
 
-labs/docs/workloads.md describes the file.  Arrival processes say when a client sends: each gives gaps of one mean, and they
-differ in how much these vary.  CV is standard deviation over mean.
+labs/docs/workloads.md describes the file.  Arrival processes say when a client sends: each gives gaps of one mean,
+and they differ in how much these vary.  CV is standard deviation over mean.
 """
 
 from __future__ import annotations
