@@ -21,7 +21,7 @@ from functools import lru_cache
 from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from blis_replay.replay.errors import ReplayError
 
@@ -165,38 +165,6 @@ def pool_map(
         for worker in crew:
             _end(worker)
     return ledger.answers()
-
-
-class Beside(Generic[Job, Answer]):
-    """A process (``worker``) that does one job after the other while this one goes on."""
-
-    def __init__(self, worker: _Worker) -> None:
-        self.worker = worker
-
-    def ask(self, job: Job) -> None:
-        """Have a job done, once the answer of the one before is here: neither side reads while it writes."""
-        _send(self.worker, pickle.dumps(job))
-
-    def answer(self) -> Answer | None:
-        """That of the last job; None if it failed, or the process is gone."""
-        outcome = _received(self.worker)
-        if outcome is None:
-            return None
-        succeeded, answer = pickle.loads(outcome)  # noqa: S301  # our own process wrote it
-        return answer if succeeded else None
-
-
-@contextmanager
-def beside(work: Callable[[Job], Answer]) -> Iterator[Beside[Job, Answer]]:
-    """A process that does ``work``, a function of a module, and ends with the block."""
-    crew: list[_Worker] = []
-    try:
-        worker = _start(crew)
-        _send(worker, pickle.dumps(work))
-        yield Beside(worker)
-    finally:
-        for worker in crew:
-            _end(worker)
 
 
 def serve(wire: Connection[Any, Any]) -> None:

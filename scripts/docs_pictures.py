@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
@@ -36,15 +35,12 @@ def main() -> None:
 
 def _shoot(browser: Browser, page: Path, scheme: Literal["light", "dark"], picture: Path) -> None:
     """The header of the first experiment, its cause and where the error comes from."""
-    from PIL import Image
-
     shown = browser.new_page(color_scheme=scheme, viewport={"width": _WIDTH, "height": _HEIGHT})
     shown.goto(page.as_uri())
     top = shown.locator("section.experiment").bounding_box()["y"]
     beside = shown.locator(".beside").first.bounding_box()
     area = {"x": 0, "y": top, "width": _WIDTH, "height": beside["y"] + beside["height"] + _BELOW - top}
-    taken = Image.open(BytesIO(shown.screenshot(clip=area, full_page=True)))
-    taken.quantize(64, dither=Image.Dither.NONE).save(picture, optimize=True)  # a quarter of the bytes
+    shown.screenshot(path=picture, clip=area, full_page=True)
     shown.close()
 
 

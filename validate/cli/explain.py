@@ -167,9 +167,7 @@ def report_verb(
         raise click.UsageError("name experiments, or use --all")
     if out.suffix not in (".html", ".htm"):
         raise click.UsageError(f"--out {out}: the report is a page of HTML; name a .html file")
-    from blis_replay.validate.report.svg import artist_beside
-
-    with progress_line("reporting") as progress, artist_beside(wanted=len(names) == 1) as artist:
+    with progress_line("reporting") as progress:
         from blis_replay.ingest.store import open_for_reading
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release
@@ -194,7 +192,6 @@ def report_verb(
             baseline=before,
             ships=ships,
             command=again,
-            artist=artist,
             progress=progress,
         )
     size = write_whole(out, written.html)

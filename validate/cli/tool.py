@@ -135,7 +135,7 @@ def _cache(name: str, folder: Path | None) -> Found:
 def _optional() -> list[Found]:
     binary = shutil.which("blis")
     return [
-        _extra("matplotlib", "for report: pip install 'blis-replay[report]'"),
+        _extra("jinja2", "for report: pip install 'blis-replay[report]'"),
         _extra("grpcio", "for collect: pip install 'blis-replay[collect]'"),
         _extra("ray", "for --executor ray: pip install 'blis-replay[ray]'"),
         Found("optional", "blis", "ok", binary)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from blis_replay.compiled.arrays import Floats
-from blis_replay.compiled.errors import require_extra
 from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.prefix import prompt_tokens
@@ -20,6 +19,7 @@ from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import (
+    SIDE_DASHES,
     distribution_chart,
     errors_chart,
     known_number,
@@ -42,16 +42,30 @@ from blis_replay.validate.report.series import (
     step_cycles,
     waiting_at_arrival,
 )
-from blis_replay.validate.report.svg import Chart, Drawing, draw_depth, draw_steps, standalone
+from blis_replay.validate.report.svg import DASHED, Chart, Mark, Panel, drawn, standalone
 from blis_replay.validate.text.answer import frame, html_text
+
+# Shares of the fullest cell, and how opaque cells beyond them are; the legend shows one of these.
+_SHADES = ((0.0, 0.12), (0.1, 0.28), (0.3, 0.48), (0.6, 0.75))
+_NAMED_SHADE = 0.48
 
 
 def step_chart(cycles: StepCycles) -> Chart:
     """Recorded step cycles by batch size with the model's step times through them, and what is left below."""
-
     shown = cycles.observed
-    points = shown.x, shown.middle / 1e3, cycles.model_us / 1e3, cycles.residual_us / 1e3
-    draw = partial(draw_steps, *points, cycles.density, (cycles.batch_edges, cycles.cycle_edges_us / 1e3))
+    medians = [
+        Mark(shown.x, shown.middle / 1e3, "ink", "recorded, median", width=0, dot=3.5),
+        Mark(shown.x, cycles.model_us / 1e3, "simulated", "latency model, median", DASHED),
+    ]
+    left_over = [
+        Mark((-inf, inf), (0, 0), "simulated", dashes=DASHED),
+        Mark(shown.x, cycles.residual_us / 1e3, "ink", width=0, dot=3.5),
+    ]
+    longest_ms = float(cycles.cycle_edges_us[-1]) / 1e3
+    panels = [
+        Panel([*_density(cycles), *medians], y_label="step cycle, ms", y_limits=(0.0, longest_ms), height=3),
+        Panel(left_over, "running requests", "residual, ms", whole_x=True),
+    ]
     rows = tuple(
         (int(x), int(count), *map(float, (low, middle, high)), known_number(model), known_number(model / middle - 1))
         for x, count, low, middle, high, model in zip(
@@ -70,9 +84,24 @@ def step_chart(cycles: StepCycles) -> Chart:
         "Step cycle against batch size",
         f"{int(shown.count.sum()):,} cycles between consecutive recorded steps, as a density and as medians by running "
         f"requests, and the latency model's step time in the replay. {left}{beyond}".strip(),
-        Drawing(draw, 3.7, 2.9, shown.x.tolist()),
+        drawn(panels, 3.7, 2.9, shown.x.tolist(), share_x=True),
         Table("step cycle by running requests", columns, rows),
     )
+
+
+def _density(cycles: StepCycles) -> list[Mark]:
+    """Cells of batch sizes and cycles, the fuller the darker: an outline for each shade."""
+    x, y = cycles.batch_edges, cycles.cycle_edges_us / 1e3
+    most = int(cycles.density.max(initial=0))
+    bounds = [share * most for share, _ in _SHADES] + [float(most)]
+    marks = []
+    for (_, opacity), low, high in zip(_SHADES, bounds[:-1], bounds[1:], strict=True):
+        i, j = np.nonzero((cycles.density > low) & (cycles.density <= high))
+        across = np.column_stack([x[i], x[i + 1], x[i + 1], x[i], np.full(len(i), np.nan)]).ravel()
+        down = np.column_stack([y[j], y[j], y[j + 1], y[j + 1], np.full(len(j), np.nan)]).ravel()
+        name = "recorded cycles" if opacity == _NAMED_SHADE else ""
+        marks.append(Mark(across, down, "observed", name, filled=True, opacity=opacity))
+    return marks
 
 
 def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Chart:
@@ -81,8 +110,20 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
     empty = "" if depth.waiting is None else " No request waits on either side."
     if depth.waiting is not None and any(np.nanmax(side, initial=0) > 0 for side in depth.waiting):
         panels["waiting"], empty = depth.waiting, ""
-
-    draw = partial(draw_depth, depth.at_s, panels, stages)
+    shown = [
+        Panel(
+            [
+                Mark(depth.at_s, side, name, name if i == 0 else "", SIDE_DASHES[name])
+                for name, side in zip(SIDE_DASHES, sides, strict=True)
+            ],
+            "time of the run, s" if i == len(panels) - 1 else "",
+            counted,
+            # An empty queue would otherwise be drawn against fractions of a request.
+            y_limits=(0.0, None if np.nanmax(sides, initial=0) >= 1 else 1.0),
+            stages=stages if i == 0 else (),
+        )
+        for i, (counted, sides) in enumerate(panels.items())
+    ]
     columns = [f"{side} {name}" for name in panels for side in ("observed", "simulated")]
     series = [values for pair in panels.values() for values in pair]
     rows = tuple((float(at), *(known_number(values[i]) for values in series)) for i, at in enumerate(depth.at_s))
@@ -92,7 +133,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
         f"Means of {len(depth.at_s)} parts of the run, {over}. "
         + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True))
         + empty,
-        Drawing(draw, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist()),
+        drawn(shown, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist(), share_x=True),
         Table(
             "depth by time",
             (Column("middle, s"), *(Column(name, "decimal") for name in columns)),
@@ -118,29 +159,14 @@ class Charts:
     shown: tuple[Chart, ...]
     absent: dict[str, str]
 
-    @property
-    def drawings(self) -> list[Drawing]:
-        """What is drawn of them."""
-        return [chart.drawing for chart in self.shown]
-
 
 # A chart, or the title of one that is absent, to the reason.
 _Found = Iterator[Chart | dict[str, str]]
 
 
-def charts_of(evidence: Evidence, of_replay: Charts | None = None) -> Charts:
-    """All pictures that the recording and the replay have numbers for.
-
-    ``of_replay``: what ``charts_of_replay`` made of them already.
-    """
-    before = of_replay or charts_of_replay(evidence)
-    last = _charts(_waterfall(evidence))
-    return Charts((*before.shown, *last.shown), before.absent | last.absent)
-
-
-def charts_of_replay(evidence: Evidence) -> Charts:
-    """Those that show both sides and do not wait for what explains their difference."""
-    parts = (_distributions, _ttft, _steps, _over_time, _depth)
+def charts_of(evidence: Evidence) -> Charts:
+    """All pictures that the recording and the replay have numbers for."""
+    parts = (_distributions, _ttft, _steps, _over_time, _depth, _waterfall)
     return _charts(found for part in parts for found in part(evidence))
 
 
@@ -293,7 +319,6 @@ def picture(evidence: Evidence, what: str) -> Picture:
     """
     if what not in TITLES:
         raise ValidateError(f"there is no picture {what!r}; there are {', '.join(TITLES)}")
-    require_extra("report", "a picture", "matplotlib")
     charts = charts_of(evidence)
     for chart in charts.shown:
         if chart.title == TITLES[what] or (what == "depth" and chart.title == _SERVER_DEPTH):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,36 +57,35 @@ class Evidence:
 def gather(
     store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode, reference: CoefficientRelease
 ) -> Evidence:
-    """Replay a stored experiment and collect the evidence; ``reference`` as for
-    ``attribute``, where it has the model.
+    """Replay a stored experiment and collect the evidence; ``reference`` as for ``attribute``, where it has the model.
 
     The store is only read.  Raises as ``compare_experiment`` does.
     """
-    return with_checks(store, attributed(replayed(store, slug, release, mode), reference))
-
-
-def replayed(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode) -> Evidence:
-    """The evidence of the replay alone; what explains it is missing."""
     comparison = compare_experiment(store, slug, release, mode)
     run = comparison.run
     compared = on_both_sides(run)
+    gaps = pooled_gaps(store, slug, compared) if compared.any() else None
+    attribution, why_not = _attributed(run, gaps, reference)
+    checks = dict.fromkeys(finding.check for finding in comparison.findings)
     return Evidence(
         comparison=comparison,
         stages=tuple(by_stage(store, comparison)) if len(run.recording.stages) > 1 else (),
         compared=compared,
         intervals=error_intervals(comparison, compared),
-        token_gaps=pooled_gaps(store, slug, compared) if compared.any() else None,
-        attribution=None,
-        not_attributed="",
-        checks=(),
+        token_gaps=gaps,
+        attribution=attribution,
+        not_attributed=why_not,
+        checks=check_evidence(store, slug, map(named_check, checks), run.recording),
     )
 
 
-def with_checks(store: Store, evidence: Evidence) -> Evidence:
-    """The same with the instrument checks that found something, and their tables."""
-    names = dict.fromkeys(finding.check for finding in evidence.comparison.findings)
-    recording = evidence.run.recording
-    return replace(evidence, checks=check_evidence(store, recording.slug, map(named_check, names), recording))
+def _attributed(run: ReplayRun, gaps: Gaps | None, reference: CoefficientRelease) -> tuple[Attribution | None, str]:
+    """The parts of the error, or why they are not known."""
+    try:
+        with faults_named(run.recording.alias):
+            return attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=gaps), ""
+    except ExperimentError as error:
+        return None, str(error)
 
 
 def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict[MetricStatistic, tuple[float, float]]:
@@ -117,14 +116,3 @@ def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict
     intervals = {cell: interval(errors[:, i]) for i, cell in enumerate(cells)}
     # A widened interval may reach below a simulated latency of 0, which there is not.
     return {cell: (max(low, -1.0), high) for cell, (low, high) in intervals.items() if not np.isnan(low)}
-
-
-def attributed(evidence: Evidence, reference: CoefficientRelease) -> Evidence:
-    """The same with the parts of the error, or why they are not known; ``reference`` as for ``attribute``."""
-    run, gaps = evidence.run, evidence.token_gaps
-    try:
-        with faults_named(run.recording.alias):
-            found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=gaps)
-    except ExperimentError as error:
-        return replace(evidence, not_attributed=str(error))
-    return replace(evidence, attribution=found)

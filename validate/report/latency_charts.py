@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import isnan
+from math import inf, isnan, nan
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.attribution.attribute import Attribution, Estimate
-from blis_replay.validate.metrics.latency import THRESHOLDS
+from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
-from blis_replay.validate.report.svg import (
-    Bar,
-    Chart,
-    Drawing,
-    draw_bands,
-    draw_distribution,
-    draw_errors,
-    draw_falls,
-)
+from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
 from blis_replay.validate.text.cells import cell_text, percent, time_text, time_unit
 
-_NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL"}
 _QUANTILE_COLUMNS = (
     Column("quantile", "text"),
     Column("observed", "time"),
@@ -35,17 +24,26 @@ _QUANTILE_COLUMNS = (
 )
 _TIMES = tuple(Column(name, "time") for name in ("p10", "p50", "p90"))
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+SIDE_DASHES = {"observed": "", "simulated": DASHED}
+_METRIC_DASHES = {"e2e": "", "ttft": DASHED, "itl": DOTTED}
+# Bars below it, in %, would be drawn against an axis of rounding errors.
+_NOTHING = 0.05
 
 
 def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Chart:
     """Observed and simulated distribution of ``e2e``, ``ttft`` or ``itl``, on an axis that spreads the tail."""
-    name = _NAMES[metric]
-    unit = time_unit(max((float(c.value_us.max()) for c in (observed, simulated) if c is not None), default=0.0))
-
+    name = METRIC_NAMES[metric]
     curves = {side: curve for side, curve in (("observed", observed), ("simulated", simulated)) if curve is not None}
-    lines = {side: (*_below_all(curve), curve.published) for side, curve in curves.items()}
+    unit_us, unit = time_unit(max((float(curve.value_us.max()) for curve in curves.values()), default=0.0))
     marks = {level: 1 - share for level, share in _PERCENTILES.items()}
-    draw = partial(draw_distribution, f"{name}, {unit[1]}", unit[0], lines, marks)
+    panel = Panel(
+        [_curve(side, curve, unit_us) for side, curve in curves.items()],
+        f"{name}, {unit}",
+        "percentile",
+        y_limits=(1.0, 0.0008),
+        y_ticks=marks,
+        log_y=True,
+    )
     numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
     what = "gap between two output tokens" if metric == "itl" else "request"
     values = " ".join(
@@ -55,15 +53,18 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
     return Chart(
         f"Distribution of {name}",
         f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {values}",
-        Drawing(draw, 3.7, 2.7, [1 - share for share in _PERCENTILES.values()], "y"),
+        drawn([panel], 3.7, 2.7, list(marks.values()), "y"),
         numbers,
     )
 
 
-def _below_all(curve: QuantileCurve) -> tuple[Floats, Floats]:
-    """Levels and values of a curve that an axis of those that are slower can show."""
+def _curve(side: str, curve: QuantileCurve, unit_us: float) -> Mark:
+    """A curve against the share that is slower; single points where only some quantiles were published."""
     inside = curve.level < 1
-    return curve.level[inside], curve.value_us[inside]
+    x, y = curve.value_us[inside] / unit_us, 1 - curve.level[inside]
+    if curve.published:
+        return Mark(x, y, side, f"{side} (published)", width=0, dot=4)
+    return Mark(x, y, side, side, SIDE_DASHES[side])
 
 
 def _quantile_table(title: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Table:
@@ -92,10 +93,15 @@ def _at(curve: QuantileCurve, level: float) -> float | None:
 
 def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], metrics: Sequence[str]) -> Chart:
     """Signed errors over the time of the run, with the starts of load stages."""
-
-    shown = {m: (_NAMES[m], THRESHOLDS[m], errors.errors[m]) for m in metrics}
-    draw = partial(draw_errors, errors.at_s, shown, stages)
-    limits = ", ".join(f"{_NAMES[metric]} {cell_text(THRESHOLDS[metric], 'limit')}" for metric in metrics)
+    rules = [
+        *(Mark((-inf, inf), (at, at), m, width=0.7, opacity=0.6) for m in metrics for at in _limits(m)),
+        Mark((-inf, inf), (0, 0), "ink", width=0.8),
+    ]
+    lines = [Mark(errors.at_s, 100 * errors.errors[m], m, METRIC_NAMES[m], dashes=_METRIC_DASHES[m]) for m in metrics]
+    panel = Panel(
+        [*rules, *lines], "time of the run at which requests were sent, s", "error of the mean, %", stages=stages
+    )
+    limits = ", ".join(f"{METRIC_NAMES[metric]} {cell_text(THRESHOLDS[metric], 'limit')}" for metric in metrics)
     series = [errors.errors[metric] for metric in metrics]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (float(at), int(count), *map(known_number, values))
@@ -106,15 +112,19 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
         + " ".join(_extremes(errors, metric) for metric in metrics)
         + f" The thin lines are the limits of the means: {limits}.",
-        Drawing(draw, 8.6, 2.8, errors.at_s.tolist()),
+        drawn([panel], 8.6, 2.8, errors.at_s.tolist()),
         Table(
             "error of the mean by time",
-            (Column("middle, s"), Column("requests"), *(Column(_NAMES[m], "error") for m in metrics)),
+            (Column("middle, s"), Column("requests"), *(Column(METRIC_NAMES[m], "error") for m in metrics)),
             rows,
             note=stages_note(stages),
         ),
         wide=True,
     )
+
+
+def _limits(metric: str) -> tuple[float, float]:
+    return -100 * THRESHOLDS[metric], 100 * THRESHOLDS[metric]
 
 
 def stages_note(stages: Sequence[tuple[float, str]]) -> str:
@@ -125,26 +135,25 @@ def stages_note(stages: Sequence[tuple[float, str]]) -> str:
 def _extremes(errors: ErrorsOverTime, metric: str) -> str:
     known = errors.errors[metric][~np.isnan(errors.errors[metric])]
     if not len(known):
-        return f"{_NAMES[metric]}: nothing known."
-    return f"{_NAMES[metric]} between {percent(float(known.min()))} and {percent(float(known.max()))}."
+        return f"{METRIC_NAMES[metric]}: nothing known."
+    return f"{METRIC_NAMES[metric]} between {percent(float(known.min()))} and {percent(float(known.max()))}."
 
 
 def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Chart:
     """TTFT against something that requests differ in: medians, and the middle 80 % as an area."""
-
     unit_us, unit = time_unit(max(float(shown.high.max()) for shown in (observed, simulated)))
-
-    areas = {
-        side: (shown.x, shown.low / unit_us, shown.middle / unit_us, shown.high / unit_us)
-        for side, shown in (("observed", observed), ("simulated", simulated))
-    }
-    draw = partial(draw_bands, x_label, f"TTFT, {unit}", areas)
+    marks = []
+    for side, shown in (("observed", observed), ("simulated", simulated)):
+        outline = np.concatenate([shown.low, shown.high[::-1]]) / unit_us
+        marks.append(Mark(np.concatenate([shown.x, shown.x[::-1]]), outline, side, filled=True, opacity=0.18))
+        marks.append(Mark(shown.x, shown.middle / unit_us, side, side, SIDE_DASHES[side], dot=3))
+    panel = Panel(marks, x_label, f"TTFT, {unit}", y_limits=(0.0, None), whole_x=True)
     rows = (*_band_rows("observed", observed), *_band_rows("simulated", simulated))
     return Chart(
         title,
         f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
         f"simulated {_range(simulated)}.",
-        Drawing(draw, 3.7, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
+        drawn([panel], 3.7, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
         Table(title, (Column("side", "text"), Column(x_label, "count"), Column("requests"), *_TIMES), rows),
     )
 
@@ -213,8 +222,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     if not shown:
         return None
     names = [bar.name for bar in next(iter(shown.values()))]
-
-    drawn = {f"{metric} mean, % of observed": [_bar(fall) for fall in bars] for metric, bars in shown.items()}
+    panels = [_waterfall(f"{metric} mean, % of observed", bars) for metric, bars in shown.items()]
     columns = [Column(name, "error") for metric in shown for name in (metric, f"{metric} low", f"{metric} high")]
     rows = tuple(
         (name, *(number for bars in shown.values() for number in _numbers(bars[i]))) for i, name in enumerate(names)
@@ -228,7 +236,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
         f"intervals over resampled blocks of requests. {parts}.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
-        Drawing(partial(draw_falls, drawn), 4.4, len(shown) * (0.55 + 0.2 * len(names)), range(len(names)), "y"),
+        drawn(panels, 4.4, len(shown) * (0.55 + 0.2 * len(names)), range(len(names)), "y"),
         Table(
             "parts of the error of the mean, in % of observed",
             (Column("part", "text"), *columns),
@@ -239,9 +247,35 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     )
 
 
-def _bar(fall: Fall) -> Bar:
-    ends = sorted((fall.at(fall.low), fall.at(fall.high)))
-    return Bar(fall.name, percent(fall.part + 0.0), fall.part, fall.start, fall.end, *ends)
+def _waterfall(title: str, bars: Sequence[Fall]) -> Panel:
+    """A bar for each part with its interval and its size in words, and thin lines from one bar to the next."""
+    marks, texts = [], []
+    for row, bar in enumerate(bars):
+        start, end = 100 * bar.start, 100 * bar.end
+        low, high = sorted((100 * bar.at(bar.low), 100 * bar.at(bar.high)))
+        across, down = (start, end, end, start), (row - 0.3, row - 0.3, row + 0.3, row + 0.3)
+        marks.append(Mark(across, down, "over" if bar.part > 0 else "under", filled=True))
+        if row + 1 < len(bars):
+            marks.append(Mark((end, end), (row + 0.3, row + 0.7), "muted", width=0.8))
+        ends = [start, end]
+        if not isnan(low):
+            low, high = min(low, end), max(high, end)
+            ends += [low, high]
+            caps = (row - 0.15, row + 0.15)
+            whisker = (low, low, nan, low, high, nan, high, high), (*caps, nan, row, row, nan, *caps)
+            marks.append(Mark(*whisker, "ink", width=1))
+        texts.append((max(ends), row, percent(bar.part + 0.0)))
+    marks.append(Mark((0, 0), (-inf, inf), "ink", width=0.8))
+    nothing = max(abs(100 * bar.part) for bar in bars) < _NOTHING
+    return Panel(
+        marks,
+        title=title,
+        x_limits=(-1.0, 1.0) if nothing else (None, None),
+        y_limits=(len(bars) - 0.5, -0.5),
+        y_ticks={bar.name: row for row, bar in enumerate(bars)},
+        margin=0.25,
+        texts=texts,
+    )
 
 
 def _numbers(bar: Fall) -> tuple[float | None, ...]:

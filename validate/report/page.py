@@ -286,10 +286,8 @@ class Section:
     provenance: tuple[Table, ...]
 
 
-def section_of(
-    evidence: Evidence, command: str, before: OverviewRow | str | None = None, charts: Charts | None = None
-) -> Section:
-    """What the page says of an experiment; small, however large the recording.  ``charts``: if they are there."""
+def section_of(evidence: Evidence, command: str, before: OverviewRow | str | None = None) -> Section:
+    """What the page says of an experiment; small, however large the recording."""
     comparison = evidence.comparison
     cause, why, remedy = _explained(evidence)
     beside = [pairs_sentence(comparison), draws_sentence(comparison)]
@@ -305,7 +303,7 @@ def section_of(
         notes=(*(sentence for sentence in beside if sentence), *notes(comparison)),
         metrics=metric_table(evidence),
         stages=stage_table(evidence),
-        charts=charts or charts_of(evidence),
+        charts=charts_of(evidence),
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),
     )

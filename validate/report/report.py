@@ -18,14 +18,12 @@ from blis_replay.replay.processes import Progress
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import release_for, release_that_ships
-from blis_replay.validate.report.charts import charts_of, charts_of_replay
-from blis_replay.validate.report.evidence import attributed, replayed, with_checks
+from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.page import OverviewRow, Section, overview_row, page, section_of
-from blis_replay.validate.report.svg import Artist
 from blis_replay.validate.text.answer import Answer, Verbatim
 
 # What the extra `report` installs.
-REPORT_MODULES = ("jinja2", "matplotlib")
+REPORT_MODULES = ("jinja2", "markupsafe")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ def report(
     baseline: CoefficientRelease | None = None,
     ships: bool = False,
     command: str = "",
-    artist: Artist | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """One self-contained HTML page over these stored experiments, the same for the same input.
@@ -67,7 +64,7 @@ def report(
     ``store``: the file, which this process must not have open: several processes read it side by side.
     ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``ships``: take the
     release that ships for each experiment in place of ``release``.  ``command``: what the page gives as the way to
-    make it again.  ``artist``: draws meanwhile if it is one experiment.  ``progress``: called with (done, all).
+    make it again.  ``progress``: called with (done, all).
     Those that cannot be judged are named with the reason; raises ``NothingToJudgeError`` if that is all of them,
     ``ReleaseError`` for an invalid release.
     """
@@ -76,9 +73,7 @@ def report(
     for used in (release, baseline):
         if used is not None:
             used.refuse_if_invalid()
-    # Several experiments have every processor at work without one.
-    work = partial(_answer, job, artist=artist if artist and len(slugs) == 1 else Artist())
-    answers = dict(zip(slugs, map_jobs(work, slugs, progress=progress), strict=True))
+    answers = dict(zip(slugs, map_jobs(partial(_answer, job), slugs, progress=progress), strict=True))
     # An error names its experiment, and so does each place that shows one.
     not_judged = {slug: why.removeprefix(f"{slug}: ") for slug, why in answers.items() if isinstance(why, str)}
     sections = [answer for answer in answers.values() if isinstance(answer, Section)]
@@ -98,24 +93,16 @@ class _Job:
     command: str
 
 
-def _answer(job: _Job, slug: str, artist: Artist) -> Section | str:
+def _answer(job: _Job, slug: str) -> Section | str:
     """The section of an experiment, or why it cannot be judged; a recording and its replay are large and not kept."""
     with open_store(job.store, read_only=True) as store:
         try:
             with faults_named(slug):
                 shipped = release_for(None, [slug])
-                evidence = replayed(store, slug, job.release or shipped, job.mode)
-                charts = charts_of_replay(evidence)
-                artist.draw(charts.drawings)
-                evidence = attributed(evidence, shipped)
-                charts = charts_of(evidence, charts)
-                artist.draw(charts.drawings)
-                evidence = with_checks(store, evidence)
-                section = section_of(evidence, job.command, _before(store, slug, job), charts)
+                evidence = gather(store, slug, job.release or shipped, job.mode, shipped)
+                return section_of(evidence, job.command, _before(store, slug, job))
         except ExperimentError as error:
             return str(error)
-    artist.finish()
-    return section
 
 
 def _before(store: Store, slug: str, job: _Job) -> OverviewRow | str | None:

@@ -1,281 +1,337 @@
-"""Figures as text: SVG for the inside of a page, the same bytes for the same numbers.
+"""Charts as SVG for the inside of a page: the same bytes for the same numbers.
 
-Colours are drawn as stand-ins and become CSS variables of the page, so that one drawing is
-legible in light, in dark and on paper.
+Colours are CSS variables of the page, so that one drawing is legible in light, in dark and on paper.  Lengths are in
+points from the upper left corner.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import isnan
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from html import escape
+from math import ceil, floor, isfinite, log10
+from typing import Literal
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.tables import Table
-from blis_replay.replay.executors import processors
-from blis_replay.replay.processes import INSIDE_A_WORKER, Beside, beside
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# One meaning a colour: the two sides, the three metrics, and the sign of an error.
-_NAMES = ("ink", "muted", "grid", "panel", "observed", "simulated", "e2e", "ttft", "itl", "over", "under")
-# By the name of the page's CSS variable.
-COLOURS: Mapping[str, str] = {name: f"#0a0b{number:02x}" for number, name in enumerate(_NAMES)}
-INK, MUTED, GRID, PANEL, OBSERVED, SIMULATED, E2E, TTFT, ITL, OVER, UNDER = COLOURS.values()
-
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "blis-replay",
-    "font.size": 9,
-    "text.color": INK,
-    "text.parse_math": False,
-    "axes.edgecolor": MUTED,
-    # Numbers as they are, never a factor in the corner.
-    "axes.formatter.limits": (-7, 9),
-    "axes.formatter.useoffset": False,
-    "axes.facecolor": "none",
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 9,
-    "axes.unicode_minus": False,
-    "figure.facecolor": "none",
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.4,
-    "path.simplify": False,
-    "savefig.facecolor": "none",
-    "xtick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.color": MUTED,
-    "ytick.labelcolor": INK,
-}
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A picture with its numbers: ``svg`` without title and with ids of its own, see ``inline``.
-
-    ``title``, ``description``: what a screen reader says of it.  ``numbers``: the same as a table.
-    ``wide``: whether it takes the whole width of the page.  ``beside``: whether it stands beside the latencies.
-    """
-
-    title: str
-    description: str
-    drawing: Drawing
-    numbers: Table
-    wide: bool = False
-    beside: bool = False
-
-    @property
-    def svg(self) -> str:
-        """The element, without title and with ids of its own (see ``inline``)."""
-        return self.drawing.svg
-
-
-class Drawing:
-    """A figure to be drawn: here when it is asked for, or by an ``Artist`` before.
-
-    ``draw`` puts it on an empty figure; it must use the colours of this module only.  To be sent to another process
-    it is a function of this module, or a partial of one with arrays and texts.
-    ``rows_at``: where the rows of the table of numbers lie along an axis, in data coordinates; the element carries
-    them as ``data-at`` in its own, along y for each panel, for whoever shows the value under a pointer.
-    """
-
-    def __init__(
-        self,
-        draw: Callable[[Figure], None],
-        width_in: float,
-        height_in: float,
-        rows_at: Sequence[float] = (),
-        along: Literal["x", "y"] = "x",
-    ) -> None:
-        self._draw, self._size_in, self._rows_at, self._along = draw, (width_in, height_in), list(rows_at), along
-        self._svg: str | None = None
-
-    @property
-    def svg(self) -> str:
-        """The SVG element."""
-        return self._svg or self.draw()
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it looks the same."""
-        return isinstance(other, Drawing) and self.svg == other.svg
-
-    def __hash__(self) -> int:
-        """Of what it looks like."""
-        return hash(self.svg)
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the element is there already."""
-        return self._svg is not None
-
-    def draw(self, svg: str | None = None) -> str:
-        """Keep the element, ``svg`` if it was drawn elsewhere."""
-        self._svg = svg or self.drawn()
-        return self._svg
-
-    def drawn(self) -> str:
-        """The SVG element, drawn now."""
-        matplotlib = _matplotlib()
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()  # never the style of whoever runs this
-            matplotlib.rcParams.update(_STYLE)
-            figure = matplotlib.figure.Figure(figsize=self._size_in)
-            matplotlib.backends.backend_svg.FigureCanvasSVG(figure)
-            self._draw(figure)
-            _keep_apart(figure)
-            # Laid out here, once: a figure that has an engine for it is drawn twice.
-            matplotlib.layout_engine.ConstrainedLayoutEngine().execute(figure)
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata=_NO_METADATA)
-            places = _places(figure, self._rows_at, self._along)
-        at = " ".join(f"{place:.1f}" for place in places)
-        known = f'data-along="{self._along}" data-at="{at}" ' if places else ""
-        return _bare(text.getvalue()).replace("<svg ", f"<svg {known}", 1)
-
-
-class Artist:
-    """Draws in a process beside this one, which goes on meanwhile; without one, where it is to finish."""
-
-    def __init__(self, process: Beside[Sequence[Drawing], list[str]] | None = None) -> None:
-        self._process = process
-        self._out: list[Drawing] = []
-        if process is not None:
-            self.draw([Drawing(draw_nothing, 1, 1)])  # what it has to import takes as long as a few charts
-
-    def draw(self, drawings: Sequence[Drawing]) -> None:
-        """Begin with those that nobody drew yet, once the last ones are finished."""
-        self.finish()
-        self._out = [drawing for drawing in drawings if not drawing.is_drawn]
-        if self._process is not None:
-            self._process.ask(self._out)
-
-    def finish(self) -> None:
-        """Wait for what was begun."""
-        answer = self._process.answer() if self._process is not None and self._out else None
-        for number, drawing in enumerate(self._out):
-            drawing.draw(answer[number] if answer is not None else None)
-        self._out = []
-
-
-@contextmanager
-def artist_beside(*, wanted: bool) -> Iterator[Artist]:
-    """An artist with a process, where it is wanted and has a processor; it ends with the block."""
-    if not wanted or processors() == 1 or INSIDE_A_WORKER in os.environ:
-        yield Artist()
-        return
-    with beside(drawn_all) as process:
-        yield Artist(process)
-
-
-def drawn_all(drawings: Sequence[Drawing]) -> list[str]:
-    """The SVG element of each."""
-    return [drawing.drawn() for drawing in drawings]
-
-
-def _nothing_listed(_artist: object) -> str:
-    return ""
-
-
-def _with_parts() -> Any:
-    for name in ("backends.backend_svg", "figure", "layout_engine"):
-        importlib.import_module(f"matplotlib.{name}")
-    return sys.modules["matplotlib"]
-
-
-@cache
-def _matplotlib() -> Any:
-    """Matplotlib without ``matplotlibrc``: it would read one of the working directory when it is imported.
-
-    For whoever imports it later, the documentation of its classes lacks the lists of their properties.
-    """
-    if "matplotlib" in sys.modules:
-        return _with_parts()
-    here, said = os.getcwd(), os.environ.get("MATPLOTLIBRC")  # noqa: PTH109 - as it is, and not as a Path
-    os.environ["MATPLOTLIBRC"] = os.devnull
-    os.chdir(Path(__file__).parent)
-    try:
-        parent: Any = importlib.import_module("matplotlib.artist")
-        listed, parent.kwdoc = parent.kwdoc, _nothing_listed  # of 106 classes: as long as drawing a few charts
-        try:
-            return _with_parts()
-        finally:
-            parent.kwdoc = listed
-    finally:
-        os.chdir(here)
-        os.environ.pop("MATPLOTLIBRC")
-        if said is not None:
-            os.environ["MATPLOTLIBRC"] = said
-
-
-def _places(figure: Figure, rows_at: Sequence[float], along: Literal["x", "y"]) -> list[float]:
-    """Data coordinates as those of the drawing, in points from its upper left corner.
-
-    Panels below each other share what is along x, but each has rows of its own along y.
-    """
-    points = 72 / figure.dpi
-    placed = [
-        axes.transData.transform((value, axes.get_ylim()[0]) if along == "x" else (axes.get_xlim()[0], value))
-        for axes in (figure.axes[:1] if along == "x" else figure.axes)
-        for value in rows_at
-    ]
-    return [float(x if along == "x" else figure.bbox.height - y) * points for x, y in placed]
-
-
-# A label has some seven characters of this size, and as much room beside it.
-_INCHES_PER_LABEL = 0.55
-
-
-def _keep_apart(figure: Figure) -> None:
-    """Leave so many numbers on a horizontal axis that they do not run together."""
-    from matplotlib.ticker import AutoLocator
-
-    for axes in figure.axes:
-        columns = axes.get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
-        if isinstance(axes.xaxis.get_major_locator(), AutoLocator):
-            most = int(figure.get_figwidth() * 0.8 / columns / _INCHES_PER_LABEL)
-            axes.locator_params(axis="x", nbins=min(max(most, 2), 9))
-
-
-def inline(chart: Chart, prefix: str) -> str:
-    """The chart's element for a page: ids begin with ``prefix``, title and description (escaped) inside."""
-    from markupsafe import escape
-
-    svg = re.sub(r'\bid="', f'id="{prefix}-', chart.svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    names = f'<title id="{prefix}-title">{escape(chart.title)}</title>'
-    names += f'<desc id="{prefix}-desc">{escape(chart.description)}</desc>'
-    head = f'<svg role="img" aria-labelledby="{prefix}-title" aria-describedby="{prefix}-desc" '
-    return re.sub(r"<svg ([^>]*)>", lambda found: f"{head}{found[1]}>{names}", svg, count=1)
-
-
-_PX_A_POINT = 1.6
-# As on paper (``page.css``).
+# CSS variables of the page, one meaning each (the two sides, the three metrics, the sign of an error), and their
+# colours on paper (``page.css``).
 ON_PAPER = {
     **{"ink": "#000000", "muted": "#444444", "grid": "#cccccc", "panel": "#ffffff"},
     **{"observed": "#1f5fa8", "simulated": "#b4450b", "e2e": "#000000", "ttft": "#7a5b00", "itl": "#6a3fb5"},
     **{"over": "#a0246a", "under": "#0b7568"},
 }
+COLOURS = tuple(ON_PAPER)
+# Dashes tell the lines apart without colour.
+DASHED, DOTTED = "4 2", "1 1.5"
+
+_POINTS_PER_INCH = 72
+_FONT_PT, _SMALL_PT = 9, 8
+_LETTER_EM = 0.6  # mean width of a letter or digit of a sans-serif font
+_ROW_PT, _GAP_PT, _HANDLE_PT = 12.0, 4.0, 16.0
+_TICK_LABEL_PT = 0.55 * _POINTS_PER_INCH  # some seven digits, and as much room beside them
+_MARGIN = 0.04  # of the range of the data, on either side
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Points ``x``, ``y`` (float64[k]; nan: a gap, inf: the end of the axis) as a line, dots or filled outlines.
+
+    ``name``: in the legend.  ``width``: of the line; 0: none.  ``dot``: diameter; 0: none.
+    """
+
+    x: Floats | Sequence[float]
+    y: Floats | Sequence[float]
+    colour: str
+    name: str = ""
+    dashes: str = ""
+    width: float = 1.4
+    dot: float = 0.0
+    filled: bool = False
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes with marks.
+
+    ``x_limits``, ``y_limits``: None in place of an end: that of the data with a margin; the first may be above the
+    second.  ``y_ticks``: names and places, in place of round numbers.  ``stages``: begin and name of each load stage.
+    ``texts``: x, y and a text to the right of it.  ``height``: relative to other panels.
+    """
+
+    marks: Sequence[Mark]
+    x_label: str = ""
+    y_label: str = ""
+    title: str = ""
+    x_limits: tuple[float | None, float | None] = (None, None)
+    y_limits: tuple[float | None, float | None] = (None, None)
+    y_ticks: Mapping[str, float] | None = None
+    log_y: bool = False
+    whole_x: bool = False
+    margin: float = _MARGIN
+    stages: Sequence[tuple[float, str]] = ()
+    texts: Sequence[tuple[float, float, str]] = ()
+    height: float = 1.0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with its numbers.
+
+    ``title``, ``description``: what a screen reader says of it.  ``svg``: the element, without either (``inline``).
+    ``numbers``: the same as a table.  ``wide``: as wide as the page.  ``beside``: it stands beside the latencies.
+    """
+
+    title: str
+    description: str
+    svg: str
+    numbers: Table
+    wide: bool = False
+    beside: bool = False
+
+
+def drawn(
+    panels: Sequence[Panel],
+    width_in: float,
+    height_in: float,
+    rows_at: Sequence[float] = (),
+    along: Literal["x", "y"] = "x",
+    *,
+    share_x: bool = False,
+) -> str:
+    """Panels below each other as an SVG element; with ``share_x`` the last one alone has numbers along x.
+
+    ``rows_at``: where the rows of the table of numbers lie along an axis.  The element has these places as
+    ``data-at``, along y for each panel, for whoever shows the value under a pointer.
+    """
+    width, height = width_in * _POINTS_PER_INCH, height_in * _POINTS_PER_INCH
+    x_limits = [_limits(panel.x_limits, [mark.x for mark in panel.marks], panel.margin) for panel in panels]
+    if share_x:
+        x_limits = [(min(low for low, _ in x_limits), max(high for _, high in x_limits))] * len(panels)
+    y_limits = [_limits(panel.y_limits, [mark.y for mark in panel.marks], _MARGIN) for panel in panels]
+    left = max(_left_pt(panel, limits) for panel, limits in zip(panels, y_limits, strict=True))
+    numbered = [not share_x or i == len(panels) - 1 for i in range(len(panels))]
+    above = [_above_pt(panel, width - left) for panel in panels]
+    below = [_GAP_PT + _ROW_PT * (shown + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)]
+    room = (height - sum(above) - sum(below)) / sum(panel.height for panel in panels)
+    top, placed, parts = 0.0, [], []
+    for i, panel in enumerate(panels):
+        top += above[i]
+        bottom = top + room * panel.height
+        axes = _Axes(panel, (left, width - 2 * _GAP_PT), (top, bottom), x_limits[i], y_limits[i])
+        parts += axes.drawn(numbered[i])
+        placed.append(axes)
+        top = bottom + below[i]
+    places = (
+        [placed[0].x_pt(at) for at in rows_at] if along == "x" else [axes.y_pt(at) for axes in placed for at in rows_at]
+    )
+    at = " ".join(f"{place:.1f}" for place in places)
+    known = f'data-along="{along}" data-at="{at}" ' if places else ""
+    return f'<svg {known}viewBox="0 0 {width:.0f} {height:.0f}">{"".join(parts)}</svg>'
+
+
+def _limits(
+    given: tuple[float | None, float | None], values: Sequence[Floats | Sequence[float]], margin: float
+) -> tuple[float, float]:
+    known = np.concatenate([np.asarray(part, np.float64) for part in values]) if values else np.zeros(0)
+    known = known[np.isfinite(known)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    by = margin * (high - low)
+    first, last = given
+    return low - by if first is None else first, high + by if last is None else last
+
+
+def _ticks(limits: tuple[float, float], most: int, *, whole: bool = False) -> dict[str, float]:
+    """At most so many round numbers within limits, evenly spaced, by how they are written."""
+    low, high = sorted(limits)
+    power = 10.0 ** floor(log10((high - low) / most))
+    for step in (1, 2, 2.5, 5, 10, 20, 50):
+        apart = max(round(step * power), 1) if whole else step * power
+        numbers = range(ceil(low / apart - 1e-9), floor(high / apart + 1e-9) + 1)
+        if len(numbers) <= most:
+            break
+    decimals = next(digits for digits in range(20) if abs(round(apart, digits) - apart) < 1e-6 * apart)
+    return {f"{i * apart + 0.0:.{decimals}f}": i * apart for i in numbers}
+
+
+def _y_ticks(panel: Panel, limits: tuple[float, float]) -> Mapping[str, float]:
+    return _ticks(limits, 6 if panel.height >= 1 else 3) if panel.y_ticks is None else panel.y_ticks
+
+
+def _left_pt(panel: Panel, limits: tuple[float, float]) -> float:
+    return max(_width_pt(name) for name in _y_ticks(panel, limits)) + _ROW_PT * bool(panel.y_label) + 2 * _GAP_PT
+
+
+def _width_pt(text: str, size: float = _FONT_PT) -> float:
+    return _LETTER_EM * size * len(text)
+
+
+def _legend(panel: Panel, room: float) -> list[list[Mark]]:
+    """The named marks in rows of this width."""
+    rows: list[list[Mark]] = []
+    used = room
+    for mark in (mark for mark in panel.marks if mark.name):
+        wanted = _HANDLE_PT + 2 * _GAP_PT + _width_pt(mark.name, _SMALL_PT)
+        if used + wanted > room:
+            rows.append([])
+            used = 0.0
+        rows[-1].append(mark)
+        used += wanted
+    return rows
+
+
+def _above_pt(panel: Panel, room: float) -> float:
+    return _GAP_PT + _ROW_PT * (len(_legend(panel, room)) + bool(panel.stages) + bool(panel.title))
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """A panel in its place: ``across`` and ``down`` are the ends of its axes, in points."""
+
+    panel: Panel
+    across: tuple[float, float]
+    down: tuple[float, float]
+    x_limits: tuple[float, float]
+    y_limits: tuple[float, float]
+
+    def x_pt(self, value: float) -> float:
+        """Where a value lies; what is infinite, at the end of the axis."""
+        low, high = self.x_limits
+        share = (min(max(value, low), high) if not isfinite(value) else value) - low
+        return self.across[0] + (self.across[1] - self.across[0]) * share / (high - low)
+
+    def y_pt(self, value: float) -> float:
+        """The same, from the lower end of the axis to the upper one."""
+        first, last = self.y_limits
+        if not isfinite(value):
+            value = min(max(value, min(first, last)), max(first, last))
+        if self.panel.log_y:
+            first, last, value = log10(first), log10(last), log10(value)
+        return self.down[1] - (self.down[1] - self.down[0]) * (value - first) / (last - first)
+
+    def drawn(self, numbered: bool) -> Iterator[str]:
+        """The elements, what lies below first."""
+        (left, right), (top, bottom), panel = self.across, self.down, self.panel
+        most = min(max(int((right - left) / _TICK_LABEL_PT), 3), 9)
+        x_ticks, y_ticks = _ticks(self.x_limits, most, whole=panel.whole_x), _y_ticks(panel, self.y_limits)
+        grid = "".join(f"M {self.x_pt(x):.2f} {top:.2f} V {bottom:.2f} " for x in x_ticks.values())
+        if panel.y_ticks is None or panel.log_y:  # names of rows have no lines
+            grid += "".join(f"M {left:.2f} {self.y_pt(y):.2f} H {right:.2f} " for y in y_ticks.values())
+        yield _path(grid, _stroke("grid", 0.6))
+        for mark in panel.marks:
+            yield from self._mark(mark)
+        yield from self._stages()
+        yield _path(f"M {left:.2f} {top:.2f} V {bottom:.2f} H {right:.2f}", _stroke("muted", 0.8))
+        for name, y in y_ticks.items():
+            yield _text(left - _GAP_PT, self.y_pt(y) + 0.35 * _FONT_PT, name, "end")
+        if numbered:
+            for name, x in x_ticks.items():
+                yield _text(self.x_pt(x), bottom + _ROW_PT, name, "middle")
+        below = bottom + _ROW_PT * (2 if numbered else 1)
+        yield _text((left + right) / 2, below, panel.x_label, "middle") if panel.x_label else ""
+        if panel.y_label:
+            turned = f' transform="rotate(-90 {_ROW_PT - 2:.2f} {(top + bottom) / 2:.2f})"'
+            yield _text(_ROW_PT - 2, (top + bottom) / 2, panel.y_label, "middle", more=turned)
+        for x, y, text in panel.texts:
+            yield _text(self.x_pt(x) + _GAP_PT, self.y_pt(y) + 3, text, size=_SMALL_PT, ground="panel")
+        yield from self._headings()
+
+    def _mark(self, mark: Mark) -> Iterator[str]:
+        points = [
+            None if np.isnan(x) or np.isnan(y) else f"{self.x_pt(x):.2f} {self.y_pt(y):.2f}"
+            for x, y in zip(map(float, mark.x), map(float, mark.y), strict=True)
+        ]
+        if mark.filled or mark.width:
+            line = ""
+            for before, point in zip([None, *points], points, strict=False):
+                line += "" if point is None else f"{'L' if before else 'Z M' if line and mark.filled else 'M'} {point} "
+            style = f"fill: var(--{mark.colour})" if mark.filled else _stroke(mark.colour, mark.width, mark.dashes)
+            yield _path(line + ("Z" if mark.filled else ""), style + _opacity(mark)) if line else ""
+        if mark.dot:
+            dots = "".join(f"M {point} h 0 " for point in points if point is not None)
+            yield _path(dots, _stroke(mark.colour, mark.dot) + "; stroke-linecap: round" + _opacity(mark))
+
+    def _stages(self) -> Iterator[str]:
+        """A line at the start of each load stage, with its name where there is room."""
+        taken, right = float("-inf"), self.across[1]
+        for start, name in self.panel.stages:
+            if not self.x_limits[0] <= start <= self.x_limits[1]:
+                continue  # requests without a latency are in no curve
+            at, length = self.x_pt(start), _width_pt(name, _SMALL_PT)
+            yield _path(f"M {at:.2f} {self.down[0]:.2f} V {self.down[1]:.2f}", _stroke("muted", 0.8, "2 2"))
+            if taken <= at <= right - length:
+                taken = at + length + 2 * _GAP_PT
+                yield _text(at + 3, self.down[0] - 3, name, size=_SMALL_PT, colour="muted")
+
+    def _headings(self) -> Iterator[str]:
+        """Title and legend above the axes."""
+        y = self.down[0] - _GAP_PT - _ROW_PT * bool(self.panel.stages)
+        for row in reversed(_legend(self.panel, self.across[1] - self.across[0] + 2 * _GAP_PT)):
+            x = self.across[0]
+            for mark in row:
+                middle, end = y - 0.3 * _SMALL_PT, x + _HANDLE_PT
+                if mark.filled:
+                    box = f"M {x:.2f} {middle - 3:.2f} h {_HANDLE_PT} v 6 h -{_HANDLE_PT} Z"
+                    yield _path(box, f"fill: var(--{mark.colour})" + _opacity(mark))
+                elif mark.width:
+                    yield _path(f"M {x:.2f} {middle:.2f} H {end:.2f}", _stroke(mark.colour, mark.width, mark.dashes))
+                if mark.dot:
+                    dot = _stroke(mark.colour, mark.dot) + "; stroke-linecap: round"
+                    yield _path(f"M {x + _HANDLE_PT / 2:.2f} {middle:.2f} h 0", dot)
+                yield _text(end + _GAP_PT, y, mark.name, size=_SMALL_PT)
+                x = end + 2 * _GAP_PT + _width_pt(mark.name, _SMALL_PT)
+            y -= _ROW_PT
+        yield _text(self.across[0], y, self.panel.title) if self.panel.title else ""
+
+
+def _stroke(colour: str, width: float, dashes: str = "") -> str:
+    return f"fill: none; stroke: var(--{colour}); stroke-width: {width:g}" + (
+        f"; stroke-dasharray: {dashes}" if dashes else ""
+    )
+
+
+def _opacity(mark: Mark) -> str:
+    return "" if mark.opacity == 1 else f"; opacity: {mark.opacity:g}"
+
+
+def _path(points: str, style: str) -> str:
+    return f'<path d="{points.strip()}" style="{style}"/>'
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    anchor: str = "start",
+    *,
+    size: float = _FONT_PT,
+    colour: str = "ink",
+    ground: str = "",
+    more: str = "",
+) -> str:
+    """A text; with a ``ground`` it is legible on a line."""
+    style = f"font-size: {size}px; text-anchor: {anchor}; fill: var(--{colour})"
+    style += f"; stroke: var(--{ground}); stroke-width: 3; paint-order: stroke" if ground else ""
+    return f'<text x="{x:.2f}" y="{y:.2f}" style="{style}"{more}>{escape(text)}</text>'
+
+
+def inline(chart: Chart, prefix: str) -> str:
+    """The chart's element for a page, with title and description; their ids begin with ``prefix``."""
+    names = f'<title id="{prefix}-title">{escape(chart.title)}</title>'
+    names += f'<desc id="{prefix}-desc">{escape(chart.description)}</desc>'
+    head = f'<svg role="img" aria-labelledby="{prefix}-title" aria-describedby="{prefix}-desc" '
+    opening, _, rest = chart.svg.removeprefix("<svg ").partition(">")
+    return f"{head}{opening}>{names}{rest}"
+
+
+# As large as letters are read well: a notebook would make a small picture as wide as itself.
+_PX_PER_POINT = 1.6
 
 
 def standalone(chart: Chart) -> str:
@@ -283,246 +339,6 @@ def standalone(chart: Chart) -> str:
     svg = inline(chart, "chart")
     for name, colour in ON_PAPER.items():
         svg = svg.replace(f"var(--{name})", colour)
-    # As large as letters are read well: a notebook would make a small picture as wide as itself.
-    points = re.search(r'viewBox="0 0 ([\d.]+)', svg)
-    width = f"; width: min(100%, {_PX_A_POINT * float(points[1]):.0f}px)" if points else ""
-    style = f"background: #ffffff; font-family: sans-serif{width}"
-    head = f'xmlns:xlink="http://www.w3.org/1999/xlink" style="{style}"'
-    return re.sub(r"^<svg ([^>]*)>", lambda found: f"<svg {_with_namespace(found[1])} {head}>", svg, count=1)
-
-
-def _with_namespace(attributes: str) -> str:
-    bare = re.sub(r' ?xmlns(:xlink)?="[^"]*"', "", attributes)
-    return f'xmlns="http://www.w3.org/2000/svg" {bare}'
-
-
-def _bare(document: str) -> str:
-    """The element alone: no prolog, no metadata, no style sheet for the whole page, no size of its own."""
-    svg = document[document.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    for name, stand_in in COLOURS.items():
-        svg = svg.replace(stand_in, f"var(--{name})")
-    svg = re.sub(r"font-family: [^;\"]*; ", "", svg)  # the page's
-    svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
-    return re.sub(r"\s*\n\s*", " ", svg).strip()
-
-
-# -- What is drawn, from arrays and texts alone: whoever draws it needs to import no more ---------------------------
-
-# Dashes tell the lines apart without colour.
-_DASHED = (0, (4, 2))
-_LOOKS: dict[str, dict[str, Any]] = {
-    "observed": {"color": OBSERVED, "label": "observed"},
-    "simulated": {"color": SIMULATED, "linestyle": _DASHED, "label": "simulated"},
-}
-_METRIC_LOOKS = {"e2e": (E2E, "-"), "ttft": (TTFT, _DASHED), "itl": (ITL, (0, (1, 1.5)))}
-# Where the legend of a wide picture stands: above its left end, which a phone shows, and the names of the load stages.
-_ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 4, "borderaxespad": 1.6}
-# A stage's name: its size, the width of a letter of that size, and what share of a picture lies between its axes.
-_STAGE_FONT_PT, _LETTER_PT, _PLOTTED_SHARE = 8, 4.4, 0.9
-# Bars below it, in %, would be drawn against an axis of rounding errors.
-_NOTHING = 0.05
-# Shares of the fullest cell; each shade is one path, however many cells it has.
-_SHADES = ((0.0, 0.12), (0.1, 0.28), (0.3, 0.48), (0.6, 0.75))
-
-# When each load stage begins, s, and its name.
-Stages = Sequence[tuple[float, str]]
-
-
-def draw_nothing(figure: Figure) -> None:
-    """Axes without anything."""
-    figure.add_subplot()
-
-
-def draw_distribution(
-    x_label: str,
-    unit_us: float,
-    curves: Mapping[str, tuple[Floats, Floats, bool]],
-    marks: Mapping[str, float],
-    figure: Figure,
-) -> None:
-    """Level below 1, value in us and whether it was published, by side; ``marks``: shares that are slower, by name."""
-    axes = figure.add_subplot()
-    for side, (level, value_us, published) in curves.items():
-        look = dict(_LOOKS[side])
-        if published:
-            look |= {"linestyle": "none", "marker": "o", "markersize": 4, "label": f"{side} (published)"}
-        axes.plot(value_us / unit_us, 1 - level, **look)
-    axes.set_yscale("log")
-    axes.set_ylim(1.0, 0.0008)
-    axes.set_yticks(list(marks.values()), list(marks))
-    axes.minorticks_off()
-    axes.set_xlabel(x_label)
-    axes.set_ylabel("percentile")
-    axes.legend(loc="best")
-
-
-def draw_errors(at_s: Floats, metrics: Mapping[str, tuple[str, float, Floats]], stages: Stages, figure: Figure) -> None:
-    """Name, limit and errors over time, fractions, by metric."""
-    axes = figure.add_subplot()
-    axes.axhline(0, color=INK, linewidth=0.8)
-    for metric, (_, limit, _) in metrics.items():
-        for at in (limit, -limit):
-            axes.axhline(100 * at, color=_METRIC_LOOKS[metric][0], linewidth=0.7, alpha=0.6)
-    for metric, (name, _, errors) in metrics.items():
-        colour, dashes = _METRIC_LOOKS[metric]
-        axes.plot(at_s, 100 * errors, color=colour, linestyle=dashes, label=name)
-    _mark_stages(axes, stages)
-    axes.set_xlabel("time of the run at which requests were sent, s")
-    axes.set_ylabel("error of the mean, %")
-    axes.legend(**_ABOVE)
-
-
-def draw_bands(
-    x_label: str, y_label: str, sides: Mapping[str, tuple[Floats, Floats, Floats, Floats]], figure: Figure
-) -> None:
-    """x, low, middle and high by side."""
-    axes = figure.add_subplot()
-    for side, (x, low, middle, high) in sides.items():
-        look = _LOOKS[side]
-        axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
-        axes.plot(x, middle, marker="o", markersize=2.5, **look)
-    axes.locator_params(axis="x", integer=True)  # tokens and requests are whole
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="best")
-
-
-def draw_steps(
-    x: Floats,
-    middle_ms: Floats,
-    model_ms: Floats,
-    residual_ms: Floats,
-    density: Int64s,
-    edges: tuple[Floats, Floats],
-    figure: Figure,
-) -> None:
-    """Medians of recorded and modelled cycles over batch sizes ``x``, and the cells between ``edges`` (x, ms)."""
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    _draw_density(upper, density, edges)
-    upper.plot(x, middle_ms, "o", markersize=3, color=INK, label="recorded, median")
-    upper.plot(x, model_ms, color=SIMULATED, linestyle=_DASHED, label="latency model, median")
-    upper.set_ylabel("step cycle, ms")
-    upper.set_ylim(0, edges[1][-1])
-    upper.legend(loc="best")
-    lower.axhline(0, color=SIMULATED, linestyle=_DASHED)
-    lower.plot(x, residual_ms, "o", markersize=3, color=INK)
-    lower.set_ylabel("residual, ms")
-    lower.set_xlabel("running requests")
-
-
-def _draw_density(axes: Axes, density: Int64s, edges: tuple[Floats, Floats]) -> None:
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    def box(i: int, j: int) -> Path:
-        x, y = edges
-        return Path([(x[i], y[j]), (x[i + 1], y[j]), (x[i + 1], y[j + 1]), (x[i], y[j + 1]), (x[i], y[j])], closed=True)
-
-    most = int(density.max(initial=0))
-    bounds = [share * most for share, _ in _SHADES] + [float(most)]
-    for (_, opacity), low, high in zip(_SHADES, bounds[:-1], bounds[1:], strict=True):
-        cells = np.argwhere((density > low) & (density <= high))
-        if len(cells):
-            boxes = Path.make_compound_path(*(box(i, j) for i, j in cells))
-            axes.add_patch(PathPatch(boxes, facecolor=OBSERVED, alpha=opacity, linewidth=0))
-    axes.plot([], [], "s", color=OBSERVED, alpha=0.5, label="recorded cycles")
-
-
-def draw_depth(at_s: Floats, panels: Mapping[str, tuple[Floats, Floats]], stages: Stages, figure: Figure) -> None:
-    """Depths observed and simulated, by what is counted."""
-    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, sides) in zip(rows, panels.items(), strict=True):
-        for look, depth in zip(_LOOKS.values(), sides, strict=True):
-            axes.plot(at_s, depth, **look)
-        axes.set_ylabel(name)
-        # An empty queue would otherwise be drawn against fractions of a request.
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1.0))
-    _mark_stages(rows[0], stages)
-    rows[0].legend(**_ABOVE)
-    rows[-1].set_xlabel("time of the run, s")
-
-
-def _mark_stages(axes: Axes, stages: Stages) -> None:
-    """Draw a line at the start of each load stage, with its name where there is room.
-
-    Call it after plotting: the limits of the axis decide how much room there is.
-    """
-    low_s, high_s = axes.get_xlim()
-    width_pt = 72 * _PLOTTED_SHARE * axes.figure.get_figwidth()  # type: ignore[union-attr]
-    taken_pt = float("-inf")
-    for start_s, name in stages:
-        if not low_s <= start_s <= high_s:
-            continue  # requests without a latency are in no curve, and a label beyond it leaves no room for one
-        axes.axvline(start_s, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
-        at_pt = width_pt * (start_s - low_s) / (high_s - low_s)
-        name_pt = _LETTER_PT * len(name)
-        if at_pt < taken_pt or at_pt + name_pt > width_pt:
-            continue
-        taken_pt = at_pt + name_pt + 2 * _LETTER_PT
-        axes.annotate(
-            name,
-            (start_s, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, 2),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize=_STAGE_FONT_PT,
-        )
-    axes.set_xlim(low_s, high_s)
-
-
-class Bar(NamedTuple):
-    """One bar of a waterfall, in fractions: ``text`` is its length ``part`` in words, and it ends between ``low`` and
-    ``high`` with 95 % (nan if unknown)."""
-
-    name: str
-    text: str
-    part: float
-    start: float
-    end: float
-    low: float
-    high: float
-
-
-def draw_falls(panels: Mapping[str, Sequence[Bar]], figure: Figure) -> None:
-    """Waterfalls by their title, below each other."""
-    places = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axes, (title, bars) in zip(places, panels.items(), strict=True):
-        _draw_bars(axes, bars)
-        axes.set_title(title, color=INK, loc="left")
-
-
-def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:
-    for row, bar in enumerate(bars):
-        colour = OVER if bar.part > 0 else UNDER
-        axes.barh(row, 100 * (bar.end - bar.start), left=100 * bar.start, color=colour, height=0.6)
-        ends = [bar.start, bar.end]
-        if not isnan(bar.low):
-            ends += [bar.low, bar.high]
-            # How far it reaches to the left and to the right of the bar's end; never less than nothing.
-            whiskers = [[100 * max(bar.end - bar.low, 0.0)], [100 * max(bar.high - bar.end, 0.0)]]
-            axes.errorbar(100 * bar.end, row, xerr=whiskers, color=INK, elinewidth=1, capsize=2.5)
-        axes.annotate(
-            bar.text,
-            (100 * max(ends), row),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=INK,
-            bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 0.5},
-        )
-    for row, bar in enumerate(bars[:-1]):
-        axes.plot([100 * bar.end] * 2, [row + 0.3, row + 0.7], color=MUTED, linewidth=0.8)
-    axes.axvline(0, color=INK, linewidth=0.8)
-    axes.use_sticky_edges = False
-    axes.margins(x=0.25)
-    if max(abs(100 * bar.part) for bar in bars) < _NOTHING:
-        axes.set_xlim(-1, 1)
-    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
+    width = float(svg.partition('viewBox="0 0 ')[2].partition(" ")[0])
+    style = f"background: #ffffff; font-family: sans-serif; width: min(100%, {_PX_PER_POINT * width:.0f}px)"
+    return svg.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" style="{style}" ', 1)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.errors import printable
@@ -201,9 +202,7 @@ def html_text(text: str) -> str:
 
 def html_verbatim(text: str) -> str:
     """The same for what is copied, such as a command: its spaces stay."""
-    from markupsafe import escape
-
-    return str(escape(readable(text)))
+    return escape(readable(text))
 
 
 def html(table: Table) -> str:
