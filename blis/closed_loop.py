@@ -1,6 +1,6 @@
-"""A closed loop: clients that each send their next request when the one before is answered.
+"""A closed loop: each client sends its next request when its previous one is answered.
 
-Requests may be turns of sessions: a client then sends all turns of one, each after the answer to the turn before.
+Requests may be turns of sessions: a client then sends the turns of one session in order.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
 
-# Requests that nobody has sent yet wait from here on, further apart than any delay before the queue; no run lasts so
-# long.
+# Unsent requests are parked at times that no run reaches, further apart than any pre-queue delay.
 _UNSENT_US, _APART_US = NEVER_US // 4, 2**32
-# What the kernel knows of a request beside its times and its place in the queue.
+# Columns of a request in the kernel's tables, apart from its times.
 _OF_A_REQUEST = ("prompt_tokens", "total_tokens", "given_hit", "key_start", "key_count")
 _NEW_SESSION = -1
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """``concurrency`` clients: first requests go out evenly over ``ramp_us``, others ``think_us`` after an answer.
+    """``concurrency`` clients.  First requests are spread evenly over ``ramp_us``; later ones follow ``think_us`` after
+    the previous answer.
 
     Raises ``TraceError`` for less than one client or a negative time.
     """
@@ -53,11 +53,11 @@ def simulate_closed_loop(
     lifecycle: Lifecycle | None = None,
     sessions: Int64s | None = None,
 ) -> SimResult:
-    """Serve the requests of ``trace`` in their order, so many at a time.
+    """Serve the requests of ``trace`` in order, with ``loop.concurrency`` of them in flight.
 
-    ``sessions``: int64[n], requests with one number are turns of one session, in their order; each is one by itself if
-    None.  Arrivals of the trace are not used.  Raises ``TraceError`` as ``simulate``, for requests that are held back,
-    aborted or given priorities, and for speculative decoding.
+    ``sessions``: int64[n]; requests with equal numbers are the turns of one session, in order.  None: every request is
+    a session.  Arrivals of the trace are ignored.  Raises ``TraceError`` like ``simulate``, and for held-back requests,
+    aborts, priorities and speculative decoding.
     """
     delays = lifecycle or Lifecycle()
     if engine.speculation is not None:
@@ -89,17 +89,17 @@ def simulate_load(
     loop: ClosedLoop | None = None,
     sessions: Int64s | None = None,
 ) -> SimResult:
-    """Serve the requests of ``trace`` at their arrivals, or as clients send them; raises as those two do."""
+    """Serve ``trace`` at its arrivals, or in a closed loop if ``loop`` is given."""
     if loop is None:
         return simulate(trace, engine, latency, lifecycle)
     return simulate_closed_loop(trace, engine, latency, loop, lifecycle, sessions)
 
 
 class _Clients:
-    """Who sends what, and when, as far as it is known.
+    """The clients' pending sends.
 
-    The kernel takes requests up in the order of their slots.  A slot gets its request when it is known which is sent
-    next: ``running.order`` has the request of each slot.
+    The kernel admits requests in the order of their slots.  A slot gets its request once the next send is known;
+    ``running.order`` maps slots to requests.
     """
 
     def __init__(self, running: Engine, loop: ClosedLoop, sessions: Int64s) -> None:
@@ -114,12 +114,12 @@ class _Clients:
         self.next_turn = dict(zip(by_session[:-1][goes_on].tolist(), by_session[1:][goes_on].tolist(), strict=True))
         self.first_turns = np.sort(by_session[np.r_[True, ~goes_on][: len(sessions)]]).tolist()
         clients = min(loop.concurrency, len(self.first_turns))
-        # When a client sends next, and its turn, or that it begins a session.
+        # (time of the next send, turn to send or _NEW_SESSION), one per client, ascending.
         self.due = [(loop.ramp_us * client // clients, _NEW_SESSION) for client in range(clients)]
         self.to_begin = len(self.first_turns) - clients
 
     def send(self) -> None:
-        """Put what is due into the next slots: its requests reach the queue after the delay that they were given."""
+        """Move due sends into the next slots; each reaches the queue after its pre-queue delay."""
         fresh = self.begun
         for slot, (at_us, turn) in enumerate(self.due, self.sent):
             if turn == _NEW_SESSION:
@@ -130,7 +130,7 @@ class _Clients:
             self.running.state.facts["queued_us"][slot] = at_us + self.delay_us[turn]
 
     def _put(self, slot: int, request: int) -> None:
-        """Have this request in the slot, and the one that was there in its place."""
+        """Swap ``request`` into ``slot``."""
         order, other = self.running.order, int(self.running.order[slot])
         if other == request:
             return
@@ -140,7 +140,7 @@ class _Clients:
                 self.running.state.facts[name][there] = self.facts[name][moved]
 
     def arrived(self, slots: int) -> None:
-        """So many slots were taken up in all."""
+        """The kernel has admitted the first ``slots`` slots."""
         self.begun += sum(turn == _NEW_SESSION for _us, turn in self.due[: slots - self.sent])
         if self.next_turn:
             self.in_flight += range(self.sent, slots)
@@ -148,7 +148,7 @@ class _Clients:
         self.sent = slots
 
     def answered(self, row: int, next_us: int) -> None:
-        """A step answered requests: their clients send the next turn at ``next_us``, or begin another session."""
+        """Requests were answered in step ``row``: their clients send a next turn or session at ``next_us``."""
         for turn in self._turns_after(row):
             if turn == _NEW_SESSION and not self.to_begin:
                 continue

@@ -1,7 +1,7 @@
-"""A run of many requests: only those under way are in memory, and of the others what there is to say of them.
+"""A run of many requests, in memory that does not grow with their number.
 
-The tables of the kernel are as long as for all requests, but a row takes memory only from just before its request comes
-until it is done.  Steps that have ended go to a temporary file.
+The kernel's tables have a row for every request, but a row takes memory only from just before its arrival until it is
+done.  Finished steps go to a temporary file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from blis_replay.blis.setup import enter, state_and_facts
 from blis_replay.blis.trace import MOST_STEPS, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int32s, Int64s
 
-# Requests that come, and then may leave, together.
+# Requests whose rows enter and leave memory together.
 STRETCH = 50_000
-# Of what results say, what nobody calculates with.
+# Columns of results that can be stored in fewer bytes.
 _WIDTHS = dict.fromkeys(("scheduled_step", "first_step", "last_step", "status"), np.int32)
 
 
 class LongRun:
-    """``state``: that of a run with ``trace``, whose requests are ``order`` of it, as of ``setup.new_state``."""
+    """``state``: the kernel state of a run of ``trace``, with requests in ``order``, as in ``setup.new_state``."""
 
     def __init__(self, trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, order: Int64s) -> None:
         tables: list[_Pages] = []
@@ -114,7 +114,7 @@ class LongRun:
             ) from error
 
     def result(self, arrival_us: Int64s, queued_us: Int64s, lifecycle: Lifecycle) -> SimResult:
-        """Of the whole run, when all stretches are over; arguments as of ``read_result``."""
+        """Of the whole run, when all stretches are over; arguments as in ``read_result``."""
         steps = np.empty(0, k.STEP)
         if self._steps:
             steps = np.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ), k.STEP)

@@ -54,11 +54,11 @@ def _file_of(steps: NDArray[np.void]) -> mmap.mmap | None:
 
 @dataclass(frozen=True)
 class TokenGaps:
-    """The gaps of all requests of a run, each stored once for all requests that share it.
+    """The gaps between tokens of all requests, each stored once for all requests that share it.
 
-    ``gap_us``: int64[steps + breaks].  Within a segment (request, first row, rows of the step table) the gap that
-    ends with a step is its end less that of the step before; between two segments of a request (it
-    was passed over or preempted) there is one gap more, a break.  ``request``, ``first``, ``last``:
+    ``gap_us``: int64[steps + breaks].  Within a segment a gap is the end of a step minus the end of the step before.
+    Between two segments of a request, where it was skipped or preempted, there is one more gap, a break.
+    ``request``, ``first``, ``last``:
     int64[segments]; ``break_request``: int64[breaks].
     """
 
@@ -103,16 +103,15 @@ def token_gaps(segments: Int64s | Int32s, step_end_us: Int64s, post_token_us: in
 
 @dataclass(frozen=True)
 class SimResult:
-    """A run as far as it went.  Requests are in the order of the trace; times are us.
+    """A run up to now.  Requests are in the order of the trace; times are in us.
 
-    ``scheduled_us`` / ``scheduled_step``: first admission, when ``schedule()`` ran and its step.
-    ``first_step`` / ``last_step``: rows of ``steps`` that gave a request its first and last
-    token, -1 where there is none (yet).  ``steps``: one record a step, fields
-    named by ``kernel.state.Step``.  ``segments``: int64, n x 3: request, first row, rows that
-    all gave it a token, in the order in which they ended; a request that was never passed
-    over nor preempted has one.  ``cached_tokens``: prefix-cache hit of the first admission;
-    ``resume_cached_tokens``: of later ones, summed; those fetched from a CPU tier are among both.
-    ``stored_blocks``, ``fetched_blocks``: KV blocks copied to that tier and back.
+    ``scheduled_us``, ``scheduled_step``: first admission.  ``first_step``, ``last_step``: rows of ``steps`` that
+    produced a request's first and last token, -1 without a token.  ``steps``: one record per step, fields as in
+    ``kernel.state.Step``.  ``segments``: int64[m, 3] of request, first row and number of consecutive rows that each
+    gave it a token, in the order in which they ended.  A request that was never skipped or preempted has one segment.
+    ``cached_tokens``: prefix-cache hit of the first admission; ``resume_cached_tokens``: sum over later admissions.
+    Both include tokens fetched from a CPU tier.  ``stored_blocks``, ``fetched_blocks``: KV blocks copied to that tier
+    and back.
     """
 
     arrival_us: Int64s
@@ -144,17 +143,17 @@ class SimResult:
 
     @property
     def step_end_us(self) -> Int64s:
-        """int64[steps]: when each step's tokens are in."""
+        """int64[steps]: when the tokens of each step are ready."""
         return step_column(self.steps, "end_us")
 
     @cached_property
     def first_token_us(self) -> Int64s:
-        """int64[n]: when the engine had the first token, -1 where there is none."""
+        """int64[n]: when the engine had the first token, -1 without a token."""
         return self._end_of(self.first_step)
 
     @cached_property
     def finished_us(self) -> Int64s:
-        """int64[n]: when the engine had the last token, -1 where there is none."""
+        """int64[n]: when the engine had the last token, -1 without a token."""
         return self._end_of(self.last_step)
 
     @property
@@ -218,7 +217,7 @@ class SimResult:
         return replace(self, first_step=first, last_step=last, steps=self.steps[rows], segments=none)
 
     def later(self, by_us: int) -> SimResult:
-        """The same run so much later: its requests reached the queue later by that, each of them."""
+        """The same run shifted by ``by_us``: every request reached the queue that much later."""
         steps = self.steps.copy()
         for name in ("start_us", "end_us", "scheduled_us"):
             steps[name] += by_us
@@ -232,7 +231,7 @@ class SimResult:
     def token_gaps(self, post_token_us: int | None = None) -> TokenGaps:
         """The gaps between consecutive output tokens of all requests; count completed ones only.
 
-        ``post_token_us``: how much later than the one before each token comes out, as the lifecycle has it if None.
+        ``post_token_us``: delay added to every token on its way out; None: that of the lifecycle.
         """
         return token_gaps(
             self.segments, self.step_end_us, self.post_token_us if post_token_us is None else post_token_us
@@ -241,7 +240,7 @@ class SimResult:
     def inter_token_gaps(self, chosen: Bools, post_token_us: int | None = None) -> tuple[Int64s, Int64s]:
         """Pooled gaps between consecutive output tokens as ``(gap_us, count)``, ascending and distinct.
 
-        ``chosen``: bool[n], completed requests to pool.  ``post_token_us``: as of ``token_gaps``.
+        ``chosen``: bool[n], completed requests to pool.  ``post_token_us``: as in ``token_gaps``.
         """
         request, first, rows = self.segments.T
         times = chosen[request].astype(np.int32)

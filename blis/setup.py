@@ -53,7 +53,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
     return state
 
 
-# Makes a table of so many rows of zeros.
+# (rows, dtype) -> a table of zeros.
 MakeTable = Callable[[int, "np.dtype[Any]"], k.Table]
 
 

@@ -11,7 +11,7 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.compiled.arrays import Int8s, Int64s
 
 MOST_DRAFTS = 64
-# Settings of vLLM that make another schedule of it, unless they are off.
+# vLLM settings that change the schedule and are not simulated.
 _NOT_SIMULATED = ("num_speculative_tokens_per_batch_size", "parallel_drafting", "disable_eagle_block_drop")
 
 
@@ -19,9 +19,9 @@ _NOT_SIMULATED = ("num_speculative_tokens_per_batch_size", "parallel_drafting", 
 class Drafts:
     """What speculative decoding drafts for each request, and what the model would accept of it.
 
-    The t-th of a request's values, ``drafted[start + t - 1]``, holds where it has t output tokens: so many tokens are
-    drafted behind them (synchronous scheduling; asynchronously as many as there can be), and ``accepted`` of the
-    tokens drafted there would be accepted.  int8[output tokens of all requests], ``start`` int64[n].
+    ``drafted`` and ``accepted``: int8[output tokens of all requests].  At index ``start[i] + t - 1`` request i has t
+    output tokens; ``drafted`` tokens follow, and the model would accept ``accepted`` of them.  Asynchronous
+    scheduling ignores ``drafted`` and schedules the maximum.  ``start``: int64[n].
     """
 
     start: Int64s
@@ -36,24 +36,24 @@ class Drafts:
 
 
 def no_drafts(output_tokens: Int64s) -> Drafts:
-    """Of requests with so many output tokens: nothing is drafted."""
+    """Drafts of a drafter that never proposes a token; ``output_tokens``: int64[n]."""
     nothing = np.zeros(int(output_tokens.sum()), np.int8)
     return Drafts(np.cumsum(output_tokens) - output_tokens, nothing, nothing)
 
 
-# Methods whose drafter has a KV cache of its own: room for the tokens it drafts is held in the pool.
+# Methods whose drafter has a KV cache: slots for its tokens are reserved in the block pool.
 _DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp")
 SIMULATED_DRAFTERS = ("ngram", "ngram_gpu", *_DRAFTS_WITH_KV)
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: the drafter (vLLM's ``method``), how many tokens it drafts, and what of it is accepted.
+    """Speculative decoding: the drafter (vLLM's ``method``), its number of draft tokens, and their acceptance.
 
-    ``acceptance``: the share of drafts whose i-th token is accepted, as vLLM's metric counts it by position
-    (``spec_decode_num_accepted_tokens_per_pos`` over ``spec_decode_num_drafts``): it never rises with i.
-    ``drafted_share``: how often the drafter finds anything to draft.  Both are drawn with ``seed``, and do nothing
-    where the trace itself says what is accepted.
+    ``acceptance``: share of drafts whose i-th token is accepted, as vLLM's metrics count it by position
+    (``spec_decode_num_accepted_tokens_per_pos`` over ``spec_decode_num_drafts``); it never rises with i.
+    ``drafted_share``: share of steps in which the drafter proposes anything.  ``seed`` draws both.  A trace with
+    ``drafts`` overrides them.
     """
 
     num_speculative_tokens: int
@@ -82,16 +82,16 @@ class Speculation:
 
     @property
     def lookahead_tokens(self) -> int:
-        """KV slots that a step holds beyond its own tokens."""
+        """KV slots that a step reserves beyond its own tokens."""
         return self.num_speculative_tokens if self.method in _DRAFTS_WITH_KV else 0
 
     @property
     def drops_last_hit(self) -> bool:
-        """Whether the last block of a cached prefix is computed again, for the drafter to see it."""
+        """Whether the last block of a cached prefix is computed again so that the drafter sees it."""
         return self.method in _DRAFTS_WITH_KV
 
     def draw(self, output_tokens: Int64s) -> Drafts:
-        """What is drafted and accepted at each output token of requests with so many; equal seeds, equal draws."""
+        """Draw drafts for requests with these output lengths, int64[n]; equal seeds give equal draws."""
         if len(self.acceptance) != self.num_speculative_tokens:
             raise TraceError(
                 f"speculation: {len(self.acceptance)} shares of accepted drafts for {self.num_speculative_tokens} "
@@ -108,10 +108,10 @@ class Speculation:
 
 
 def speculation_of(arguments: Mapping[str, object]) -> Speculation | None:
-    """Speculative decoding as engine arguments say it, None if they do not, or not enough, or what is not simulated.
+    """Speculative decoding from engine arguments; None if it is off, incomplete, or not simulated.
 
-    ``speculative_config``: ``method=eagle3 num_speculative_tokens=3``, as the readers write it;
-    ``speculative_acceptance``: ``0.7 0.4 0.2``; ``speculative_drafted_share``.
+    Reads ``speculative_config`` (such as ``method=eagle3 num_speculative_tokens=3``), ``speculative_acceptance`` (such
+    as ``0.7 0.4 0.2``) and ``speculative_drafted_share``.
     """
     words = (word.partition("=") for word in str(arguments.get("speculative_config", "")).split())
     said = {name: value for name, _, value in words}

@@ -17,7 +17,7 @@ from blis_replay.strict.engine_packs import choose_pack
 NEVER_US = 2**62
 # The table of steps counts requests in two bytes.
 MOST_SEQUENCES = 2**15 - 1
-# What sizes arrays and loops has an end far above any server, so that a number in a file cannot take all memory.
+# Limits far above any server, so that one number in a file cannot take all memory.
 MOST_BLOCKS = 30_000_000
 MOST_TOKENS = 2**24  # of a request
 MOST_STEPS = 2**24
@@ -35,10 +35,9 @@ _MOST = {
 class BlockKeys:
     """Identity of the full blocks of each request: equal keys mean equal tokens so far.
 
-    Request i's blocks 0, 1, ... have ``keys[start[i] : start[i] + count[i]]``, small numbers
-    from 0 on; requests with the same prompt may share a row.  The first
-    ``prompt_tokens // block_size`` of them are of the prompt; further ones are of generated
-    tokens that another request repeats.  Blocks without a key are like no other.
+    Blocks 0, 1, ... of request i have the keys ``keys[start[i] : start[i] + count[i]]``, small integers from 0.
+    Requests with the same prompt may share a row.  The first ``prompt_tokens // block_size`` keys belong to the
+    prompt; later ones to generated tokens that another request's prompt repeats.  A block without a key is unique.
     """
 
     start: Int64s
@@ -56,8 +55,8 @@ class BlockKeys:
         self._refuse_keys_of_two_prefixes()
 
     def _refuse_keys_of_two_prefixes(self) -> None:
-        """The cache relies on it: equal keys stand behind equal keys."""
-        # A row as one number: sorting those is ten times as fast as sorting pairs.
+        """Raise unless every key always follows the same key; the prefix cache relies on it."""
+        # Each row packed into one number: sorting numbers is ten times faster than sorting pairs.
         radix = int(self.count.max(initial=0)) + 1
         start, count = np.divmod(np.unique((self.start * radix + self.count)[self.count > 0]), radix)
         depth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -81,16 +80,14 @@ _COLUMNS = ("prompt_tokens", "prefill_tokens", "output_tokens", "abort_us")
 class RequestTrace:
     """Requests to simulate: int64 arrays of one length, in order of arrival.
 
-    ``arrival_us``: when the client sent it, from the trace's zero.  ``prompt_tokens``;
-    ``prefill_tokens``: those of them that no prefix cache holds (1 .. prompt_tokens), where
-    that is known as a number; all of them where ``block_keys`` let the simulated cache
-    find out.  ``output_tokens``: tokens to generate, >= 1.  ``abort_us``: when the client
-    gives up, ``NEVER_US`` if it does not.  ``priority``: lower is served first; all 0 if None.
-    Ties in priority and arrival go by place in the trace.
+    ``arrival_us``: client send, from the trace's zero.  ``prefill_tokens``: prompt tokens missing from the prefix
+    cache, 1 to ``prompt_tokens``; all of them where ``block_keys`` lets the simulated cache decide.
+    ``output_tokens``: tokens to generate, at least 1.  ``abort_us``: when the client gives up, or ``NEVER_US``.
+    ``priority``: lower is served first; all 0 if None.  Ties go by place in the trace.
 
-    What was observed and is to be taken over (teacher forcing): ``pre_queue_us``, from send to
-    the waiting queue, in place of the lifecycle's delay; ``held_us``, how long after that the
-    scheduler does not yet look at the request; ``drafts``, what speculative decoding drafts and what of it is accepted.
+    Teacher-forced, if not None: ``pre_queue_us`` (send to waiting queue) replaces the lifecycle's delay, ``held_us``
+    is the time after that during which the scheduler ignores the request, and ``drafts`` are the drafted and accepted
+    tokens of speculative decoding.
     """
 
     arrival_us: Int64s
@@ -133,7 +130,7 @@ class RequestTrace:
         return len(self.arrival_us)
 
     def part(self, chosen: slice | Bools) -> RequestTrace:
-        """The trace of some of its requests, in their order."""
+        """A trace with only the chosen requests, in the same order."""
         named = ("arrival_us", *_COLUMNS, "priority", "pre_queue_us", "held_us")
         columns = {name: values[chosen] for name in named if (values := getattr(self, name)) is not None}
         keys, drafts = self.block_keys, self.drafts
@@ -147,44 +144,44 @@ class RequestTrace:
 
 @dataclass(frozen=True)
 class Behaviours:
-    """What vLLM's engine core does in one release and not in another; all off is 0.12.
+    """Scheduler behaviours that differ between vLLM releases; with all of them off the engine is 0.12.
 
-    No argument of a server governs these; a pack of ``fixtures/engines`` says which release has which.
+    No server argument controls them.  The packs in ``fixtures/engines`` list which release has which.
     """
 
-    # Who gives up during a step leaves before its tokens are taken; before, at the next turn.
+    # A request aborted during a step leaves before its tokens are processed; earlier releases: in the next step.
     aborts_before_tokens: bool = False
-    # long_prefill_token_threshold does not bind while there is a single request.
+    # long_prefill_token_threshold is ignored while only one request is scheduled.
     lone_prefill_uncapped: bool = False
-    # Freed blocks that no lookup can find are the next to be taken; before, they queued behind all others.
+    # Freed blocks without a hash are reused first; earlier releases put them at the end of the free queue.
     uncached_blocks_first: bool = False
-    # Priority policy: a victim ahead of the request that needs its blocks no longer makes the pass skip a request.
+    # Priority policy: preempting a request that comes earlier in the pass no longer makes the pass skip one.
     exact_preemption_cursor: bool = False
-    # Speculative decoding: slots for a drafter's tokens are held from the admission on; before, from the next step on.
+    # Speculative decoding: lookahead slots are reserved at admission; earlier releases: from the next step.
     lookahead_at_admission: bool = False
-    # Speculative decoding: a request admitted for one token takes part with empty drafts, where only decodes run.
+    # Speculative decoding: a request admitted for one token gets padded drafts in a step of decodes only.
     single_tokens_padded: bool = False
-    # Synchronously too, a block is cached in the step that accepts its last token; before, in the next one.
+    # Synchronous scheduling caches a block in the step that accepts its last token; earlier releases: one step later.
     drafts_cached_as_accepted: bool = False
-    # Asynchronously, a request whose last token is in flight decodes once more, for nothing.
+    # Asynchronous scheduling decodes a request once more, without effect, while its last token is in flight.
     decodes_once_more: bool = False
-    # A preempted request forgets the drafts that were not verified; before, it asked for their tokens once more.
+    # A preempted request drops its unverified drafts; earlier releases scheduled their tokens again.
     drafts_end_with_preemption: bool = False
-    # With a drafter that has a KV cache, the hash of a block covers the token behind it too.
+    # If the drafter has a KV cache, the hash of a block also covers the token after it.
     hashes_look_ahead: bool = False
-    # Where such drafts would go beyond max_model_len, it is admitted without them; before, it waited.
+    # Padded drafts beyond max_model_len are dropped at admission; earlier releases made the request wait.
     padding_where_it_fits: bool = False
-    # They are added too where no running request takes part in the step.
+    # Padded drafts are added even if no running request is in the step.
     padding_without_company: bool = False
-    # Priority policy: where a request has preempted itself, those behind it are still served in this step.
+    # Priority policy: after a request preempts itself, the pass goes on with the requests after it.
     priority_pass_outlives_preemption: bool = False
-    # Data parallelism: ranks of dense models go each by itself; before, all took their steps together.
+    # Data parallelism: ranks of dense models step independently; earlier releases: in lockstep.
     dense_ranks_apart: bool = False
-    # Data parallelism: ranks report how many requests they have before a step too, not only after it.
+    # Data parallelism: ranks also report their request counts before a step, not only after it.
     counts_before_step: bool = False
-    # Data parallelism: of ranks alike each is the first in turn.
+    # Data parallelism: ties between ranks rotate.
     balancer_ties_rotate: bool = False
-    # Data parallelism: a front end goes by its own requests in flight too, and by full KV caches.
+    # Data parallelism: a front end also counts its own requests in flight, and full KV caches.
     balancer_counts_in_flight: bool = False
 
 
@@ -192,23 +189,24 @@ class Behaviours:
 class EngineConfig:
     """Engine arguments under vLLM's names.
 
-    ``num_gpu_blocks`` counts the reserved null block, as vLLM does; with ``None`` there are
-    as many blocks as the requests could ever take, up to a million.
-    ``long_prefill_token_threshold`` 0 is off.  ``scheduling_policy`` ``sjf``, shortest prompt first, is BLIS's and not
-    vLLM's: waiting requests go by prompt tokens, arrival, place in the trace; all else is as under ``fcfs``.
-    ``num_cpu_blocks``: room of a CPU tier for evicted blocks, 0: there is none; ``cpu_fetch_us_per_block``: how long
-    the device takes to fetch one back, before the step that needs it.
+    ``num_gpu_blocks`` includes the reserved null block, as in vLLM.  None: as many blocks as the requests can use, up
+    to a million.  ``long_prefill_token_threshold`` 0 is off.  ``scheduling_policy`` ``sjf`` (shortest prompt first)
+    exists in BLIS, not in vLLM: the waiting queue is sorted by prompt tokens, arrival and place in the trace.
+    ``num_cpu_blocks``: capacity of a CPU tier for evicted blocks, 0 for no tier; ``cpu_fetch_us_per_block``: time to
+    copy one block back before the step that needs it.
 
-    Arguments of newer releases: ``scheduler_reserve_full_isl`` admits a request only if all its known tokens fit;
-    ``watermark``, the share of the blocks that an admission leaves free unless nobody runs;
-    ``long_prefill_token_threshold_adaptive`` never caps a request below its equal share of ``max_num_batched_tokens``;
-    ``max_num_active_seqs`` of ``max_num_seqs`` may run; ``max_num_scheduled_tokens`` of ``max_num_batched_tokens``
-    may enter a step; ``prefill_schedule_interval``: from a step with prefill to the next one, while somebody decodes
-    and the queue was emptied.  ``behaviours``: what else the release does.
+    Arguments that only newer releases have:
 
-    ``data_parallel_size``: ranks, each an engine with all of these arguments, behind vLLM's balancer with
-    ``api_server_count`` front ends, as many as ranks if None.  ``mixture_of_experts``: the ranks share the model's
-    experts, so that they take their steps together.  ``speculation``: speculative decoding, None: there is none.
+    ``scheduler_reserve_full_isl`` admits a request only if all its known tokens fit.  ``watermark`` is the share of
+    blocks that an admission must leave free while other requests run.  ``long_prefill_token_threshold_adaptive``
+    never caps a prefill below an equal share of ``max_num_batched_tokens``.  ``max_num_active_seqs`` limits running
+    requests below ``max_num_seqs``, and ``max_num_scheduled_tokens`` limits a step below ``max_num_batched_tokens``.
+    ``prefill_schedule_interval`` is the number of steps between steps with prefill, while requests decode and the
+    queue was emptied.  ``behaviours``: what else differs in the release.
+
+    ``data_parallel_size``: number of ranks, each an engine with these arguments, behind vLLM's balancer with
+    ``api_server_count`` front ends (None: one per rank).  ``mixture_of_experts``: the ranks share the experts, and
+    so step together.  ``speculation``: speculative decoding, or None.
     """
 
     max_num_seqs: int
@@ -237,13 +235,13 @@ class EngineConfig:
 
     @property
     def walked(self) -> bool:
-        """Whether each running request is walked in each step (``kernel.draft_batch``): it cannot be counted."""
+        """Whether the kernel must visit every running request in every step (``kernel.draft_batch``)."""
         once_more = self.async_scheduling and self.behaviours.decodes_once_more and not self.num_cpu_blocks
         return self.speculation is not None or once_more
 
     @property
     def hash_lookahead_tokens(self) -> int:
-        """Tokens behind a block that its key covers too."""
+        """Tokens after a block that its key also covers."""
         drops = self.speculation is not None and self.speculation.drops_last_hit
         return 1 if drops and self.behaviours.hashes_look_ahead and self.enable_prefix_caching else 0
 
@@ -309,10 +307,10 @@ RELEASE_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
 
 
 def release_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What :class:`EngineConfig` takes from a release of vLLM: its behaviours, and the arguments it has over others.
+    """The fields of :class:`EngineConfig` that depend on the vLLM release: its behaviours and extra arguments.
 
-    ``given``: engine arguments by name, ``vllm_version`` among them; without that one the engine schedules as 0.12.
-    Raises ``TraceError`` for a value that is no number.
+    ``given``: engine arguments by name; without ``vllm_version`` the engine schedules like 0.12.  Raises
+    ``TraceError`` for a value that is not a number.
     """
     version = given.get("vllm_version")
     pack = None if version is None else choose_pack(str(version)).pack
@@ -326,16 +324,16 @@ def release_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return arguments | {"behaviours": Behaviours(**dict.fromkeys(pack.behaviours if pack else (), True))}
 
 
-def _refuse(bad: Bools, problem: str, mend: str, offset: int = 0) -> None:
+def _refuse(bad: Bools, problem: str, remedy: str, offset: int = 0) -> None:
     if bad.any():
-        raise TraceError(f"request {int(np.argmax(bad)) + offset}: {problem}; {mend}")
+        raise TraceError(f"request {int(np.argmax(bad)) + offset}: {problem}; {remedy}")
 
 
 def intern_blocks(rows: Iterable[Int64s], block_size: int, lookahead: int = 0) -> BlockKeys:
     """Number the full blocks of token sequences so that equal keys mean equal tokens so far.
 
-    ``rows``: token ids of each request (int64): its prompt, and its generated tokens too
-    where another request's prompt repeats them.  ``lookahead``: a key stands for so many tokens behind its block too.
+    ``rows``: int64 token ids of each request: its prompt, then those generated tokens that another request's prompt
+    repeats.  ``lookahead``: number of tokens after a block that its key also covers.
     """
     numbers: dict[tuple[int, bytes], int] = {}
     starts: list[int] = []
@@ -355,10 +353,9 @@ def intern_blocks(rows: Iterable[Int64s], block_size: int, lookahead: int = 0) -
 
 
 def chain_blocks(identities: Iterable[int], count: Iterable[int]) -> Int64s:
-    """int64[sum of count]: identities numbered from 0 on, so that equal numbers mean equal blocks so far.
+    """int64[sum of count]: identities renumbered from 0, so that equal numbers mean equal blocks so far.
 
-    Request i owns the next ``count[i]`` identities, which are equal where the tokens
-    of a block are and the blocks before it are.
+    Request i owns the next ``count[i]`` identities.  Two identities are equal if their blocks have the same tokens.
     """
     numbers: dict[tuple[int, int], int] = {}
     chained: list[int] = []

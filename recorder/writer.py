@@ -1,8 +1,8 @@
-"""The file of a recording, written by a thread of its own: JSON lines, packed with gzip (``docs/recorder.md``).
+"""The file of a recording, written by its own thread: gzipped JSON lines (``docs/recorder.md``).
 
-The engine puts records down and goes on: the buffer is bounded, and what does not fit is dropped and counted.  What
-was put down within half a second is a gzip member of its own that ends with counters, so a server may be killed at
-any time (vLLM kills its engine at every ordinary end): no more than the last member is lost, and the file is whole.
+The engine only appends to a bounded buffer; records that do not fit are dropped and counted.  Every half second
+becomes a gzip member that ends with counters.  So a server may be killed at any time, as vLLM kills its engine at
+every ordinary end: at most the last member is lost, and the file stays readable.
 """
 
 from __future__ import annotations
