@@ -37,10 +37,6 @@ class RecordingError(IngestError):
         super().__init__(f"{where}: {problem}; {mend}")
 
 
-class CollectorError(IngestError):
-    """The collector cannot start: its directory is taken or cannot be written, or an address is in use."""
-
-
 class StoreError(IngestError):
     """The store cannot be opened, is newer than this program, or lacks what was asked for."""
 

@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "labs" / "scripts"))
+
 import large_recordings
 from bench_collect import collect
 from bench_engine import Row, cluster, engine, growth

@@ -1,6 +1,6 @@
 """Recordings of any size for measurements, written as a stream: the kinds of large file, as the tools print them.
 
-    python scripts/large_recordings.py FOLDER MB    # FOLDER/per-request JSON, FOLDER/OTLP JSON, FOLDER/OTLP protobuf
+    python scripts/large_recordings.py FOLDER MB    # FOLDER/per-request JSON, FOLDER/OTLP JSON
 
 The values are plausible and not true to anything; an experiment has the large file and its configuration.
 """
@@ -11,14 +11,14 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from opentelemetry.proto.trace.v1.trace_pb2 import Span
+    pass
 
-KINDS = ("per-request JSON", "OTLP JSON", "OTLP protobuf")
+KINDS = ("per-request JSON", "OTLP JSON")
 SLUG = "20260101-000000-llama-2-7b-tp1-general"
 CONFIGURATION = "model: meta-llama/Llama-2-7b-hf\ntensor_parallelism: 1\nmax_num_seqs: 128\n"
 MODEL, TOKENS, PROMPT_WORDS = "meta-llama/Llama-2-7b-hf", 248, 450
@@ -79,7 +79,7 @@ def otlp_lines() -> Iterator[str]:
 def write(folder: Path, size_bytes: int) -> dict[str, Path]:
     """An experiment directory of about that size for each kind of file; by kind."""
     directories = {}
-    for kind, write_large_file in zip(KINDS, (_write_requests, _write_traces, _write_protobuf), strict=True):
+    for kind, write_large_file in zip(KINDS, (_write_requests, _write_traces), strict=True):
         directories[kind] = folder / kind / SLUG
         (directories[kind] / "results").mkdir(parents=True)
         (directories[kind] / "exp-config.yaml").write_text(CONFIGURATION)
@@ -104,51 +104,6 @@ def _write_traces(directory: Path, size_bytes: int) -> None:
             file.write(line)
             if file.tell() >= size_bytes:
                 break
-
-
-def _write_protobuf(directory: Path, size_bytes: int) -> None:
-    """The same traces, each message behind its length in four bytes; 2.2 times as many of them a MB."""
-    with (directory / "traces.pb").open("wb") as file:
-        for content in map(_as_protobuf, otlp_lines()):
-            file.write(len(content).to_bytes(4, "big") + content)
-            if file.tell() >= size_bytes:
-                break
-
-
-def _as_protobuf(line: str) -> bytes:
-    """A line as ``TracesData``; by hand, as the library's own conversion from JSON makes less than 1 MB/s."""
-    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
-
-    data = TracesData()
-    for resource in json.loads(line)["resourceSpans"]:
-        for scoped in resource["scopeSpans"]:
-            into = data.resource_spans.add().scope_spans.add()
-            into.scope.name = scoped["scope"]["name"]
-            for span in scoped["spans"]:
-                _copy_span(span, into.spans.add(name=span["name"], kind=span["kind"], flags=span["flags"]))
-    serialised: bytes = data.SerializeToString()
-    return serialised
-
-
-def _copy_span(span: dict[str, Any], into: Span) -> None:
-    into.trace_id, into.span_id = bytes.fromhex(span["traceId"]), bytes.fromhex(span["spanId"])
-    into.parent_span_id = bytes.fromhex(span.get("parentSpanId", ""))
-    into.start_time_unix_nano = int(span["startTimeUnixNano"])
-    into.end_time_unix_nano = int(span["endTimeUnixNano"])
-    _copy_attributes(span, into)
-    for event in span["events"]:
-        _copy_attributes(event, into.events.add(name=event["name"], time_unix_nano=int(event["timeUnixNano"])))
-
-
-def _copy_attributes(source: dict[str, Any], into: Span | Span.Event) -> None:
-    for attribute in source["attributes"]:
-        value, copied = attribute["value"], into.attributes.add(key=attribute["key"]).value
-        if "intValue" in value:
-            copied.int_value = int(value["intValue"])
-        elif "doubleValue" in value:
-            copied.double_value = value["doubleValue"]
-        else:
-            copied.string_value = value["stringValue"]
 
 
 def _line(scope: str, spans: list[str]) -> str:

@@ -98,7 +98,7 @@ coefficients generalize --lowo --model-form per-model --experiment '7b-[cg]*' --
 compare --published
 compare 34b-codegen 34b-general
 compare 34b-general 34b-general@stepml-direct
-compare fcfs-async fcfs-async-traces.pb
+compare fcfs-async fcfs-async-traces.json.gz
 compare h100-vllm-0.15.1 stepml-direct --experiment 34b-codegen
 compare embedded blis --experiment 34b-codegen
 coefficients export-defaults made.yaml --out out/defaults.yaml

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from blis_replay import recorder
+from blis_replay.compiled.errors import require_extra
 from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.errors import counted, printable
 from blis_replay.ingest.readers.files import RecordedFile, lines
@@ -34,6 +35,7 @@ LOG, BEFORE, AFTER = "vllm.log", "metrics-before.prom", "metrics-after.prom"
 STEPS = "steps-*.jsonl.gz"
 _PLUGIN, _GROUP = "blis_replay", "vllm.general_plugins"
 _ENDPOINT = "--otlp-traces-endpoint"
+_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _PORT, _HOST = 8000, "127.0.0.1"
 _PIECE_BYTES = 64 << 10
 _MOST_METRICS_BYTES = 64 << 20
@@ -88,7 +90,7 @@ async def record_server(
         if not spans or not _takes_spans(command, made.notes):
             await _Run(command, made, server_environment(folder, made.directory), output).until_it_ends()
         else:
-            await _with_collector(command, folder, made, say, output)
+            await _with_spans(command, folder, made, say, output)
     made.step_logs = tuple(sorted(made.directory.glob(STEPS)))
     return made
 
@@ -120,7 +122,7 @@ def server_environment(folder: str, directory: Path) -> dict[str, str]:
     return {**given, **told}
 
 
-async def _with_collector(
+async def _with_spans(
     command: Sequence[str],
     folder: str,
     made: ServerRecording,
@@ -129,23 +131,14 @@ async def _with_collector(
 ) -> None:
     # What gRPC has to say on standard error is said here; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from blis_replay.ingest.collector.collector import Address, CollectorSettings, Listening, collect
+    require_extra("record", "`record` with spans (--no-spans records without)", "grpc", "opentelemetry.proto")
+    from blis_replay.validate.span_receiver import SpanLog, receiving
 
-    stop, listens = asyncio.Event(), asyncio.get_running_loop().create_future()
-    anywhere = CollectorSettings(made.directory, Address(_HOST, 0), Address(_HOST, 0))
-    collector = asyncio.create_task(collect(anywhere, stop, listens.set_result, say))
-    await asyncio.wait((collector, listens), return_when=asyncio.FIRST_COMPLETED)
-    if not listens.done():
-        await collector  # raises why not
-    where: Listening = listens.result()
-    environment = server_environment(folder, made.directory)
-    http = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") == "http/protobuf"
-    endpoint = f"http://{where.http}/v1/traces" if http else f"http://{where.grpc}"
-    try:
-        await _Run([*command, _ENDPOINT, endpoint], made, environment, output).until_it_ends()
-    finally:
-        stop.set()
-        made.spans = (await collector).spans
+    log = SpanLog(made.directory, say)
+    environment = server_environment(folder, made.directory) | {_PROTOCOL: "grpc"}
+    async with receiving(log) as address:
+        await _Run([*command, _ENDPOINT, f"http://{address}"], made, environment, output).until_it_ends()
+    made.spans = log.spans
 
 
 @dataclass

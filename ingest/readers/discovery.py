@@ -55,7 +55,7 @@ _NAMES: dict[str, str] = {
     # Where damage hides the content, the usual name says what it was, and its records are counted as lost.
     "inference-perf": _RESULTS + r"(?:\S*?[-_.])?per_request_lifecycle_metrics\.json",
     "tracev2": r"trace\.csv",
-    OTLP: r"traces(?:-[\w.:+-]+)?\.(?:json|pb)",
+    OTLP: r"traces(?:-[\w.:+-]+)?\.jsonl?",
     SERVER_LOG: r"vllm\.log(?:\.\d{1,6})?",
     KV_EVENTS: r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?",
     STEP_LOG: r"steps-engine\d{1,6}-\d{1,12}-\d{1,20}\.jsonl",
@@ -232,12 +232,21 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
         if kind and not twin:
             known.setdefault(kind, []).append(file)
         else:
-            others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
+            others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else _unknown(file.name)))
     if source.columns and TABLE not in known and LOAD_LEVELS not in known:
         raise RecordingError(
             source.root, "", f"no file has columns of --columns {source.columns[:80]}", _columns_there(source, others)
         )
     return known, (*others, *source.given())
+
+
+def _unknown(name: str) -> str:
+    """The kind of a file that is not known."""
+    return _PROTOBUF if _PROTOBUF_NAME.fullmatch(name) else "unknown"
+
+
+_PROTOBUF_NAME = re.compile(r"(?:.*/)?traces[\w.:+-]*\.pb(?:\.gz|\.zst)?", re.ASCII)
+_PROTOBUF = f"{OTLP} (not used: OTLP is read as JSON; have otelcol's file exporter write format: json)"
 
 
 def _columns_there(source: Source, others: Iterable[SourceFile]) -> str:

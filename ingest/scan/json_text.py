@@ -358,19 +358,6 @@ def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tu
 
 
 @compiled
-def name_within(text: NDArray[Any], begin: int, end: int, names: Words, lengths: Any, table: Any) -> int:
-    """The number of the name that stands between two positions, -1 if it is none of the names."""
-    code = np.uint64(0)
-    for place in range(begin, end + 1, 8):
-        word = word_at(text, place)
-        if end - place < 8:
-            word &= (np.uint64(1) << np.uint64(8 * (end - place))) - np.uint64(1)
-        code = (code ^ word) * FACTOR
-        code ^= code >> np.uint64(32)
-    return _number_of(text, begin, end, code, names, lengths, table)
-
-
-@compiled
 def _number_of(text: NDArray[Any], begin: int, end: int, code: Any, names: Words, lengths: Any, table: Any) -> int:
     place = np.int64(code >> np.uint64(64 - _TABLE_BITS))
     while table[place] >= 0:

@@ -234,13 +234,6 @@ def test_an_unknown_format_is_wrong_use(run: Run, demo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_former_name_of_the_input_format_works_and_says_the_new_one(run: Run, demo: Path) -> None:
-    answer = run("ingest", demo / "trace.csv.gz", demo / "exp-config.yaml", "--format", "tracev2", "--json")
-    assert (answer.code, answer.err) == (0, "note: `--format tracev2` is now `--input-format tracev2`\n")
-    assert answer.json["ingested"][0]["requests"] == 300
-
-
-@pytest.mark.slow
 def test_a_stepml_artifact_becomes_a_release_that_validates(run: Run, tmp_path: Path) -> None:
     """A cycle of 13,546 + 40 us per decode is close to the recorded one of 34b-general (design, section 9)."""
     artifact, out = tmp_path / "artifact.json", tmp_path / "mine.yaml"

@@ -41,12 +41,12 @@ COMPOSITION = {
 
 @pytest.fixture(scope="module")
 def recordings(data_pack: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
-    """Every scenario, ingested from its protobuf traces."""
+    """Every scenario, ingested from its traces."""
     found = {}
     for scenario in SCENARIOS:
         directory = tmp_path_factory.mktemp("traces") / scenario
         directory.mkdir()
-        for name in ("exp-config.yaml", "traces.pb"):
+        for name in ("exp-config.yaml", "traces.json.zst"):
             shutil.copyfile(data_pack / "vllm-traces" / scenario / name, directory / name)
         with read_recording(directory) as recording:
             found[scenario] = recording

@@ -27,7 +27,7 @@ def recorded(data_pack: Path, tmp_path: Path, request: pytest.FixtureRequest) ->
     source = data_pack / "vllm-traces" / request.param
     folder = tmp_path / request.param
     folder.mkdir()
-    for name in ("exp-config.yaml", "traces.pb"):
+    for name in ("exp-config.yaml", "traces.json.zst"):
         shutil.copyfile(source / name, folder / name)
     with read_recording(folder) as recording:
         return recording, source

@@ -39,7 +39,6 @@ SECTIONS = {
     },
     "Recordings": {
         "record": ("record", "Run a vLLM server and record what its engine does."),
-        "collect": ("record", "Receive the traces of a running server (OTLP)."),
         "ingest": ("record", "Read recordings of a real server into the store."),
         "list": ("recordings", "List stored and bundled experiments."),
         "inspect": ("recordings", "What a recording holds, and whether its instruments can be trusted."),
@@ -61,6 +60,7 @@ SECTIONS = {
 VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.items()}
 # Verbs of our labs, which plug them in as add-ons, in the same order: verb -> one line of help.
 LABS = {
+    "collect": "Receive the traces of running servers (OTLP), with TLS and tokens.",
     "study": "Published findings about the simulator, run again.",
 }
 

@@ -136,7 +136,7 @@ def _optional() -> list[Found]:
     binary = shutil.which("blis")
     return [
         _extra("jinja2", "for report: pip install 'blis-replay[report]'"),
-        _extra("grpcio", "for collect: pip install 'blis-replay[collect]'"),
+        _extra("grpcio", "for the spans of record: pip install 'blis-replay[record]'"),
         _extra("ray", "for --executor ray: pip install 'blis-replay[ray]'"),
         Found("optional", "blis", "ok", binary)
         if binary

@@ -1,6 +1,6 @@
-"""One record of an OTLP file of either encoding: its spans and events as rows; those of JSON are decoded here.
+"""One record of an OTLP JSON file decoded by a library: its spans and events as rows.
 
-In JSON numbers may be numbers or decimal strings, 64 bits exact.  Sound spans of a scope are decoded at once; where
+Numbers may be numbers or decimal strings, 64 bits exact.  Sound spans of a scope are decoded at once; where
 one is malformed they are taken one by one, and so are the events of a malformed one.  Of a large record nothing is
 decoded at once but a span.
 """
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
-from blis_replay.ingest.readers.files import RecordedFile, Tally
+from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp.rows import (
     EVENT_LAYOUT,
     OTHER_VALUE,
@@ -29,22 +29,6 @@ from blis_replay.ingest.readers.otlp.rows import (
 )
 from blis_replay.ingest.readers.records import ObjectScan
 from blis_replay.ingest.scan.otlp_columns import EVENTS, SCOPES
-
-
-def is_protobuf(content: bytes) -> bool:
-    """Whether a record is protobuf and not JSON, by its first byte: the tag of field 1, 2 or 3 of a message."""
-    return content[:1] in (b"\n", b"\x12", b"\x1a")
-
-
-def read_record(content: bytes, place: str, number: int, rows: BatchRows, file: RecordedFile) -> Iterator[None]:
-    """Add the spans of a record to ``rows``, with a pause after each; what is malformed is rejected."""
-    if is_protobuf(content):
-        # A protobuf library takes a moment to load, and most files are JSON.
-        from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
-
-        return read_protobuf(content, place, number, rows, file.tally)
-    return read_json(content, place, number, rows, file.tally)
-
 
 # Decoded at once, a list of empty objects takes 60 times its size.
 LARGE_BYTES = 4 << 20

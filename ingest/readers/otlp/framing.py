@@ -1,10 +1,8 @@
-"""OTLP files cut into records, whatever wrote them (trace-formats 0.3).
+"""OTLP JSON files cut into records, whatever wrote them (trace-formats 0.3).
 
-A record is one message: a JSON object or a serialised ``TracesData`` (an
-``ExportTraceServiceRequest`` has the same bytes).  Records stand in lines, in an array,
-one after the other, or behind their length (4 bytes, big-endian), there perhaps each compressed
-with zstd; a bare protobuf message is taken apart into its ``ResourceSpans``.  Compression
-of the whole stream is ``RecordedFile``'s business.
+A record is one object with ``resourceSpans``.  Records stand in lines, in an array, one after the other, or behind
+their length (4 bytes, big-endian), each compressed with zstd (``otelcol``'s file exporter with ``compression: zstd``).
+Compression of the whole stream is ``RecordedFile``'s business.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from blis_replay.ingest.frames import is_sealed, is_sound
 from blis_replay.ingest.readers.files import (
     FREE_EXPANSION_BYTES,
     MAX_EXPANSION_RATIO,
@@ -25,25 +22,19 @@ from blis_replay.ingest.readers.files import (
     zstd_pieces,
 )
 from blis_replay.ingest.readers.formats import HEAD_BYTES
-from blis_replay.ingest.readers.otlp.protobuf_decoder import MAX_VARINT_BYTES, WireError, messages, varint
 from blis_replay.ingest.readers.records import json_objects
 
 # Cut out, copied and decoded, a record takes five times its size.
 MAX_RECORD_BYTES = 128 << 20
 _LENGTH_BYTES = 4
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# ``resource_spans`` of TracesData: field 1, length-delimited.
-_RESOURCE_SPANS_TAG = 0x0A
 _JSON_START = re.compile(rb'\{\s*+"resourceSpans"\s*+:')
 _BEFORE_JSON = b" \t\r\n\f\v[,"
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a file: what one is called (``line``, ``object``, ``frame``, ``resource``) and their bytes.
-
-    ``items``: ``(number from 1, content)``; a record that starts with ``{`` is JSON, any other protobuf.
-    """
+    """The records of a file: what one is called (``line``, ``object``, ``frame``), and ``(number from 1, content)``."""
 
     unit: str
     items: Iterator[tuple[int, bytes]]
@@ -53,10 +44,7 @@ def recognises(head: bytes) -> bool:
     """Whether a file whose (decompressed) content starts with ``head`` holds OTLP traces; never raises."""
     if _begins_a_line(head[:HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
         return True
-    if _is_bare(head):
-        return True
-    framed = _first_framed(head)
-    return _begins_with_json(framed) or _is_bare(framed)
+    return _begins_with_json(_first_framed(head))
 
 
 def records(file: RecordedFile) -> Records:
@@ -65,8 +53,6 @@ def records(file: RecordedFile) -> Records:
     What the file cuts off, and what is longer than 128 MB, is rejected with its place; the rest is used.
     """
     head = file.head(HEAD_BYTES)
-    if _is_bare(head):
-        return Records("resource", _bare(file))
     if _first_framed(head):
         return Records("frame", _framed(file))
     text = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
@@ -107,29 +93,6 @@ def _spans_lines(text: bytes) -> bool:
     return text.startswith(b"[") or bool(spread)
 
 
-def _is_bare(data: bytes) -> bool:
-    """Whether this is how a ``TracesData`` starts, down to the first span's id of 16 bytes."""
-    if data[:1] != bytes([_RESOURCE_SPANS_TAG]):
-        return False
-    resource_spans = _first(data, 1, (1,))
-    scope_spans = _first(resource_spans, 2, (1, 2, 3))
-    span = _first(scope_spans, 2, (1, 2, 3))
-    return len(_first(span, 1, (1,))) == 16
-
-
-def _first(data: bytes, wanted: int, allowed: tuple[int, ...]) -> bytes:
-    """The first field ``wanted`` of a message in which only ``allowed`` ones come before it."""
-    try:
-        for number, content, _whole in messages(data):
-            if number == wanted:
-                return content
-            if number not in allowed:
-                break
-    except WireError:
-        pass
-    return b""
-
-
 def _first_framed(head: bytes) -> bytes:
     """How the content of a first length-framed message begins, ``b""`` if the file does not start with one."""
     size, content = int.from_bytes(head[:_LENGTH_BYTES], "big"), head[_LENGTH_BYTES:]
@@ -138,8 +101,7 @@ def _first_framed(head: bytes) -> bytes:
     if content.startswith(ZSTD_MAGIC):
         # Framed it is, even if nothing can be unpacked.
         return zstd_head(content[:size], HEAD_BYTES) or ZSTD_MAGIC
-    framed = content[:size]
-    return framed if _begins_with_json(framed) or _is_bare(framed) else b""
+    return content[:size] if _begins_with_json(content[:size]) else b""
 
 
 def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
@@ -155,10 +117,7 @@ def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
         if len(size_bytes) < _LENGTH_BYTES or len(content) < size:
             file.tally.reject(f"frame {number}", file.damage or "the file ends inside this frame")
             return
-        if is_sealed(content) and not is_sound(content):
-            file.tally.reject(f"frame {number}", "its checksum says that it is damaged")
-        else:
-            yield from _unpacked(file, number, content)
+        yield from _unpacked(file, number, content)
         number += 1
     if file.damage:
         file.tally.reject(f"frame {number}", file.damage)
@@ -186,29 +145,6 @@ def _unpacked(file: RecordedFile, number: int, content: bytes) -> Iterator[tuple
     yield number, b"".join(parts)
 
 
-def _bare(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
-    """Each ``ResourceSpans`` of one bare message, as a message of its own."""
-    source = _Buffered(file)
-    number = 1
-    while opening := source.peek(1 + MAX_VARINT_BYTES):
-        try:
-            size, begin = varint(opening, 1)
-        except WireError:
-            size, begin = MAX_RECORD_BYTES + 1, 0
-        if opening[0] != _RESOURCE_SPANS_TAG or size > MAX_RECORD_BYTES:
-            file.tally.reject(f"resource {number}", file.damage or "no ResourceSpans where one should begin")
-            source.drain()
-            return
-        content = source.take(begin + size)
-        if len(content) < begin + size:
-            file.tally.reject(f"resource {number}", file.damage or "the file ends inside this message")
-            return
-        yield number, content
-        number += 1
-    if file.damage:
-        file.tally.reject(f"resource {number}", file.damage)
-
-
 class _Buffered:
     """The content of a file, to be taken in pieces of any size."""
 
@@ -217,19 +153,15 @@ class _Buffered:
         self._held = b""
         self._at = 0
 
-    def peek(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer at the end, still there afterwards."""
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
         if len(self._held) - self._at < size:
             parts, held_bytes = [self._held[self._at :]], len(self._held) - self._at
             while held_bytes < size and (chunk := next(self._chunks, b"")):
                 parts.append(chunk)
                 held_bytes += len(chunk)
             self._held, self._at = b"".join(parts), 0
-        return self._held[self._at : self._at + size]
-
-    def take(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer at the end."""
-        taken = self.peek(size)
+        taken = self._held[self._at : self._at + size]
         self._at += len(taken)
         return taken
 

@@ -1,4 +1,4 @@
-"""Rows of ``SPAN_SCHEMA`` and ``EVENT_SCHEMA`` in the making: what the library decoders share."""
+"""Rows of ``SPAN_SCHEMA`` and ``EVENT_SCHEMA`` in the making: filled by the library decoder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from blis_replay.ingest.scan.otlp_columns import (
 
 BATCH_ROWS = 50_000
 _MAX_EXACT = 1 << 53
-_MAX_INT64 = (1 << 63) - 1
 # What a value is called that has to be of a type.
 _WANTED = {int: "a whole number", float: "a number", str: "a text"}
 
@@ -88,13 +87,6 @@ def check_size(span: bytes | memoryview) -> None:
     """Raises :class:`Malformed` if a span is larger than any that is decoded."""
     if len(span) > MAX_SPAN_BYTES:
         raise Malformed(f"a span of {len(span)} bytes")
-
-
-def checked_ns(ns: int, what: str) -> int | None:
-    """An epoch time in ns, 0 as ``None``; raises :class:`Malformed` if it does not fit int64."""
-    if not 0 <= ns <= _MAX_INT64:
-        raise Malformed(f"{what} is {ns}, which is not a time")
-    return ns or None
 
 
 @dataclass

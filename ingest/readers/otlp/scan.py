@@ -1,4 +1,4 @@
-"""OTLP traces by compiled scans, of JSON lines and of protobuf; what these do not take goes to the decoder."""
+"""OTLP JSON lines by a compiled scan; what it does not take goes to the decoder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.readers.files import RecordedFile, lines_of
-from blis_replay.ingest.readers.otlp.decode import is_protobuf, read_record
-from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, Records, records_in_lines
+from blis_replay.ingest.readers.otlp.decode import read_json
+from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines
 from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.scan import otlp_rows
 from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes
@@ -29,7 +29,6 @@ from blis_replay.ingest.scan.otlp_columns import (
     with_plain_ids,
 )
 from blis_replay.ingest.scan.otlp_lines import scan_lines
-from blis_replay.ingest.scan.otlp_messages import scan_message
 from blis_replay.ingest.scan.otlp_rows import (
     EVENT_COUNTS,
     FULL,
@@ -45,6 +44,7 @@ from blis_replay.ingest.scan.words import Words
 # Of a scan they are cheap: larger batches than the decoders' spare a fifth of the work on columns.
 BATCH_ROWS = 100_000
 _ROOM_FOR_TEXTS = 16 << 20
+_UNIT = "line"  # what a record of the file is called
 # A record that needs more room is taken by the decoder, which does it in batches.
 _MOST_ROWS = 4 * BATCH_ROWS
 
@@ -55,11 +55,9 @@ _Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 class Found:
     """The rows of a batch so far: of the scan as ``spans``, ``events`` and ``texts``, and of the decoder.
 
-    ``unit``: what a record of the file is; ``floats_as_texts``: how the scan keeps them, else by their bits.
+    Floats are texts in it.
     """
 
-    unit: str
-    floats_as_texts: bool
     state: Int64s = field(default_factory=otlp_rows.new_state)
     spans: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.SPAN_WIDTH), np.int64))
     events: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.EVENT_WIDTH), np.int64))
@@ -90,11 +88,10 @@ class Found:
         span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
         # Memory of its own: columns of texts are views of it, and there the next ones are filled in.
         texts = self.texts[: self.state[otlp_rows.TEXT_BYTES]].copy()
-        spans = _Rows(self.spans[:span_count], texts, self.floats_as_texts)
-        events = _Rows(self.events[:event_count], texts, self.floats_as_texts)
-        batch = TraceBatch(self.unit, _spans(spans), *_events(events))
+        spans, events = _Rows(self.spans[:span_count], texts), _Rows(self.events[:event_count], texts)
+        batch = TraceBatch(_UNIT, _spans(spans), *_events(events))
         if self.decoded.spans:
-            batch = _in_file_order(batch, self.decoded.batch(self.unit))
+            batch = _in_file_order(batch, self.decoded.batch(_UNIT))
         self.state[: otlp_rows.TEXT_BYTES + 1] = 0
         self.decoded.spans, self.decoded.events = [], []
         return batch
@@ -125,7 +122,6 @@ class _Rows:
 
     rows: Int64s
     texts: Bytes
-    floats_as_texts: bool
 
 
 @dataclass(frozen=True)
@@ -181,10 +177,7 @@ def _frame(wanted: _Columns, found: _Rows, chosen: Int64s) -> pl.DataFrame:
     places, known = _turned(found.rows, chosen, wanted.fields[len(wanted.counts) :])
     for place, name in enumerate(wanted.texts):
         begins, ends = places[2 * place : 2 * place + 2]
-        if wanted.schema[name] == pl.Float64 and not found.floats_as_texts:
-            series.append(_floats(name, begins, known[2 * place]))
-        else:
-            series.append(_texts(name, begins, ends, known[2 * place], found.texts))
+        series.append(_texts(name, begins, ends, known[2 * place], found.texts))
     named = {one.name: one for one in series}
     # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
     return pl.DataFrame(
@@ -208,14 +201,6 @@ def _counts(name: str, values: Int64s, known: int) -> pl.Series:
     return series if known == len(values) else series.set(series == NULL, None)
 
 
-def _floats(name: str, bits: Int64s, known: int) -> pl.Series:
-    if known == 0:
-        return _nothing(name, pl.Float64(), len(bits))
-    # Copied: a part of this memory would keep the rest.
-    series = pl.Series(name, bits.view(np.float64).copy(), pl.Float64)
-    return series if known == len(bits) else series.set(pl.Series(bits == NULL), None)
-
-
 def _nothing(name: str, kind: pl.DataType, length: int) -> pl.Series:
     return pl.Series(name, [None], kind).new_from_index(0, length)
 
@@ -232,7 +217,7 @@ def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) ->
 
 def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
     """The spans and events of a file of JSON lines in batches, equal to what the decoder makes of them."""
-    window, found, line = Window(file.chunks()), Found("line", floats_as_texts=True), 1
+    window, found, line = Window(file.chunks()), Found(), 1
     while window.end - window.at <= MAX_RECORD_BYTES and window.refill():
         why = FULL
         while why < 0:
@@ -251,29 +236,10 @@ def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
     yield found.taken()
 
 
-def scanned_messages(file: RecordedFile, framing: Records) -> Iterator[TraceBatch]:
-    """The spans and events of a file of protobuf messages in batches, equal to what the decoder makes of them."""
-    found, padding = Found(framing.unit, floats_as_texts=False), bytes(PADDING_BYTES)
-    for number, content in framing.items:
-        text = np.frombuffer(content + padding, np.uint8)
-        why = FULL
-        while why == FULL and is_protobuf(content):
-            why = scan_message(text, len(content), number, *found.rows())
-            if why == FULL and not found.is_empty():
-                yield found.taken()
-            elif why == FULL and found.can_grow():
-                found.grow()
-            elif why == FULL:
-                break
-        if why < 0:
-            yield from _decoded(file, [(number, content)], found)
-    yield found.taken()
-
-
 def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], found: Found) -> Iterator[TraceBatch]:
     """Add records by the decoder; a batch whenever there are enough rows."""
     for number, content in records:
-        for _ in read_record(content, f"{found.unit} {number}", number, found.decoded, file):
+        for _ in read_json(content, f"{_UNIT} {number}", number, found.decoded, file.tally):
             if found.decoded.full:
                 yield found.taken()
 

@@ -12,7 +12,7 @@ import polars as pl
 from blis_replay.ingest.readers.files import RecordedFile, is_large
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import spans
-from blis_replay.ingest.readers.otlp.decode import read_record
+from blis_replay.ingest.readers.otlp.decode import read_json
 from blis_replay.ingest.readers.otlp.framing import records
 from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
 from blis_replay.ingest.readers.otlp.rows import BatchRows
@@ -218,14 +218,14 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
     :class:`RecordingError` if the file cannot be read at all.
     """
     framing = records(file)
-    if framing.unit != "object" and is_large(file):
-        from blis_replay.ingest.readers.otlp.scan import scanned_lines, scanned_messages
+    if framing.unit == "line" and is_large(file):
+        from blis_replay.ingest.readers.otlp.scan import scanned_lines
 
-        yield from scanned_lines(file) if framing.unit == "line" else scanned_messages(file, framing)
+        yield from scanned_lines(file)
         return
     rows = BatchRows()
     for number, content in framing.items:
-        for _ in read_record(content, f"{framing.unit} {number}", number, rows, file):
+        for _ in read_json(content, f"{framing.unit} {number}", number, rows, file.tally):
             if rows.full:
                 yield rows.batch(framing.unit)
                 rows.spans, rows.events = [], []

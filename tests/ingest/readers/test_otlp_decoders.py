@@ -1,4 +1,4 @@
-"""The library decoders: JSON in its spellings and protobuf fill the same columns; damage costs itself only."""
+"""The library decoder: JSON in its spellings fills the same columns; damage costs itself only."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from otlp_trees import MAX_INT64, documents
 
-from blis_replay.fixtures.writers_otlp import as_protobuf
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp import decode as otlp_json
 from blis_replay.ingest.readers.otlp import rows as otlp_rows
 from blis_replay.ingest.readers.otlp.decode import read_json
-from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
 from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.scan.otlp_columns import (
     JOURNEY_EVENT_SCHEMA,
@@ -33,8 +30,7 @@ from blis_replay.ingest.scan.otlp_columns import (
 def decoded(document: dict[str, Any] | bytes) -> tuple[TraceBatch, Tally]:
     rows, tally = BatchRows(), Tally()
     content = document if isinstance(document, bytes) else json.dumps(document).encode()
-    read = read_json if content.startswith(b"{") else read_protobuf
-    for _ in read(content, "line 7", 7, rows, tally):
+    for _ in read_json(content, "line 7", 7, rows, tally):
         pass
     return rows.batch("line"), tally
 
@@ -204,64 +200,21 @@ def test_spans_of_other_scopes_are_named_and_not_read() -> None:
     assert tally.rejected_count == 0
 
 
-def test_a_span_that_is_no_protobuf_costs_itself() -> None:
-    good = one_span()
-    traces = TracesData.FromString(as_protobuf(good))
-    spans = traces.resource_spans[0].scope_spans[0].spans
-    spans.add().CopyFrom(spans[0])
-    spans[1].name = "xyz"
-    spans.add().CopyFrom(spans[0])
-    damaged = traces.SerializeToString().replace(b"xyz", b"\xff\xfe\xfd")  # a name that is no UTF-8
-    batch, tally = decoded(damaged)
-    assert batch.spans["span"].to_list() == [1, 3]
-    assert tally.rejected[0][0] == "line 7, span 2"
-
-
-def test_protobuf_that_is_cut_off_inside_is_rejected() -> None:
-    content = as_protobuf(one_span())
-    batch, tally = decoded(content[:-3])
-    assert batch.spans.is_empty()
-    assert tally.rejected == [("line 7", "no OTLP protobuf (cut off)")]
-
-
-def test_a_time_beyond_int64_costs_its_span_in_protobuf_too() -> None:
-    traces = TracesData.FromString(as_protobuf(one_span()))
-    traces.resource_spans[0].scope_spans[0].spans[0].start_time_unix_nano = 2**63
-    batch, tally = decoded(traces.SerializeToString())
-    assert (len(batch.spans), tally.rejected_count) == (0, 1)
-
-
-def test_a_time_beyond_int64_costs_its_event_in_both_forms_also_one_that_is_not_read() -> None:
+def test_a_time_beyond_int64_costs_its_event_also_one_that_is_not_read() -> None:
     document = one_span()
     document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"] = [{"name": "mine", "timeUnixNano": str(2**63)}]
-    for batch, tally in (decoded(document), decoded(as_protobuf(document))):
-        assert (len(batch.spans), [place for place, _ in tally.rejected]) == (1, ["line 7, span 1, event 1"])
-
-
-@pytest.mark.heavy
-@settings(max_examples=400, deadline=None)
-@given(document=documents)
-def test_json_and_protobuf_agree_on_random_span_trees(document: dict[str, Any]) -> None:
-    of_json, json_tally = decoded(document)
-    serialised = as_protobuf(document)
-    if not serialised:
-        return
-    of_protobuf, protobuf_tally = decoded(serialised)
-    assert of_protobuf.spans.equals(of_json.spans)
-    assert_same_events(of_protobuf, of_json)
-    assert [place for place, _ in protobuf_tally.rejected] == [place for place, _ in json_tally.rejected]
+    batch, tally = decoded(document)
+    assert (len(batch.spans), [place for place, _ in tally.rejected]) == (1, ["line 7, span 1, event 1"])
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(document=documents, edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=5))
 def test_mutated_messages_never_raise(document: dict[str, Any], edits: list[tuple[int, int]]) -> None:
-    for content in (json.dumps(document).encode(), as_protobuf(document)):
-        mutated = bytearray(content)
-        for position, byte in edits:
-            if mutated:
-                mutated[position % len(mutated)] = byte
-        decoded(bytes(mutated))
+    mutated = bytearray(json.dumps(document).encode())
+    for position, byte in edits:
+        mutated[position % len(mutated)] = byte
+    decoded(bytes(mutated))
 
 
 @pytest.mark.slow
@@ -299,8 +252,7 @@ def test_a_span_larger_than_any_is_rejected(scope: str) -> None:
     assert otlp_rows.MAX_SPAN_BYTES >= otlp_json.LARGE_BYTES
     document = one_span(scope, attributes=[attribute("mine", stringValue="x" * 1000)])
     with patch.object(otlp_json, "LARGE_BYTES", 0), patch.object(otlp_rows, "MAX_SPAN_BYTES", 1000):
-        for content in (document, as_protobuf(document)):
-            batch, tally = decoded(content)
-            assert (len(batch.spans), tally.rejected_count) == (0, 1)
-            place, reason = tally.rejected[0]
-            assert (place, reason[:11]) == ("line 7, span 1", "a span of 1")
+        batch, tally = decoded(document)
+        assert (len(batch.spans), tally.rejected_count) == (0, 1)
+        place, reason = tally.rejected[0]
+        assert (place, reason[:11]) == ("line 7, span 1", "a span of 1")

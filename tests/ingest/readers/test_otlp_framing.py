@@ -11,15 +11,12 @@ import zstandard
 from growth import ONE_PASS, growth
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from blis_replay.fixtures.writers_otlp import as_protobuf
-from blis_replay.ingest import frames
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
-from blis_replay.ingest.readers.otlp.framing import recognises, records
+from blis_replay.ingest.readers.otlp.framing import recognises
 from blis_replay.ingest.readers.otlp.traces import trace_batches
 
 
@@ -33,14 +30,12 @@ def message(number: int) -> dict[str, object]:
 
 MESSAGES = [message(number) for number in (1, 2, 3)]
 LINES = [json.dumps(m, separators=(",", ":")).encode() for m in MESSAGES]
-PROTOS = [as_protobuf(m) for m in MESSAGES]
 
 
 def framed(*contents: bytes) -> bytes:
     return b"".join(len(content).to_bytes(4, "big") + content for content in contents)
 
 
-# A bare message has all ResourceSpans: protobuf messages one after the other are one message.
 FILES = {
     "lines": b"\n".join(LINES) + b"\n",
     "lines, byte order mark": b"\xef\xbb\xbf" + b"\r\n".join(LINES),
@@ -48,11 +43,8 @@ FILES = {
     "pretty object": json.dumps({"resourceSpans": [m["resourceSpans"][0] for m in MESSAGES]}, indent=2).encode(),  # type: ignore[index]
     "array": json.dumps(MESSAGES).encode(),
     "pretty array": json.dumps(MESSAGES, indent=1).encode(),
-    "proto frames": framed(*PROTOS),
     "JSON frames": framed(*LINES),
-    "zstd proto frames": framed(*map(zstandard.compress, PROTOS)),
     "zstd JSON frames": framed(*map(zstandard.compress, LINES)),
-    "bare proto": b"".join(PROTOS),
 }
 COMPRESSIONS = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress}
 
@@ -84,7 +76,6 @@ def test_every_framing_holds_the_same_spans(tmp_path: Path, framing: str, compre
         b"request_id,input_tokens\n",
         b"model: resourceSpans\n",
         b'{"request": "what is \\"resourceSpans\\": 3?"}',
-        b"\n \n\n text that starts with line feeds, which are a field's tag in protobuf\n",
         b"\x00\x00\x00\x05hello",
         b"\x00\x00\x00\x10\x28\xb5\x2f\xfd" + bytes(12),
         b"\x28\xb5\x2f\xfd",
@@ -106,7 +97,6 @@ def test_a_trace_is_recognised_behind_a_broken_first_line() -> None:
 def test_recognising_never_raises(head: bytes) -> None:
     recognises(head)
     recognises(b"\x00\x00\x00\xff\x28\xb5\x2f\xfd" + head)
-    recognises(b"\x0a\x40" + head)
 
 
 # Byte counts of the cut: inside the last record's content, and inside its length.
@@ -118,49 +108,40 @@ def test_the_last_record_of_a_cut_file_is_rejected_with_its_place_and_the_rest_u
     assert names == ["s1", "s2"]
     assert file.tally.rejected_count >= 1
     place = file.tally.rejected[0][0]
-    assert place.split()[0] in ("line", "record", "frame", "resource")
+    assert place.split()[0] in ("line", "record", "frame")
     assert place.endswith(" 3")
 
 
 @pytest.mark.parametrize("left", [1, 3, 4])
 def test_a_length_without_its_frame_is_rejected(tmp_path: Path, left: int) -> None:
-    names, file = names_in(tmp_path, framed(*PROTOS) + (50).to_bytes(4, "big")[:left])
+    names, file = names_in(tmp_path, framed(*LINES) + (50).to_bytes(4, "big")[:left])
     assert names == ["s1", "s2", "s3"]
     assert file.tally.rejected == [("frame 4", "the file ends inside this frame")]
 
 
 def test_a_broken_frame_costs_itself_only(tmp_path: Path) -> None:
-    frames = [zstandard.compress(content) for content in PROTOS]
+    frames = [zstandard.compress(content) for content in LINES]
     frames[1] = frames[1][:20] + b"\xff" * (len(frames[1]) - 20)
     names, file = names_in(tmp_path, framed(*frames))
     assert names == ["s1", "s3"]
     assert file.tally.rejected[0][0] == "frame 2"
-    names, file = names_in(tmp_path, framed(PROTOS[0], b"\x0a\xff\xff", PROTOS[2]))
+    names, file = names_in(tmp_path, framed(LINES[0], b"\x0a\xff\xff", LINES[2]))
     assert names == ["s1", "s3"]
     assert file.tally.rejected[0][0] == "frame 2"
 
 
 def test_a_frame_that_expands_without_end_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_framing, "FREE_EXPANSION_BYTES", 1 << 20)
-    names, file = names_in(tmp_path, framed(PROTOS[0], zstandard.compress(bytes(16 << 20)), PROTOS[2]))
+    names, file = names_in(tmp_path, framed(LINES[0], zstandard.compress(bytes(16 << 20)), LINES[2]))
     assert names == ["s1", "s3"]
     assert file.tally.rejected == [("frame 2", "its zstd content is more than 1048576 bytes")]
 
 
 def test_a_length_beyond_every_bound_ends_the_reading_with_its_place(tmp_path: Path) -> None:
-    names, file = names_in(tmp_path, framed(PROTOS[0]) + b"\xff\xff\xff\xff" + framed(*PROTOS))
+    names, file = names_in(tmp_path, framed(LINES[0]) + b"\xff\xff\xff\xff" + framed(*LINES))
     assert names == ["s1"]
     assert file.tally.rejected[0][0] == "frame 2"
     assert len(file.source("x").sha256) == 64
-
-
-def test_a_bare_message_is_taken_apart_into_its_resources(tmp_path: Path) -> None:
-    path = tmp_path / "body"
-    path.write_bytes(FILES["bare proto"])
-    found = records(RecordedFile(path, "body"))
-    parts = [TracesData.FromString(content) for _number, content in found.items]
-    assert found.unit == "resource"
-    assert [len(part.resource_spans) for part in parts] == [1, 1, 1]
 
 
 @pytest.mark.slow
@@ -188,7 +169,7 @@ def test_mutated_files_are_read_or_refused_in_one_line(
 @given(content=st.binary(max_size=400))
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = tmp_path_factory.mktemp("bytes")
-    for whole in (content, framed(content), framed(PROTOS[0], content), PROTOS[0] + content):
+    for whole in (content, framed(content), framed(LINES[0], content), LINES[0] + content):
         try:
             names_in(folder, whole)
         except RecordingError as error:
@@ -209,12 +190,3 @@ def test_blank_lines_are_looked_through_in_one_pass(blank: bytes) -> None:
 def test_a_record_in_the_middle_of_a_line_is_none() -> None:
     assert not recognises(b"INFO " + LINES[0])
     assert recognises(b"INFO\n , " + LINES[0])
-
-
-def test_a_batch_with_a_wrong_checksum_is_rejected_and_the_others_are_read(tmp_path: Path) -> None:
-    """As the collector writes them; one bit of the first one's name flipped on the disk: s1 would be s0."""
-    damaged = bytearray(frames.framed(PROTOS[0]))
-    damaged[damaged.index(b"s1") + 1] ^= 1
-    content = bytes(damaged) + frames.framed(PROTOS[1])
-    names, file = names_in(tmp_path, content)
-    assert (names, file.tally.rejected) == (["s2"], [("frame 1", "its checksum says that it is damaged")])

@@ -213,7 +213,7 @@ def test_most_lines_of_the_collector_are_taken_by_the_scan(tmp_path: Path) -> No
     spans[0]["events"] = [{"timeUnixNano": "7", "name": "journey.QUEUED", "attributes": [stamp, seconds]}]
     whole = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "vllm.scheduler"}, "spans": spans}]}]}
     (tmp_path / "traces.json").write_text(json.dumps(whole) + "\n")
-    with patch.object(otlp_scan, "read_record", side_effect=AssertionError("left to the decoder")):
+    with patch.object(otlp_scan, "read_json", side_effect=AssertionError("left to the decoder")):
         found = read(tmp_path / "traces.json", scanned=True)
     assert found[0]["spans"].select("name", "start_ns", "request_id").row(0) == ("llm_core", 5, "cmpl-1")
     assert found[0]["journey_events"].select("name", "time_ns", "monotonic_ns", "monotonic_s").row(0) == (
@@ -254,7 +254,7 @@ def test_a_line_that_needs_too_much_room_is_left_to_the_decoder(tmp_path: Path) 
     line = '{"resourceSpans":[{"scopeSpans":[{"scope":{"name":"vllm.api"},"spans":[' + spans + "]}]}]}"
     with (
         patch.object(scan_columns, "_MOST_ROWS", 16),
-        patch.object(otlp_scan, "read_record", side_effect=otlp_scan.read_record) as decoder,
+        patch.object(otlp_scan, "read_json", side_effect=otlp_scan.read_json) as decoder,
     ):
         found = assert_same(tmp_path / "traces.json", (line + "\n").encode() * 3)
     assert (len(found[0]["spans"]), decoder.call_count) == (300, 3)

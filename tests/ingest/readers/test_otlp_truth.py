@@ -34,7 +34,7 @@ def recorded(data_pack: Path, scenario: str, tmp_path: Path, *names: str) -> Ite
     """The scenario's configuration and some of its trace files, ingested."""
     directory = tmp_path / "-".join(names) / scenario
     directory.mkdir(parents=True)
-    for name in ("exp-config.yaml", *(names or ("traces.pb",))):
+    for name in ("exp-config.yaml", *(names or ("traces.json.gz",))):
         shutil.copyfile(folder_of(data_pack, scenario) / name, directory / name)
     with read_recording(directory) as recording:
         yield recording
@@ -60,12 +60,12 @@ KINDS = ("spans", "steps", "snapshots", "journey_events")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_encoding_of_a_scenario_holds_the_same_columns(data_pack: Path, scenario: str) -> None:
     found = []
-    for path in sorted(folder_of(data_pack, scenario).glob("traces*")):
+    for path in sorted(folder_of(data_pack, scenario).glob("traces*.json.*")):
         file = RecordedFile(path, path.name)
         batches = list(trace_batches(file))
         found.append([pl.concat(getattr(batch, kind) for batch in batches) for kind in KINDS])
         assert file.tally.rejected_count == 0
-    assert len(found) == (6 if scenario == "fcfs-async" else 3)
+    assert len(found) == (3 if scenario == "fcfs-async" else 2)
     for other in found[1:]:
         assert all(frame.equals(expected) for frame, expected in zip(other, found[0], strict=True))
 
@@ -222,14 +222,14 @@ def test_a_request_of_one_token_has_its_first_token_last(data_pack: Path, tmp_pa
 
 
 def test_two_encodings_of_a_run_in_one_directory_are_one_run(data_pack: Path, tmp_path: Path) -> None:
-    with recorded(data_pack, "fcfs-async", tmp_path, "traces.pb", "traces.json.zst") as twice:
+    with recorded(data_pack, "fcfs-async", tmp_path, "traces.json.gz", "traces.json.zst") as twice:
         rejected = {file.name: file.rejected_count for file in twice.files}
         lifecycles, steps = twice.lifecycles.frame(), twice.steps.frame()
-    with recorded(data_pack, "fcfs-async", tmp_path, "traces.pb") as once:
+    with recorded(data_pack, "fcfs-async", tmp_path, "traces.json.gz") as once:
         assert once.lifecycles.frame().equals(lifecycles)
         assert once.steps.frame().equals(steps)
     # 464 steps and 353 snapshots are counted in the first file, 990 spans of journeys where they stand again.
-    assert rejected["traces.json.zst"] + rejected["traces.pb"] == 464 + 353 + 990
+    assert rejected["traces.json.zst"] + rejected["traces.json.gz"] == 464 + 353 + 990
 
 
 def test_the_epoch_is_bridged_by_journey_events(data_pack: Path, tmp_path: Path) -> None:

@@ -302,8 +302,8 @@ def spans_on_disk(directory: Path) -> int:
     """Spans in the segments, read by framing and opentelemetry-proto alone."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    from blis_replay.ingest.collector.segments import segments
-    from blis_replay.ingest.frames import frame_spans
+    from blis_replay_labs.collector.frames import frame_spans
+    from blis_replay_labs.collector.segments import segments
 
     count = 0
     for path in segments(directory):

@@ -22,10 +22,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from blis_replay.ingest.collector.batches import Counts
-from blis_replay.ingest.collector.collector import SERVICE, Address, CollectorSettings, Listening, collect
-from blis_replay.ingest.collector.segments import segments
-from blis_replay.ingest.frames import frame_spans
+from blis_replay_labs.collector.batches import Counts
+from blis_replay_labs.collector.collector import SERVICE, Address, CollectorSettings, Listening, collect
+from blis_replay_labs.collector.frames import frame_spans
+from blis_replay_labs.collector.segments import segments
 
 ANY_PORT = Address("127.0.0.1", 0)
 

@@ -21,9 +21,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from blis_replay.ingest.collector.batches import Batch, Counts, MalformedError, OversizeError, response_to
-from blis_replay.ingest.collector.http_service import TraceServer
-from blis_replay.ingest.collector.limits import (
+from blis_replay_labs.collector.batches import Batch, Counts, MalformedError, OversizeError, response_to
+from blis_replay_labs.collector.http_service import TraceServer
+from blis_replay_labs.collector.limits import (
     GRACE_SECONDS,
     LARGE_BYTES,
     MAX_CHANNELS,
@@ -38,15 +38,15 @@ from blis_replay.ingest.collector.limits import (
     STOP_SECONDS,
     Access,
     BusyError,
+    CollectorError,
 )
-from blis_replay.ingest.collector.segments import (
+from blis_replay_labs.collector.segments import (
     Damage,
     Intake,
     SegmentWriter,
     claimed,
     recover,
 )
-from blis_replay.ingest.errors import CollectorError
 
 # A call passes from thread to thread some five times, and each time waits so long for one that looks through a message.
 _SWITCH_SECONDS = 0.0005

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from blis_replay.ingest.collector.batches import MalformedError
-from blis_replay.ingest.collector.http_service import protobuf_of
+from blis_replay_labs.collector.batches import MalformedError
+from blis_replay_labs.collector.http_service import protobuf_of
 
 # A span by hand after the examples of the OTLP specification, and the same in protobuf.
 SPAN = {

@@ -31,9 +31,9 @@ from collecting import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from blis_replay.ingest.collector import segments as segment_writer
-from blis_replay.ingest.collector.collector import SERVICE
-from blis_replay.ingest.collector.limits import LARGE_BYTES, MAX_CHANNELS, MAX_CONNECTIONS, MAX_LARGE, room_for
+from blis_replay_labs.collector import segments as segment_writer
+from blis_replay_labs.collector.collector import SERVICE
+from blis_replay_labs.collector.limits import LARGE_BYTES, MAX_CHANNELS, MAX_CONNECTIONS, MAX_LARGE, room_for
 
 
 def test_a_full_queue_asks_to_try_again_and_takes_it_then(tmp_path: Path, held_disk: threading.Event) -> None:
@@ -176,7 +176,7 @@ def test_idle_connections_lock_no_exporter_out(tmp_path: Path) -> None:
 
 def test_idle_connections_of_http_lock_no_exporter_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 connections, as many as are taken, send nothing, or half of a request; the first of them makes room."""
-    monkeypatch.setattr("blis_replay.ingest.collector.http_service.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("blis_replay_labs.collector.http_service.GRACE_SECONDS", 0.2)
     with collector(tmp_path) as running:
         held = [raw(running) for _ in range(MAX_CONNECTIONS)]
         for connection in held[1:]:
@@ -191,7 +191,7 @@ def test_idle_connections_of_http_lock_no_exporter_out(tmp_path: Path, monkeypat
 
 def test_calls_that_send_nothing_lock_no_exporter_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 calls, as many as are taken, bring no message; who waits longest makes room and is told to come again."""
-    monkeypatch.setattr("blis_replay.ingest.collector.collector.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("blis_replay_labs.collector.collector.GRACE_SECONDS", 0.2)
     of_its_own = [("grpc.use_local_subchannel_pool", 1)]
     with collector(tmp_path) as running, grpc.insecure_channel(str(running.listening.grpc), of_its_own) as channel:
         never = threading.Event()

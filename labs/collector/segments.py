@@ -1,4 +1,4 @@
-"""Segments: files of frames (``ingest.frames``), each a serialised ``ExportTraceServiceRequest`` and its checksum.
+"""Segments: files of frames (``frames``), each a serialised ``ExportTraceServiceRequest`` and its checksum.
 
 Without the checksum, which readers of protobuf pass over, they are what the OpenTelemetry Collector writes as
 ``format: proto``; the message's wire layout is that of ``TracesData``.  ``Intake`` is the one path from a client's
@@ -20,18 +20,30 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from blis_replay.compiled.files import whole_file
-from blis_replay.ingest.collector.batches import Batch, Counts, batch_of
-from blis_replay.ingest.collector.limits import (
+from blis_replay.validate.span_receiver import json_line
+from blis_replay_labs.collector.batches import Batch, Counts, batch_of
+from blis_replay_labs.collector.frames import (
+    LENGTH_BYTES,
+    SEAL_BYTES,
+    Segment,
+    Stretch,
+    frame_spans,
+    framed,
+    opened,
+    stretches,
+)
+from blis_replay_labs.collector.limits import (
     MAX_MESSAGE_BYTES,
     MESSAGE_BYTES,
     QUEUE_BYTES,
     SEGMENT_BYTES,
     BusyError,
+    CollectorError,
     room_for,
 )
-from blis_replay.ingest.errors import CollectorError
-from blis_replay.ingest.frames import LENGTH_BYTES, SEAL_BYTES, Segment, Stretch, framed, opened, stretches
 
 _NAME = re.compile(r"traces-\d{8}T\d{6}Z-(\d+)\.pb", re.ASCII)
 # A longer tail is not what a killed collector leaves.
@@ -74,7 +86,17 @@ def new_segment(directory: Path, number: int) -> Path:
 
 def next_number(directory: Path) -> int:
     """One more than the largest segment number of the directory, from 1; ``OSError``."""
-    return 1 + max(map(_number, _named_so(directory)), default=0)
+    return 1 + max((_number(path.with_suffix(".pb")) for path in directory.iterdir()), default=0)
+
+
+def write_as_json(directory: Path) -> None:
+    """Write each segment as OTLP JSON lines, which ``ingest`` reads, in its place; ``OSError``, ``DecodeError``."""
+    for path in segments(directory):
+        with opened(path) as segment, whole_file(path.with_suffix(".jsonl")) as lines:
+            for begin, length in frame_spans(path):
+                message = segment.read(begin, begin + length)
+                lines.write(json_line(ExportTraceServiceRequest.FromString(message)))
+        path.unlink()
 
 
 def recover(directory: Path) -> tuple[Damage, ...]:

@@ -27,8 +27,10 @@ from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.ingest.collector.batches import MalformedError, OversizeError, response_to
-from blis_replay.ingest.collector.limits import (
+from blis_replay.ingest.errors import printable
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
+from blis_replay_labs.collector.batches import MalformedError, OversizeError, response_to
+from blis_replay_labs.collector.limits import (
     GRACE_SECONDS,
     LARGE_BYTES,
     MAX_CONNECTIONS,
@@ -41,11 +43,10 @@ from blis_replay.ingest.collector.limits import (
     WAIT_SECONDS,
     Access,
     BusyError,
+    CollectorError,
     Turns,
 )
-from blis_replay.ingest.collector.segments import Intake
-from blis_replay.ingest.errors import CollectorError, printable
-from blis_replay.ingest.readers.documents import DECODE_ERRORS
+from blis_replay_labs.collector.segments import Intake
 
 if TYPE_CHECKING:
     from io import BufferedIOBase

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from blis_replay.ingest.collector.batches import MalformedError, ServiceCounts, batch_of, response_to
-from blis_replay.ingest.collector.limits import (
+from blis_replay_labs.collector.batches import MalformedError, ServiceCounts, batch_of, response_to
+from blis_replay_labs.collector.limits import (
     MAX_MESSAGE_BYTES,
     MAX_MESSAGE_GROUPS,
     MAX_MESSAGE_SPANS,

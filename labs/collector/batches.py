@@ -20,7 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
-from blis_replay.ingest.collector.limits import (
+from blis_replay.ingest.errors import printable
+from blis_replay_labs.collector.limits import (
     DECODING,
     LARGE,
     LARGE_BYTES,
@@ -33,7 +34,6 @@ from blis_replay.ingest.collector.limits import (
     PIECE_BYTES,
     WAIT_SECONDS,
 )
-from blis_replay.ingest.errors import printable
 
 if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import Span

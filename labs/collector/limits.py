@@ -15,6 +15,8 @@ from hmac import compare_digest
 from itertools import count
 from pathlib import Path
 
+from blis_replay.ingest.errors import IngestError
+
 # As gRPC takes by default, and so the OpenTelemetry Collector. A batch of 512 spans, the SDK's most, is 1 to 2 MB of
 # request spans, or 50 MB of step spans of 128 events; but it is sent every 5 s, with a few of those.
 MESSAGE_BYTES = 4 << 20
@@ -73,6 +75,10 @@ class Access:
 
 OPEN = Access()
 NOT_ALLOWED = "no bearer token, or a wrong one; set OTEL_EXPORTER_OTLP_HEADERS"
+
+
+class CollectorError(IngestError):
+    """The collector cannot start: its directory is taken or cannot be written, or an address is in use."""
 
 
 class BusyError(Exception):

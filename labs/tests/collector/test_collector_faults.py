@@ -37,10 +37,9 @@ from google.protobuf.json_format import MessageToDict
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from blis_replay.ingest.collector import segments as segment_writer
-from blis_replay.ingest.collector.collector import SERVICE, CollectorSettings, collect
-from blis_replay.ingest.collector.limits import Access
-from blis_replay.ingest.errors import CollectorError
+from blis_replay_labs.collector import segments as segment_writer
+from blis_replay_labs.collector.collector import SERVICE, CollectorSettings, collect
+from blis_replay_labs.collector.limits import Access, CollectorError
 
 JSON = "application/json"
 

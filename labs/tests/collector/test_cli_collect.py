@@ -46,7 +46,8 @@ def test_spans_of_a_run_are_collected_and_its_directory_is_ingested(demo: Path, 
     assert out.startswith("1 span in 1 request, ")
     assert re.search(r"^vllm +1 +2 +0 +0$", out, re.MULTILINE)
     assert "new; 300 requests" in out
-    assert len(list(demo.glob("traces-*.pb"))) == 1
+    assert len(list(demo.glob("traces-*.jsonl"))) == 1
+    assert not list(demo.glob("*.pb"))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "localhost:4317", ":4317", "::1:"])
@@ -78,14 +79,14 @@ def test_what_a_real_server_exported_is_in_the_store_as_from_its_file(data_pack:
     for folder in (direct, live):
         folder.mkdir()
         (folder / "exp-config.yaml").write_bytes((recorded / "exp-config.yaml").read_bytes())
-    (direct / "traces.pb").write_bytes((recorded / "traces.pb").read_bytes())
+    (direct / "traces.json.zst").write_bytes((recorded / "traces.json.zst").read_bytes())
     arguments = ("--out", str(live), "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store.duckdb"))
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         where = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
         assert where
         with grpc.insecure_channel(where[0]) as channel:
-            for number, message in enumerate(frames((direct / "traces.pb").read_bytes())):
+            for number, message in enumerate(frames((recorded / "traces.pb").read_bytes())):
                 for _ in range(2 if number % 3 == 0 else 1):
                     TraceServiceStub(channel).Export(ExportTraceServiceRequest.FromString(message))
         process.send_signal(signal.SIGTERM)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from collecting import stored_messages
 
-from blis_replay.ingest.collector import segments as segment_writer
-from blis_replay.ingest.collector.segments import BusyError, SegmentWriter, segments
+from blis_replay_labs.collector import segments as segment_writer
+from blis_replay_labs.collector.segments import BusyError, SegmentWriter, segments
 
 
 class Disk:

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.ingest.collector.segments import (
+from blis_replay_labs.collector.frames import frame_spans, framed
+from blis_replay_labs.collector.limits import CollectorError
+from blis_replay_labs.collector.segments import (
     CORRECTED,
     CUT_OFF,
     Damage,
@@ -24,8 +26,6 @@ from blis_replay.ingest.collector.segments import (
     recover,
     segments,
 )
-from blis_replay.ingest.errors import CollectorError
-from blis_replay.ingest.frames import frame_spans, framed
 
 NAME = "traces-20260218T150304Z-1.pb"
 

@@ -25,7 +25,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from blis_replay.ingest.collector.segments import segments
+from blis_replay_labs.collector.segments import segments
 
 pytestmark = pytest.mark.slow
 
