@@ -131,7 +131,7 @@ async def _with_spans(
 ) -> None:
     # What gRPC has to say on standard error is said here; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    require_extra("record", "`record` with spans (--no-spans records without)", "grpc", "opentelemetry.proto")
+    require_extra("record", "`record` with spans (--no-spans records without)", "grpc")
     from blis_replay.validate.span_receiver import SpanLog, receiving
 
     log = SpanLog(made.directory, say)
