@@ -1,7 +1,8 @@
 """Add-ons: what other distributions, such as our labs, plug into this one.
 
 An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SOCKET.NAME``, e.g. ``verb.study``.
-Sockets: ``verb`` (a click command), and the name of a group of verbs, e.g. ``coefficients`` (a command in that group).
+Sockets: ``verb`` (a click command), and the name of a group of verbs, e.g. ``coefficients`` (a command in that group),
+and ``latency`` (the type of latency models of that kind, see ``blis.releases.latency``).
 """
 
 from __future__ import annotations

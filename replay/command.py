@@ -22,8 +22,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.latency.datasheets import bundled_architectures, config_of
-from blis_replay.blis.latency.models import Latency
-from blis_replay.blis.latency.operators import durations_us
+from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.errors import printable

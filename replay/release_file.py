@@ -139,7 +139,7 @@ def release_for_model(
             f"release {shared.name} has no coefficients that its models share; use h100-physical or one of "
             "`blis-replay coefficients generalize --out`"
         )
-    latency = PhysicalModel(architecture, gpu, tensor_parallelism, physical[0].coefficients)
+    latency = PhysicalModel(architecture, gpu, physical[0].coefficients, tensor_parallelism)
     entry = replace(
         shared.models[0], model=model, tensor_parallelism=tensor_parallelism, latency=latency, applies_to=()
     )

@@ -21,7 +21,7 @@ import numpy as np
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import same_gpu
-from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.latency.models import Lifecycle, durations_us
 from blis_replay.blis.latency.operators import (
     AS_MEASURED,
     DecodeAttention,
@@ -30,7 +30,6 @@ from blis_replay.blis.latency.operators import (
     OperatorTables,
     PrefillAttention,
     TokenTimes,
-    durations_us,
 )
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Floats
@@ -55,8 +54,9 @@ _SHORT = 16
 
 # What a host adds where nothing is recorded (labs/docs/silicon.md says from what).
 ZERO_SHOT = AS_MEASURED
-ZERO_SHOT_DELAYS = Lifecycle(pre_queue_us=9_300.0)
-_DELAY_SOURCES = {"pre_queue": "published constant, fitted to journeys of 16 H100 experiments"}
+ZERO_SHOT_DELAYS = Lifecycle(
+    pre_queue_us=9_300.0, pre_queue_source="published constant, fitted to journeys of 16 H100 experiments"
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def tabulate(deployment: Deployment) -> Tabulated:
         products, prefill, decode = asked.products(), asked.prefill_attention(), asked.decode_attention()
         measured = f"vLLM {deployment.vllm_version}" if deployment.vllm_version else "its current vLLM"
         source = f"aiconfigurator-core {version('aiconfigurator-core')}, {system}, {measured}"
-        tables = OperatorTables(products, prefill, decode, source)
+        tables = OperatorTables(products, prefill, decode, source=source)
         errors = asked.errors(tables)
     return Tabulated(tables, system, float(errors.mean()), float(errors.max()), len(errors))
 
@@ -130,8 +130,8 @@ def silicon_release(
     ``coefficients``: what the host adds and how the tables are scaled, ``ZERO_SHOT`` if None.
     """
     tabulated = tabulate(deployment)
-    latency = OperatorModel(tabulated.tables, coefficients or ZERO_SHOT)
-    entry = ModelEntry(model, deployment.tensor_parallelism, latency, ZERO_SHOT_DELAYS, sources=_DELAY_SOURCES)
+    latency = OperatorModel(tabulated.tables, coefficients=coefficients or ZERO_SHOT)
+    entry = ModelEntry(model, deployment.tensor_parallelism, latency, ZERO_SHOT_DELAYS)
     summary = f"Measured operator times of {model} on {deployment.tensor_parallelism} {tabulated.system}."
     source = f"{tabulated.tables.source}; nothing fitted to this model"
     return unfitted_release(name, summary, source, deployment.gpu, entry), tabulated

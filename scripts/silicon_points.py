@@ -185,7 +185,8 @@ def simulated(point: Point, host: OperatorCoefficients = AS_MEASURED) -> tuple[f
     )
     trace = RequestTrace(np.zeros(count, np.int64), prompts, prompts, outputs, np.full(count, NEVER_US))
     engine = EngineConfig(1_024, _BUDGET_TOKENS, _MOST_LENGTH, point.asynchronous)
-    result = simulate_closed_loop(trace, engine, OperatorModel(point.tables, host), ClosedLoop(point.clients))
+    model = OperatorModel(point.tables, coefficients=host)
+    result = simulate_closed_loop(trace, engine, model, ClosedLoop(point.clients))
     gaps_us = (result.e2e_us - result.ttft_us) / (result.output_tokens - 1)
     return float(result.ttft_us.mean()) / 1e3, float(gaps_us.mean()) / 1e3
 

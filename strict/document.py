@@ -1,16 +1,21 @@
 """From YAML to frozen types, and back: one strict way for every document that is read.
 
-A type says what may stand in a document: its fields, kinds (tagged unions of ``msgspec``), ranges (``msgspec.Meta``)
-and units (``Unit``).  What does not fit is refused in one line: which document, which field, what was expected there.
+A type says what may stand in a document: its fields, kinds (tagged unions of ``msgspec``, or ``Kinds``), ranges
+(``msgspec.Meta``) and units (``Unit``).  What does not fit is refused in one line: which document, which field, what
+was expected there.
+
+Dataclasses are documents, too.  A field with a unit is written without the unit of its name (``intercept_ns`` is
+``intercept: 13546 us``), and ``Annotated`` with one of the marks below changes how a field is written.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, NoReturn, TypeVar, cast
+from typing import Annotated, Any, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 import yaml
@@ -31,19 +36,53 @@ class FieldError(ValueError):
         self.field, self.problem, self.remedy = field, problem, remedy
 
 
+class Codec(Protocol):
+    """How a value is written in a document where that is not its own form, e.g. ``12.5 us`` for 12.5."""
+
+    def read(self, value: object, place: str) -> Any:
+        """The value that was written; raises ``FieldError``."""
+
+    def write(self, value: Any) -> Any:
+        """The value as it is written."""
+
+    def expected(self, info: inspect.Type) -> str:
+        """What may be written for a value of this type."""
+
+
+class Kinds(Protocol):
+    """Types of one family, each under the name that a document gives as its ``kind``."""
+
+    def type_of(self, kind: object, place: str) -> type:
+        """The type of a kind; raises ``FieldError``."""
+
+    def kind_of(self, value: Any) -> str:
+        """The kind of a value."""
+
+
+# Marks of fields, for ``Annotated``.  IF_SET: written only where it is not the default.  REQUIRED: a document must have
+# it, whatever the default.  UNWRITTEN: no document has it.  INLINE: its own fields stand beside those of its holder.
+IF_SET, REQUIRED = Meta(extra={"if_set": True}), Meta(extra={"required": True})
+UNWRITTEN, INLINE = Meta(extra={"unwritten": True}), Meta(extra={"inline": True})
+
+
+def written_as(name: str) -> Meta:
+    """The mark of a field that a document has under another name."""
+    return Meta(extra={"name": name})
+
+
 @dataclass(frozen=True)
 class Unit:
     """A number with a unit: ``factors`` by unit, ``base`` the factor of the number read, ``written`` the unit written.
 
-    ``to_whole``: times are whole nanoseconds, whatever unit they are in.
+    ``step``: numbers are rounded to multiples of so much, in the unit of ``factors``; whole numbers if it is ``base``.
     """
 
     factors: Mapping[str, int]
     base: int
     written: str
-    to_whole: bool = False
+    step: int | None = None
 
-    def number(self, value: object, place: str) -> float:
+    def read(self, value: object, place: str) -> float:
         """The number that ``12.5 us`` stands for; raises ``FieldError``."""
         match = isinstance(value, str) and _QUANTITY.fullmatch(value)
         if not match or not (match[2] or match[3] == "%"):
@@ -51,11 +90,18 @@ class Unit:
         if match[3] not in self.factors:
             raise FieldError(place, f"has the unknown unit {match[3]!r}", f"use one of {', '.join(self.factors)}")
         scaled = float(match[1]) * self.factors[match[3]]
-        return (round(scaled) if self.to_whole else scaled) / self.base
+        if self.step is None:
+            return scaled / self.base
+        steps = round(scaled / self.step)
+        return steps if self.step == self.base else steps * self.step / self.base
 
-    def text(self, number: float) -> str:
+    def write(self, value: float) -> str:
         """The quantity as it is written."""
-        return f"{number * self.base / self.factors[self.written]:.10g} {self.written}"
+        return f"{value * self.base / self.factors[self.written]:.10g} {self.written}"
+
+    def expected(self, info: inspect.Type) -> str:
+        """What may be written: the range, and an example."""
+        return f"a number with a unit{_range(info, self.write)}, such as {self.example}"
 
     @property
     def example(self) -> str:
@@ -65,10 +111,11 @@ class Unit:
 
 _QUANTITY = re.compile(r"\s*([-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,2})?)(\s*)([^\s0-9.]\S*)\s*")
 _NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_TIME = {"unit": Unit(_NS, 1_000, "us", to_whole=True)}
-_TIME_PER_TOKEN = {"unit": Unit({f"{unit}/token": ns for unit, ns in _NS.items()}, 1_000, "us/token", to_whole=True)}
-PERCENT = {"unit": Unit({"%": 1}, 100, "%")}
-_ELEVEN_DAYS_US = 1e12
+_NS_PER_TOKEN = {f"{unit}/token": ns for unit, ns in _NS.items()}
+_TIME = {"codec": Unit(_NS, 1_000, "us", step=1)}
+_TIME_PER_TOKEN = {"codec": Unit(_NS_PER_TOKEN, 1_000, "us/token", step=1)}
+PERCENT = {"codec": Unit({"%": 1}, 100, "%")}
+_ELEVEN_DAYS_US, _ELEVEN_DAYS_NS = 1e12, 10**15
 _BEYOND_SENSE = 1e15
 
 # Numbers and texts of documents; a time is in us, a percentage a fraction.
@@ -77,9 +124,14 @@ Text = Annotated[str, Meta(pattern=r"\S")]
 Time = Annotated[float, Meta(ge=-_ELEVEN_DAYS_US, le=_ELEVEN_DAYS_US, extra=_TIME)]
 NonNegativeTime = Annotated[float, Meta(ge=0, le=_ELEVEN_DAYS_US, extra=_TIME)]
 TimePerToken = Annotated[float, Meta(ge=-_ELEVEN_DAYS_US, le=_ELEVEN_DAYS_US, extra=_TIME_PER_TOKEN)]
-BytesPerS = Annotated[float, Meta(gt=0, extra={"unit": Unit({"GB/s": 10**9, "TB/s": 10**12}, 1, "GB/s")})]
-FlopsPerS = Annotated[float, Meta(gt=0, extra={"unit": Unit({"TFLOP/s": 10**12, "PFLOP/s": 10**15}, 1, "TFLOP/s")})]
-Bytes = Annotated[float, Meta(gt=0, extra={"unit": Unit({"GB": 10**9, "GiB": 2**30}, 1, "GB")})]
+# Times in whole ns, and in whole us, that are written in us like all.
+_WHOLE_NS = Meta(ge=-_ELEVEN_DAYS_NS, le=_ELEVEN_DAYS_NS)
+TimeNs = Annotated[int, _WHOLE_NS, Meta(extra={"codec": Unit(_NS, 1, "us", step=1)})]
+TimeNsPerToken = Annotated[int, _WHOLE_NS, Meta(extra={"codec": Unit(_NS_PER_TOKEN, 1, "us/token", step=1)})]
+NonNegativeWholeTime = Annotated[int, Meta(ge=0, le=10**12, extra={"codec": Unit(_NS, 1_000, "us", step=1_000)})]
+BytesPerS = Annotated[float, Meta(gt=0, extra={"codec": Unit({"GB/s": 10**9, "TB/s": 10**12}, 1, "GB/s")})]
+FlopsPerS = Annotated[float, Meta(gt=0, extra={"codec": Unit({"TFLOP/s": 10**12, "PFLOP/s": 10**15}, 1, "TFLOP/s")})]
+Bytes = Annotated[float, Meta(gt=0, extra={"codec": Unit({"GB": 10**9, "GiB": 2**30}, 1, "GB")})]
 Percentage = Annotated[float, Meta(ge=0, lt=1e4, extra=PERCENT)]
 
 
@@ -165,13 +217,8 @@ def yaml_values(text: str, origin: str, error: type[Exception], load: Callable[[
 
 def read_values(values: object, kind: type[T], origin: str, what: str, error: type[Exception], at: str = "") -> T:
     """The ``kind`` that parsed values describe; ``at``: the field of the document that holds them."""
-    info = _info(cast(Hashable, kind))
     try:
-        values = _prepared(info, values, at, what)
-        try:
-            return msgspec.convert(values, kind)
-        except msgspec.ValidationError as problem:
-            _refuse(problem, kind, info, values, at)
+        return cast(T, _converted(kind, values, at, what))
     except FieldError as problem:
         place = f", field {problem.field}" if problem.field else ""
         raise error(f"{origin}{place}: {problem.problem}; {problem.remedy}") from None
@@ -179,17 +226,35 @@ def read_values(values: object, kind: type[T], origin: str, what: str, error: ty
         raise error(f"{origin}: has half a character (a lone surrogate); correct its texts") from None
 
 
+def _converted(kind: Any, values: object, place: str, what: str) -> Any:
+    info = _info(kind)
+    values = _prepared(info, values, place, what)
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as problem:
+        _refuse(problem, kind, info, values, place)
+
+
 def document_of(value: Any, kind: Any = None) -> Any:
     """The plain values that ``read_values`` reads ``value`` from, in the order of its fields; None is left out."""
     info = _info(cast(Hashable, type(value))) if kind is None else kind
     if isinstance(info, inspect.UnionType):
         info = next((one for one in info.types if getattr(one, "cls", None) is type(value)), info.types[0])
-    if isinstance(info, inspect.Metadata):
-        return (info.extra or {})["unit"].text(value)
+    marks, info = _marks(info), _bare(info)
+    if "kinds" in marks:
+        return {"kind": marks["kinds"].kind_of(value)} | document_of(value)
+    if "codec" in marks:
+        return marks["codec"].write(value)
     if isinstance(info, inspect.StructType | inspect.DataclassType):
-        given = ((field, getattr(value, field.name)) for field in info.fields)
-        tag = {info.tag_field: info.tag} if isinstance(info, inspect.StructType) and info.tag_field else {}
-        return tag | {field.encode_name: document_of(item, field.type) for field, item in given if item is not None}
+        tagged = isinstance(info, inspect.StructType) and info.tag_field
+        document = {info.tag_field: info.tag} if tagged else {}
+        for name, field in _fields(info).items():
+            item, marks = getattr(value, field.name), _marks(field.type)
+            if "inline" in marks:
+                document |= document_of(item, field.type)
+            elif not ((item is None and "codec" not in marks) or ("if_set" in marks and item == _default(field))):
+                document[name] = document_of(item, field.type)
+        return document
     if isinstance(info, inspect.DictType):
         return {key: document_of(item, info.value_type) for key, item in value.items()}
     if isinstance(info, inspect.VarTupleType):
@@ -219,33 +284,84 @@ _MAPPINGS = (inspect.StructType, inspect.DataclassType, inspect.DictType)
 _LISTS = (inspect.VarTupleType, inspect.TupleType, inspect.ListType)
 
 
+def _marks(info: inspect.Type) -> Mapping[str, Any]:
+    return (info.extra or {}) if isinstance(info, inspect.Metadata) else {}
+
+
+def _bare(info: inspect.Type) -> inspect.Type:
+    return info.type if isinstance(info, inspect.Metadata) else info
+
+
+def _fields(info: Any) -> dict[str, inspect.Field]:
+    """The fields of a type by their names in a document, in its order; of a mapping without fields, none."""
+    if not isinstance(info, inspect.DataclassType):
+        return {field.encode_name: field for field in getattr(info, "fields", ())}
+    fields = {field.name: field for field in info.fields}
+    written = (fields[field.name] for field in dataclasses.fields(info.cls))
+    return {_written_name(field): field for field in written if "unwritten" not in _marks(field.type)}
+
+
+def _written_name(field: inspect.Field) -> str:
+    marks = _marks(field.type.types[0] if isinstance(field.type, inspect.UnionType) else field.type)
+    name = field.encode_name
+    return str(marks.get("name", re.sub("_[un]s$", "", name) if isinstance(marks.get("codec"), Unit) else name))
+
+
+def _default(field: inspect.Field) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
 def _prepared(info: inspect.Type, value: Any, place: str, what: str) -> Any:
-    """The value with numbers for quantities, without what is null and may be absent; refuses unknown fields."""
+    """The value as ``msgspec`` converts it: codecs read, no nulls where a field may be absent, no unknown fields."""
     info = _meant(info, value)
-    if isinstance(info, inspect.Metadata):
-        return (info.extra or {})["unit"].number(value, place)
+    marks, info = _marks(info), _bare(info)
+    if "kinds" in marks:
+        return _of_kind(marks["kinds"], value, place, what)
+    if "codec" in marks:
+        return marks["codec"].read(value, place)
     if isinstance(info, _MAPPINGS) and isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise FieldError(place, "has a key that is not text", "put it in quotes")
-        fields = {field.encode_name: field for field in getattr(info, "fields", ())}
-        names = [*fields, *_tags([info])]
-        if isinstance(info, inspect.DictType):
-            names = list(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)
-        for key in value:
-            if what and key not in names:
-                raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))
-        if isinstance(info, inspect.DictType):
-            return {key: _prepared(info.value_type, item, _joined(place, key), what) for key, item in value.items()}
-        prepared: dict[str, Any] = {}
-        for key, item in value.items():
-            if key not in fields:
-                prepared |= {key: item} if key in names else {}
-            elif item is not None or fields[key].required:
-                prepared[key] = _prepared(fields[key].type, item, _joined(place, key), what)
-        return prepared
+        return _prepared_mapping(info, value, place, what)
     if isinstance(info, inspect.VarTupleType) and isinstance(value, list):
         return [_prepared(info.item_type, item, f"{place}[{i}]", what) for i, item in enumerate(value)]
     return value
+
+
+def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -> dict[str, Any]:
+    if not all(isinstance(key, str) for key in value):
+        raise FieldError(place, "has a key that is not text", "put it in quotes")
+    fields = _fields(info)
+    inlined = {name: [*_fields(_bare(field.type))] for name, field in fields.items() if "inline" in _marks(field.type)}
+    names = [*fields, *(name for group in inlined.values() for name in group), *_tags([info])]
+    if isinstance(info, inspect.DictType):
+        names = list(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)
+    for key in value:
+        if what and (key not in names or key in inlined):
+            raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))
+    if isinstance(info, inspect.DictType):
+        return {key: _prepared(info.value_type, item, _joined(place, key), what) for key, item in value.items()}
+    prepared: dict[str, Any] = {}
+    for key, item in value.items():
+        if key not in fields:
+            prepared |= {key: item} if key in _tags([info]) else {}
+        elif item is not None or fields[key].required:
+            prepared[fields[key].encode_name] = _prepared(fields[key].type, item, _joined(place, key), what)
+    for name, group in inlined.items():
+        own = {key: value[key] for key in group if key in value}
+        prepared[fields[name].encode_name] = _prepared(fields[name].type, own, place, what)
+    for name, field in fields.items():
+        if "required" in _marks(field.type) and field.encode_name not in prepared:
+            raise FieldError(_joined(place, name), "is missing", f"add {_expected(field.type)}")
+    return prepared
+
+
+def _of_kind(kinds: Kinds, value: Any, place: str, what: str) -> Any:
+    """The value of the type that its ``kind`` names, which may complete what was written (``completed``)."""
+    if not isinstance(value, dict):
+        raise FieldError(place, f"is {shown(value)}", "write key: value pairs")
+    kind = kinds.type_of(value.get("kind"), _joined(place, "kind"))
+    if "kind" not in _fields(_info(cast(Hashable, kind))):
+        value = {key: item for key, item in value.items() if key != "kind"}
+    return _converted(kind, getattr(kind, "completed", dict)(value), place, what)
 
 
 def _meant(info: inspect.Type, value: object) -> inspect.Type:
@@ -255,7 +371,7 @@ def _meant(info: inspect.Type, value: object) -> inspect.Type:
     members: list[Any] = [one for one in info.types if not isinstance(one, (*_MAPPINGS, *_LISTS, inspect.NoneType))]
     if isinstance(value, dict | list):
         kinds = _MAPPINGS if isinstance(value, dict) else _LISTS
-        members = [one for one in info.types if isinstance(one, kinds)]
+        members = [one for one in info.types if isinstance(_bare(one), kinds)]
         if isinstance(value, dict) and (tagged := _tags(members)):
             members = [one for one in members if value.get(*tagged) == one.tag]
     return members[0] if len(members) == 1 else info
@@ -284,24 +400,25 @@ def _refuse(error: msgspec.ValidationError, kind: Any, info: Any, values: Any, p
     message, _, path = str(error).partition(" - at `$")
     value = values
     for name, index in re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path):
-        info = _meant(info, value)
+        info = _bare(_meant(info, value))
         if index == "...":
             name = _failing_key(value, kind, values, str(error))
         if index and index != "...":
             item = info.item_types[int(index)] if isinstance(info, inspect.TupleType) else info.item_type
             info, value, place = item, value[int(index)], f"{place}[{index}]"
         else:
-            info, value, place = _field(info, name), value.get(name), _joined(place, name)
+            place = _place(info, name, place)
+            info, value = _field(info, name), value.get(name)
     if message.startswith("Object missing required field"):
-        name = message.split("`")[1]
-        raise FieldError(_joined(place, name), "is missing", f"add {_expected(_field(_meant(info, value), name))}")
+        name, info = message.split("`")[1], _bare(_meant(info, value))
+        raise FieldError(_place(info, name, place), "is missing", f"add {_expected(_field(info, name))}")
     cause = error.__cause__
     if isinstance(cause, FieldError):
         raise FieldError(_joined(place, cause.field), cause.problem, cause.remedy)
     if cause is not None:
         problem, _, remedy = str(cause).partition("; ")
         raise FieldError(place, problem, remedy or "correct it")
-    given = (info.extra or {})["unit"].text(value) if isinstance(info, inspect.Metadata) else shown(value)
+    given = _marks(info)["codec"].write(value) if "codec" in _marks(info) else shown(value)
     raise FieldError(place, f"is {given}", f"write {_expected(info, value)}")
 
 
@@ -318,6 +435,14 @@ def _failing_key(mapping: dict[str, Any], kind: Any, values: Any, message: str) 
     raise AssertionError("a mapping is refused and no key of it is")
 
 
+def _place(info: Any, name: str, place: str) -> str:
+    """The place of a field, by the name that ``msgspec`` has for it, in the words of the document."""
+    for written, field in _fields(info).items():
+        if field.encode_name == name:
+            return place if "inline" in _marks(field.type) else _joined(place, written)
+    return _joined(place, name)
+
+
 def _field(info: Any, name: str) -> Any:
     """The type of a field; of the field that names the kind, its kinds."""
     if isinstance(info, inspect.DictType):
@@ -329,8 +454,9 @@ def _field(info: Any, name: str) -> Any:
 def _expected(info: Any, value: object = None) -> str:
     """What may stand where a type is wanted; of a number that is none, bounds beyond all sense are not told."""
     if isinstance(info, inspect.Metadata):
-        unit: Unit = (info.extra or {})["unit"]
-        return f"a number with a unit{_range(info.type, unit.text)}, such as {unit.example}"
+        return (
+            str(_marks(info)["codec"].expected(info.type)) if "codec" in _marks(info) else _expected(info.type, value)
+        )
     if isinstance(info, inspect.UnionType):
         one_of = (_expected(one, value) for one in info.types if not isinstance(one, inspect.NoneType))
         return " or ".join(dict.fromkeys(one_of))

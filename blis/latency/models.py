@@ -1,27 +1,73 @@
 """Latency models: how long a step takes, and the delays around the engine.
 
 A model is data, and the kernel gets it as arrays.  Linear coefficients are integer
-nanoseconds, so that a step time is exact and the same on every machine.
+nanoseconds, so that a step time is exact and the same on every machine.  Annotations say how a
+release writes a field (``strict.document``).
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-from dataclasses import astuple, dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from inspect import unwrap
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import Meta
+from msgspec import inspect as types
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
+from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel
-from blis_replay.blis.latency.operators import OperatorModel
-from blis_replay.blis.latency.physical import PhysicalModel
-from blis_replay.blis.latency.roofline import RooflineModel
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
-from blis_replay.strict.document import Number
+from blis_replay.strict.document import (
+    IF_SET,
+    REQUIRED,
+    UNWRITTEN,
+    FieldError,
+    NonNegativeWholeTime,
+    Number,
+    Text,
+    Time,
+    TimeNs,
+    TimeNsPerToken,
+    TimePerToken,
+    shown,
+    written_as,
+)
+
+
+@runtime_checkable
+class Latency(Protocol):
+    """A latency model of any kind."""
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and float parameters as ``kernel.step_time`` reads them; ``ReleaseError`` if it has none."""
+
+
+def durations_us(model: Latency, batches: Sequence[Mapping[str, int]] | np.ndarray) -> Floats:
+    """float64[n]: how long batches take by the model; a batch: fields of ``kernel.state.BATCH``, 0 where left out."""
+    table, us = np.zeros(len(batches), BATCH), np.zeros(len(batches), np.int64)
+    if isinstance(batches, np.ndarray):
+        table = batches
+    else:
+        for row, batch in zip(table, batches, strict=True):
+            for name, value in batch.items():
+                row[name] = value
+    step_time.step_durations_us(*model.for_kernel(), table, us)
+    return us.astype(np.float64)
+
+
+def refuse_unknown_features(field: str, names: Sequence[str]) -> None:
+    """Raise ``FieldError`` for a name that is not a feature of a batch."""
+    for name in names:
+        if name not in FEATURE_NAMES:
+            raise FieldError(field, f"names {name!r}, not a feature of a batch", f"use {', '.join(FEATURE_NAMES)}")
+
 
 LEAF = -1
 
@@ -48,8 +94,12 @@ class TreesModel:
     ``features``: names of ``kernel.step_time.FEATURE_NAMES``.
     """
 
-    features: tuple[str, ...]
+    unit: Annotated[Literal["log us"], REQUIRED] = field(default="log us", kw_only=True)
+    features: Annotated[tuple[str, ...], Meta(min_length=1)]
     trees: tuple[Tree, ...]
+
+    def __post_init__(self) -> None:
+        refuse_unknown_features("features", self.features)
 
     def for_kernel(self) -> step_time.KernelModel:
         """Kind, integer and float parameters of ``kernel.step_time``; ``ReleaseError`` for an unsound tree."""
@@ -97,8 +147,8 @@ class PrefillBeyond:
     with the prompt: no token of a larger batch costs less.  So a line that was fitted to small batches may bend up.
     """
 
-    tokens: int = 0
-    more_per_token_ns: int = 0
+    tokens: Annotated[int, Meta(ge=0, le=1_000_000_000), REQUIRED] = 0
+    more_per_token_ns: Annotated[TimeNsPerToken, REQUIRED] = 0
 
 
 @dataclass(frozen=True)
@@ -118,15 +168,25 @@ class LatencyModel:
     """
 
     kind: Literal["blackbox", "floor"]
-    intercept_ns: int
-    per_prefill_token_ns: int
-    per_decode_token_ns: int
-    per_context_token_ns: int = 0
-    floor_ns: int = 0
-    rounding: Literal["round_half_up", "truncate"] = "round_half_up"
-    cap_ns: int = 0
-    per_1000_attended_ns: int = 0
-    prefill_beyond: PrefillBeyond = PrefillBeyond()
+    intercept_ns: TimeNs
+    per_prefill_token_ns: TimeNsPerToken
+    per_decode_token_ns: TimeNsPerToken
+    per_context_token_ns: TimeNsPerToken = 0
+    per_1000_attended_ns: Annotated[TimeNs, IF_SET] = field(default=0, kw_only=True)
+    floor_ns: TimeNs = 0
+    rounding: Annotated[Literal["round_half_up", "truncate"], REQUIRED] = "round_half_up"
+    cap_ns: Annotated[TimeNs, IF_SET] = 0
+    prefill_beyond: Annotated[PrefillBeyond, IF_SET] = PrefillBeyond()
+
+    @staticmethod
+    def completed(written: dict[str, Any]) -> dict[str, Any]:
+        """The fields that a release may leave out: of a floor, which it must have, those of the line."""
+        if written.get("kind") != "floor":
+            return written
+        if "floor" not in written:
+            raise FieldError("floor", "is missing", "add a number with a unit, such as '12.5 us'")
+        line = {"intercept": "0 us", "per_prefill_token": "0 us/token", "per_decode_token": "0 us/token"}
+        return line | written
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
@@ -155,6 +215,56 @@ class LatencyModel:
         return -self.intercept_ns // self.per_decode_token_ns + 1
 
 
+class _Condition:
+    """The condition of a regime as text: ``always``, or e.g. ``prefill_tokens < 256``."""
+
+    def read(self, value: object, place: str) -> tuple[str, str, float] | None:
+        match = re.fullmatch(r"(\w+) (==|<=|>=|<|>) (-?[0-9]+(?:\.[0-9]+)?)", str(value))
+        if value != "always" and (not match or match[1] not in FEATURE_NAMES):
+            raise FieldError(place, "is not a condition", "write `always` or e.g. `prefill_tokens < 256`")
+        return (match[1], match[2], float(match[3])) if match else None
+
+    def write(self, value: tuple[str, str, float] | None) -> str:
+        return "always" if value is None else f"{value[0]} {value[1]} {value[2]:g}"
+
+    def expected(self, info: types.Type) -> str:
+        return "text"
+
+
+_ConditionOrNone = Annotated[tuple[str, str, float] | None, Meta(extra={"codec": _Condition()})]
+
+
+class _IsLogarithm:
+    """What the line of a regime is: the step time, or the logarithm of one plus it."""
+
+    def read(self, value: object, place: str) -> bool:
+        if value not in ("us", "log1p us"):
+            raise FieldError(place, f"is {shown(value)}", f"write {self.expected()}")
+        return value == "log1p us"
+
+    def write(self, value: bool) -> str:
+        return "log1p us" if value else "us"
+
+    def expected(self, info: types.Type | None = None) -> str:
+        return "one of log1p us, us"
+
+
+class _ByFeature:
+    """Coefficients by the name of their feature."""
+
+    def read(self, value: object, place: str) -> tuple[tuple[str, object], ...]:
+        if not isinstance(value, dict):
+            raise FieldError(place, f"is {shown(value)}", "write key: value pairs")
+        refuse_unknown_features(place, [*value])
+        return tuple(value.items())
+
+    def write(self, value: tuple[tuple[str, float], ...]) -> dict[str, float]:
+        return dict(value)
+
+    def expected(self, info: types.Type) -> str:
+        return "key: value pairs"
+
+
 @dataclass(frozen=True)
 class Regime:
     """A linear model over named features (us), used for batches that meet a condition.
@@ -164,11 +274,13 @@ class Regime:
     logarithm of one plus the step time.
     """
 
-    name: str
-    intercept_us: float
-    coefficients: tuple[tuple[str, float], ...]
-    condition: tuple[str, str, float] | None = None
-    expm1: bool = False
+    name: Text
+    condition: Annotated[_ConditionOrNone, written_as("when"), REQUIRED] = field(default=None, kw_only=True)
+    expm1: Annotated[bool, Meta(extra={"codec": _IsLogarithm()}), written_as("unit"), REQUIRED] = field(
+        default=False, kw_only=True
+    )
+    intercept_us: Annotated[Number, written_as("intercept")]
+    coefficients: Annotated[tuple[tuple[str, Number], ...], Meta(extra={"codec": _ByFeature()})] = ()
 
 
 @dataclass(frozen=True)
@@ -180,10 +292,14 @@ class RegimeModel:
     is added to the line of the regime.
     """
 
-    regimes: tuple[Regime, ...]
-    overhead_us: float = 0.0
-    per_request_us: float = 0.0
-    prefill_beyond: PrefillBeyond = PrefillBeyond()
+    overhead_us: Time = field(default=0.0, kw_only=True)
+    per_request_us: Time = field(default=0.0, kw_only=True)
+    prefill_beyond: Annotated[PrefillBeyond, IF_SET] = field(default=PrefillBeyond(), kw_only=True)
+    regimes: Annotated[tuple[Regime, ...], REQUIRED] = ()
+
+    def __post_init__(self) -> None:
+        if not self.regimes or self.regimes[-1].condition is not None:
+            raise FieldError("regimes", "do not cover every batch", "end with a regime that is used `always`")
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
@@ -254,7 +370,7 @@ class CorrectedModel:
     length, what to add further from each of these times of the run on.  All of either sign.
     """
 
-    model: LatencyModel | RegimeModel | PhysicalModel | RooflineModel | TreesModel | OperatorModel
+    model: Latency
     line_ns: tuple[int, int, int, int]
     from_us: Int64s
     correction_us: Int64s
@@ -273,13 +389,18 @@ class FirstUse:
     vLLM lists for each model and GPU how its Triton kernel is to be laid out for so many tokens, and takes the nearest
     number listed.  Triton compiles a kernel for each layout, and again where 16 divides the number of choices of an
     expert (tokens times ``experts_per_token``), or that less ``experts``, by which the sorted choices are padded.
-    ``compile_us``: how long a step waits for one.  Both of these are read off vLLM's fused_moe and Triton's rules of
-    specialisation; the time is fitted.
+    ``compile_us``: how long a step waits for one, and ``source`` where that is from.  Both of these are read off vLLM's
+    fused_moe and Triton's rules of specialisation; the time is fitted.
     """
 
-    compile_us: int
-    experts: int
-    experts_per_token: int
+    compile_us: NonNegativeWholeTime
+    experts: Annotated[int, Meta(ge=1, le=100_000)]
+    experts_per_token: Annotated[int, Meta(ge=1, le=1_000)]
+    source: Text | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.experts_per_token > self.experts:
+            raise FieldError("experts_per_token", "is more than there are experts", "correct one of them")
 
     def on(self, latency: Latency, captured_tokens: int, max_num_batched_tokens: int) -> FirstUseModel:
         """A model with them, on a server that has compiled nothing but what its start needs.
@@ -288,7 +409,7 @@ class FirstUse:
         ``max_num_batched_tokens`` to measure its memory.
         """
         sizes = (*range(8, captured_tokens + 1, 8), max_num_batched_tokens)
-        kernel_of = inspect.unwrap(step_time.kernel_of)  # as Python has it
+        kernel_of = unwrap(step_time.kernel_of)  # as Python has it
         known = {kernel_of(size, self.experts_per_token, self.experts) for size in sizes}
         return FirstUseModel(latency, self, captured_tokens, sum(1 << kernel for kernel in known))
 
@@ -338,18 +459,8 @@ class StepTime(Protocol):
 _BENT_BY = ("prefill_tokens", "decode_tokens", "kv_sum")
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = (
-    LatencyModel
-    | RegimeModel
-    | ObservedCycles
-    | CorrectedModel
-    | PhysicalModel
-    | RooflineModel
-    | TreesModel
-    | OperatorModel
-)
-# What the engine takes: with what a new server adds to it.
-EngineLatency = Latency | FirstUseModel
+# What the engine takes: a model, with what a new server adds to it.
+EngineLatency = Latency
 
 
 @dataclass(frozen=True)
@@ -363,14 +474,21 @@ class Lifecycle:
     server hands out one after the other, a new request's last.  ``post_request_us``: added once at the end.
     ``scheduling_us`` and ``preemption_us``: as in BLIS only reported, in ``SimResult.scheduling_delay_us`` and
     ``preemption_delay_us``.  ``stamp_us``: the first token alone is stamped so much later (by a client or a
-    proxy), and the last one in time; no release has it.
+    proxy), and the last one in time; no release has it.  ``..._source``: where the value of a delay is from.
     """
 
-    pre_queue_us: float = 0.0
-    pre_queue_per_prompt_token_us: float = 0.0
-    post_token_us: float = 0.0
-    post_request_us: float = 0.0
-    scheduling_us: float = 0.0
-    preemption_us: float = 0.0
-    first_token_per_decode_us: float = 0.0
-    stamp_us: float = 0.0
+    pre_queue_us: Time = 0.0
+    pre_queue_per_prompt_token_us: TimePerToken = 0.0
+    post_token_us: Time = 0.0
+    post_request_us: Time = 0.0
+    scheduling_us: Time = 0.0
+    preemption_us: Time = 0.0
+    first_token_per_decode_us: Annotated[TimePerToken, IF_SET] = 0.0
+    stamp_us: Annotated[float, UNWRITTEN] = 0.0
+    pre_queue_source: Text | None = field(default=None, compare=False)
+    pre_queue_per_prompt_token_source: Text | None = field(default=None, compare=False)
+    post_token_source: Text | None = field(default=None, compare=False)
+    first_token_per_decode_source: Text | None = field(default=None, compare=False)
+    post_request_source: Text | None = field(default=None, compare=False)
+    scheduling_source: Text | None = field(default=None, compare=False)
+    preemption_source: Text | None = field(default=None, compare=False)

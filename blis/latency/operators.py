@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec import inspect as types
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import operators, step_time
-from blis_replay.blis.kernel.state import BATCH, LONGEST_STEP_US
+from blis_replay.blis.kernel.state import LONGEST_STEP_US
 from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import FieldError, NonNegativeTime
+from blis_replay.strict.document import (
+    INLINE,
+    REQUIRED,
+    UNWRITTEN,
+    FieldError,
+    NonNegativeTime,
+    Text,
+    shown,
+    written_as,
+)
 
-Numbers = tuple[float, ...]
+
+class _Line:
+    """Numbers of a table, none negative, with blanks between them: a line of YAML and not one for each."""
+
+    _pattern = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?( [0-9]{1,12}(\.[0-9]{1,6})?)*")
+
+    def read(self, value: object, place: str) -> tuple[float, ...]:
+        if not isinstance(value, str) or not self._pattern.fullmatch(value):
+            raise FieldError(place, f"is {shown(value)}", "write numbers with blanks between them")
+        return tuple(map(float, value.split(" ")))
+
+    def write(self, value: tuple[float, ...]) -> str:
+        return " ".join(f"{number:.1f}".removesuffix(".0") for number in value)
+
+    def expected(self, info: types.Type) -> str:
+        return "numbers with blanks between them"
+
+
+Numbers = Annotated[tuple[float, ...], Meta(extra={"codec": _Line()})]
 Multiple = Annotated[float, Meta(ge=0, le=1e6)]
 
 # Steps have no more tokens on any recorded server; a table that ends later is cut, and goes on in proportion.
@@ -80,10 +108,10 @@ class DecodeAttention:
 class OperatorTables:
     """Operator times of one model on its GPUs.  ``source``: where they are from, in words."""
 
+    source: Annotated[Text, REQUIRED] = field(default="not stated", kw_only=True)
     products: TokenTimes
-    prefill: PrefillAttention
-    decode: DecodeAttention
-    source: str | None = None
+    prefill: Annotated[PrefillAttention, written_as("prefill_attention")]
+    decode: Annotated[DecodeAttention, written_as("decode_attention")]
 
 
 class OperatorCoefficients(Struct, frozen=True, rename=lambda name: name.removesuffix("_us")):
@@ -111,9 +139,9 @@ class OperatorModel:
     the largest is computed as one of the next size.  Empty: batches are computed as they are.
     """
 
-    tables: OperatorTables
-    coefficients: OperatorCoefficients = AS_MEASURED
-    captured_sizes: tuple[int, ...] = ()
+    coefficients: Annotated[OperatorCoefficients, REQUIRED] = field(default=AS_MEASURED, kw_only=True)
+    tables: Annotated[OperatorTables, INLINE]
+    captured_sizes: Annotated[tuple[int, ...], UNWRITTEN] = ()
 
     def with_captured(self, sizes: tuple[int, ...]) -> OperatorModel:
         """The model on a server that captured CUDA graphs of these sizes."""
@@ -193,23 +221,3 @@ def _looked_up(at: Floats, column: Floats, knots: Numbers, columns: Numbers, us:
     rows = np.array([np.interp(column, columns, row) for row in us])
     found = [np.interp(one, knots, values) for one, values in zip(at, rows.T, strict=True)]
     return np.array(found, np.float64)
-
-
-class Timed(Protocol):
-    """A latency model of any form."""
-
-    def for_kernel(self) -> step_time.KernelModel:
-        """Kind, integer and float parameters."""
-
-
-def durations_us(model: Timed, batches: Sequence[Mapping[str, int]] | np.ndarray) -> Floats:
-    """float64[n]: how long batches take by the model; a batch: fields of ``kernel.state.BATCH``, 0 where left out."""
-    table, found = np.zeros(len(batches), BATCH), np.zeros(len(batches), np.int64)
-    if isinstance(batches, np.ndarray):
-        table = batches
-    else:
-        for row, batch in zip(table, batches, strict=True):
-            for name, value in batch.items():
-                row[name] = value
-    step_time.step_durations_us(*model.for_kernel(), table, found)
-    return found.astype(np.float64)

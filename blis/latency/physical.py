@@ -12,12 +12,13 @@ from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.latency.datasheets import Architecture, Gpu
 from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import NonNegativeTime
+from blis_replay.strict.document import UNWRITTEN, FieldError, NonNegativeTime
 
 # What of a batch costs time, after the step itself: prefill tokens, decode tokens, KV tokens that the decodes attend
 # to, KV tokens that the prefill tokens attend to, and requests.
@@ -80,8 +81,12 @@ class PhysicalModel:
 
     architecture: Architecture
     gpu: Gpu
-    tensor_parallelism: int
     coefficients: PhysicalCoefficients
+    tensor_parallelism: Annotated[int, UNWRITTEN] = 1  # its entry in a release has it
+
+    def __post_init__(self) -> None:
+        if not any(astuple(self.coefficients)):
+            raise FieldError("coefficients", "are all 0", "fit them again")
 
     def for_kernel(self) -> step_time.KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them.

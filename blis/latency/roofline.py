@@ -21,7 +21,7 @@ from blis_replay.blis.kernel.state import LONGEST_STEP_US
 from blis_replay.blis.latency.datasheets import Architecture, Gpu, Size
 from blis_replay.blis.latency.physical import all_reduced_bytes_per_token, expert_read_us, touched_table
 from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import FieldError
+from blis_replay.strict.document import REQUIRED, UNWRITTEN, FieldError, NonNegativeTime
 
 # Of the smooth curves, from a least-squares fit to the published H100 tables (112 products of 8-bit numbers within
 # 5 % on average, 30 prefills within 11 %, 700 decodes in 18 tables within 5 %; labs/docs/roofline.md).
@@ -180,11 +180,11 @@ class RooflineModel:
 
     architecture: Architecture
     gpu: Gpu
-    tensor_parallelism: int
-    mixed: Mixed = "weighted"
+    tensor_parallelism: Annotated[int, UNWRITTEN] = 1  # its entry in a release has it
+    mixed: Annotated[Mixed, REQUIRED] = "weighted"
     efficiency: Efficiency | None = None
-    bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY
-    per_layer_us: float = PER_LAYER_US
+    bandwidth_efficiency: Annotated[float, Meta(gt=0, le=1), REQUIRED] = BANDWIDTH_EFFICIENCY
+    per_layer_us: Annotated[NonNegativeTime, REQUIRED] = PER_LAYER_US
 
     def for_kernel(self) -> step_time.KernelModel:
         """Kind, integer and float parameters as ``kernel.roofline`` reads them.

@@ -285,7 +285,8 @@ def import_stepml(artifact: object, origin: str) -> tuple[RegimeModel, Lifecycle
         scheduling_us=given.scheduling_processing_time_us,
         preemption_us=given.preemption_processing_time_us,
     )
-    return RegimeModel(tuple(regimes), given.step_overhead_us, given.step_overhead_per_req_us), lifecycle
+    overheads = {"overhead_us": given.step_overhead_us, "per_request_us": given.step_overhead_per_req_us}
+    return RegimeModel(tuple(regimes), **overheads), lifecycle
 
 
 def _regime(name: str, line: _LineText, condition: _ConditionText | None, origin: str) -> Regime:
@@ -295,4 +296,4 @@ def _regime(name: str, line: _LineText, condition: _ConditionText | None, origin
             raise ReleaseError(f"{origin}: the feature {feature} is not kept of a batch; fit without it")
     when = None if condition is None else (condition.feature, condition.op, condition.value)
     coefficients = tuple(line.feature_coefficients.items())
-    return Regime(name, line.intercept, coefficients, when, expm1=line.output_transform == "expm1")
+    return Regime(name, line.intercept, coefficients, condition=when, expm1=line.output_transform == "expm1")

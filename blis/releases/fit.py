@@ -1,4 +1,4 @@
-"""How the coefficients of a release entry came about: a fit's record in YAML, both ways.
+"""How the coefficients of a release entry came about: the record of a fit.
 
 Part of it is the range of steps that was fitted on; ``outside`` says how many steps of a run lie beyond.
 """
@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import asdict
 
 from blis_replay.blis.kernel.state import BATCH
-from blis_replay.blis.latency.operators import Timed, durations_us
+from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.blis.result import step_parts
 from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import FieldError, Number, Text
+from blis_replay.strict.document import FieldError, Number, Text, written_as
 
 Bounds = tuple[Number, Number]
 
@@ -94,7 +92,7 @@ class Outside:
         )
 
 
-def outside(steps: np.ndarray, fitted: StepRange, latency: Timed) -> Outside | None:
+def outside(steps: np.ndarray, fitted: StepRange, latency: Latency) -> Outside | None:
     """The steps of a run (``SimResult.steps``, of that model) that lie outside; None if fewer than one in a hundred."""
     beyond, ranges = 0, {name: _Beyond() for name in _WORDS}
     for some in step_parts(steps):
@@ -131,7 +129,7 @@ class _Beyond:
         self.most = max(self.most, float(values.max(initial=-np.inf)))
 
 
-def _time_share(steps: np.ndarray, fitted: StepRange, latency: Timed) -> float:
+def _time_share(steps: np.ndarray, fitted: StepRange, latency: Latency) -> float:
     """What a model makes of the excess over the range, as a share of its time; of some steps from all of the run."""
     some = steps[:: -(-len(steps) // _MOST_ASKED)]
     decodes, context, prefill = _quantities(some).values()
@@ -180,16 +178,22 @@ class CoefficientFit:
 
 @dataclass(frozen=True)
 class PartScore:
-    """Signed errors (fractions) of a part of an experiment, by arrival: ``window`` is its share of the run.
+    """Signed errors (fractions) of a part of an experiment: of what arrived from one share of the run to another.
 
     ``errors``: ``e2e``, ``ttft``, ``itl`` of the mean, ``e2e_p99`` and ``ttft_p99``.
     """
 
-    experiment: str
+    experiment: Text
     part: Part
-    window: tuple[float, float]
+    begin: Annotated[Number, written_as("from")]
+    until: Number
     requests: int
-    errors: Mapping[str, float]
+    errors: Mapping[str, Number]
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The shares of the run between which its requests arrived."""
+        return self.begin, self.until
 
 
 @dataclass(frozen=True)
@@ -202,29 +206,6 @@ class FitRecord:
     range of the steps fitted on, None in older releases.
     """
 
-    form: str
-    fitted_until: float
-    chosen_until: float
-    scheduling: Scheduling
-    scheduling_told: Told
-    scheduling_evidence: str
-    coefficients: tuple[CoefficientFit, ...]
-    scores: tuple[PartScore, ...]
-    steps: StepRange | None = None
-
-
-class _ScoreText(Struct, frozen=True, rename={"begin": "from"}):
-    experiment: Text
-    part: Part
-    begin: Number
-    until: Number
-    requests: int
-    errors: dict[str, Number]
-
-
-class FitText(Struct, frozen=True):
-    """The record as it is written in a release."""
-
     form: Text
     fitted_until: Number
     chosen_until: Number
@@ -232,16 +213,5 @@ class FitText(Struct, frozen=True):
     scheduling_told: Told
     scheduling_evidence: Text
     coefficients: tuple[CoefficientFit, ...]
-    scores: tuple[_ScoreText, ...]
+    scores: tuple[PartScore, ...]
     steps: StepRange | None = None
-
-    def record(self) -> FitRecord:
-        """What it stands for."""
-        scores = (PartScore(s.experiment, s.part, (s.begin, s.until), s.requests, s.errors) for s in self.scores)
-        return FitRecord(**(asdict(self) | {"scores": tuple(scores)}))
-
-
-def fit_text(record: FitRecord) -> FitText:
-    """The record as it is written."""
-    scores = (_ScoreText(s.experiment, s.part, *s.window, s.requests, dict(s.errors)) for s in record.scores)
-    return FitText(**(vars(record) | {"scores": tuple(scores)}))

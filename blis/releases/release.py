@@ -8,53 +8,58 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from shlex import quote
 from typing import Annotated, Any, Literal
 
 import yaml
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import FirstUse, Latency, LatencyModel, Lifecycle
-from blis_replay.blis.releases.fit import FitRecord, FitText, fit_text
-from blis_replay.blis.releases.latency import LatencyText, latency_text, read_latency
-from blis_replay.strict.document import (
-    FieldError,
-    NonNegativeTime,
-    Number,
-    Text,
-    Time,
-    TimePerToken,
-    document_of,
-    read_yaml,
-)
+from blis_replay.blis.latency.models import FirstUse, LatencyModel, Lifecycle
+from blis_replay.blis.releases.fit import FitRecord
+from blis_replay.blis.releases.latency import LatencyOfKind
+from blis_replay.strict.document import IF_SET, REQUIRED, UNWRITTEN, Number, Text, document_of, read_yaml
 
-SCHEMA: Literal["blis-replay/coefficients/1"] = "blis-replay/coefficients/1"
+# The delays that a release may have.
+DELAYS = tuple(
+    name.removesuffix("_us") for name in Lifecycle.__dataclass_fields__ if name.endswith("_us") and name != "stamp_us"
+)
 
 
 @dataclass(frozen=True)
 class ModelEntry:
     """Coefficients of one model on one tensor parallelism.
 
-    ``applies_to``: alias patterns (``70b-hf-*``) that narrow the entry further; empty for
-    all experiments of the model.  ``sources``: per delay, where its value is from.  ``fit``: how
-    the coefficients came about, where that is recorded.  ``first_use``: what a new server compiles, None if nothing is
-    known of that.
-    ``dtype``: the data type served (``bfloat16``, ``fp8``), None if the release does not say.
+    ``dtype``: the data type served (``bfloat16``, ``fp8``), None if the release does not say.  ``applies_to``: alias
+    patterns (``70b-hf-*``) that narrow the entry further; empty for all experiments of the model.  ``first_use``: what
+    a new server compiles, None if nothing is known of that.  ``fit``: how the coefficients came about, where that is
+    recorded.
     """
 
-    model: str
-    tensor_parallelism: int
-    latency: Latency
+    model: Text
+    tensor_parallelism: Annotated[int, Meta(ge=1)]
+    dtype: Text | None = field(default=None, kw_only=True)
+    applies_to: Annotated[tuple[str, ...], IF_SET] = field(default=(), kw_only=True)
+    latency: LatencyOfKind
     lifecycle: Lifecycle
-    applies_to: tuple[str, ...] = ()
-    sources: Mapping[str, str] | None = None
-    fit: FitRecord | None = None
-    dtype: str | None = None
     first_use: FirstUse | None = None
+    fit: FitRecord | None = None
+
+    def __post_init__(self) -> None:
+        # A model by architecture and datasheet is split over as many GPUs as its entry says.
+        if getattr(self.latency, "tensor_parallelism", self.tensor_parallelism) != self.tensor_parallelism:
+            latency: Any = self.latency
+            object.__setattr__(self, "latency", replace(latency, tensor_parallelism=self.tensor_parallelism))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the value of each delay is from, and that of ``first_use``; those that are stated."""
+        sources = {name: getattr(self.lifecycle, f"{name}_source") for name in DELAYS}
+        sources["first_use"] = None if self.first_use is None else self.first_use.source
+        return {name: source for name, source in sources.items() if source is not None}
 
     def is_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None) -> bool:
         """Whether it has the coefficients for a recording; what that does not know (None) fits any."""
@@ -89,16 +94,17 @@ class CoefficientRelease:
     came about; ``published_errors``: mean absolute errors in percent, quoted.
     """
 
-    name: str
+    schema: Literal["blis-replay/coefficients/1"] = field(default="blis-replay/coefficients/1", kw_only=True)
+    name: Text
     status: Literal["valid", "invalid"]
-    summary: str
-    source: str
-    hardware: str
-    sha256: str = ""
-    models: tuple[ModelEntry, ...] = ()
-    fitted_on: tuple[FittedOn, ...] | None = None
-    published_replay: Mapping[str, str | int] = field(default_factory=dict)
-    published_errors: Mapping[str, float] = field(default_factory=dict)
+    summary: Text
+    source: Text
+    hardware: Text
+    fitted_on: tuple[FittedOn, ...] | None = field(default=None, kw_only=True)
+    sha256: Annotated[str, UNWRITTEN] = ""
+    models: Annotated[tuple[ModelEntry, ...], Meta(min_length=1), REQUIRED] = ()
+    published_replay: Annotated[Mapping[str, str | Annotated[int, Meta(le=9)]], IF_SET] = field(default_factory=dict)
+    published_errors: Annotated[Mapping[str, Number], IF_SET] = field(default_factory=dict)
 
     def entry_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None = None) -> ModelEntry:
         """The coefficients for a recording; what it does not know (None) fits any.
@@ -157,160 +163,27 @@ def bundled_releases() -> dict[str, str]:
     return {name.removesuffix(".yaml"): texts[name] for name in sorted(texts)}
 
 
-class _LifecycleText(Struct, frozen=True):
-    """Delays, and where the value of each is from; in the order in which they are written."""
-
-    pre_queue: Time = 0.0
-    pre_queue_per_prompt_token: TimePerToken = 0.0
-    post_token: Time = 0.0
-    post_request: Time = 0.0
-    scheduling: Time = 0.0
-    preemption: Time = 0.0
-    first_token_per_decode: TimePerToken | None = None
-    pre_queue_source: Text | None = None
-    pre_queue_per_prompt_token_source: Text | None = None
-    post_token_source: Text | None = None
-    first_token_per_decode_source: Text | None = None
-    post_request_source: Text | None = None
-    scheduling_source: Text | None = None
-    preemption_source: Text | None = None
-
-
-DELAYS = tuple(name for name in _LifecycleText.__struct_fields__ if not name.endswith("_source"))
-
-
-class _FirstUseText(Struct, frozen=True, kw_only=True):
-    """As ``FirstUse``; ``source``: where the time is from."""
-
-    compile: NonNegativeTime
-    experts: Annotated[int, Meta(ge=1, le=100_000)]
-    experts_per_token: Annotated[int, Meta(ge=1, le=1_000)]
-    source: Text | None = None
-
-    def __post_init__(self) -> None:
-        if self.experts_per_token > self.experts:
-            raise FieldError("experts_per_token", "is more than there are experts", "correct one of them")
-
-    def first_use(self) -> FirstUse:
-        """What it stands for."""
-        return FirstUse(round(self.compile), self.experts, self.experts_per_token)
-
-
-class _EntryText(Struct, frozen=True, kw_only=True):
-    model: Text
-    tensor_parallelism: Annotated[int, Meta(ge=1)]
-    dtype: Text | None = None
-    applies_to: tuple[str, ...] | None = None
-    latency: LatencyText
-    lifecycle: _LifecycleText
-    first_use: _FirstUseText | None = None
-    fit: FitText | None = None
-
-    def entry(self) -> ModelEntry:
-        """What it stands for; raises ``ReleaseError`` for a model that no step can be run with."""
-        delays = self.lifecycle
-        sources = {name: getattr(delays, f"{name}_source") for name in DELAYS}
-        kernels = self.first_use
-        if kernels is not None:
-            sources["first_use"] = kernels.source
-        return ModelEntry(
-            model=self.model,
-            tensor_parallelism=self.tensor_parallelism,
-            latency=read_latency(self.latency, self.tensor_parallelism),
-            lifecycle=Lifecycle(**{f"{name}_us": getattr(delays, name) or 0.0 for name in DELAYS}),
-            applies_to=self.applies_to or (),
-            sources={name: source for name, source in sources.items() if source is not None},
-            fit=None if self.fit is None else self.fit.record(),
-            dtype=self.dtype,
-            first_use=None if kernels is None else kernels.first_use(),
-        )
-
-
-class _ReleaseText(Struct, frozen=True, kw_only=True):
-    schema: Literal["blis-replay/coefficients/1"] = SCHEMA
-    name: Text
-    status: Literal["valid", "invalid"]
-    summary: Text
-    source: Text
-    hardware: Text
-    fitted_on: tuple[FittedOn, ...] | None = None
-    models: Annotated[tuple[_EntryText, ...], Meta(min_length=1)]
-    published_replay: dict[str, str | Annotated[int, Meta(le=9)]] | None = None
-    published_errors: dict[str, Number] | None = None
-
-
 def parse_release(text: str, origin: str) -> CoefficientRelease:
     """Read a release from its YAML text; ``origin`` names it in errors.
 
     Raises ``ReleaseError`` naming the field and what is wrong with it.
     """
-    given = read_yaml(text, _ReleaseText, origin, "a release", ReleaseError)
-    models: list[ModelEntry] = []
-    for i, entry_text in enumerate(given.models):
+    release = read_yaml(text, CoefficientRelease, origin, "a release", ReleaseError)
+    for i, entry in enumerate(release.models):
         try:
-            models.append(entry_text.entry())
+            entry.latency.for_kernel()
         except ReleaseError as error:
             raise ReleaseError(f"{origin}, field models[{i}].latency: {error}") from None
-    for entry in models if given.status == "valid" else ():
+    for entry in release.models if release.status == "valid" else ():
         if isinstance(entry.latency, LatencyModel) and entry.latency.smallest_positive_batch() > 1:
             problem = f"give {entry.model} a negative step time; fit it again, or set status: invalid"
             raise ReleaseError(f"{origin}, field models: {problem}")
-    return CoefficientRelease(
-        name=given.name,
-        status=given.status,
-        summary=given.summary,
-        source=given.source,
-        hardware=given.hardware,
-        sha256=hashlib.sha256(text.encode()).hexdigest(),
-        models=tuple(models),
-        fitted_on=given.fitted_on,
-        published_replay=given.published_replay or {},
-        published_errors=given.published_errors or {},
-    )
+    return replace(release, sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
 def format_release(release: CoefficientRelease, columns: int = 110) -> str:
     """YAML text of a release, folded at so many columns; parsing it gives the same release but for ``sha256``.
 
-    Raises ``ReleaseError`` for what a release cannot say.
+    Raises ``ReleaseError`` for observed step times, which belong to a recording.
     """
-    try:
-        models = tuple(map(_entry_text, release.models))
-    except FieldError as error:
-        raise ReleaseError(f"release {release.name}, {error}") from None
-    document = _ReleaseText(
-        name=release.name,
-        status=release.status,
-        summary=release.summary,
-        source=release.source,
-        hardware=release.hardware,
-        fitted_on=release.fitted_on,
-        models=models,
-        published_replay=dict(release.published_replay) or None,
-        published_errors=dict(release.published_errors) or None,
-    )
-    return yaml.safe_dump(document_of(document), sort_keys=False, allow_unicode=True, width=columns)
-
-
-def _entry_text(entry: ModelEntry) -> _EntryText:
-    delays = {name: getattr(entry.lifecycle, f"{name}_us") for name in DELAYS}
-    delays["first_token_per_decode"] = delays["first_token_per_decode"] or None
-    sources: dict[str, Any] = {f"{name}_source": text for name, text in (entry.sources or {}).items()}
-    kernels, source = entry.first_use, sources.pop("first_use_source", None)
-    return _EntryText(
-        model=entry.model,
-        tensor_parallelism=entry.tensor_parallelism,
-        dtype=entry.dtype or None,
-        applies_to=entry.applies_to or None,
-        latency=latency_text(entry.latency),
-        lifecycle=_LifecycleText(**delays, **sources),
-        first_use=None
-        if kernels is None
-        else _FirstUseText(
-            compile=kernels.compile_us,
-            experts=kernels.experts,
-            experts_per_token=kernels.experts_per_token,
-            source=source,
-        ),
-        fit=None if entry.fit is None else fit_text(entry.fit),
-    )
+    return yaml.safe_dump(document_of(release), sort_keys=False, allow_unicode=True, width=columns)

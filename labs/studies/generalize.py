@@ -58,7 +58,7 @@ def calibrate_physical(
     """
     rows = [physical_rows(r, known_architecture(architectures, model_of(r)), gpus) for r in training]
     fit = fit_physical([part for part in rows if part is not None], priors)
-    release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), {}, gpus)
+    release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), gpus)
     measured = [recording for recording, part in zip(training, rows, strict=True) if part is not None]
     delays_us = {recording.slug: lacking_ttft_us(recording, release) for recording in measured}
     delay_us = float(max(round(_mean_over_models(measured, delays_us)), 0))
@@ -66,8 +66,8 @@ def calibrate_physical(
         f"what {len(measured)} replayed training recordings lack in TTFT, median of a recording, mean over models "
         f"({min(delays_us.values()) / 1000:.1f} to {max(delays_us.values()) / 1000:.1f} ms)"
     )
-    lifecycle = Lifecycle(pre_queue_us=delay_us)
-    return _release(name, fit, [*training, *targets], architectures, lifecycle, {"pre_queue": source}, gpus), fit
+    lifecycle = Lifecycle(pre_queue_us=delay_us, pre_queue_source=source)
+    return _release(name, fit, [*training, *targets], architectures, lifecycle, gpus), fit
 
 
 def _mean_over_models(recordings: Sequence[Recording], values: Mapping[str, float]) -> float:
@@ -83,15 +83,14 @@ def _release(
     recordings: Sequence[Recording],
     architectures: Mapping[str, Architecture],
     lifecycle: Lifecycle,
-    sources: Mapping[str, str],
     gpus: Gpus | None,
 ) -> CoefficientRelease:
     entries: dict[tuple[str, int, str], ModelEntry] = {}
     for recording in recordings:
         model, tensor_parallelism = model_of(recording), recording.tensor_parallelism or 1
         gpu = gpu_named(recording.hardware, gpus)
-        latency = PhysicalModel(known_architecture(architectures, model), gpu, tensor_parallelism, fit.coefficients)
-        entry = ModelEntry(model, tensor_parallelism, latency, lifecycle, sources=sources)
+        latency = PhysicalModel(known_architecture(architectures, model), gpu, fit.coefficients, tensor_parallelism)
+        entry = ModelEntry(model, tensor_parallelism, latency, lifecycle)
         entries[model, tensor_parallelism, gpu.name] = entry
     summary = f"Shared physical coefficients, fitted over {', '.join(sorted({part.model for part in fit.rows}))}."
     models = [entries[key] for key in sorted(entries)]

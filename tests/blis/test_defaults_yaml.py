@@ -47,7 +47,7 @@ def duration_us(latency: Latency, prefill: int, decode: int) -> int:
 
 
 def release_of(*entries: ModelEntry, hardware: str = "H100-SXM-80GB") -> CoefficientRelease:
-    return CoefficientRelease("mine", "valid", "s", "t", hardware, "", entries, (), {}, {})
+    return CoefficientRelease("mine", "valid", "s", "t", hardware, "", entries, fitted_on=())
 
 
 def linear(intercept: int, prefill: int, decode: int, **others: object) -> LatencyModel:

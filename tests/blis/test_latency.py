@@ -103,8 +103,8 @@ def test_the_first_regime_that_holds_is_used() -> None:
     """Decode only: 100 + 5 * decodes.  Below 256 prefill tokens: 200 + prefill.  Else expm1(7) = 1095.6, truncated."""
     model = RegimeModel(
         (
-            Regime("decode only", 100.0, (("decode_tokens", 5.0),), ("prefill_tokens", "==", 0)),
-            Regime("light", 200.0, (("prefill_tokens", 1.0),), ("prefill_tokens", "<", 256)),
+            Regime("decode only", 100.0, (("decode_tokens", 5.0),), condition=("prefill_tokens", "==", 0)),
+            Regime("light", 200.0, (("prefill_tokens", 1.0),), condition=("prefill_tokens", "<", 256)),
             Regime("heavy", 7.0, (), expm1=True),
         )
     )

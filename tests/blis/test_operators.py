@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.latency.models import Lifecycle, durations_us
 from blis_replay.blis.latency.operators import (
     DecodeAttention,
     OperatorCoefficients,
@@ -15,7 +15,6 @@ from blis_replay.blis.latency.operators import (
     OperatorTables,
     PrefillAttention,
     TokenTimes,
-    durations_us,
 )
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 
@@ -25,7 +24,7 @@ TABLES = OperatorTables(
     TokenTimes((1.0, 101.0), (110.0, 1110.0), (120.0, 2120.0), (10.0, 10.0)),
     PrefillAttention((1.0, 11.0), (100.0, 200.0), ((1.0, 2.0), (11.0, 22.0))),
     DecodeAttention((1.0, 11.0), (10.0, 110.0), ((1.0, 11.0), (11.0, 121.0))),
-    "made by hand",
+    source="made by hand",
 )
 MODEL = OperatorModel(TABLES)
 
@@ -72,7 +71,7 @@ def test_a_batch_is_padded_to_the_next_captured_size(requests: int, computed: in
 
 def release_of(model: OperatorModel) -> CoefficientRelease:
     entry = ModelEntry("org/model", 2, model, Lifecycle())
-    return CoefficientRelease("r", "valid", "s", "s", "H100-SXM", "", (entry,), (), {}, {})
+    return CoefficientRelease("r", "valid", "s", "s", "H100-SXM", "", (entry,), fitted_on=())
 
 
 def test_a_release_carries_its_tables() -> None:

@@ -81,14 +81,14 @@ def test_bundled_gpus_are_those_of_the_datasheets(data_pack: Path, name: str) ->
 def test_reading_the_weights_of_a_dense_model() -> None:
     """70B on 4 GPUs: (68,976,648,192 - 32,000 * 8,192 of the token table) * 2 bytes / 4 / 3.35 TB/s = 10,255.9 us."""
     model = PhysicalModel(
-        bundled_architectures()[LLAMA_70B], H100, 4, replace(AT_THE_DATASHEET, traffic=0, prefill_compute=0)
+        bundled_architectures()[LLAMA_70B], H100, replace(AT_THE_DATASHEET, traffic=0, prefill_compute=0), 4
     )
     assert duration_us(model, 0, 1, 0) == 10_256
 
 
 def test_kv_cache_of_a_model_without_grouped_queries() -> None:
     """7B: 2 * 32 layers * 32 heads * 128 * 2 bytes / 3.35 TB/s = 0.1565 us a context token (measured: 0.157)."""
-    model = PhysicalModel(bundled_architectures()[LLAMA_7B], H100, 1, AT_THE_DATASHEET)
+    model = PhysicalModel(bundled_architectures()[LLAMA_7B], H100, AT_THE_DATASHEET)
     assert duration_us(model, 0, 1, 100_000) - duration_us(model, 0, 1, 0) == pytest.approx(15_650, abs=1)
 
 
@@ -102,7 +102,7 @@ def test_with_fewer_kv_heads_than_gpus_each_holds_one() -> None:
 def test_experts_that_a_batch_touches(tokens: int, experts: float) -> None:
     """8 * (1 - 0.75^tokens): 2, 3.5, 5.47, all; each of 32 layers * 3 * 4096 * 14336 * 2 bytes / 2 / 3.35 TB/s."""
     architecture = bundled_architectures()[MIXTRAL]
-    model = PhysicalModel(architecture, H100, 2, replace(AT_THE_DATASHEET, traffic=0))
+    model = PhysicalModel(architecture, H100, replace(AT_THE_DATASHEET, traffic=0), 2)
     always_us = architecture.always_read_parameters * 2 / 2 / 3.35e6
     expert_us = 32 * 3 * 4096 * 14336 * 2 / 2 / 3.35e6
     assert duration_us(model, 0, tokens, 0) == pytest.approx(always_us + experts * expert_us, abs=1)
@@ -110,7 +110,7 @@ def test_experts_that_a_batch_touches(tokens: int, experts: float) -> None:
 
 def test_a_prefill_attends_to_what_came_before_it() -> None:
     """7B, 100 tokens: 2 * 32 * (4 * 4096^2 + 3 * 4096 * 11008) FLOPs a token, 4 * 32 * 4096 a pair, 989.5 TFLOP/s."""
-    model = PhysicalModel(bundled_architectures()[LLAMA_7B], H100, 1, replace(AT_THE_DATASHEET, weight_read=0))
+    model = PhysicalModel(bundled_architectures()[LLAMA_7B], H100, replace(AT_THE_DATASHEET, weight_read=0))
     flops = 100 * 12_952_010_752 + 1_000_000 * 4 * 32 * 4096
     assert duration_us(model, 100, 0, 0, attended=1_000_000) == pytest.approx(flops / 989.5e6, abs=1)
 
@@ -131,7 +131,7 @@ def test_the_engine_counts_what_prefills_attend_to() -> None:
 def test_an_all_reduce_takes_a_round_of_messages_for_each_doubling_of_gpus(gpus: int, rounds: int) -> None:
     """Two all-reduces in each of 80 layers, 5 us a round."""
     only = PhysicalCoefficients(0, 0, 0, 0, 0, 0, 5, 0, 1, 0)
-    assert duration_us(PhysicalModel(bundled_architectures()[LLAMA_70B], H100, gpus, only), 0, 1, 0) == 1 + 800 * rounds
+    assert duration_us(PhysicalModel(bundled_architectures()[LLAMA_70B], H100, only, gpus), 0, 1, 0) == 1 + 800 * rounds
 
 
 SIZES = st.integers(1, 64)
@@ -179,7 +179,7 @@ def test_the_kernel_is_the_formula(
         + c.per_step_us
         + c.per_request_us * requests
     )
-    model = PhysicalModel(a, H100, gpus, c)
+    model = PhysicalModel(a, H100, c, gpus)
     rounding_us = 0.501 + 5e-7 * (prefill + decode + context + attended + requests)
     assert abs(duration_us(model, prefill, decode, context, attended, int(prefill > 0)) - expected_us) <= rounding_us
     batch = np.array([[1, prefill, decode, context, attended, requests]], float)
@@ -191,7 +191,7 @@ def test_the_rounding_is_one_of_integers(
     a: Architecture, c: PhysicalCoefficients, gpus: int, prefill: int, decode: int, context: int
 ) -> None:
     """Whole picoseconds a quantity, their sum to us half up: exact in Python's integers."""
-    model = PhysicalModel(a, H100, gpus, c)
+    model = PhysicalModel(a, H100, c, gpus)
     _kind, whole, _real = model.for_kernel()
     step, per_prefill, per_decode, per_context, _attended, per_request, half, *touched = map(int, whole)
     total_ps = step + per_prefill * prefill + per_decode * decode + per_context * context + per_request * decode
@@ -200,14 +200,14 @@ def test_the_rounding_is_one_of_integers(
 
 
 def release_of(latency: PhysicalModel) -> CoefficientRelease:
-    entry = ModelEntry("org/model", latency.tensor_parallelism, latency, Lifecycle(), sources={})
-    return CoefficientRelease("p", "valid", "s", "t", "H100-SXM", "", (entry,), (), {}, {})
+    entry = ModelEntry("org/model", latency.tensor_parallelism, latency, Lifecycle())
+    return CoefficientRelease("p", "valid", "s", "t", "H100-SXM", "", (entry,), fitted_on=())
 
 
 def test_a_physical_release_survives_being_written() -> None:
     coefficients = PhysicalCoefficients(*(round(0.1 + i / 7, 3) for i in range(len(COEFFICIENT_NAMES))))
     for model in (LLAMA_7B, MIXTRAL):
-        latency = PhysicalModel(bundled_architectures()[model], H100, 2, coefficients)
+        latency = PhysicalModel(bundled_architectures()[model], H100, coefficients, 2)
         read = parse_release(format_release(release_of(latency)), "p").models[0].latency
         assert read == latency
         assert not isinstance(read, LatencyModel)
@@ -238,7 +238,7 @@ def test_a_physical_release_survives_being_written() -> None:
     ],
 )
 def test_what_is_wrong_with_a_physical_release_is_named(old: str, new: str, complaint: str) -> None:
-    text = format_release(release_of(PhysicalModel(bundled_architectures()[LLAMA_7B], H100, 1, AT_THE_DATASHEET)))
+    text = format_release(release_of(PhysicalModel(bundled_architectures()[LLAMA_7B], H100, AT_THE_DATASHEET)))
     assert old in text
     with pytest.raises(ReleaseError) as refused:
         parse_release(text.replace(old, new, 1), "mine.yaml")

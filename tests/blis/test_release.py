@@ -92,7 +92,7 @@ def test_how_coefficients_came_about_is_read_and_written() -> None:
     assert (fit.form, fit.fitted_until, fit.chosen_until) == ("line", 0.6, 0.8)
     assert (fit.scheduling, fit.scheduling_told) == ("asynchronous", "not told apart")
     assert fit.coefficients == (CoefficientFit("intercept", 13546.0, 13500.5, 13600.0, "fitted", "to cycles"),)
-    assert fit.scores == (PartScore("a", "test", (0.8, 1.0), 12, {"e2e": -0.01, "ttft": 0.2}),)
+    assert fit.scores == (PartScore("a", "test", 0.8, 1.0, 12, {"e2e": -0.01, "ttft": 0.2}),)
     assert parse_release(format_release(release), "x").models == release.models
     assert parse_release(SOUND, "x").models[0].fit is None
 
@@ -137,6 +137,7 @@ def test_a_release_survives_being_written(name: str) -> None:
     release = parse_release(bundled_releases()[name], name)
     again = parse_release(format_release(release), name)
     assert replace(again, sha256="") == replace(release, sha256="")
+    assert [entry.sources for entry in again.models] == [entry.sources for entry in release.models]
 
 
 @pytest.mark.parametrize(

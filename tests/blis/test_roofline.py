@@ -211,8 +211,8 @@ def test_a_product_takes_the_nearest_larger_shape() -> None:
 
 
 def release_of(latency: RooflineModel) -> CoefficientRelease:
-    entry = ModelEntry("org/model", latency.tensor_parallelism, latency, Lifecycle(), sources={})
-    return CoefficientRelease("r", "valid", "s", "t", "H100-SXM", "", (entry,), (), {}, {})
+    entry = ModelEntry("org/model", latency.tensor_parallelism, latency, Lifecycle())
+    return CoefficientRelease("r", "valid", "s", "t", "H100-SXM", "", (entry,), fitted_on=())
 
 
 @pytest.mark.parametrize("efficiency", [None, FLAT])

@@ -65,7 +65,7 @@ def test_what_the_excess_costs_is_what_the_model_says() -> None:
 def test_a_release_carries_the_range() -> None:
     fit = FitRecord("line", 0.6, 0.8, "synchronous", "synchronous", "e", (), (), StepRange((1, 10), (100, 300), (0, 0)))
     entry = ModelEntry("m", 1, LatencyModel("blackbox", 1_000_000, 1, 1), Lifecycle(), fit=fit)
-    text = format_release(CoefficientRelease("r", "valid", "s", "s", "h", "", (entry,), (), {}, {}))
+    text = format_release(CoefficientRelease("r", "valid", "s", "s", "h", "", (entry,), fitted_on=()))
     assert parse_release(text, "r").models[0].fit == fit
     assert "- 10\n" in text
     with pytest.raises(ReleaseError, match=r"fit\.steps\.decodes: does not ascend from 0 on"):

@@ -65,7 +65,7 @@ def test_an_artifact_by_hand() -> None:
 FEW = ("decode_tokens", "<=", 64.0)
 BENT = RegimeModel(
     (
-        Regime("few", 13_610.7, (("prefill_tokens", 41.6), ("decode_tokens", 17.9), ("kv_sum", 0.029)), FEW),
+        Regime("few", 13_610.7, (("prefill_tokens", 41.6), ("decode_tokens", 17.9), ("kv_sum", 0.029)), condition=FEW),
         Regime("many", 13_453.3, (("decode_tokens", 20.4), ("prefill_tokens", 41.6), ("kv_sum", 0.029))),
     )
 )
@@ -86,7 +86,7 @@ def test_lines_bent_at_1043_prefill_tokens_by_hand() -> None:
 @given(st.integers(0, 2_048), st.integers(0, 130), st.integers(0, 400_000), st.integers(0, 20_000))
 def test_bent_lines_are_regimes_to_the_last_bit(prefill: int, decode: int, context: int, more_ns: int) -> None:
     """A third condition that never holds has the same lines read as regimes in general."""
-    never = Regime("never", 1.0, (), ("prefill_tokens", "<", -1.0))
+    never = Regime("never", 1.0, (), condition=("prefill_tokens", "<", -1.0))
     bent = replace(BENT, prefill_beyond=PrefillBeyond(1_043, more_ns))
     general = replace(bent, regimes=(never, *bent.regimes))
     assert bent.for_kernel()[0] == step_time.BENT != general.for_kernel()[0]
@@ -99,7 +99,7 @@ def test_a_regime_model_survives_a_release() -> None:
     """Written as YAML and read again, it is the same model."""
     model, lifecycle = import_stepml(ARTIFACT, "artifact")
     model = replace(model, prefill_beyond=PrefillBeyond(1_043, 15_301))
-    entry = ModelEntry("some/Model", 1, model, lifecycle, sources={})
+    entry = ModelEntry("some/Model", 1, model, lifecycle)
     release = replace(parse_release(bundled_releases()["stepml-direct"], "x"), models=(entry,))
     assert parse_release(format_release(release), "x").models == (entry,)
 

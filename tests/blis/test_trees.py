@@ -64,8 +64,8 @@ def test_the_kernel_is_lightgbm_to_the_last_bit() -> None:
 
 
 def release_of(model: TreesModel) -> CoefficientRelease:
-    entry = ModelEntry("org/model", 2, model, Lifecycle(), sources={})
-    return CoefficientRelease("t", "valid", "s", "t", "H100-SXM", "", (entry,), (), {}, {})
+    entry = ModelEntry("org/model", 2, model, Lifecycle())
+    return CoefficientRelease("t", "valid", "s", "t", "H100-SXM", "", (entry,), fitted_on=())
 
 
 def test_a_release_of_trees_survives_being_written() -> None:

@@ -72,7 +72,7 @@ def _printed(run: Run, recording: Recording, release: CoefficientRelease, take: 
     text = " ".join(answer.out.split())
     assert f"simulator's steps take {take} than the server's" in text
 
-    score = PartScore(recording.slug, "fit", (0.0, 0.6), 100, {})
+    score = PartScore(recording.slug, "fit", 0.0, 0.6, 100, {})
     record = FitRecord("line", 0.6, 0.8, "asynchronous", "asynchronous", "", coefficients=(), scores=(score,))
     fitted = replace(release, models=tuple(replace(entry, fit=record) for entry in release.models))
     told = " --coefficients own.yaml --store else.duckdb"

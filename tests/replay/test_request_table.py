@@ -38,7 +38,7 @@ ENTRY = ModelEntry("some/Model", 1, LatencyModel("blackbox", 1_000_000, 10_000, 
 
 def release_of(*entries: ModelEntry) -> CoefficientRelease:
     """A release with these entries."""
-    return CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, entries, (), {}, {})
+    return CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, entries, fitted_on=())
 
 
 def simulated(path: Path, engine: EngineConfig = ENGINE) -> Simulation:
@@ -344,7 +344,7 @@ class TestEngineFile:
 
 class TestChoosingCoefficients:
     LARGE = ModelEntry("some/Model", 2, ENTRY.latency, ENTRY.lifecycle)
-    OTHER = ModelEntry("other/Thing", 1, ENTRY.latency, ENTRY.lifecycle, ("thing-hf-*",))
+    OTHER = ModelEntry("other/Thing", 1, ENTRY.latency, ENTRY.lifecycle, applies_to=("thing-hf-*",))
 
     def test_by_name_last_part_pattern_and_parallelism(self) -> None:
         release = release_of(ENTRY, self.LARGE, self.OTHER)

@@ -14,7 +14,8 @@ from blis_runs import release_of
 from recordings import make_recording
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.operators import OperatorModel, durations_us
+from blis_replay.blis.latency.models import durations_us
+from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.ingest.recording import Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError

@@ -24,7 +24,7 @@ def release_of(
 ) -> CoefficientRelease:
     """A release for a model, that of ``make_recording`` if none is named."""
     entry = ModelEntry(model, 1, latency, lifecycle)
-    return CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
+    return CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, (entry,), fitted_on=())
 
 
 def small_recording(count: int = 3, **engine: int | bool) -> Recording:

@@ -84,5 +84,5 @@ def release(
         }
         entries.append(ModelEntry(spec.model, 1, replace(spec.latency, **ns), spec.lifecycle, dtype=dtype))
     stated = None if fitted_on is None else tuple(fitted_on)
-    made = CoefficientRelease(name, "valid", "Made.", "a test", hardware, "", tuple(entries), stated, {}, {})
+    made = CoefficientRelease(name, "valid", "Made.", "a test", hardware, models=tuple(entries), fitted_on=stated)
     return parse_release(format_release(made), name)

@@ -60,7 +60,7 @@ def replayed(spec: SyntheticExperiment, slower: float = 1.0) -> ReplayRun:
     steps = (true.intercept_ns, true.per_prefill_token_ns, true.per_decode_token_ns)
     latency = LatencyModel("blackbox", *(int(ns * slower) for ns in steps))
     entry = ModelEntry(spec.model, 1, latency, spec.lifecycle)
-    release = CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
+    release = CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, (entry,), fitted_on=())
     return replay(made(spec)[1], release, ReplayMode(scheduling="asynchronous"))
 
 
@@ -290,7 +290,7 @@ def test_a_sweep_of_guidellm_is_serial_first_and_then_a_burst(real_store: Store)
     recording = read_stored(real_store, find_experiment(real_store, "34b-prefillheavy"))
     fitted = LatencyModel("blackbox", 25_600_000, 95_500, 205_800)  # a line through its own latencies
     entry = ModelEntry(str(recording.model), 1, fitted, Lifecycle())
-    release = CoefficientRelease("own", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
+    release = CoefficientRelease("own", "valid", "s", "s", "H100", "0" * 64, (entry,), fitted_on=())
     found = saturation(replay(recording, release))
     assert found is not None
     assert [(limit.stage, limit.in_flight) for limit in found.client_limits] == [(0, 1)]

@@ -45,7 +45,7 @@ def recording_with(step_id: list[int], start_us: list[int], prefill: list[int], 
 def test_a_prediction_is_the_step_time_of_the_engine() -> None:
     """5000 + 30 * 100 + 60 * 10 = 8600 us; bent at 8 decodes: 5000 + 60 * 10 below, 5300 + 20 * 10 above."""
     assert predicted_us(LINE, steps_of([100], [10], [1])).tolist() == [8_600]
-    low = Regime("low", 5_000, (("decode_tokens", 60.0),), ("decode_tokens", "<=", 8.0))
+    low = Regime("low", 5_000, (("decode_tokens", 60.0),), condition=("decode_tokens", "<=", 8.0))
     bent = RegimeModel((low, Regime("high", 5_300, (("decode_tokens", 20.0),))))
     assert predicted_us(bent, steps_of([0, 0], [5, 10], [1, 1])).tolist() == [5_300, 5_500]
 

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency.operators import durations_us
+from blis_replay.blis.latency.models import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Floats

@@ -14,8 +14,7 @@ import numpy as np
 
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles
-from blis_replay.blis.latency.operators import durations_us
+from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles, durations_us
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Floats, Int64s

@@ -12,9 +12,16 @@ from typing import Literal, Unpack
 import numpy as np
 
 from blis_replay.blis.latency.datasheets import same_gpu
-from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond, RegimeModel
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle, PrefillBeyond, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, StepRange, Told
-from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
+from blis_replay.blis.releases.release import (
+    DELAYS,
+    CoefficientRelease,
+    FittedOn,
+    ModelEntry,
+    format_release,
+    parse_release,
+)
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.identity import requests_hash
@@ -166,7 +173,9 @@ def fitted_release(
     Raises ``ReleaseError`` for coefficients that no release may have.
     """
     hardware = ", ".join(sorted({recording.hardware or "not recorded" for recording in recordings}))
-    release = CoefficientRelease(name, "valid", summary, source, hardware, "", tuple(models), tuple(fitted_on))
+    release = CoefficientRelease(
+        name, "valid", summary, source, hardware, models=tuple(models), fitted_on=tuple(fitted_on)
+    )
     text = format_release(release)
     parse_release(text, f"the fitted release {name}")  # what nobody could read is not written
     return replace(release, sha256=hashlib.sha256(text.encode()).hexdigest())
@@ -215,11 +224,12 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
         dtype=common_dtype(recordings),
         latency=form.latency(vector),
-        lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
-        sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
+        lifecycle=form.lifecycle(
+            vector, with_sources(lifecycle_of(measured), coefficients, ("pre_queue", "post_request"))
+        ),
     )
     if (kernels := first_use_of(recordings, entry, asynchronous)) is not None:
-        entry = replace(entry, first_use=kernels[0], sources={**(entry.sources or {}), "first_use": kernels[1].remark})
+        entry = replace(entry, first_use=kernels[0])
         coefficients = (*coefficients, kernels[1])
     why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
     record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
@@ -241,6 +251,11 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         scheduling=scheduling,
         missed=missed(record.scores, agreement, recordings),
     )
+
+
+def with_sources(lifecycle: Lifecycle, coefficients: Sequence[CoefficientFit], names: Sequence[str]) -> Lifecycle:
+    """The delays, those of ``names`` with where their values are from."""
+    return replace(lifecycle, **{f"{fit.name}_source": fit.remark for fit in coefficients if fit.name in names})
 
 
 def _beyond(steps: StepRange | None, prior: Prior, fitted_us: float) -> tuple[PrefillBeyond, CoefficientFit] | None:
@@ -281,8 +296,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
         dtype=common_dtype(recordings),
         latency=found.latency,
-        lifecycle=found.lifecycle,
-        sources={fit.name: fit.remark for fit in found.coefficients if fit.status == "measured"},
+        lifecycle=with_sources(found.lifecycle, found.coefficients, DELAYS),
     )
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
     told: tuple[Told, str] = ("not told apart", why)

@@ -131,7 +131,7 @@ def part_scores(
             simulated = LatencySamples(result.ttft_us, result.e2e_us, result.output_tokens)
             steps.append(result.steps)
             errors = _errors(level.numbers, simulated)
-            scores.append(PartScore(recording.slug, "fit", (0.0, 1.0), len(result.e2e_us), errors))
+            scores.append(PartScore(recording.slug, "fit", 0.0, 1.0, len(result.e2e_us), errors))
             continue
         known = (recording.requests["output_tokens"] > 0).fill_null(False).to_numpy()
         recorded = observed_requests(recording) & known
@@ -145,7 +145,7 @@ def part_scores(
             simulated = LatencySamples(result.ttft_us[chosen], result.e2e_us[chosen], result.output_tokens[chosen])
             if chosen.any():
                 errors = _errors(_numbers(samples_of(recording, chosen)), simulated)
-                scores.append(PartScore(recording.slug, part, window, int(np.count_nonzero(chosen)), errors))
+                scores.append(PartScore(recording.slug, part, *window, int(np.count_nonzero(chosen)), errors))
     return tuple(scores), range_of(steps)
 
 
@@ -178,7 +178,7 @@ def first_use_of(
     runs = " and ".join(seen_in)
     remark = f"median of {len(kernels_us)} stalls in the first seconds of {runs}; bounds of single stalls"
     fit = CoefficientFit("first_use", value_us, low_us, high_us, "measured", remark)
-    return FirstUse(round(value_us), architecture.experts, architecture.experts_per_token), fit
+    return FirstUse(round(value_us), architecture.experts, architecture.experts_per_token, remark), fit
 
 
 def _replayed(recording: Recording, entry: ModelEntry, asynchronous: bool) -> tuple[ReplayPlan, SimResult]:

@@ -32,7 +32,7 @@ from blis_replay.blis.latency.physical import (
     batch_times_us,
 )
 from blis_replay.blis.releases.fit import CoefficientFit, Told
-from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
+from blis_replay.blis.releases.release import DELAYS, CoefficientRelease, FittedOn
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
@@ -319,14 +319,12 @@ def _fit_model(recordings: Sequence[Recording], measured: CoefficientRelease, un
     entry = replace(
         entry,
         latency=replace(model, coefficients=values),
-        lifecycle=replace(entry.lifecycle, pre_queue_us=0.0),
-        sources=None,
+        lifecycle=replace(entry.lifecycle, pre_queue_us=0.0, **dict.fromkeys(f"{name}_source" for name in DELAYS)),
     )
     delay_us = _pre_queue_us(recordings, replace(measured, models=(entry,)))
     middle = "median" if any(map(is_load_level, recordings)) else "mean"
     source = f"what the replayed recordings lack in TTFT, median of a recording, {middle} over recordings"
-    lifecycle = replace(entry.lifecycle, pre_queue_us=delay_us)
-    entry = replace(entry, lifecycle=lifecycle, sources={"pre_queue": source})
+    entry = replace(entry, lifecycle=replace(entry.lifecycle, pre_queue_us=delay_us, pre_queue_source=source))
     asynchronous = configured_scheduling(recordings[0])[0] == "asynchronous"
     coefficients = _coefficients(values, spread, delay_us, source)
     why: tuple[Told, str] = ("not told apart", "taken from the engine arguments")

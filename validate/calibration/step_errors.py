@@ -14,8 +14,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
-from blis_replay.blis.latency.operators import durations_us
+from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel, durations_us
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
@@ -272,4 +271,4 @@ def _segment(intercept_us: float, slope_us: float, vector: Floats, low: int, ben
     )
     name = f"above {low} decodes" if bend is None else f"{low} to {bend} decodes"
     condition = None if bend is None else ("decode_tokens", "<=", float(bend))
-    return Regime(name, round(intercept_us, 3), coefficients, condition)
+    return Regime(name, round(intercept_us, 3), coefficients, condition=condition)

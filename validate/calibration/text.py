@@ -66,9 +66,15 @@ def _document(fit: ModelFit) -> dict[str, Any]:
         "window_error_percent": fit.agreement,
         "missed": list(fit.missed),
         **asdict(fit.record),
+        "scores": [_score_json(score) for score in fit.record.scores],
         "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
         "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,
     }
+
+
+def _score_json(score: PartScore) -> dict[str, Any]:
+    part = {"experiment": score.experiment, "part": score.part, "window": score.window}
+    return {**part, "requests": score.requests, "errors": score.errors}
 
 
 def _fit(fit: ModelFit) -> list[Part]:

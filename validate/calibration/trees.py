@@ -130,7 +130,7 @@ def trees_release(recordings: Sequence[Recording], name: str, delays: Coefficien
     source = f"LightGBM; delays of release {delays.name}"
     hardware = ", ".join(sorted({recording.hardware or "not stated" for recording in recordings}))
     fitted_on = tuple(FittedOn(r.slug, r.content_hash, "steps", requests_hash(r)) for r in recordings)
-    release = CoefficientRelease(name, "valid", summary, source, hardware, "", tuple(entries), fitted_on)
+    release = CoefficientRelease(name, "valid", summary, source, hardware, models=tuple(entries), fitted_on=fitted_on)
     return parse_release(format_release(release), name)
 
 

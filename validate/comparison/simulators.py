@@ -275,4 +275,4 @@ def _release_of_floor(
     digest = hashlib.sha256(repr(sorted(lines.items(), key=repr)).encode()).hexdigest()
     fitted_on = tuple(FittedOn(r.slug, r.content_hash, "latencies", requests_hash(r)) for r in recordings)
     hardware = ", ".join(dict.fromkeys(r.hardware for r in recordings if r.hardware))
-    return CoefficientRelease("least-squares", "valid", _LACKS, name, hardware, digest, (), fitted_on)
+    return CoefficientRelease("least-squares", "valid", _LACKS, name, hardware, digest, fitted_on=fitted_on)

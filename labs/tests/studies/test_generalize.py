@@ -52,7 +52,7 @@ WORKLOADS = {"chat": SharedPrefix(10, 10, 100, 300, 60), "summary": SharedPrefix
 def made_case(folder: Path, model: str, workload: str) -> Observed:
     """A minute at 8 and 20 requests/s on a server whose step times follow the planted physics."""
     size = model.removeprefix("org/model-")
-    latency = PhysicalModel(ARCHITECTURES[model], gpu_named("H100-SXM"), GPUS[model], PLANTED)
+    latency = PhysicalModel(ARCHITECTURES[model], gpu_named("H100-SXM"), PLANTED, GPUS[model])
     spec = SyntheticExperiment(
         slug=f"20260301-120000-model-{size}-tp{GPUS[model]}-{workload}",
         model=model,

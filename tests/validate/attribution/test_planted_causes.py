@@ -107,7 +107,7 @@ def test_nothing_is_invented_on_a_perfect_simulator(sample_rate: float, most: fl
 
 def test_who_has_calibrated_to_the_recording_is_not_sent_to_do_it_again(planted: Planted) -> None:
     wrong = wrong_simulator(planted, "step_time")
-    score = PartScore(wrong.recording.slug, "fit", (0.0, 0.6), 100, {})
+    score = PartScore(wrong.recording.slug, "fit", 0.0, 0.6, 100, {})
     record = FitRecord("line", 0.6, 0.8, "asynchronous", "asynchronous", "", coefficients=(), scores=(score,))
     fitted = replace(wrong.release, models=tuple(replace(entry, fit=record) for entry in wrong.release.models))
     for release, mend in (

@@ -70,8 +70,8 @@ def hostile_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFac
         engine=planted_page.recording.engine | {bad["argument"]: Setting(bad["value"], "recorded", bad["detail"])},
         stages=tuple(replace(stage, rate_per_s=1e300) for stage in planted_page.recording.stages),
     )
-    sources = {"pre_queue_us": bad["delay"]}
-    entry = replace(planted_page.wrong.models[0], model=bad["model"], sources=sources)
+    entry = planted_page.wrong.models[0]
+    entry = replace(entry, model=bad["model"], lifecycle=replace(entry.lifecycle, pre_queue_source=bad["delay"]))
     release = replace(planted_page.wrong, name=bad["release"], sha256=HOSTILE, models=(entry,))
     path = tmp_path_factory.mktemp("hostile") / "store.duckdb"
     with open_store(path) as store:
