@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from importlib.metadata import entry_points
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,9 @@ clients:
 ABOUT_EACH = """
 inspect
 validate --by-stage $RELEASE
-attribute --executor serial $RELEASE
+explain --executor serial $RELEASE
 segments $RELEASE
-steps $RELEASE
+coefficients steps $RELEASE
 whatif --set max_num_seqs=32 --executor serial $RELEASE
 export --to parquet --out out/requests.parquet
 """
@@ -74,7 +74,7 @@ ABOUT_CHOSEN = """
 validate --replay spec $RELEASE
 validate --replay blis-spec $RELEASE
 validate --replay scheduling=synchronous $RELEASE
-validate --replay arrivals=flat,surplus_steps=1 --window 0.6:1 $RELEASE
+validate --replay arrivals=flat --window 0.6:1 $RELEASE
 explain --replay scheduling=synchronous --reference none --executor serial $RELEASE
 segments --out out/requests.csv $RELEASE
 whatif --sweep max_num_seqs=64,256 --sweep max_num_batched_tokens=1024,4096 --executor serial $RELEASE
@@ -86,7 +86,7 @@ report --out out/report.html $RELEASE
 """
 OTHERS = """
 validate --all
-validate --experiment 34b-general --experiment 34b-codegen --coefficients stepml-direct --replay as-published
+validate --experiment 34b-general --experiment 34b-codegen --coefficients stepml-direct
 coefficients steps --experiment 34b-general --coefficients stepml-direct
 calibrate --train 34b-general --out out/fitted.yaml --executor serial
 calibrate --train fcfs-async --out out/fitted.yaml --force --executor serial
@@ -105,7 +105,6 @@ coefficients export-defaults made.yaml --out out/defaults.yaml
 coefficients for-model $CONFIG --model org/new --out out/new.yaml
 coefficients roofline $CONFIG --model org/new --out out/new.yaml
 coefficients roofline $CONFIG --model org/new --efficiency DATA/blis-h100-mfu --mixed additive --out out/new.yaml
-coefficients trees --train 34b-general --out out/trees.yaml
 simulate --workload load.yaml $SETUP
 simulate --experiment mooncake-conversation_trace.jsonl.gz $SETUP
 simulate --workload load.yaml $SETUP --instances 3 --router weighted:prefix_affinity=3,queue_depth=2 --csv-tables
@@ -134,8 +133,8 @@ def record(out: Path, data: Path, other: Path | None) -> None:
     if other:  # Its packages are those of the Python beside it.
         command = (other.absolute().parent / "python", __file__, "record", out, "--data", data)
         sys.exit(subprocess.call(command))
-    (point,) = entry_points(group="console_scripts", name="blis-replay")
-    main = click.Command("main", callback=point.load())
+    # Not the console script, which may end the process.
+    main = click.Command("main", callback=import_module("blis_replay.validate.cli.main").main)
     out.mkdir(parents=True)
     answers, data = out.resolve(), data.resolve()
     with tempfile.TemporaryDirectory() as folder:
