@@ -181,9 +181,8 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
 def _saturated_from_s(run: ReplayRun) -> float | None:
     """Arrival of the last request before a queue that lasts to the end; clients that wait make none that grows."""
     found = simulated_queue(run)
-    if run.mode.loop is not None or found.from_us is None or found.until_us is not None:
-        return None
-    return found.from_us / 1e6
+    grows = run.mode.loop is None and found.from_us is not None and found.stands_at_the_end
+    return found.from_us / 1e6 if grows and found.from_us is not None else None
 
 
 def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:

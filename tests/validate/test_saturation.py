@@ -17,7 +17,7 @@ from blis_replay.blis.trace import EngineConfig
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks.overload import CHECK, overloaded
+from blis_replay.ingest.checks.overload import CHECK, client_limits, overloaded, queue
 from blis_replay.ingest.recording import Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
@@ -27,7 +27,7 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import comparison_answer
 from blis_replay.validate.comparison.first_screen import before_the_queue
-from blis_replay.validate.comparison.saturation import Saturation, client_limits, queue, saturation
+from blis_replay.validate.comparison.saturation import Saturation, saturation
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
 from blis_replay.validate.comparison.summary_text import mean_abs_errors
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.fixtures.catalogue import published_failures
+from blis_replay.ingest.checks.overload import FEWEST
 from blis_replay.ingest.recording import PUBLISHED, GroundTruth
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.comparison.saturation import FEWEST, Saturation
+from blis_replay.validate.comparison.saturation import Saturation
 from blis_replay.validate.metrics.latency import THRESHOLDS
 from blis_replay.validate.metrics.observed import on_both_sides
 
@@ -108,10 +109,3 @@ def _last_end_s(arrival_us: Int64s, e2e_us: Int64s, both: Bools) -> float:
 def load_is_known(slug: str, ground_truth: GroundTruth) -> bool:
     """Whether a replay can serve what was served: a reconstruction does not know who gave up, and when."""
     return ground_truth != PUBLISHED or published_failures(slug) <= _MOST_FAILED
-
-
-def beyond_capacity(found: Saturation | None) -> bool:
-    """Whether a recording waits longer than it is served, or its client sent one request when another was done."""
-    if found is None or found.from_us is None:
-        return False
-    return found.observed.from_us is not None or bool(found.client_limits)

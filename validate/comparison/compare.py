@@ -15,7 +15,7 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
-from blis_replay.validate.comparison.capacity import Measure, beyond_capacity, capacity
+from blis_replay.validate.comparison.capacity import Measure, capacity
 from blis_replay.validate.comparison.saturation import Saturation, saturation
 from blis_replay.validate.comparison.sides import (
     Side,
@@ -301,7 +301,9 @@ def compare_replay(
 def _with_capacity(comparison: Comparison) -> Comparison:
     """With what there is to say of queues; and, of an overloaded run, with what is judged instead of latencies."""
     found = saturation(comparison.run)
-    seen = beyond_capacity(found) and not {"e2e", "ttft"} & comparison.unusable.keys()  # a queue is seen by these
+    seen = (
+        found is not None and found.judges_by_capacity and not {"e2e", "ttft"} & comparison.unusable.keys()
+    )  # a queue is seen by these
     comparison = replace(comparison, saturation=found)
     if not seen and not comparison.overloaded:
         return comparison

@@ -18,101 +18,25 @@ import polars as pl
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.compiled.arrays import Bools, Int64s
-from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.checks.overload import (
+    FAILED_SHARE,
+    FEWEST,
+    QUEUE_US,
+    ClientLimit,
+    Queue,
+    client_limits,
+    in_flight_at,
+    queue,
+)
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.metrics.observed import observed_requests
 
-# In flight at its largest number for so much of the time: a client that sends when another is done.
-_LIMITED_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class ClientLimit:
-    """A load generator that sent only when another request was done: its limit, reached first at ``from_us``.
-
-    ``stage``: the load stage in which it did, None where stages are not known.
-    """
-
-    stage: int | None
-    in_flight: int
-    from_us: int
-
-
-def in_flight_at(recording: Recording, time_us: int) -> int:
-    """Requests that were sent by then, and neither done nor given up, as recorded."""
-    sent_us, done_us = _sent_and_done(recording.requests)
-    return int(((sent_us <= time_us) & (done_us > time_us)).sum())
-
-
-def client_limits(recording: Recording) -> tuple[ClientLimit, ...]:
-    """The number of requests in flight at which the client stood for most of a load stage, where there is one.
-
-    Between the first time at its largest number and the last arrival of the stage.
-    """
-    stages = recording.requests.frame(["stage", "arrival_us", "e2e_us"]).group_by("stage", maintain_order=True)
-    limits = (_client_limit(stage, requests) for (stage,), requests in stages)
-    return tuple(limit for limit in limits if limit is not None)
-
-
-def _client_limit(stage: int | None, requests: Rows | pl.DataFrame) -> ClientLimit | None:
-    sent_us, done_us = _sent_and_done(requests)
-    if len(sent_us) < FEWEST:
-        return None
-    # Requests are in order of arrival.  Of what is sent when another is done, the end comes first.
-    done_us.sort()
-    done = np.searchsorted(done_us, sent_us, side="right")
-    in_flight = np.arange(1, len(sent_us) + 1) - done
-    largest = int(in_flight.max())
-    at = np.flatnonzero(in_flight == largest)
-    # So many are there from the arrival of one until the next comes or one is done.
-    until_us = np.minimum(np.append(sent_us, sent_us[-1])[at + 1], done_us[done[at]])
-    stood_us = int((np.minimum(until_us, sent_us[-1]) - sent_us[at]).sum())
-    first_us = int(sent_us[at[0]])
-    if stood_us <= _LIMITED_SHARE * (int(sent_us[-1]) - first_us):
-        return None
-    return ClientLimit(stage, largest, first_us)
-
-
-def _sent_and_done(requests: Rows | pl.DataFrame) -> tuple[Int64s, Int64s]:
-    timed = requests.select("arrival_us", "e2e_us").drop_nulls()
-    sent_us = timed["arrival_us"].to_numpy().astype(np.int64)
-    return sent_us, sent_us + timed["e2e_us"].to_numpy().astype(np.int64)
-
-
-# A place at once: the step that runs and, if scheduling is asynchronous, one more.
-_AT_ONCE_US = 250_000
-# What is said of a queue at all; as the instrument check of overload has it.
-_QUEUE_US = 1_000_000
-# Single requests that are late for other reasons make no queue.
-_NEIGHBOURS = 5
-FEWEST = 20
 # Of fewer ends a rate is that of the moment.
 _FEWEST_ENDS = 100
 # Largest error of the throughput of a simulator that is not to blame: as of the E2E of one that does not queue.
 THROUGHPUT_TOLERANCE = THRESHOLDS["e2e"]
 _OUTSIDE = ("e2e", "ttft")
-# More than so many failures say that the server was overloaded, also without a queue that is seen.
-_FAILED_SHARE = 0.10
-
-
-@dataclass(frozen=True)
-class Queue:
-    """How requests waited on one side.
-
-    ``from_us``: arrival of the last request that found a place at once before requests came to
-    wait longer than they are served; ``until_us``: of the first that did so again, None if there
-    was none.  Both None if it never came so far.  ``longest_us``: the longest wait, that of the
-    request that arrived at ``longest_at_us``; both 0 where nobody waits for a second.
-    ``touched_us``: time in shorter queues, of over a second, that went away.
-    """
-
-    from_us: int | None
-    until_us: int | None
-    longest_us: int
-    longest_at_us: int
-    touched_us: int
 
 
 @dataclass(frozen=True)
@@ -159,6 +83,11 @@ class Saturation:
     def outside(self) -> dict[str, float | None]:
         """Signed error of the mean by metric outside the queue, None where there is none."""
         return {metric: relative_error(*self.outside_us.get(metric, (None, None))) for metric in _OUTSIDE}
+
+    @property
+    def judges_by_capacity(self) -> bool:
+        """Whether the recording waits longer than it is served, or its client sent when another request was done."""
+        return self.from_us is not None and (self.observed.from_us is not None or bool(self.client_limits))
 
     @property
     def throughput_error(self) -> float | None:
@@ -208,28 +137,6 @@ def _share_before(arrival_us: Int64s, from_us: int | None) -> float:
     return min(share, 1.0) if int((arrival_us <= share * arrival_us[-1]).sum()) >= FEWEST else 0.0
 
 
-def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
-    """The queue that shows in the waits of requests in order of arrival; ``served_us``: how long one is served.
-
-    Waits are smoothed by the median of 5 neighbours.
-    """
-    if (wait_us > _QUEUE_US).sum() <= _NEIGHBOURS // 2:
-        return Queue(None, None, 0, 0, 0)
-    padded = np.pad(wait_us, _NEIGHBOURS // 2, mode="edge")
-    wait_us = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1).astype(np.int64)
-    from_us, until_us, touched_us = None, None, 0
-    for first, last in _stretches(wait_us > _AT_ONCE_US):
-        longest_us = int(wait_us[first : last + 1].max())
-        start_us = int(arrival_us[max(first - 1, 0)])
-        end_us = int(arrival_us[last + 1]) if last + 1 < len(arrival_us) else None
-        if longest_us > max(served_us, _QUEUE_US):
-            from_us = start_us if from_us is None else from_us
-            until_us = end_us
-        elif longest_us > _QUEUE_US:
-            touched_us += (int(arrival_us[-1]) if end_us is None else end_us) - start_us
-    return Queue(from_us, until_us, int(wait_us.max()), int(arrival_us[np.argmax(wait_us)]), touched_us)
-
-
 def observed_wait_us(run: ReplayRun, chosen: Bools) -> Int64s:
     """int64[chosen]: how long requests waited for their first place, as recorded.
 
@@ -265,12 +172,6 @@ def _served_us(result: SimResult) -> int:
     return int((result.finished_us - result.scheduled_us)[done].mean()) if done.any() else 0
 
 
-def _stretches(long: Bools) -> list[tuple[int, int]]:
-    """First and last place of each run of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], long, [False]]).astype(np.int8)))
-    return [(int(first), int(last) - 1) for first, last in edges.reshape(-1, 2)]
-
-
 def _meaningless(
     observed: Queue, simulated: Queue, failures_us: Int64s, requests: int
 ) -> tuple[int | None, int | None]:
@@ -279,7 +180,7 @@ def _meaningless(
         ends = [side.until_us for side in sides]
         last = None if None in ends else max(end for end in ends if end is not None)
         return min(side.from_us for side in sides if side.from_us is not None), last
-    if len(failures_us) > _FAILED_SHARE * requests:
+    if len(failures_us) > FAILED_SHARE * requests:
         return int(failures_us[0]), None
     return None, None
 
@@ -319,7 +220,7 @@ def _served(run: ReplayRun, observed: Queue) -> Served | None:
     answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
     sides = tuple(timed[name].to_numpy() for name in columns), tuple(values[done] for values in answered)
     tokens, span_s = tuple(_tokens_within(window, *side) for side in sides), (end_us - observed.from_us) / 1e6
-    if span_s < _QUEUE_US / 1e6 or tokens[0] < FEWEST:
+    if span_s < QUEUE_US / 1e6 or tokens[0] < FEWEST:
         return None
     ends = tuple(_ends_within(window, *side) for side in sides)
     came = (arrival_us > window[0]) & (arrival_us <= window[1])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from blis_replay.ingest.checks.overload import overloaded
+from blis_replay.ingest.checks.overload import Queue, overloaded
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Toned
-from blis_replay.validate.comparison.saturation import Queue, Saturation
+from blis_replay.validate.comparison.saturation import Saturation
 from blis_replay.validate.text.answer import Block, Line
 from blis_replay.validate.text.cells import percent
 
@@ -113,17 +113,11 @@ def _judged_by(found: Saturation) -> list[str]:
 
 def _slopes(found: Saturation) -> list[str]:
     """How fast the wait grows: small errors of what is served make large ones of it, so it is not judged."""
-    slopes = [_slope(side) for side in (found.observed, found.simulated)]
+    slopes = [side.growth for side in (found.observed, found.simulated)]
     if None in slopes:
         return []
     recorded, simulated = slopes
     return [f"the wait grows by {recorded:.2f} s per second in the recording, by {simulated:.2f} s in the replay"]
-
-
-def _slope(side: Queue) -> float | None:
-    if side.from_us is None or side.longest_at_us <= side.from_us:
-        return None
-    return side.longest_us / (side.longest_at_us - side.from_us)
 
 
 def _limits(found: Saturation) -> list[str]:
