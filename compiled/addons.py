@@ -1,8 +1,12 @@
 """Add-ons: what other distributions, such as our labs, plug into this one.
 
 An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SOCKET.NAME``, e.g. ``verb.study``.
-Sockets: ``verb`` (a click command), and the name of a group of verbs, e.g. ``coefficients`` (a command in that group),
-and ``latency`` (the type of latency models of that kind, see ``blis.releases.latency``).
+Sockets:
+
+- ``verb``: a click command; the name of a group of verbs, e.g. ``coefficients``: a command in that group.
+- ``simulator``: a function of a simulator's name and ``SimulatorInputs`` (replay/simulators.py) that makes it.
+- ``compare``: what ``blis-replay compare --simulators`` and ``--published`` answer.
+- ``latency``: the type of latency models of that kind, see ``blis.releases.latency``.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+
+from blis_replay.compiled.errors import MissingExtraError
 
 _GROUP = "blis_replay.addons"
 
@@ -28,6 +34,14 @@ def addon(socket: str, name: str) -> Any | None:
     return None if point is None else point.load()
 
 
-def in_labs(verb: str) -> str:
-    """What to say of a verb of our labs where they are not installed."""
-    return f"the verb {verb!r} is in the labs; install them with `pip install blis-replay-labs`"
+def in_labs(what: str) -> str:
+    """What to say of something in our labs where they are not installed."""
+    return f"{what} is in the labs; install them with `pip install blis-replay-labs`"
+
+
+def needed_addon(socket: str, name: str, what: str) -> Any:
+    """As ``addon`` for ``what`` our labs have; raises ``MissingExtraError`` where they are not installed."""
+    plugged = addon(socket, name)
+    if plugged is None:
+        raise MissingExtraError(in_labs(what))
+    return plugged

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from blis_replay.blis.trace import NEVER_US
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.adapters.contract import Words
 from blis_replay.replay.blis_files import (
     TRACE_FORMS,
     BlisResults,
@@ -31,9 +30,10 @@ from blis_replay.replay.blis_files import (
     shared_prefixes,
     write_trace,
 )
+from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.program import ended, last_line, run_to_end
+from blis_replay.replay.program import CapturedOutput, ended, last_line, run_to_end
 from blis_replay.replay.simulator import Simulated, entry_of, model_of
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -151,7 +151,7 @@ def find_build(path_text: str) -> BlisBuild:
         raise BlisError(f"{path_text}: no such BLIS binary; give its path with --blis-binary")
     if not path.is_file() or not os.access(path, os.X_OK):
         raise BlisError(f"{path_text}: is not an executable file; give the BLIS binary with --blis-binary")
-    with Words() as output:
+    with CapturedOutput() as output:
         code = _wait(path, ["replay", "--help"], output.fileno(), output.fileno(), _HELP_TIMEOUT_S)
     text = output.head
     if code != 0:
@@ -209,7 +209,7 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
     Raises ``BlisError`` if it cannot be started, ends with an error or not within the limit;
     whatever it started is ended too.
     """
-    with Words() as errors:
+    with CapturedOutput() as errors:
         code = _wait(path, arguments, subprocess.DEVNULL, errors.fileno(), timeout_s)
     if code == 0:
         return
@@ -351,11 +351,13 @@ def restarted_outputs(preemptions: int | None) -> list[str]:
     return [f"BLIS preempted {preemptions:,} times; it {_FROM_ITS_START}"] if preemptions else []
 
 
-def restarted_outputs_elsewhere(preemptions: int) -> str:
-    """The same where only the embedded engine, given as many blocks, counted preemptions."""
-    return (
-        f"the embedded engine preempted {preemptions:,} times (this BLIS build does not count); BLIS {_FROM_ITS_START}"
-    )
+def informed(blis: ReplayRun, embedded: ReplayRun) -> ReplayRun:
+    """BLIS's run; where its build does not count preemptions, with those of our engine on the same plan and blocks."""
+    simulated, seen = blis.simulated, embedded.simulated.preemptions
+    if simulated.preemptions is not None or not seen:
+        return blis
+    said = f"the embedded engine preempted {seen:,} times (this BLIS build does not count); BLIS {_FROM_ITS_START}"
+    return replace(blis, simulated=replace(simulated, differences=(*simulated.differences, said)))
 
 
 def _prefixes(plan: ReplayPlan, form: TraceForm) -> list[str]:

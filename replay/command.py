@@ -11,7 +11,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +26,9 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, fo
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.adapters import ADAPTERS, run
-from blis_replay.replay.adapters.contract import Words
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.program import ended, last_line, left_by, run_to_end
+from blis_replay.replay.program import CapturedOutput, ended, last_line, left_by, run_to_end
 from blis_replay.replay.simulator import Simulated, entry_of, has_entry, model_of
 
 PREFIX = "cmd:"
@@ -94,7 +91,7 @@ class CommandSimulator:
     def _run(self, place: Path) -> int:
         """Run the command in its folder; its largest memory in bytes."""
         try:
-            with Words() as errors:
+            with CapturedOutput() as errors:
                 words = [*self.words, str(place)]
                 end = run_to_end(words, Path.cwd(), subprocess.DEVNULL, errors.fileno(), self.timeout_s)
         except OSError as error:
@@ -172,58 +169,6 @@ class CommandSimulator:
             scheduled_us=None if unknown else answers[2],
             differences=_partly_told(unknown, len(rows)),
         )
-
-
-AS_SHIPPED = "as shipped"
-_AS_SHIPPED = CoefficientRelease(AS_SHIPPED, "valid", "What the simulator comes with.", "", "")
-
-
-def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:
-    """The simulator of ``dynamo``, ``dynamo-fitted:PYTHON``, ``llmservingsim:TABLE`` and the like, by ``ADAPTERS``.
-
-    ``PYTHON``: in which it is installed, that of this program if it is left out.  Raises ``CommandError`` if there is
-    no such adapter or Python, or it is not installed there.
-    """
-    asked, _, given = name.partition(":")
-    kind, _, variant = asked.partition("-")
-    adapter = ADAPTERS.get(kind)
-    if adapter is None:
-        raise CommandError(f"{name}: no such adapter; there are {', '.join(ADAPTERS)}")
-    installed = bool(adapter.package) and not adapter.in_checkout(given)
-    python, option = (given or sys.executable, variant) if installed else (sys.executable, given)
-    found = shutil.which(python)
-    if found is None:
-        raise CommandError(f"{python}: no such program; give {asked}:PYTHON, the Python in which it is installed")
-    if installed and not _is_installed(found, adapter.package):
-        raise CommandError(
-            f"{adapter.package} is not installed for {python}; pip install {adapter.package}=={adapter.tried} in "
-            f"an environment of its own, and give {asked}:PATH/bin/python"
-        )
-    if adapter.package and variant not in ("", adapter.fitted if installed else ""):
-        raise CommandError(
-            f"{name}: no such variant; there is {kind}" + (f"-{adapter.fitted}" if installed and adapter.fitted else "")
-        )
-    if not (variant and installed):
-        release = _AS_SHIPPED
-    words = (found, run.__file__, kind, *([option] if option else []))
-    label = "-".join(filter(None, (kind, variant))) if installed else f"{kind}:{Path(option).name}"
-    return CommandSimulator(words, release, timeout_s, label=label)
-
-
-_LOOK_S = 60.0
-
-
-def _is_installed(python: str, package: str) -> bool:
-    """Whether a Python has a package; asked in an empty folder, because it prefers what lies in the one it is in."""
-    look = "import importlib.metadata, sys; importlib.metadata.version(sys.argv[1])"
-    try:
-        with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
-            words = [str(Path(python).absolute()), "-c", look, package]
-            return not run_to_end(words, Path(folder), subprocess.DEVNULL, subprocess.DEVNULL, _LOOK_S).code
-    except OSError as error:
-        raise CommandError(f"{python}: cannot be run ({error.strerror}); give the Python of the simulator") from None
-    except subprocess.TimeoutExpired:
-        raise CommandError(f"{python} did not end within {_LOOK_S:g} s; give the Python of the simulator") from None
 
 
 def command_simulator(text: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:

@@ -1,6 +1,4 @@
-"""Another program, run to its end: with a limit of time, and nothing that it started left behind; and what a run
-took.
-"""
+"""Another program, run to its end: with a time limit, and with nothing that it started left behind."""
 
 from __future__ import annotations
 
@@ -8,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from blis_replay.ingest.errors import printable
 
@@ -40,44 +37,6 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Taken(Generic[_T]):
-    """What a call answered, the seconds that it took, and the largest memory of this process meanwhile.
-
-    ``peak_bytes``: None where the system does not tell (it does on Linux).
-    """
-
-    answer: _T
-    seconds: float
-    peak_bytes: int | None
-
-
-def taken(call: Callable[[], _T]) -> Taken[_T]:
-    """Call, and measure it; raises what the call raises."""
-    counted = _forget_peak()
-    began = time.perf_counter()
-    answer = call()
-    return Taken(answer, time.perf_counter() - began, _peak_bytes() if counted else None)
-
-
-def _forget_peak() -> bool:
-    """Let the kernel count the largest memory of this process from now on; whether it does (proc(5), clear_refs)."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", "ascii")
-    except OSError:
-        return False
-    return True
-
-
-def _peak_bytes() -> int | None:
-    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 @dataclass(frozen=True)
@@ -123,6 +82,47 @@ def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, tim
     if errno:
         raise OSError(errno, os.strerror(errno), words[0])
     return Ended(code, peak_kib * 1024)
+
+
+# What is kept of a program's output: its beginning, and the end with its last words.
+_HEAD_BYTES, _TAIL_BYTES = 1 << 20, 1 << 16
+
+
+class CapturedOutput:
+    """A pipe for what a program prints, of which the beginning and the end are kept, however much it prints."""
+
+    def __init__(self) -> None:
+        ours, self._theirs = os.pipe()
+        self._head, self._tail = b"", b""
+        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> CapturedOutput:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        os.close(self._theirs)
+        self._reader.join(1.0)  # processes that a program left behind may still hold the pipe
+
+    def fileno(self) -> int:
+        """Where the program writes to."""
+        return self._theirs
+
+    @property
+    def head(self) -> str:
+        """The first 1 MB; complete once the context is left."""
+        return self._head.decode("utf-8", "replace")
+
+    @property
+    def tail(self) -> str:
+        """The last 64 kB."""
+        return self._tail.decode("utf-8", "replace")
+
+    def _read(self, ours: int) -> None:
+        with os.fdopen(ours, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(_TAIL_BYTES):
+                self._head += chunk[: _HEAD_BYTES - len(self._head)]
+                self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
 
 
 def left_by(path: Path, most_bytes: int) -> bytes | None:

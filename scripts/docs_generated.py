@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-from boards import COMMANDS as BOARDS
-from boards import board_lines
 from docs_mistakes import mistakes_table
 from docs_pages import NAVIGATION, ROOT, Part, page_of
 
@@ -24,6 +22,8 @@ from blis_replay.ingest.checks.registry import CHECKS
 from blis_replay.replay.mode import ALLOWED, ReplayMode
 from blis_replay.validate.cli.main import cli
 from blis_replay.validate.metrics import latency as metrics
+from blis_replay_labs.board.renew import COMMANDS as BOARDS
+from blis_replay_labs.board.renew import board_lines
 
 
 def checks() -> list[str]:

@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, config_of
-from blis_replay.replay.adapters.vidur import NODES, data_sets, profiles_folder
 from blis_replay.replay.silicon import AskedPackage, Deployment, system_named
+from blis_replay_labs.board.adapters.vidur import NODES, data_sets, profiles_folder
 
 # As its own profiles have them: every size that a kernel is chosen by, then ever wider.
 _TOKENS = (*range(1, 17), *range(24, 129, 8), *range(160, 513, 32), *range(640, 2049, 128), *range(2560, 8193, 512))

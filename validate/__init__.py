@@ -262,11 +262,8 @@ def compare(
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.sides import Choice, side_of
-    from blis_replay.validate.comparison.simulators import simulator_named
-    from blis_replay.validate.experiment import release_that_ships
 
-    default = release_that_ships([experiment] if experiment else [])
-    choice = Choice(experiment, lambda name: simulator_named(_store(store), name, coefficients, default, None))
+    choice = Choice(experiment, coefficients)
     with open_for_reading(_store(store)) as opened:
         return differences_answer(differences(side_of(opened, a, choice), side_of(opened, b, choice)))
 

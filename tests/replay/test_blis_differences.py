@@ -10,10 +10,8 @@ from blis_stand_in import HELP_BLACKBOX, HELP_OLDER, write_stand_in
 from recordings import make_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.replay.blis_binary import overlapping_last_steps
+from blis_replay.replay.blis_binary import informed, overlapping_last_steps
 from blis_replay.replay.driver import replay
-from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.comparison.simulators import informed
 
 
 class TestKnownDifferences:
@@ -70,12 +68,12 @@ class TestKnownDifferences:
             },
             engine={"num_gpu_blocks": 11},
         )
-        embedded = compare_replay(replay(recording, release_of()))
+        embedded = replay(recording, release_of())
         path = write_stand_in(tmp_path, help_text=HELP_OLDER)
-        blis = compare_replay(run_with(path, recording, release_of()))
-        assert embedded.run.simulated.preemptions == 1
-        assert not any("preempted" in d for d in blis.run.simulated.differences)
-        (said,) = (d for d in informed(blis, embedded).run.simulated.differences if "preempted" in d)
+        blis = run_with(path, recording, release_of())
+        assert embedded.simulated.preemptions == 1
+        assert not any("preempted" in d for d in blis.simulated.differences)
+        (said,) = (d for d in informed(blis, embedded).simulated.differences if "preempted" in d)
         assert said == (
             "the embedded engine preempted 1 times (this BLIS build does not count); BLIS generates the output of a "
             "preempted request again from its start, vLLM keeps what was generated"

@@ -20,7 +20,6 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.differences import CELLS, Differences, differences, differences_answer
 from blis_replay.validate.comparison.sides import Choice, runs_json, side_of
 from blis_replay.validate.comparison.validated import validate_experiment
@@ -55,7 +54,7 @@ def store(folder: Path) -> Iterator[Store]:
 
 
 def compared(store: Store, a: str, b: str) -> Differences:
-    choice = Choice("1b-general", lambda _name: EmbeddedEngine(release("true")))
+    choice = Choice("1b-general", str(store.path.with_name("true.yaml")))
     return differences(side_of(store, a, choice), side_of(store, b, choice))
 
 
@@ -143,7 +142,7 @@ def test_different_recordings_are_drawn_by_themselves(store: Store) -> None:
 
 @pytest.mark.slow
 def test_published_numbers_stand_fixed(store: Store) -> None:
-    choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
+    choice = Choice(None)
     sides = [side_of(store, name, choice) for name in ("34b-general", "34b-general@h100-vllm-0.15.1", "34b-codegen")]
     one, none = differences(sides[0], sides[1]), differences(sides[0], sides[2])
     assert one.resampled.startswith("requests drawn on the side that has them, the published numbers held fixed, in ")
@@ -160,7 +159,7 @@ def test_published_numbers_stand_fixed(store: Store) -> None:
 @pytest.mark.slow
 def test_an_overloaded_recording_is_called_so_once(store: Store) -> None:
     """7b-reasoning is overloaded as published, with a median TTFT of 91.3 s; 34b-general is not."""
-    choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
+    choice = Choice(None)
     names = ("7b-reasoning", "34b-general")
     overloaded, calm = (side_of(store, name, choice) for name in names)
     for sides, times in (((overloaded, overloaded), 1), ((overloaded, calm), 1), ((calm, calm), 0)):
@@ -204,14 +203,14 @@ def test_a_stored_run_of_a_replaced_recording_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_what_a_name_cannot_mean_is_said(store: Store, name: str, complaint: str) -> None:
-    choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
+    choice = Choice(None)
     with pytest.raises(UnknownNameError, match=complaint):
         side_of(store, name, choice)
 
 
 @pytest.mark.slow
 def test_the_page_fits_a_terminal(store: Store, folder: Path) -> None:
-    choice = Choice("34b-reasoning", lambda _name: EmbeddedEngine(release("true")))
+    choice = Choice("34b-reasoning")
     pairs = [
         ("1b-general", f"1b-general@{folder}/slow.yaml"),
         ("34b-reasoning", "34b-reasoning@h100-vllm-0.15.1"),

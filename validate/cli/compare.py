@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.compiled.addons import needed_addon
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     coefficients_option,
@@ -15,7 +16,6 @@ from blis_replay.validate.cli.options import (
     timeout_option,
     verb,
 )
-from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
@@ -85,21 +85,20 @@ def compare_verb(
     if asked:
         if published or unseen or list_them or experiment:
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
-        board = _simulators(store_path, sides, asked, explain, coefficients, blis_binary, timeout_s)
-        return print_answer(board)
+        board = needed_addon("compare", "simulators", "--simulators")
+        options = {"explain": explain, "coefficients": coefficients, "blis_binary": blis_binary, "timeout_s": timeout_s}
+        return print_answer(board(store_path, sides, asked, **options))
     if explain:
         raise click.UsageError("--explain goes with --simulators; name both")
     if unseen and not published:
         raise click.UsageError("--held-out goes with --published; name both")
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
         raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
+    if published:
+        beside = needed_addon("compare", "published", "--published")
+        return print_answer(beside(store_path, coefficients, unseen=unseen))
     with open_for_reading(store_path) as store:
-        if published:
-            answer = _published(store, coefficients, unseen)
-        elif list_them:
-            answer = _runs(store, experiment)
-        else:
-            answer = _two(store, sides, experiment, coefficients, blis_binary)
+        answer = _runs(store, experiment) if list_them else _two(store, sides, experiment, coefficients, blis_binary)
     return print_answer(answer)
 
 
@@ -108,56 +107,9 @@ def _two(
 ) -> Answer:
     from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.sides import Choice, side_of
-    from blis_replay.validate.comparison.simulators import simulator_named
-    from blis_replay.validate.experiment import release_that_ships
 
-    default = release_that_ships([experiment] if experiment else [])
-    choice = Choice(experiment, lambda name: simulator_named(store.path, name, coefficients, default, blis_binary))
+    choice = Choice(experiment, coefficients, blis_binary)
     return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
-
-
-def _simulators(
-    store_path: Path,
-    names: tuple[str, ...],
-    asked: tuple[str, ...],
-    explain: bool,
-    coefficients: str | None,
-    blis_binary: str | None,
-    timeout_s: float,
-) -> Answer:
-    from functools import partial
-
-    from blis_replay.ingest.store import open_for_reading
-    from blis_replay.validate.attribution.foreign import cost_of
-    from blis_replay.validate.comparison.leaderboard import joined, leaderboard
-    from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
-    from blis_replay.validate.comparison.simulators import contestants
-    from blis_replay.validate.experiment import named_experiments, release_for
-
-    every = any("all" in one.split(",") for one in asked)
-    with open_for_reading(store_path) as store:
-        slugs = named_experiments(store, names or None)
-    # Each experiment gets the release that ships for it, unless one is named for all.
-    releases = {slug: release_for(coefficients, [slug]) for slug in slugs}
-    boards = []
-    for name in dict.fromkeys(release.name for release in releases.values()):
-        of_it = [slug for slug in slugs if releases[slug].name == name]
-        release = releases[of_it[0]]
-        release.refuse_if_invalid()
-        found, absent = contestants(store_path, asked, release, blis_binary, timeout_s)
-        say = partial(cost_of, release=release) if explain else None
-        with progress_line("replaying") as progress, open_for_reading(store_path) as store:
-            boards.append(leaderboard(store, of_it, found, absent, published=every, explain=say, progress=progress))
-    return leaderboard_answer(joined(boards))
-
-
-def _published(store: Store, coefficients: str | None, unseen: bool) -> Answer:
-    from blis_replay.validate.comparison.published import compare_published, held_out, published_answer
-    from blis_replay.validate.experiment import release_for
-
-    with progress_line("replaying") as progress:
-        compared = compare_published(store, release_for(coefficients), progress)
-    return published_answer(held_out(compared) if unseen else compared)
 
 
 def _runs(store: Store, experiment: str | None) -> Answer:

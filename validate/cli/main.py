@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
         name = args[0] if args else ""
         verbs = self.list_commands(ctx)
         if name in LABS and name not in verbs:
-            ctx.fail(in_labs(name))
+            ctx.fail(in_labs(f"the verb {name!r}"))
         if name and name not in verbs and not name.startswith("-"):
             close = get_close_matches(name, verbs, 1)
             ctx.fail(f"there is no verb {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))

@@ -422,7 +422,7 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As of any group; a verb of a lab that is not installed is a usage error which says so."""
         if args[0] in self._labs and self.get_command(ctx, args[0]) is None:
-            ctx.fail(in_labs(f"{self.name} {args[0]}"))
+            ctx.fail(in_labs(f"the verb '{self.name} {args[0]}'"))
         return super().resolve_command(ctx, args)
 
 

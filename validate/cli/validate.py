@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
-from click.shell_completion import CompletionItem
 
 from blis_replay.ingest.errors import printable
 from blis_replay.validate.cli.answers import form_options, print_answer
@@ -31,23 +30,11 @@ if TYPE_CHECKING:
     from blis_replay.replay.executors import Workers
 
 
-class SimulatorName(click.ParamType[str]):
-    """A simulator of ours by name, a floor, or a command."""
+def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The kinds of simulators that begin so."""
+    from blis_replay.replay.simulators import simulator_kinds
 
-    name = "simulator"
-    names = ("embedded", "blis", "both", "floor:constant", "floor:line")
-    begins = ("blis-", "cmd:", "floor:constant@", "floor:line@", "dynamo", "aiconfigurator", "vidur", "llmservingsim:")
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it is; wrong use if it is neither."""
-        if value in self.names or value.startswith(self.begins):
-            return value
-        self.fail(f"{value!r} is not one of {', '.join(self.names)} or 'cmd:PATH ARGS'.", param, ctx)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names, and what a command begins with."""
-        del ctx, param
-        return [CompletionItem(name) for name in (*self.names, *self.begins) if name.startswith(incomplete)]
+    return [name for name in ("both", *simulator_kinds()) if name.startswith(incomplete)]
 
 
 @verb("validate", longer="Print everything: every number, assumption and finding.")
@@ -57,12 +44,13 @@ class SimulatorName(click.ParamType[str]):
 @click.option(
     "--simulator",
     "choice",
-    type=SimulatorName(),
+    metavar="NAME",
+    shell_complete=_complete_simulators,
     default="embedded",
     show_default=True,
-    help="embedded (our engine), blis (the BLIS binary), both side by side, another program ('cmd:PATH ARGS'), or a "
-    "floor that every simulator should beat: floor:constant or floor:line. A floor is fitted to what the coefficients "
-    "were fitted to, or to the experiment of floor:line@EXPERIMENT.",
+    help="embedded (our engine), blis (the BLIS binary), both side by side, another program ('cmd:PATH ARGS'), or of "
+    "the labs a floor that every simulator should beat: floor:constant or floor:line. A floor is fitted to what the "
+    "coefficients were fitted to, or to the experiment of floor:line@EXPERIMENT.",
 )
 @click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
 @timeout_option("--blis-timeout")
@@ -133,19 +121,20 @@ def validate_verb(
         raise click.UsageError(f"--repeat {judged[0]}: that is what is judged; name another recording of the same load")
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
+        from blis_replay.replay.simulators import SimulatorInputs, simulator_named
         from blis_replay.validate.comparison.comparison_text import validation_answer
-        from blis_replay.validate.comparison.simulators import chosen_simulators, informed
         from blis_replay.validate.comparison.validated import validate_many
         from blis_replay.validate.experiment import release_for
         from blis_replay.validate.metrics.objectives import parse_objectives
 
-        asked = blis_model or ("own" if coefficients is None else "release")
-        own_model = "" if asked == "release" else asked
+        model = blis_model or ("own" if coefficients is None else "release")
         release = release_for(coefficients)
         release.refuse_if_invalid()
         objectives = parse_objectives(slo) if slo is not None else ()
         mode = parse_mode(mode_text, release.published_replay)
-        simulators = chosen_simulators(store_path, choice, release, blis_binary or "", timeout_s, own_model)
+        inputs = SimulatorInputs(release, store_path, timeout_s, blis_binary, model)
+        chosen = ("embedded", "blis") if choice == "both" else (choice,)
+        simulators = [simulator_named(name, inputs) for name in chosen]
         reports = [
             validate_many(
                 store_path,
@@ -166,9 +155,13 @@ def validate_verb(
     for problem in dict.fromkeys(report.not_stored for report in reports if report.not_stored):
         click.echo(f"warning: the runs are not stored: {printable(problem)}", err=True)
     if choice == "both":
-        embedded = {c.slug: c for c in reports[0].comparisons}
-        known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
-        reports[1] = replace(reports[1], comparisons=known)
+        from blis_replay.replay.blis_binary import informed
+
+        ours = {c.slug: c.run for c in reports[0].comparisons}
+        theirs = [
+            replace(c, replay=informed(c.run, ours[c.slug])) if c.slug in ours else c for c in reports[1].comparisons
+        ]
+        reports[1] = replace(reports[1], comparisons=theirs)
     given = None if mode_text == "exact" else mode_text
     again = repeated(coefficients=coefficients, replay=given, store=store_given())
     return print_answer(validation_answer(reports, summary=everything, again=again))

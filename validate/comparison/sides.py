@@ -21,9 +21,10 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
+from blis_replay.replay.simulators import SimulatorInputs, simulator_named
 from blis_replay.validate.comparison.segments import RequestTimeline, timeline_of_recording, timeline_of_run
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.experiment import find_experiment, release_that_ships
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
 from blis_replay.validate.metrics.objectives import Attainment, Objectives, attained
 from blis_replay.validate.metrics.observed import (
@@ -218,10 +219,22 @@ def _stored_timeline(requests: pl.DataFrame, completed: Bools) -> RequestTimelin
 
 @dataclass(frozen=True)
 class Choice:
-    """What a name alone does not say: the experiment of a release or a simulator, and the simulator itself."""
+    """What a name alone does not say.
+
+    ``experiment``: of a release or a simulator.  ``coefficients``: of a simulator; None: those that ship for the
+    experiment, and BLIS runs its build's own model.  ``blis_binary``: its path.
+    """
 
     experiment: str | None
-    simulator: Callable[[str], Simulator]
+    coefficients: str | None = None
+    blis_binary: str | None = None
+
+    def simulator(self, name: str, store: Path) -> Simulator:
+        """The simulator of a name; raises as ``simulator_named`` and ``load_release`` do."""
+        ships = release_that_ships([self.experiment] if self.experiment else [])
+        release, model = load_release(self.coefficients or ships), "release" if self.coefficients else "own"
+        inputs = SimulatorInputs(release, store, blis_binary=self.blis_binary, blis_model=model)
+        return simulator_named(name, inputs)
 
 
 def side_of(store: Store, name: str, choice: Choice) -> Side:
@@ -234,7 +247,7 @@ def side_of(store: Store, name: str, choice: Choice) -> Side:
     """
     if name in SIMULATORS:
         experiment = _experiment(choice, f"the simulator {name}")
-        return _replayed(store, name, experiment, choice.simulator(name))
+        return _replayed(store, name, experiment, choice.simulator(name, store.path))
     if "@" in name:
         experiment, _, release = name.partition("@")
         return _replayed(store, name, experiment, EmbeddedEngine(load_release(release)))

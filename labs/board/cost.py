@@ -27,8 +27,8 @@ from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.attribute import Subset, all_subsets, shapley_values
 from blis_replay.validate.attribution.fitted import Fitted, Through, through_of
 from blis_replay.validate.attribution.tried import Alternative, Tried, alternatives, best_alternative
-from blis_replay.validate.comparison.leaderboard import Cost
 from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay_labs.board.leaderboard import Cost
 
 STEP_TIME, DELAYS = "step time", "delays"
 _METRICS = ("e2e", "ttft")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 US_PER_MS = 1_000.0
 
@@ -82,55 +82,29 @@ class Adapter:
         return bool(self.checkout) and (Path(given) / self.checkout).is_file()
 
 
+# What is kept of a program's output: its beginning, and the end with its last words.
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 1 << 16
 
 
-class Words:
-    """A pipe for what a program says; of that its beginning and its end are kept, however much it is."""
-
-    def __init__(self) -> None:
-        ours, self._theirs = os.pipe()
-        self._head, self._tail = b"", b""
-        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Words:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        os.close(self._theirs)
-        self._reader.join(1.0)  # what a program left behind may have the pipe still
-
-    def fileno(self) -> int:
-        """Where the program writes to."""
-        return self._theirs
-
-    @property
-    def head(self) -> str:
-        """How it begins, 1 MB at most; of all that was said once this is left."""
-        return self._head.decode("utf-8", "replace")
-
-    @property
-    def tail(self) -> str:
-        """How it ends, 64 kB at most."""
-        return self._tail.decode("utf-8", "replace")
-
-    def _read(self, ours: int) -> None:
-        with os.fdopen(ours, "rb", buffering=0) as pipe:
-            while piece := pipe.read(_TAIL_BYTES):
-                self._head += piece[: _HEAD_BYTES - len(self._head)]
-                self._tail = (self._tail + piece)[-_TAIL_BYTES:]
-
-
 def run_to_end(words: Sequence[str], what: str, **settings: Any) -> str:
-    """Run a program to its end; what it printed.  Raises ``AdapterError`` with its last words if it fails."""
-    with Words() as output, Words() as errors:
-        settings |= {"stdin": subprocess.DEVNULL, "stdout": output.fileno(), "stderr": errors.fileno()}
+    """Run a program to its end; the first 1 MB that it printed.
+
+    Raises ``AdapterError`` with its last words if it fails.
+    """
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        settings |= {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
         done = subprocess.run(words, check=False, **settings)  # noqa: S603 (no shell)
-    if done.returncode:
-        said = [line for line in (output.tail + errors.tail).splitlines() if line.strip()] or ["it said nothing"]
-        raise AdapterError(f"{what}: {said[-1].strip()}")
-    return output.head
+        if done.returncode:
+            lines = (_tail(output) + _tail(errors)).splitlines()
+            said = [line for line in lines if line.strip()] or ["it said nothing"]
+            raise AdapterError(f"{what}: {said[-1].strip()}")
+        output.seek(0)
+        return output.read(_HEAD_BYTES).decode("utf-8", "replace")
+
+
+def _tail(file: IO[bytes]) -> str:
+    file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+    return file.read().decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.fixtures.catalogue import bundled_slugs, published_simulators
+from blis_replay.fixtures.catalogue import bundled_slugs
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.published import (
+from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay_labs.board.published import (
     COLUMNS,
     PublishedTable,
     compare_published,
     held_out,
     mean_abs,
     published_answer,
+    published_simulators,
 )
-from blis_replay.validate.experiment import DEFAULT_RELEASE
 
 pytestmark = pytest.mark.slow
 

@@ -19,11 +19,11 @@ if __name__ == "__main__":
     # of the simulator (vidur.py).
     here = Path(__file__).resolve()
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != here.parent]
-    sys.modules["blis_replay"] = types.ModuleType("blis_replay")
-    sys.modules["blis_replay"].__path__ = [str(here.parents[2])]
+    sys.modules["blis_replay_labs"] = types.ModuleType("blis_replay_labs")
+    sys.modules["blis_replay_labs"].__path__ = [str(here.parents[2])]
 
-from blis_replay.replay.adapters import ADAPTERS
-from blis_replay.replay.adapters.contract import Adapter, AdapterError, Answer, Inputs
+from blis_replay_labs.board.adapters import ADAPTERS
+from blis_replay_labs.board.adapters.contract import Adapter, AdapterError, Answer, Inputs
 
 
 def _inputs(folder: Path) -> Inputs:

@@ -14,15 +14,17 @@ from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.store import open_for_reading, open_store
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.leaderboard import Board, Cost, Score, leaderboard
-from blis_replay.validate.comparison.leaderboard_text import (
+from blis_replay.replay.simulators import SimulatorInputs
+from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.report.report import answer_page
+from blis_replay_labs.board.leaderboard import Board, Cost, Score, leaderboard
+from blis_replay_labs.board.leaderboard_text import (
     board_of,
     board_tables,
     cost_table,
     leaderboard_answer,
 )
-from blis_replay.validate.comparison.simulators import contestants
-from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay_labs.board.simulators import contestants
 
 RELEASE = load_release(DEFAULT_RELEASE)
 # Twice the observed first token, half the observed rest; and 64 MiB of memory that it touches.
@@ -55,7 +57,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores(path: Path, *names: str) -> dict[str, Score]:
-    found, absent = contestants(path, names, RELEASE, None, 60.0)
+    found, absent = contestants(names, SimulatorInputs(RELEASE, path, 60.0))
     with open_for_reading(path) as store:
         return {score.simulator: score for score in leaderboard(store, ["one"], found, absent).scores}
 
@@ -81,7 +83,7 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) ->
 
 
 def test_a_board_is_shown_from_its_json_as_it_was(store: Path) -> None:
-    found, absent = contestants(store, ["embedded,floor:line@one,floor:constant@one"], RELEASE, None, 60.0)
+    found, absent = contestants(["embedded,floor:line@one,floor:constant@one"], SimulatorInputs(RELEASE, store, 60.0))
     with open_for_reading(store) as opened:
         board = leaderboard(opened, ["one"], found, absent)
     document = json.loads(json.dumps(leaderboard_answer(board).document))
@@ -121,7 +123,7 @@ def test_what_a_simulator_cannot_do_is_said_and_the_others_are_scored(store: Pat
 
 @pytest.mark.heavy
 def test_of_all_what_there_is_not_is_named_and_what_is_asked_for_must_be_there(store: Path) -> None:
-    found, absent = contestants(store, ["all"], RELEASE, None, 60.0)
+    found, absent = contestants(["all"], SimulatorInputs(RELEASE, store, 60.0))
     assert set(found) >= {"embedded", "floor:constant", "floor:line"}
     assert "give --blis-binary PATH" in absent["blis"]
     with open_for_reading(store) as opened:
@@ -129,4 +131,4 @@ def test_of_all_what_there_is_not_is_named_and_what_is_asked_for_must_be_there(s
     assert "not run: blis: no BLIS binary is named for blis; give --blis-binary PATH" in " ".join(text.split())
     for name in ("blis", "nonsense", "dynamox", "vidurr:/tmp"):
         with pytest.raises(ReplayError):
-            contestants(store, [name], RELEASE, None, 60.0)
+            contestants([name], SimulatorInputs(RELEASE, store, 60.0))

@@ -10,7 +10,7 @@ from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
 
-from blis_replay.replay.adapters.contract import Adapter, AdapterError, Answer, Inputs
+from blis_replay_labs.board.adapters.contract import Adapter, AdapterError, Answer, Inputs
 
 _NS_PER_US = 1_000
 # Of a row: it lists the gaps between its tokens.

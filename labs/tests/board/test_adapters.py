@@ -18,10 +18,12 @@ from recordings import make_recording
 
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.adapters.vidur import _as_one
-from blis_replay.replay.command import CommandError, adapter_simulator, step_times
+from blis_replay.replay.command import CommandError, step_times
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.release_file import load_release
+from blis_replay.replay.simulators import SimulatorInputs
+from blis_replay_labs.board.adapters.vidur import _as_one
+from blis_replay_labs.board.simulators import adapted
 
 RELEASE = load_release("h100-vllm-0.15.1")
 # Answers in the order of random ids, as the real one: first token after 5 ms and 1 ms a block, 2 ms for each further.
@@ -115,7 +117,7 @@ def recording(model: str = "some/Model") -> Recording:
 
 
 def run(name: str, of: Recording) -> ReplayRun:
-    return replay(of, RELEASE, simulator=adapter_simulator(name, RELEASE, 60.0))
+    return replay(of, RELEASE, simulator=adapted(name, SimulatorInputs(RELEASE, Path("no-store"), 60.0)))
 
 
 def test_dynamo_gets_the_engine_arguments_and_a_hash_id_a_block(kept: Path) -> None:
@@ -255,7 +257,7 @@ with open(said["--report-jsonl"], "w") as file:
 
 
 def test_a_python_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blis_replay.replay.command._LOOK_S", 0.2)
+    monkeypatch.setattr("blis_replay_labs.board.simulators._LOOK_S", 0.2)
     hangs = tmp_path / "python"
     hangs.write_text("#!/bin/sh\nsleep 600\n")
     hangs.chmod(0o755)
@@ -378,7 +380,6 @@ def test_a_table_that_is_none_of_llmservingsim_is_one_line(
         ("llmservingsim:nowhere.csv", "no such file"),
         ("vidur:nowhere", "no such program; give vidur:PYTHON"),
         ("vidur-fitted", "vidur is not installed for .*pip install vidur==0.0.26 .*give vidur-fitted:PATH/bin/python"),
-        ("frontier", "there are dynamo, aiconfigurator"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(name: str, said: str) -> None:

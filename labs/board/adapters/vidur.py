@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blis_replay.replay.adapters.contract import (
+from blis_replay_labs.board.adapters.contract import (
     US_PER_MS,
     Adapter,
     AdapterError,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.compiled.errors import ExperimentError
-from blis_replay.fixtures.catalogue import published_simulators
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store
-from blis_replay.replay.command import AS_SHIPPED
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.program import taken
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.segments import segments_of
@@ -24,6 +23,8 @@ from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
 from blis_replay.validate.metrics.observed import Observed, Selection, on_both_sides, read_observed
+from blis_replay_labs.board.published import published_simulators
+from blis_replay_labs.board.simulators import AS_SHIPPED
 
 Number = tuple[str, str]
 SHOWN = tuple((metric, statistic) for metric in ("e2e", "ttft", "itl") for statistic in STATISTICS)
@@ -168,12 +169,14 @@ def _warmed(experiment: Observed, simulators: Mapping[str, Simulator]) -> None:
 
 def _score(experiment: Observed, name: str, simulator: Simulator, explain: Callable[[ReplayRun], Cost] | None) -> Score:
     recording = experiment.recording
+    counts_peak = _forget_peak_memory()
+    began = time.perf_counter()
     try:
-        took = taken(lambda: replay(recording, simulator.release, simulator=simulator))
-        comparison = compare_replay(took.answer, experiment.token_gaps)
+        run = replay(recording, simulator.release, simulator=simulator)
+        seconds, own_peak_bytes = time.perf_counter() - began, _peak_bytes() if counts_peak else None
+        comparison = compare_replay(run, experiment.token_gaps)
     except ExperimentError as problem:
         return Score(name, recording.slug, recording.alias, problem=str(problem))
-    run = took.answer
     both = on_both_sides(run)
     judged = comparison.verdict in ("pass", "fail") and not comparison.overloaded
     return Score(
@@ -187,12 +190,28 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
         rank=_ranks(run, both),
         passes=comparison.verdict == "pass" if judged else None,
         overloaded=comparison.overloaded,
-        seconds=took.seconds,
-        peak_bytes=run.simulated.peak_bytes or took.peak_bytes,
+        seconds=seconds,
+        peak_bytes=run.simulated.peak_bytes or own_peak_bytes,
         segments=_segments(run),
         lacks=run.simulated.differences,
         cost=_cost(run, explain),
     )
+
+
+def _forget_peak_memory() -> bool:
+    """Let Linux count the largest memory of this process from now on (proc(5), clear_refs); False if it cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", "ascii")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_bytes() -> int | None:
+    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def _cost(run: ReplayRun, explain: Callable[[ReplayRun], Cost] | None) -> Cost | str | None:

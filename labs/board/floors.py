@@ -1,17 +1,14 @@
-"""The simulators that a user can choose, and the two floors that each must beat.
+"""The two floors that every simulator must beat: a constant, and a straight line in the lengths of a request.
 
-A floor is a constant, or a straight line in the lengths of a request.  It knows of no queues, batches or memory.  It is
-fitted to the same recordings as the coefficients beside it, so a comparison says what a model of the engine adds.
+A floor has no queues, batches or memory.  It is fitted to the same recordings as the coefficients beside it, so a
+comparison shows what a model of the engine adds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,133 +18,15 @@ from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, open_for_reading, read_stored
-from blis_replay.replay.adapters import ADAPTERS
-from blis_replay.replay.blis_binary import (
-    DEFAULT_TIMEOUT_S,
-    OWN,
-    BlisBinary,
-    find_build,
-    own_release,
-    restarted_outputs_elsewhere,
-)
-from blis_replay.replay.command import PREFIX, adapter_simulator, command_simulator
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.release_file import load_release
-from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator, model_of
-from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.replay.simulator import Simulated, model_of
+from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests, samples_of
 
-FLOOR = "floor:"
 FLOORS = ("floor:constant", "floor:line")
 _LACKS = "a floor models neither queues nor batches nor memory"
-
-
-def chosen_simulators(
-    store: Path, choice: str, release: CoefficientRelease, binary: str, timeout_s: float, own_model: str
-) -> tuple[Simulator, ...]:
-    """The simulators of ``embedded``, ``blis``, ``both``, a floor or ``cmd:PATH ARGS``, in the order they are shown.
-
-    ``store``: the file in which a floor finds its recordings.  ``binary`` is looked at only where it is needed.
-    ``own_model``: a latency model of BLIS's build that it runs in place of the release, ``""`` for none.
-    ``blis-MODEL`` names it too.  Raises ``BlisError`` if there is no such binary or model, or it is no BLIS.
-    """
-    if choice == "embedded":
-        return (EmbeddedEngine(release),)
-    if choice.startswith(PREFIX):
-        return (command_simulator(choice, release, timeout_s),)
-    if _is_of_others(choice):
-        return (adapter_simulator(choice, release, timeout_s),)
-    if choice.startswith(FLOOR):
-        with open_for_reading(store) as opened:
-            return (floor_simulator(opened, choice, release),)
-    build, model = find_build(binary), choice.partition("-")[2] or own_model
-    name = choice if _is_blis(choice) else "blis"
-    blis = BlisBinary(build, own_release(build, model) if model else release, model, timeout_s, name)
-    return (blis,) if _is_blis(choice) else (EmbeddedEngine(release), blis)
-
-
-def _is_blis(name: str) -> bool:
-    """Whether a name is that of BLIS, with one of its latency models or without."""
-    return name.partition("-")[0] == "blis"
-
-
-def _is_of_others(name: str) -> bool:
-    """Whether a name is that of an adapter, with a variant and a path or without."""
-    return name.split(":")[0].split("-")[0] in ADAPTERS
-
-
-def simulator_named(store: Path, name: str, coefficients: str | None, default: str, binary: str | None) -> Simulator:
-    """``embedded`` or ``blis`` with a release (``default`` if None; then BLIS runs its own model).
-
-    Raises ``UnknownNameError`` for ``blis`` without a binary, and as ``chosen_simulators`` does.
-    """
-    if _is_blis(name) and binary is None:
-        raise UnknownNameError(f"no BLIS binary is named for {name}; give --blis-binary PATH")
-    release, own_model = load_release(coefficients or default), "" if coefficients else OWN
-    (simulator,) = chosen_simulators(store, name, release, binary or "", DEFAULT_TIMEOUT_S, own_model)
-    return simulator
-
-
-def informed(blis: Comparison, embedded: Comparison) -> Comparison:
-    """BLIS's comparison; where its build does not count preemptions, with what the embedded engine saw.
-
-    Both were given the same requests and as many blocks.
-    """
-    simulated, seen = blis.run.simulated, embedded.run.simulated.preemptions
-    if simulated.preemptions is not None or not seen:
-        return blis
-    differences = (*simulated.differences, restarted_outputs_elsewhere(seen))
-    simulated = replace(simulated, differences=differences)
-    return replace(blis, replay=replace(blis.run, simulated=simulated))
-
-
-# Those of ``all``: ours fitted and with the datasheet alone, the floors, and others where they are installed.
-EVERYONE = (
-    *("embedded", "embedded@h100-datasheet", "floor:constant", "floor:line"),
-    *("dynamo", "dynamo-fitted", "aiconfigurator", "vidur-fitted", "blis"),
-)
-_NEXT = re.compile(rf",(?=all\b|embedded|floor:|cmd:|blis\b|{'|'.join(ADAPTERS)})")
-
-
-def contestants(
-    store: Path, asked: Sequence[str], release: CoefficientRelease, binary: str | None, timeout_s: float
-) -> tuple[dict[str, Simulator], dict[str, str]]:
-    """Simulators by the name that was asked for, and of ``all`` those that there are not, with the reason.
-
-    ``asked``: names as of ``chosen_simulators``, ``embedded@RELEASE``, ``all``, or several with commas between them.
-    Raises what ``chosen_simulators`` raises for a simulator that was named.
-    """
-    found: dict[str, Simulator] = {}
-    absent: dict[str, str] = {}
-    for name in [name for text in asked for name in _NEXT.split(text)]:
-        for one in EVERYONE if name == "all" else (name,):
-            try:
-                simulator = _contestant(store, one, release, binary, timeout_s)
-                found[simulator.name if _is_of_others(one) else one] = simulator
-            except ReplayError as error:
-                if name != "all":
-                    raise
-                absent[one] = str(error)
-    return found, absent
-
-
-def _contestant(store: Path, name: str, release: CoefficientRelease, binary: str | None, timeout_s: float) -> Simulator:
-    kind, _, chosen = name.partition("@")
-    if kind == "embedded" and chosen:
-        release = load_release(chosen)
-        release.refuse_if_invalid()
-        return EmbeddedEngine(release)
-    if _is_blis(kind) and binary is None:
-        raise UnknownNameError(f"no BLIS binary is named for {name}; give --blis-binary PATH")
-    if kind != "embedded" and not _is_blis(kind) and not name.startswith((FLOOR, PREFIX)) and not _is_of_others(name):
-        wrong = name.rpartition(",")[2]  # what does not begin like a simulator is not split off
-        close = get_close_matches(wrong, EVERYONE, 1)
-        known = f"did you mean {close[0]}?" if close else f"there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'"
-        raise UnknownNameError(f"{wrong}: no such simulator; {known}")
-    (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, OWN)
-    return simulator
 
 
 @dataclass(frozen=True)
@@ -193,6 +72,12 @@ class Floor:
         return Simulated(completed, ttft_us, ttft_us + rest_us, trace.output_tokens, differences=(_LACKS,))
 
 
+def floor(name: str, inputs: SimulatorInputs) -> Floor:
+    """As ``floor_simulator``, of the stored experiments."""
+    with open_for_reading(inputs.store) as store:
+        return floor_simulator(store, name, inputs.release)
+
+
 def floor_simulator(store: Store, text: str, release: CoefficientRelease) -> Floor:
     """The floor of ``floor:constant`` or ``floor:line``, fitted to what the release was fitted on.
 
@@ -201,7 +86,7 @@ def floor_simulator(store: Store, text: str, release: CoefficientRelease) -> Flo
     """
     name, _, chosen = text.partition("@")
     if name not in FLOORS:
-        raise ReplayError(f"{text}: no such floor; there are {', '.join(FLOORS)}")
+        raise UnknownNameError(f"{text}: no such floor; there are {', '.join(FLOORS)}")
     if chosen:
         slugs = [find_experiment(store, one) for one in chosen.split(",")]
     else:

@@ -1,6 +1,6 @@
 """Renew the leaderboards of labs/docs/simulators.md, which need simulators that most machines do not have.
 
-    python scripts/boards.py [shipped|live|blis|pack ...] [--only SIMULATOR,...]
+    python -m blis_replay_labs.board.renew [shipped|live|blis|pack ...] [--only SIMULATOR,...]
 
 The environment names them: DYNAMO, AIC and VIDUR are Pythons, DATA is the folder of the recordings.  Runs the commands
 that stand on the page, in a folder of their own, and keeps what they answer in ``labs/docs/simulators.json``; with
@@ -21,13 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from docs_pages import ROOT
-
 from blis_replay.ingest.tables import Table
-from blis_replay.validate.comparison.leaderboard_text import board_of, board_tables, cost_table
 from blis_replay.validate.text.answer import markdown
+from blis_replay_labs.board.leaderboard_text import board_of, board_tables, cost_table
 
-KEPT = ROOT / "labs" / "docs" / "simulators.json"
+KEPT = Path(__file__).parents[1] / "docs" / "simulators.json"
 _OTHERS = "dynamo:$DYNAMO,dynamo-fitted:$DYNAMO,aiconfigurator:$AIC,vidur-fitted:$VIDUR"
 _OURS = "embedded,floor:constant,floor:line"
 _RTX = "$DATA/llmservingsim"
@@ -90,7 +88,7 @@ def renewed(name: str, only: str = "") -> dict[str, Any]:
         surroundings = os.environ | {"PATH": paths, "BLIS_REPLAY_STORE": f"{folder}/store.duckdb"}
         script = "set -euo pipefail\n" + "\n".join(COMMANDS[name])
         script = re.sub(r"(?<=--simulators )\S+", only, script) if only else script
-        subprocess.run(["bash", "-c", script], cwd=folder, env=surroundings, check=True)
+        subprocess.run(["bash", "-c", script], cwd=folder, env=surroundings, check=True)  # noqa: S603, S607 (our own)
         return kept_of([json.loads(path.read_text("utf-8")) for path in sorted(Path(folder).glob("board*.json"))])
 
 

@@ -22,9 +22,9 @@ from blis_replay.replay.command import command_simulator
 from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.attribution import fitted
-from blis_replay.validate.attribution.foreign import STEP_TIME, cost_of
-from blis_replay.validate.comparison.leaderboard import Cost
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay_labs.board.cost import STEP_TIME, cost_of
+from blis_replay_labs.board.leaderboard import Cost
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from blis_replay.replay.adapters.contract import (
+from blis_replay_labs.board.adapters.contract import (
     US_PER_MS,
     Adapter,
     AdapterError,

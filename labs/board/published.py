@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.fixtures.catalogue import PublishedSimulator, PublishedSimulators, published_simulators
 from blis_replay.ingest.store import Store
 from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
+from blis_replay.strict.document import load_yaml
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, compare_replay, light
 from blis_replay.validate.comparison.summary_text import UNSEEN
 from blis_replay.validate.experiment import find_experiment
@@ -27,6 +29,56 @@ COLUMNS = ("e2e mean", "ttft mean", "itl mean", "itl mean, true gap", "e2e p99",
 _TRUE_GAP = COLUMNS[3]
 
 Errors = Mapping[str, float]
+
+_FILE = Path(__file__).parent / "published_simulators.yaml"
+
+
+@dataclass(frozen=True)
+class PublishedSimulator:
+    """One simulator's published answers.
+
+    ``predicted_us``: by slug, then by ``metric statistic`` (``e2e mean``); a number that was not
+    published is absent.  ``itl_truth``: what its publisher held the ITL against: the
+    ``reported`` one, half the true gap, or the gap by ``re-tokenised`` lengths.
+    """
+
+    name: str
+    source: str
+    itl_truth: Literal["reported", "re-tokenised"]
+    predicted_us: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class PublishedSimulators:
+    """All of them; ``re_tokenised_itl_us``: by slug, the mean gap that re-tokenised lengths give."""
+
+    simulators: tuple[PublishedSimulator, ...]
+    re_tokenised_itl_us: Mapping[str, float]
+
+
+def published_simulators() -> PublishedSimulators:
+    """The published answers that ship with the project, in the order of the file."""
+    document: Any = load_yaml(_FILE.read_bytes())
+    names = document["metrics"]
+    return PublishedSimulators(
+        simulators=tuple(
+            PublishedSimulator(
+                name=entry["name"],
+                source=entry["source"],
+                itl_truth=entry["itl_truth"],
+                predicted_us={
+                    slug: {
+                        name: value_ms * 1000
+                        for name, value_ms in zip(names, values_ms, strict=True)
+                        if value_ms is not None
+                    }
+                    for slug, values_ms in entry["predicted_ms"].items()
+                },
+            )
+            for entry in document["simulators"]
+        ),
+        re_tokenised_itl_us={slug: 1000 * value_ms for slug, value_ms in document["re_tokenised_itl_ms"].items()},
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator
 
-from blis_replay.replay.adapters.contract import US_PER_MS, Adapter, AdapterError, Answer, Inputs
+from blis_replay_labs.board.adapters.contract import US_PER_MS, Adapter, AdapterError, Answer, Inputs
 
 # A closed form has no time, only so many requests at once: found by so many rounds of Little's law.
 _ROUNDS = 6

@@ -15,8 +15,8 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.comparison.simulators import floor_simulator
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay_labs.board.floors import floor_simulator
 
 PROMPTS, OUTPUTS = [100, 200, 400, 500], [11, 31, 21, 41]
 
