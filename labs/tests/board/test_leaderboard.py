@@ -16,7 +16,6 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.experiment import DEFAULT_RELEASE
-from blis_replay.validate.report.report import answer_page
 from blis_replay_labs.board.leaderboard import Board, Cost, Score, leaderboard
 from blis_replay_labs.board.leaderboard_text import (
     board_of,
