@@ -1,35 +1,4 @@
-"""The root of all errors that a user can cause, and the tree that grows from it.
-
-::
-
-    BlisReplayError                     exit code 3: bad data, or nothing to judge
-    ├── MissingExtraError               exit code 2: an optional package is not installed
-    ├── IngestError                     a recording or a store
-    │   ├── RecordingError              a recorded file: place, problem, remedy
-    │   ├── CollectorError              the live collector cannot start
-    │   ├── ReconstructionError         steps and batches that a recording does not tell
-    │   ├── UnknownCheckError           exit code 2: no such instrument check
-    │   └── StoreError                  the store is locked, newer, or damaged
-    │       └── UnknownExperimentError  exit code 2: no such experiment, or several
-    └── ExperimentError                 one experiment: the others go on
-        ├── FaultError                  exit code 4: this program is wrong, not what it was given
-        ├── SimulatorError              the input of the simulator
-        │   ├── TraceError              a request trace or an engine configuration
-        │   ├── ReleaseError            a coefficient release
-        │   └── WorkloadError           a workload to be generated
-        ├── ReplayError                 a replay that cannot be made from a recording
-        │   ├── BlisError               the BLIS binary
-        │   ├── CommandError            a simulator that was named as a command
-        │   ├── RequestTableError       a table of requests
-        │   ├── FileExistsAlreadyError  exit code 2: a file would be overwritten
-        │   └── UnknownNameError        exit code 2: no such replay mode or release
-        └── ValidateError               nothing to judge, or nothing to fit
-            ├── NothingToJudgeError     no request is left to compare
-            ├── PolicyError             a gate policy
-            ├── RecordError             a server that cannot be recorded
-            ├── StudyError              a study
-            └── UnknownStudyError       exit code 2: no such study
-"""
+"""The root of all errors that a user can cause, and the exit codes of the command line."""
 
 from __future__ import annotations
 
