@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import math
 import re
@@ -28,7 +27,6 @@ from blis_replay.blis.latency.datasheets import (
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.latency.roofline import DecodeGrid, Efficiency, PrefillCurve, ProductCurve, RooflineModel
-from blis_replay.blis.releases.exchange import import_stepml, parse_defaults, rows_of
 from blis_replay.blis.releases.release import (
     CoefficientRelease,
     ModelEntry,
@@ -76,40 +74,6 @@ def refuse_other_file(path: Path, name: str, models: Collection[str]) -> None:
 
 # Those that ship are asked for once an experiment; to read one takes as long as a replay.
 _parsed = cache(parse_release)
-
-
-def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int, hardware: str) -> CoefficientRelease:
-    """The coefficients of a StepML artifact (a JSON file) as a release for one model.
-
-    An artifact names neither model nor hardware, so the caller does.  Raises ``ReleaseError``
-    if the file is no artifact, or has features that a batch does not keep.
-    """
-    artifact = _json(path, "name a StepML artifact")
-    latency, lifecycle = import_stepml(artifact, str(path))
-    return _imported(
-        path, name, "StepML artifact", hardware, (ModelEntry(model, tensor_parallelism, latency, lifecycle),)
-    )
-
-
-def release_of_defaults(
-    path: Path, name: str, gpu: str | None = None, vllm_version: str | None = None
-) -> CoefficientRelease:
-    """The coefficients of a ``defaults.yaml`` of BLIS as a release, of one GPU and one version of vLLM.
-
-    Either may be left out where the file has only one.  Raises ``ReleaseError`` if the file is none, or
-    leaves a choice.
-    """
-    rows = rows_of(parse_defaults(page_of_text(path, "coefficients"), str(path)), gpu, vllm_version, str(path))
-    versions = ", ".join(sorted({row.vllm_version for row in rows}))
-    return _imported(path, name, f"BLIS (vLLM {versions})", rows[0].gpu, tuple(row.entry for row in rows))
-
-
-def _imported(path: Path, name: str, what: str, hardware: str, models: tuple[ModelEntry, ...]) -> CoefficientRelease:
-    source = f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
-    summary = f"{what} {path.name}, imported."
-    release = CoefficientRelease(name, "valid", summary, source, hardware, models=models)
-    # A release is what its text says: what the text cannot hold is refused here.
-    return parse_release(format_release(release), str(path))
 
 
 def architecture_of_file(path: Path) -> Architecture:

@@ -1,4 +1,4 @@
-"""``coefficients export-defaults`` and ``import-defaults``."""
+"""``coefficients`` as a user meets it: releases shown and made."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ import yaml
 from command_line import Run
 
 
-def test_a_release_goes_to_blis_and_comes_back(run: Run, tmp_path: Path) -> None:
-    """CodeLlama-34B of the published direct calibration: 14,196.05 us and 25.803 us a decode."""
-    out, back = tmp_path / "defaults.yaml", tmp_path / "back.yaml"
-    written = run("coefficients", "export-defaults", "stepml-direct", "--out", out, "--json")
-    assert written.code == 0
-    assert "not carried: total_kv_blocks" in written.err
-    assert written.json["not_carried"][-1].startswith("total_kv_blocks")
-    read = run("coefficients", "import-defaults", out, "--out", back, "--json").json
-    assert "codellama/CodeLlama-34b-Instruct-hf tp 2" in read["models"]
-    rows = {row["model"]: row["latency"] for row in yaml.safe_load(back.read_text())["models"]}
-    assert rows["codellama/CodeLlama-34b-Instruct-hf"]["intercept"] == "14196.05 us"
-    assert run("coefficients", "show", back).code == 0
-
-
 @pytest.mark.parametrize("release", ["h100-physical", "stepml-direct", "cpu-vllm-0.32.0"])
 def test_a_release_is_shown_in_80_columns_and_is_the_same(run: Run, release: str) -> None:
     shown = run("coefficients", "show", release).out
@@ -31,15 +17,6 @@ def test_a_release_is_shown_in_80_columns_and_is_the_same(run: Run, release: str
     assert max(len(line) for line in shown.splitlines() if "requests_hash" not in line) <= 80
     written = run("coefficients", "show", release, "--json").json
     assert {**yaml.safe_load(shown), "sha256": written["sha256"]} == written
-
-
-def test_what_cannot_be_exported_is_bad_data(run: Run, tmp_path: Path) -> None:
-    answer = run("coefficients", "export-defaults", "h100-physical", "--out", tmp_path / "defaults.yaml")
-    assert (answer.code, (tmp_path / "defaults.yaml").exists()) == (3, False)
-    assert len(answer.err.strip().splitlines()) == 1
-    missing = run("coefficients", "import-defaults", tmp_path / "none.yaml", "--out", tmp_path / "x.yaml")
-    assert missing.code == 3
-    assert "none.yaml: cannot be read" in missing.err
 
 
 @pytest.mark.slow

@@ -231,33 +231,3 @@ def test_a_file_is_ingested_like_its_directory_and_under_the_name_given(run: Run
 def test_an_unknown_format_is_wrong_use(run: Run, demo: Path) -> None:
     answer = run("ingest", demo / "trace.csv.gz", "--input-format", "tracev1")
     assert (answer.code, "tracev2" in answer.err) == (2, True)
-
-
-@pytest.mark.slow
-def test_a_stepml_artifact_becomes_a_release_that_validates(run: Run, tmp_path: Path) -> None:
-    """A cycle of 13,546 + 40 us per decode is close to the recorded one of 34b-general (design, section 9)."""
-    artifact, out = tmp_path / "artifact.json", tmp_path / "mine.yaml"
-    step_time = {
-        "model_type": "linear",
-        "intercept": 13_546.0,
-        "feature_coefficients": {"num_decode_reqs": 40.3, "prefill_tokens": 30.5},
-    }
-    queueing = {"model_type": "linear", "intercept": 9300.0, "feature_coefficients": {}}
-    artifact.write_text(json.dumps({"version": 1, "step_time": step_time, "queueing_time": queueing}))
-    model = ("--model", "codellama/CodeLlama-34b-Instruct-hf", "--tensor-parallelism", 2)
-    assert run("coefficients", "import-stepml", artifact, *model, "--out", out).code == 0
-    (experiment,) = run("validate", "--experiment", "34b-general", "--coefficients", out, "--json").json["experiments"]
-    assert abs(experiment["metrics"]["e2e"]["mean"]["error"]) < 0.02
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [("[1", "no valid JSON"), ("{}", "version"), ('{"version": 1}', "step_time"), ("\0", "no valid JSON")],
-)
-def test_what_is_no_artifact_is_one_line_and_writes_nothing(run: Run, tmp_path: Path, text: str, problem: str) -> None:
-    artifact, out = tmp_path / "artifact.json", tmp_path / "mine.yaml"
-    artifact.write_text(text)
-    given = ("--model", "m", "--tensor-parallelism", 1, "--out", out)
-    answer = run("coefficients", "import-stepml", artifact, *given)
-    assert (answer.code, len(answer.err.strip().splitlines()), out.exists()) == (3, 1, False)
-    assert problem in answer.err

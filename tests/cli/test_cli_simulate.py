@@ -8,28 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 from command_line import Run
+from worked_example import ENGINE, RELEASE
 
-RELEASE = """schema: blis-replay/coefficients/1
-name: worked
-status: valid
-summary: The coefficients of a worked example.
-source: blis-semantics, section 11
-hardware: none
-models:
-  - model: some/Model
-    tensor_parallelism: 1
-    latency:
-      kind: blackbox
-      intercept: 1000 us
-      per_prefill_token: 10 us/token
-      per_decode_token: 5 us/token
-      rounding: truncate
-    lifecycle:
-      pre_queue: 100 us
-      pre_queue_per_prompt_token: 1 us/token
-      post_token: 20 us
-"""
-ENGINE = "max_num_seqs: 8\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: false\n"
 ARGUMENTS = ("--requests", "load.csv", "--engine", "engine.yaml", "--coefficients", "worked.yaml", "--out", "run")
 
 
@@ -252,3 +232,20 @@ def test_turns_of_a_session_go_one_after_the_other(run: Run, inputs: Path) -> No
     arrivals_us = pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list()
     assert arrivals_us[0] < arrivals_us[2] < arrivals_us[1]
     assert "columns not used: session" in run("simulate", *ARGUMENTS, "--force").out
+
+
+def test_an_arrival_trace_is_simulated_on_a_given_engine(run: Run, mooncake: Path) -> None:
+    """The second and third prompts hit 512 of their 600 tokens: 1,024 of 1,800, in 32 blocks of 16 each."""
+    (mooncake / "worked.yaml").write_text(RELEASE, "utf-8")
+    (mooncake / "engine.yaml").write_text(ENGINE, "utf-8")
+    given = ("--engine", "engine.yaml", "--coefficients", "worked.yaml", "--out", "run")
+    answer = run("simulate", "--experiment", "mooncake", *given, "--json")
+    assert answer.json["completed"] == 3
+    assert answer.json["prefix_hit_rate"] == 1024 / 1800
+    short = ENGINE.replace("4096", "512")
+    (mooncake / "engine.yaml").write_text(short.replace("2048", "512"), "utf-8")
+    refused = run("simulate", "--experiment", "mooncake", *given, "--force")
+    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert "mooncake, request 0: a prompt of 600 tokens leaves no room in max_model_len 512" in refused.err
+    assert run("simulate", *given).code == 2
+    assert run("simulate", "--experiment", "mooncake", "--requests", "trace.jsonl", *given).code == 2

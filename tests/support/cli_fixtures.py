@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import dataclass
@@ -111,3 +112,17 @@ def all_bundled(run: Run, bundled_store: Path) -> None:
     """All experiments that ship are in the store that ``run`` uses: to bring them there takes ten seconds."""
     STORE_DEFAULT.parent.mkdir()
     shutil.copy(bundled_store, STORE_DEFAULT)
+
+
+MOONCAKE = "".join(
+    json.dumps({"timestamp": 1000 * i, "input_length": 600, "output_length": 3, "hash_ids": [0, i]}) + "\n"
+    for i in range(3)
+)
+
+
+@pytest.fixture
+def mooncake(run: Run, tmp_path: Path) -> Path:
+    """A stored arrival trace of three requests a second apart that share 512 of 600 tokens."""
+    (tmp_path / "trace.jsonl").write_text(MOONCAKE, "utf-8")
+    assert run("ingest", "trace.jsonl", "--name", "mooncake").code == 0
+    return tmp_path

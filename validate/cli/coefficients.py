@@ -12,10 +12,7 @@ import click
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.coefficients_made import (
-    export_defaults,
     for_model,
-    import_defaults,
-    import_stepml,
     roofline,
     silicon,
     trees,
@@ -136,7 +133,7 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
     return [] if value is None else [(place, str(value))]
 
 
-@click.group("coefficients", cls=VerbGroup, labs=("generalize",))
+@click.group("coefficients", cls=VerbGroup, labs=("export-defaults", "generalize", "import-defaults", "import-stepml"))
 def coefficients_verb() -> None:
     """List, show, import, export, scale and test coefficient releases.
 
@@ -144,9 +141,6 @@ def coefficients_verb() -> None:
     Examples:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
-      blis-replay coefficients import-stepml FILE --model NAME --tensor-parallelism 2 --out OUT
-      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out OUT
-      blis-replay coefficients export-defaults RELEASE --out defaults.yaml
       blis-replay coefficients for-model config.json --model NAME --out OUT
       blis-replay coefficients roofline config.json --model NAME --out OUT
       blis-replay coefficients trees --train NAME --out OUT
@@ -228,8 +222,5 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, *errors))
 
 
-for made in (
-    *(import_stepml, import_defaults, export_defaults),
-    *(for_model, roofline, silicon, trees, steps_verb),
-):
+for made in (for_model, roofline, silicon, trees, steps_verb):
     coefficients_verb.add_command(made)

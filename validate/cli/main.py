@@ -42,7 +42,6 @@ SECTIONS = {
         "ingest": ("record", "Read recordings of a real server into the store."),
         "list": ("recordings", "List stored and bundled experiments."),
         "inspect": ("recordings", "What a recording holds, and whether its instruments can be trusted."),
-        "export": ("recordings", "Write the requests of an experiment for other simulators."),
     },
     "Coefficients": {
         "calibrate": ("calibrate", "Fit coefficients to recordings."),
@@ -61,6 +60,7 @@ VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.ite
 # Verbs of our labs, which plug them in as add-ons, in the same order: verb -> one line of help.
 LABS = {
     "collect": "Receive the traces of running servers (OTLP), with TLS and tokens.",
+    "export": "Write the requests of an experiment for other simulators.",
     "study": "Published findings about the simulator, run again.",
 }
 

@@ -1,4 +1,4 @@
-"""The verbs of stored recordings: ``blis-replay list``, ``inspect`` and ``export``."""
+"""The verbs of stored recordings: ``blis-replay list`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from pathlib import Path
 
 import click
 
-from blis_replay.ingest.errors import counted
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
-    PlacePath,
     complete_checks,
-    experiment_option,
     one_experiment,
     store_option,
     verb,
 )
-from blis_replay.validate.text.answer import one_line
 
 
 @verb("list", longer="Print every column, some below the others where there is no room.")
@@ -83,55 +79,3 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
         of_schedule = chosen is SCHEDULE_CHECK
         found = schedule_evidence(store, slug) if of_schedule else check_evidence(store, slug, [chosen])[0]
         print_answer(evidence_answer(found))
-
-
-# As in replay.export.TARGETS, whose import would make help slow; a test compares the two.
-TARGETS = ("tracev2", "legacy-csv", "mooncake", "parquet")
-
-
-@verb("export")
-@experiment_option
-@click.option("--to", "target", type=click.Choice(TARGETS), required=True, help="The format to write.")
-@click.option(
-    "--out",
-    "-o",
-    type=PlacePath(),
-    help="File, or folder for tracev2.  [default: called like the alias]",
-)
-@click.option("--force", is_flag=True, help="Replace what is there.")
-@store_option
-@form_options
-def export_verb(name: str, target: str, out: Path | None, force: bool, store_path: Path) -> None:
-    """Write the requests of an experiment so that other simulators can replay them.
-
-    tracev2 is BLIS's format (a folder with trace.yaml and trace.csv), legacy-csv the one
-    before it; mooncake is JSON lines with ids of 512-token blocks, which AIPerf and
-    Dynamo read too; parquet has every column. `blis-replay ingest` reads all of them, and
-    finds the same requests. What a format cannot carry is named on standard error.
-
-    \b
-    Examples:
-      blis-replay export 34b-general --to tracev2
-      blis-replay export mooncake --to legacy-csv --out load.csv --force
-      blis-replay export 34b-general --to parquet --json
-    """
-    from blis_replay.replay.export import export
-    from blis_replay.validate.experiment import stored_experiment
-
-    recording = stored_experiment(store_path, name)
-    done = export(recording, target, out, force)
-    if done.not_carried:
-        click.echo(f"not carried by {target}: {', '.join(done.not_carried)}", err=True)
-    print_answer(
-        one_line(
-            f"{recording.alias}: {counted(done.requests, 'request')} in {', '.join(map(str, done.files))}",
-            {
-                "slug": recording.slug,
-                "alias": recording.alias,
-                "to": target,
-                "requests": done.requests,
-                "files": [str(path) for path in done.files],
-                "not_carried": list(done.not_carried),
-            },
-        )
-    )

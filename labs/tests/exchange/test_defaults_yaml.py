@@ -14,8 +14,8 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, PrefillBeyond, Regime, RegimeModel
-from blis_replay.blis.releases.exchange import format_defaults, parse_defaults, rows_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
+from blis_replay_labs.exchange.defaults import format_defaults, parse_defaults, rows_of
 
 # Rows of the file as published in March 2026 (blis-semantics, section 8).
 PUBLISHED = """

@@ -7,47 +7,20 @@ strictly, so nothing else may stand in it.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import Annotated, Literal, NoReturn
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import yaml
 from msgspec import Meta, Struct
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.kernel.step_time import FEATURE_NAMES
-from blis_replay.blis.latency.models import LatencyModel, Lifecycle, Regime, RegimeModel
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
-
-Coefficients = tuple[float, float, float]
-
-
-def blackbox_coefficients(entry: ModelEntry, context_tokens: float = 0.0) -> tuple[Coefficients, Coefficients]:
-    """Alpha (delays) and beta (step time) of an entry: us, us per token, us per token each.
-
-    BLIS truncates its sums to whole us, so a model that rounds half up gets half a us more: the same
-    step times.  ``context_tokens``: KV tokens of a mean decode, for which the cost of its context is
-    put into that of the decode.  Raises ``ReleaseError`` for what three betas cannot say.
-    """
-    model, delays = entry.latency, entry.lifecycle
-    if not isinstance(model, LatencyModel) or model.floor_ns or model.cap_ns:
-        raise ReleaseError(f"{entry.model} tp {entry.tensor_parallelism} has no line for its step time")
-    if model.per_context_token_ns and not context_tokens:
-        raise ReleaseError(
-            f"{entry.model} tp {entry.tensor_parallelism} has a cost per context token (--context-tokens puts it into "
-            "that of a decode)"
-        )
-    if model.per_1000_attended_ns:
-        raise ReleaseError(
-            f"{entry.model} tp {entry.tensor_parallelism} has a cost per token that prefill attends to, which BLIS's "
-            "blackbox model has not; export a release that is a line in prefill, decode and context tokens"
-        )
-    half_us = 0.5 if model.rounding == "round_half_up" else 0.0
-    per_decode_ns = model.per_decode_token_ns + model.per_context_token_ns * context_tokens
-    return (
-        (delays.pre_queue_us, delays.pre_queue_per_prompt_token_us, delays.post_token_us),
-        (model.intercept_ns / 1000 + half_us, model.per_prefill_token_ns / 1000, per_decode_ns / 1000),
-    )
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
+from blis_replay.replay.blis_binary import blackbox_coefficients
+from blis_replay.replay.release_file import page_of_text
+from blis_replay.strict.document import Number, Text, read_values, yaml_values
 
 
 def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:
@@ -222,78 +195,23 @@ def _choose(rows: tuple[DefaultsRow, ...], origin: str, problem: str) -> NoRetur
     )
 
 
-class _ConditionText(Struct, frozen=True):
-    feature: Text
-    op: Literal["==", "<", "<=", ">", ">="]
-    value: Number
+def release_of_defaults(
+    path: Path, name: str, gpu: str | None = None, vllm_version: str | None = None
+) -> CoefficientRelease:
+    """The coefficients of a ``defaults.yaml`` of BLIS as a release, of one GPU and one version of vLLM.
 
-
-class _LineText(Struct, frozen=True):
-    model_type: Literal["linear"]
-    intercept: Number
-    feature_coefficients: dict[str, Number] = {}
-    output_transform: Literal["", "expm1"] = ""
-
-
-class _StepRegimeText(Struct, frozen=True):
-    name: Text
-    model: _LineText
-    condition: _ConditionText | None = None
-
-
-class _QueueingText(Struct, frozen=True):
-    intercept: Number
-    feature_coefficients: dict[str, Number] = {}
-
-    def __post_init__(self) -> None:
-        if not self.feature_coefficients.keys() <= {"input_len"}:
-            raise FieldError("feature_coefficients", "depend on more than input_len", "only that can be imported")
-
-
-class _ArtifactText(Struct, frozen=True):
-    version: Annotated[float, Meta(ge=1, le=1e15)]
-    step_time_regimes: tuple[_StepRegimeText, ...] = ()
-    step_time: _LineText | None = None
-    step_overhead_us: Number = 0.0
-    step_overhead_per_req_us: Number = 0.0
-    queueing_time: _QueueingText = _QueueingText(0.0)
-    output_token_processing_time_us: Number = 0.0
-    scheduling_processing_time_us: Number = 0.0
-    preemption_processing_time_us: Number = 0.0
-
-    def __post_init__(self) -> None:
-        if self.step_time is None and not self.step_time_regimes:
-            raise FieldError("step_time", "is missing, and there are no regimes", "add one of them")
-
-
-def import_stepml(artifact: object, origin: str) -> tuple[RegimeModel, Lifecycle]:
-    """Latency model and delays of a StepML artifact (its parsed JSON); ``origin`` names it in errors.
-
-    First matching regime wins, else ``step_time``; features that the artifact knows and a
-    batch summary does not hold (``kv_max``, ``kv_std``) are refused.  Raises ``ReleaseError``.
+    Either may be left out where the file has only one.  Raises ``ReleaseError`` if the file is none, or
+    leaves a choice.
     """
-    given = read_values(artifact, _ArtifactText, origin, "", ReleaseError)
-    regimes = [_regime(one.name, one.model, one.condition, origin) for one in given.step_time_regimes]
-    if given.step_time is not None:
-        regimes.append(_regime("step_time", given.step_time, None, origin))
-    if regimes[-1].condition is not None:
-        regimes.append(Regime("otherwise", 1.0, ()))  # StepML answers 1 us where nothing holds
-    lifecycle = Lifecycle(
-        pre_queue_us=given.queueing_time.intercept,
-        pre_queue_per_prompt_token_us=given.queueing_time.feature_coefficients.get("input_len", 0.0),
-        post_token_us=given.output_token_processing_time_us,
-        scheduling_us=given.scheduling_processing_time_us,
-        preemption_us=given.preemption_processing_time_us,
-    )
-    overheads = {"overhead_us": given.step_overhead_us, "per_request_us": given.step_overhead_per_req_us}
-    return RegimeModel(tuple(regimes), **overheads), lifecycle
+    rows = rows_of(parse_defaults(page_of_text(path, "coefficients"), str(path)), gpu, vllm_version, str(path))
+    versions = ", ".join(sorted({row.vllm_version for row in rows}))
+    return imported(path, name, f"BLIS (vLLM {versions})", rows[0].gpu, tuple(row.entry for row in rows))
 
 
-def _regime(name: str, line: _LineText, condition: _ConditionText | None, origin: str) -> Regime:
-    asked = {} if condition is None else {condition.feature: 1.0}
-    for feature, value in (line.feature_coefficients | asked).items():
-        if feature not in FEATURE_NAMES and (value != 0 or feature in ("kv_max", "kv_std")):
-            raise ReleaseError(f"{origin}: the feature {feature} is not kept of a batch; fit without it")
-    when = None if condition is None else (condition.feature, condition.op, condition.value)
-    coefficients = tuple(line.feature_coefficients.items())
-    return Regime(name, line.intercept, coefficients, condition=when, expm1=line.output_transform == "expm1")
+def imported(path: Path, name: str, what: str, hardware: str, models: tuple[ModelEntry, ...]) -> CoefficientRelease:
+    """A release of the models in a foreign file; raises ``ReleaseError`` for what a release cannot hold."""
+    source = f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    summary = f"{what} {path.name}, imported."
+    release = CoefficientRelease(name, "valid", summary, source, hardware, models=models)
+    # A release is what its text says: what the text cannot hold is refused here.
+    return parse_release(format_release(release), str(path))

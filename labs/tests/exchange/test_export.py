@@ -20,10 +20,10 @@ from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.recording import ARRIVALS, REQUEST_SCHEMA, Clock, Recording, SharedPrefix
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
-from blis_replay.replay.export import TARGETS, export
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
-from blis_replay.validate.cli import recordings
+from blis_replay_labs.exchange import cli
+from blis_replay_labs.exchange.export import TARGETS, export
 
 EPOCH_US = 1_770_000_000_123_456
 ARRIVED = {"arrival_us": [0, 1_234_567, 1_234_567, 9_999_999], "prompt_tokens": [600, 1100, 20, 33]} | {
@@ -229,7 +229,7 @@ def test_a_recording_without_requests_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_line_offers_every_target() -> None:
-    assert tuple(TARGETS) == recordings.TARGETS
+    assert tuple(TARGETS) == cli.TARGETS
 
 
 def test_a_format_with_an_id_a_token_has_an_end(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.models import Lifecycle, PrefillBeyond, Regime, RegimeModel
-from blis_replay.blis.releases.exchange import import_stepml
 from blis_replay.blis.releases.release import ModelEntry, bundled_releases, format_release, parse_release
+from blis_replay_labs.exchange.stepml import import_stepml
 
 ARTIFACT: dict[str, Any] = {
     "version": 1,

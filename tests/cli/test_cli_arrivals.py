@@ -1,0 +1,41 @@
+"""Arrival traces at the command line: requests without latencies."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+
+def test_an_arrival_trace_is_not_validated(run: Run, mooncake: Path) -> None:
+    answer = run("validate", "--experiment", "mooncake")
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err == (
+        "error: mooncake: an arrival trace: it has no latencies to compare; replay it with "
+        "`blis-replay simulate --experiment mooncake --engine FILE --coefficients NAME --out DIR`\n"
+    )
+    calibrated = run("calibrate", "--train", "mooncake", "--out", "fit.yaml")
+    assert (calibrated.code, calibrated.err.count("\n")) == (3, 1)
+
+
+@pytest.mark.slow
+def test_inspect_shows_identities_and_kv_events(run: Run, mooncake: Path) -> None:
+    batch = [[1.0, [["BlockStored", [1, 2], None, [5] * 32, 16, None, "GPU"], ["CacheEviction", "GPU", 3, "lru", 7]]]]
+    packed = gzip.compress("".join(json.dumps(line) + "\n" for line in batch).encode())
+    (mooncake / "kv_events.jsonl.gz").write_bytes(packed)
+    assert run("ingest", "trace.jsonl", "kv_events.jsonl.gz", "--name", "mooncake").code == 0
+    document = run("inspect", "--experiment", "mooncake", "--json").json
+    source = "hash_ids of the trace, one for 512 tokens"
+    assert document["prefix_identity"] == {"source": source, "requests": 3, "prompts": 3}
+    assert [(c["event"], c["events"], c["blocks"], c["tokens"]) for c in document["kv_events"]] == [
+        ("BlockStored", 1, 2, 32),
+        ("CacheEviction", 1, 3, None),
+    ]
+    text = run("inspect", "--experiment", "mooncake").out
+    assert "model: not recorded" in text
+    assert "prefix identity: 3 prompts" in text
+    assert "BlockStored" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
