@@ -7,6 +7,7 @@ Sockets:
 - ``simulator``: a function of a simulator's name and ``SimulatorInputs`` (replay/simulators.py) that makes it.
 - ``compare``: what ``blis-replay compare --simulators`` and ``--published`` answer.
 - ``latency``: the type of latency models of that kind, see ``blis.releases.latency``.
+- ``format``: a ``RequestFormat`` (ingest/readers/formats.py) of request records.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ import polars as pl
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.identity import alias_of, workload_of
-from blis_replay.ingest.readers import discovery, experiment_config
+from blis_replay.ingest.readers import discovery, experiment_config, formats
 from blis_replay.ingest.readers.clients import inference_perf
 from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.discovery import Source
 from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
-from blis_replay.ingest.readers.formats import LOAD_LEVELS, REQUEST_FORMATS, TABLE
+from blis_replay.ingest.readers.formats import TABLE, request_formats
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, shared_by_all, with_summary
 from blis_replay.ingest.readers.server import kv_events
@@ -29,7 +29,7 @@ from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines, read_forward_passes
 from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
-from blis_replay.ingest.readers.tables import load_levels, simulators
+from blis_replay.ingest.readers.tables import simulators
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -152,7 +152,7 @@ class _Assembly:
         give_back()
         cache_events, cache_clock = self._kv_events(client)
         engine, findings = self._engine(configured, server)
-        passes = self.known.get(discovery.FORWARD_PASSES, [])
+        passes = self.known.get(formats.FORWARD_PASSES, [])
         self.missing += read_forward_passes(passes, self.iterations)
         iterations = self.iterations.done()
         self.missing += iterations.remarks
@@ -212,13 +212,11 @@ class _Assembly:
         return next(iter(self.known.get(kind, [])), None)
 
     def _configured(self) -> _Configured:
-        experiment_file, resolved_file = (
-            self._one("experiment configuration"),
-            self._one("inference-perf configuration"),
+        experiment_file, resolved_file, profile_file, header_file = map(
+            self._one, (formats.EXPERIMENT, formats.RESOLVED, formats.PROFILE, formats.TRACE_HEADER)
         )
-        profile_file, header_file = (self._one(kind) for kind in ("load profile", "TraceV2 header"))
         log = server_log.ServerLog()
-        for part in discovery.oldest_first(self.known.get(discovery.SERVER_LOG, [])):
+        for part in discovery.oldest_first(self.known.get(formats.SERVER_LOG, [])):
             log = server_log.read_server_log(part, self.iterations, log)
         load = experiment_config.read_load_config(resolved_file) if resolved_file else _NO_LOAD
         asked = experiment_config.read_load_config(profile_file) if profile_file else _NO_LOAD
@@ -242,23 +240,24 @@ class _Assembly:
 
     def _header(self, header_file: RecordedFile | None) -> simulators.TraceHeader:
         """What a trace says of its server."""
-        meta_file = self._one(discovery.LLMSERVINGSIM_META)
+        meta_file = self._one(formats.LLMSERVINGSIM_META)
         if header_file is None and meta_file is not None:
             return simulators.read_meta(meta_file)
-        if header_file is None and (levels := self._one(LOAD_LEVELS)) is not None:
-            return load_levels.server_of_level(levels)
-        return simulators.read_header(header_file) if header_file else simulators.TraceHeader()
+        if header_file is not None:
+            return simulators.read_header(header_file)
+        told = ((form.server, self._one(form.name)) for form in request_formats() if form.server)
+        return next((server(file) for server, file in told if server and file), simulators.TraceHeader())
 
     def _metrics(self) -> MetricsRead:
-        read = read_metrics(self.known.get(discovery.METRICS, []))
+        read = read_metrics(self.known.get(formats.METRICS, []))
         self.missing += read.remarks
         return read
 
     def _aggregates(self) -> pl.DataFrame:
         frames = [empty_frame(AGGREGATE_SCHEMA)]
-        if summary := self._one("inference-perf summary"):
+        if summary := self._one(formats.SUMMARY):
             frames.append(inference_perf.read_aggregates(summary))
-        for file in self.known.get("inference-perf stage", []):
+        for file in self.known.get(formats.STAGE, []):
             frames.append(inference_perf.read_aggregates(file, discovery.stage_of(file.name)))
         return pl.concat(frames)
 
@@ -267,7 +266,7 @@ class _Assembly:
         found: RequestsRead | None = None
         used = used_form = ""
         # A table whose columns the user has named is what is meant.
-        for form in sorted(REQUEST_FORMATS, key=lambda form: not (form.name == TABLE and self._table_is_meant())):
+        for form in sorted(request_formats(), key=lambda form: not (form.name == TABLE and self._table_is_meant())):
             if not (file := self._one(form.name)):
                 continue
             sums_up = bool(form.sums_up) and form.sums_up == used_form
@@ -363,7 +362,7 @@ class _Assembly:
 
     def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
         """KV-cache events on the requests' clock where both are of the epoch, else from their own first."""
-        files, path = self.known.get(discovery.KV_EVENTS, []), self.folder / "kv_events.parquet"
+        files, path = self.known.get(formats.KV_EVENTS, []), self.folder / "kv_events.parquet"
         zero_us = client.zero_us if client and client.kind == "epoch" and not client.constructed else None
         read = kv_events.read_kv_events(files, zero_us, path) if files else None
         if read is None or not read.events:

@@ -10,8 +10,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.readers import discovery
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.formats import OTLP, STEP_LOG
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.otlp.journeys import READ_LIFECYCLE_SCHEMA, Journeys
@@ -51,8 +51,8 @@ class ServerSide:
 
     def read(self, known: Mapping[str, list[RecordedFile]]) -> otlp_traces.TracesRead:
         """What the server wrote of its steps and requests: traces, and a step log in place of what it has better."""
-        traces = otlp_traces.read_traces(known.get(discovery.OTLP, []), self.scratch)
-        self.log = read_step_log(known.get(discovery.STEP_LOG, []), self.scratch)
+        traces = otlp_traces.read_traces(known.get(OTLP, []), self.scratch)
+        self.log = read_step_log(known.get(STEP_LOG, []), self.scratch)
         if self.log is None:
             return traces
         traces = with_step_log(traces, self.log, self.scratch)

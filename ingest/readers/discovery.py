@@ -15,55 +15,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError, printable
-from blis_replay.ingest.readers import step_log
-from blis_replay.ingest.readers.clients.unplaced import points_of_table, recognises_guidellm_table
 from blis_replay.ingest.readers.documents import text
-from blis_replay.ingest.readers.files import Progress, RecordedFile
-from blis_replay.ingest.readers.formats import HEAD_BYTES, LOAD_LEVELS, REQUEST_FORMATS, TABLE
-from blis_replay.ingest.readers.otlp import framing as otlp_framing
-from blis_replay.ingest.readers.server import iterations, kv_events, metrics
-from blis_replay.ingest.readers.server import log as server_log
-from blis_replay.ingest.readers.tables import simulators
+from blis_replay.ingest.readers.files import HEAD_BYTES, Progress, RecordedFile
+from blis_replay.ingest.readers.formats import (
+    LOAD_LEVELS,
+    SERVER_LOG,
+    STAGE,
+    TABLE,
+    file_kinds,
+    input_formats,
+    request_formats,
+)
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed, tells_levels
-from blis_replay.ingest.readers.tables.load_levels import names_of_levels
 from blis_replay.ingest.readers.tables.records import first_record, may_have
 from blis_replay.ingest.recording import SourceFile
 
 MAX_FILES = 10_000
 MAX_UNKNOWN_HASHED_BYTES = 1 << 30
 
-OTLP = "otlp"
-SERVER_LOG = "server log"
-KV_EVENTS = "kv-events"
-STEP_LOG = "step-log"
-METRICS = "metrics"
-FORWARD_PASSES = "forward-passes"
-LLMSERVINGSIM_META = "LLMServingSim meta"
-# What --input-format takes.
-FORMATS = (OTLP, KV_EVENTS, STEP_LOG, METRICS, FORWARD_PASSES, *(form.name for form in REQUEST_FORMATS))
-
-# Kind of file -> pattern of its path inside the recording.  A load generator may put a
-# prefix of the user's before the names of its reports, and any file may be compressed.
-_RESULTS = r"(?:(?:results|reports)/)?"
-_NAMES: dict[str, str] = {
-    "experiment configuration": r"exp-config\.ya?ml",
-    "load profile": r"profile\.ya?ml",
-    "inference-perf configuration": r"(?:(?:results|reports)/)(?:\S*?[-_.])?config\.ya?ml|config\.ya?ml",
-    "inference-perf summary": _RESULTS + r"(?:\S*?[-_.])?summary_lifecycle_metrics\.json",
-    "inference-perf stage": _RESULTS + r"(?:\S*?[-_.])?stage_(\d{1,6})_lifecycle_metrics\.json",
-    "TraceV2 header": r"trace\.ya?ml",
-    # Where damage hides the content, the usual name says what it was, and its records are counted as lost.
-    "inference-perf": _RESULTS + r"(?:\S*?[-_.])?per_request_lifecycle_metrics\.json",
-    "tracev2": r"trace\.csv",
-    OTLP: r"traces(?:-[\w.:+-]+)?\.jsonl?",
-    SERVER_LOG: r"vllm\.log(?:\.\d{1,6})?",
-    KV_EVENTS: r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?",
-    STEP_LOG: r"steps-engine\d{1,6}-\d{1,12}-\d{1,20}\.jsonl",
-}
-_PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz|\.zst)?", re.ASCII) for kind, pattern in _NAMES.items()}
-_BY_NAME_ALONE = frozenset(list(_NAMES)[:6])
-# There can be several of these; of every other kind one is read.
-_MANY = ("inference-perf stage", OTLP, KV_EVENTS, SERVER_LOG, STEP_LOG, METRICS, FORWARD_PASSES)
 # A rotated log, and how often it was.
 _ROTATED = re.compile(r"(.*?)(?:\.(\d{1,6}))?(?:\.gz|\.zst)?")
 
@@ -174,18 +143,12 @@ def only_source(path: str | Path) -> Source:
 
 def _points_of(source: Source) -> list[Source]:
     """A recording for each load level, of a table that has several and is alone."""
-    if source.paths is None or len(source.paths) != 1 or source.form not in ("", "guidellm-csv", LOAD_LEVELS):
+    if source.paths is None or len(source.paths) != 1:
         return [source]
     file = RecordedFile(source.paths[0], printable(source.paths[0].name), columns=source.columns or "")
-    if not file.path.is_file():
-        return [source]
-    if recognises_guidellm_table(file.head(HEAD_BYTES)):
-        names = [""] * points_of_table(file)
-    elif _kind_of(file, source.form) == LOAD_LEVELS:
-        names = names_of_levels(file)
-    else:
-        return [source]
-    if len(names) == 1:
+    levels = next((f.levels for f in request_formats() if f.levels and f.name == _kind_of(file, source.form)), None)
+    names = levels(file) if levels and file.path.is_file() else []
+    if len(names) < 2:
         return [source]
     named = (f"{source.slug}-{name or point}" for point, name in enumerate(names, 1))
     return [replace(source, slug=slug, point=point) for point, slug in enumerate(named, 1)]
@@ -215,7 +178,7 @@ def refuse_unnamable(source: Source) -> None:
 def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
     """The known files of a recording by kind, in the order of their names, and the others.
 
-    Kinds are those of the names above, and for request records the names of ``REQUEST_FORMATS``.
+    Kinds are those of the names above, and for request records the names of ``request_formats``.
     Others have kind ``unknown``, or ``duplicate of NAME`` where a file stands beside its
     compressed twin.  Raises :class:`RecordingError` if there is no such directory, or its
     name cannot stand for an experiment.
@@ -246,7 +209,7 @@ def _unknown(name: str) -> str:
 
 
 _PROTOBUF_NAME = re.compile(r"(?:.*/)?traces[\w.:+-]*\.pb(?:\.gz|\.zst)?", re.ASCII)
-_PROTOBUF = f"{OTLP} (not used: OTLP is read as JSON; have otelcol's file exporter write format: json)"
+_PROTOBUF = "otlp (not used: OTLP is read as JSON; have otelcol's file exporter write format: json)"
 
 
 def _columns_there(source: Source, others: Iterable[SourceFile]) -> str:
@@ -265,7 +228,7 @@ def how_to_go_on(source: Source, others: Iterable[SourceFile]) -> str:
         path = source.root / file.name
         if path.is_file() and (remedy := _wrapped(RecordedFile(path, file.name))):
             return f"{printable(file.name)} {remedy}"
-    return f"{_columns_there(source, files)}; formats that are known: server logs, {', '.join(FORMATS)}"
+    return f"{_columns_there(source, files)}; formats that are known: server logs, {', '.join(input_formats())}"
 
 
 # How files begin whose content nobody can read here, and what to do with them.
@@ -302,7 +265,7 @@ def _rotation(name: str) -> tuple[str, int]:
 
 def stage_of(name: str) -> int:
     """The load stage whose report this file is (``stage_3_lifecycle_metrics.json`` -> 3)."""
-    match = _PATTERNS["inference-perf stage"].fullmatch(name)
+    match = file_kinds()[STAGE].is_called(name)
     if match is None:
         raise RecordingError(name, "", "not a stage report", "name it stage_<N>_lifecycle_metrics.json")
     return int(match.group(1))
@@ -310,32 +273,14 @@ def stage_of(name: str) -> int:
 
 def _kind_of(file: RecordedFile, form: str) -> str:
     """The kind of a file by name, as ``form`` says or by content; ``""`` if it is none of ours."""
-    named = next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(file.name)), "")
-    if named in _BY_NAME_ALONE:
-        return named
+    named = next((kind for kind in file_kinds().values() if kind.is_called(file.name)), None)
+    if named is not None and named.recognises is None:
+        return named.name
     head = file.head(HEAD_BYTES)
     if file.columns and may_have(head, given := given_columns(file.columns)):
         return LOAD_LEVELS if tells_levels(first_record(head), given) else TABLE
-    return form or _kind_by_content(head) or named
-
-
-def _kind_by_content(head: bytes) -> str:
-    if otlp_framing.recognises(head):
-        return OTLP
-    for form in REQUEST_FORMATS:
-        if form.recognises(head):
-            return form.name
-    if kv_events.recognises(head):
-        return KV_EVENTS
-    if step_log.recognises(head):
-        return STEP_LOG
-    if iterations.recognises_forward_passes(head):
-        return FORWARD_PASSES
-    if simulators.recognises_meta(head):
-        return LLMSERVINGSIM_META
-    if metrics.recognises(head):
-        return METRICS
-    return SERVER_LOG if server_log.recognises(head) else ""
+    by_content = (kind.name for kind in file_kinds().values() if kind.recognises and kind.recognises(head))
+    return form or next(by_content, named.name if named else "")
 
 
 def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
@@ -386,11 +331,11 @@ def _with_results(root: Path, columns: str) -> list[Path]:
         kind = _kind_of(RecordedFile(path, printable(name), columns=columns), "")
         of_kind.setdefault(kind, []).append((folder, inside.as_posix()))
     of_kind.pop("", None)
-    formats = [{folder for folder, _name in of_kind.get(form.name, ())} for form in REQUEST_FORMATS]
+    formats = [{folder for folder, _name in of_kind.get(form.name, ())} for form in request_formats()]
     if any("" in folders for folders in formats) or all(len(folders) < 2 for folders in formats):
         return []
     # A trace of arrivals can be what was sent, and a plain table anything of the run.
-    measured = [form.latencies and form.name != TABLE for form in REQUEST_FORMATS]
+    measured = [form.latencies and form.name != TABLE for form in request_formats()]
     parts = {f for folders, ours in zip(formats, measured, strict=True) if ours or len(folders) > 1 for f in folders}
     beside = [name for found in of_kind.values() for folder, name in found if folder not in parts]
     if beside:
@@ -415,9 +360,14 @@ def _recording_folder(folder: Path) -> Path:
 def _twin(found: list[RecordedFile], kind: str, name: str) -> str:
     """The file already found that stands in the way of this one."""
     for other in found:
-        same_stage = kind == "inference-perf stage" and stage_of(other.name) == stage_of(name)
+        same_stage = kind == STAGE and stage_of(other.name) == stage_of(name)
         another_log = kind == SERVER_LOG and _rotation(other.name)[0] != _rotation(name)[0]
-        if kind not in _MANY or same_stage or another_log or name in (other.name + ".gz", other.name + ".zst"):
+        if (
+            not file_kinds()[kind].several
+            or same_stage
+            or another_log
+            or name in (other.name + ".gz", other.name + ".zst")
+        ):
             return other.name
     return ""
 

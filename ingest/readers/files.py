@@ -21,6 +21,7 @@ from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.recording import CUT_OFF, SourceFile
 
 CHUNK_BYTES = 1 << 20
+HEAD_BYTES = 64 << 10  # of the content: by these a file is recognised
 MAX_EXPANDED_BYTES = 64 << 30
 # Telemetry compresses 10 to 50 times; deflate can do 1,032.  Small files may do as they like.
 MAX_EXPANSION_RATIO = 300

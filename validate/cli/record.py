@@ -155,13 +155,14 @@ def ingest_verb(
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.errors import RecordingError
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
-    from blis_replay.ingest.readers.discovery import FORMATS, sources_of
+    from blis_replay.ingest.readers.discovery import sources_of
+    from blis_replay.ingest.readers.formats import input_formats
     from blis_replay.ingest.readers.tables.columns import given_columns
 
     form = asked_form()
-    if file_format and file_format not in FORMATS:
+    if file_format and file_format not in input_formats():
         raise click.BadParameter(
-            f"{printable(file_format)} is not one of {', '.join(FORMATS)}", param_hint="--input-format"
+            f"{printable(file_format)} is not one of {', '.join(input_formats())}", param_hint="--input-format"
         )
     outcomes, refused = [], []
     at_once = form is None and not quiet() and not has_out_file()

@@ -13,7 +13,7 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.identity import requests_hash
-from blis_replay.ingest.readers.formats import REQUEST_FORMATS
+from blis_replay.ingest.readers.formats import request_formats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, entry_of
@@ -245,7 +245,7 @@ def _recording(job: GateJob, comparison: Comparison) -> list[Check]:
 
 def _rejected_requests(recording: Recording) -> int:
     """Rejected records of the files that the requests are from."""
-    formats = {form.name for form in REQUEST_FORMATS}
+    formats = {form.name for form in request_formats()}
     return sum(file.rejected_count for file in recording.files if file.kind.split(" ")[0] in formats)
 
 

@@ -192,9 +192,9 @@ def recognises_guidellm_table(head: bytes) -> bool:
     return head.startswith((_GUIDELLM_0_3, _GUIDELLM))
 
 
-def points_of_table(file: RecordedFile) -> int:
-    """How many load levels GuideLLM's CSV has; raises as ``read_guidellm_table``."""
-    return len(_points(file))
+def names_of_points(file: RecordedFile) -> list[str]:
+    """An empty name for each load level of GuideLLM's CSV; raises as ``read_guidellm_table``."""
+    return [""] * len(_points(file))
 
 
 def read_guidellm_table(file: RecordedFile, _stamps_path: Path) -> RequestsRead:

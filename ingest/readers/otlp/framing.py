@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from blis_replay.ingest.readers.files import (
     FREE_EXPANSION_BYTES,
+    HEAD_BYTES,
     MAX_EXPANSION_RATIO,
     ZSTD_MAGIC,
     RecordedFile,
@@ -21,7 +22,6 @@ from blis_replay.ingest.readers.files import (
     zstd_head,
     zstd_pieces,
 )
-from blis_replay.ingest.readers.formats import HEAD_BYTES
 from blis_replay.ingest.readers.records import json_objects
 
 # Cut out, copied and decoded, a record takes five times its size.

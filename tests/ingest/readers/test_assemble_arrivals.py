@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.readers.discovery import FORMATS, sources_of
+from blis_replay.ingest.readers.discovery import sources_of
+from blis_replay.ingest.readers.formats import input_formats
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, Clock, Recording
 from blis_replay.ingest.store import KvEventCount, kv_event_counts, open_store, read_stored
 
@@ -120,4 +121,4 @@ def test_without_a_common_clock_kv_events_count_from_their_own_first(tmp_path: P
 
 def test_every_format_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text("utf-8")
-    assert [name for name in FORMATS if f"| `{name}` |" not in page] == []
+    assert [name for name in input_formats() if f"| `{name}` |" not in page] == []

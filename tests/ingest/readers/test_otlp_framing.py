@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.formats import HEAD_BYTES
+from blis_replay.ingest.readers.files import HEAD_BYTES, RecordedFile
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.otlp.framing import recognises
 from blis_replay.ingest.readers.otlp.traces import trace_batches
