@@ -1,10 +1,10 @@
-"""Build the wheel and the sdist into dist/, and try each as a user would.
+"""Build the wheel, the sdist and the wheel of the labs into dist/, and try each as a user would.
 
     python scripts/dist.py            # build and try; some minutes, and 1 GB of temporary files
     python scripts/dist.py --build    # build only
 
-The wheel is built of the unpacked sdist, so neither lacks a file that the other has.  Each is installed into an empty
-environment with the locked versions; then one command runs from an empty folder, outside of the repository.
+The wheel is built from the unpacked sdist, so both have the same files.  Each is installed into an empty environment
+with the locked versions; then commands run from an empty folder outside the repository.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def main() -> int:
     parser.add_argument("--build", action="store_true", help="build only")
     given = parser.parse_args()
     try:
-        wheel, sdist = _built()
-        print(f"{wheel.relative_to(_ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB")
-        print(f"{sdist.relative_to(_ROOT)}: {sdist.stat().st_size / 1e6:.1f} MB")
+        wheel, sdist, labs = _built()
+        for file in (wheel, sdist, labs):
+            print(f"{file.relative_to(_ROOT)}: {file.stat().st_size / 1e6:.1f} MB")
         if not given.build:
             _try_without_extras(sdist)
-            _try_with_all(wheel)
+            _try_with_all(wheel, labs)
     except subprocess.CalledProcessError as error:
         print(f"{' '.join(map(str, error.cmd))}\nended with {error.returncode}\n{error.stdout}", file=sys.stderr)
         return 1
     return 0
 
 
-def _built() -> tuple[Path, Path]:
-    """The wheel and the sdist."""
+def _built() -> tuple[Path, Path, Path]:
+    """The wheel, the sdist, and the wheel of the labs."""
     with TemporaryDirectory() as folder:
         python = _environment(Path(folder) / "build")
         _run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", _ROOT / "requirements-build.lock")
@@ -51,36 +51,39 @@ def _built() -> tuple[Path, Path]:
             archive.extractall(folder, filter="data")
         source = Path(folder) / sdist.name.removesuffix(".tar.gz")
         wheel = _DIST / _run(python, "-c", _BUILD, "build_wheel", _DIST, cwd=source).split()[-1]
-    return wheel, sdist
+        labs = _DIST / _run(python, "-c", _BUILD, "build_wheel", _DIST, cwd=_ROOT / "labs").split()[-1]
+    return wheel, sdist, labs
 
 
 def _try_without_extras(sdist: Path) -> None:
-    """The sdist with what is required only: a verdict, and one line for a verb that needs more."""
+    """The sdist alone: a verdict, and one line for verbs that need an extra or the labs."""
     with TemporaryDirectory() as folder:
         blis_replay = _installed(Path(folder), str(sdist))
         _expect("within limits", _run(blis_replay, "validate", "34b-general", cwd=Path(folder)))
-        ended = subprocess.run(
-            [blis_replay, "report", "34b-general", "--out", "report.html"], cwd=folder, capture_output=True, text=True
-        )
-        _expect("pip install 'blis-replay[report]'", ended.stderr)
+        for arguments, install in (
+            (("report", "34b-general", "--out", "report.html"), "pip install 'blis-replay[report]'"),
+            (("study", "list"), "pip install blis-replay-labs"),
+        ):
+            ended = subprocess.run([blis_replay, *arguments], cwd=folder, capture_output=True, text=True)
+            _expect(install, ended.stderr)
 
 
-def _try_with_all(wheel: Path) -> None:
+def _try_with_all(wheel: Path, labs: Path) -> None:
     with TemporaryDirectory() as folder:
-        blis_replay = _installed(Path(folder), f"{wheel}[all]")
+        blis_replay = _installed(Path(folder), f"{wheel}[all]", str(labs))
         _expect("1 pass", _run(blis_replay, "report", "34b-general", "--out", "report.html", cwd=Path(folder)))
-        _expect("Usage", _run(blis_replay, "collect", "--help", cwd=Path(folder)))
+        _expect("conservation", _run(blis_replay, "study", "list", cwd=Path(folder)))
 
 
-def _installed(folder: Path, what: str) -> Path:
-    """The command line of an empty environment with ``what`` in it, versions as locked."""
+def _installed(folder: Path, *what: str) -> Path:
+    """The command line of an empty environment with ``what`` installed, versions as locked."""
     locked = folder / "versions.txt"
     lines = (_ROOT / "requirements.lock").read_text("utf-8").splitlines()
     locked.write_text("\n".join(found[0] for line in lines if (found := re.match(r"[\w.-]+==[\w.]+", line))), "utf-8")
     python = _environment(folder / "environment")
-    _run(python, "-m", "pip", "install", "--quiet", "--constraint", locked, what)
+    _run(python, "-m", "pip", "install", "--quiet", "--constraint", locked, *what)
     packages = sum(file.stat().st_size for file in (folder / "environment").rglob("*") if file.is_file())
-    print(f"{Path(what).name} installed into an empty environment: {packages / 1e6:,.0f} MB")
+    print(f"{', '.join(Path(one).name for one in what)} installed into an empty environment: {packages / 1e6:,.0f} MB")
     return python.with_name("blis-replay")
 
 
