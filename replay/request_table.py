@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -254,7 +254,7 @@ def _csv_rows(path: Path) -> Generator[_Row, None, None]:
         csv.field_size_limit(limit)
 
 
-def _csv_row(path: Path, reader: csv._reader) -> list[str] | None:  # type: ignore[name-defined]
+def _csv_row(path: Path, reader: Any) -> list[str] | None:
     try:
         row: list[str] | None = next(reader, None)
     except csv.Error as error:

@@ -248,6 +248,47 @@ def test_the_main_job_loads_few_modules(tmp_path: Path) -> None:
     assert {name: count for name, count in size.items() if count > LOADED_BUDGET[name]} == {}
 
 
+# Files that may use the inside of a library, and what they use; each stands alone and has a fallback.
+PRIVATE_USE = {
+    "compiled/numba_parts.py": "numba.core, numba.np",
+    "ingest/scan/words.py": "numba.core",
+    "labs/board/adapters/vidur.py": "vidur._native",
+    "scripts/fuzz.py": "os._exit, which is public: a child ends without what its parent has to clean up",
+    "scripts/oracle_balancer.py": "vllm._version",
+    "scripts/oracle_vllm.py": "vllm._version",
+}
+_INSIDE_NUMBA = re.compile(r"numba\.(?:core|np|cpython|typed)\b[\w.]*")
+
+
+def private_use(tree: ast.AST) -> set[str]:
+    """Modules and names of other people that begin with an underscore, or lie inside Numba."""
+    used: set[str] = set()
+    libraries: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            used |= {alias.name for alias in node.names}
+            libraries |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("blis_replay"):
+            used |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _INSIDE_NUMBA.fullmatch(node.value):
+            used.add(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in libraries:
+            used.add(f"{node.value.id}.{node.attr}")
+    names = {name for name in used if not name.startswith(("__future__", "blis_replay"))}
+    return {name for name in names if re.search(r"(?:^|\.)_(?!_)", name) or _INSIDE_NUMBA.match(name)}
+
+
+def test_private_parts_of_libraries_are_used_where_it_is_said() -> None:
+    """A release of a library may change them without a word."""
+    paths = [*FILES, *LABS, *(ROOT / "scripts").glob("*.py")]
+    using = {path.relative_to(ROOT).as_posix(): private_use(ast.parse(path.read_text("utf-8"))) for path in paths}
+    assert {path: sorted(names) for path, names in using.items() if names and path not in PRIVATE_USE} == {}
+    assert [path for path in PRIVATE_USE if not using.get(path)] == [], "said in vain"
+    found = private_use(ast.parse("import csv\nfrom numba.core import types\ncsv._reader\nimport os\nos.path"))
+    assert found == {"csv._reader", "numba.core.types"}
+
+
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 100
 

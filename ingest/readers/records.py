@@ -174,7 +174,7 @@ def cells_of(line: str, separator: str = ",") -> list[str]:
         csv.field_size_limit(limit)
 
 
-def _next_row(file: RecordedFile, reader: csv._reader) -> list[str] | None:  # type: ignore[name-defined]
+def _next_row(file: RecordedFile, reader: Any) -> list[str] | None:
     while True:
         limit = csv.field_size_limit(_MAX_CELL_CHARS)
         try:
