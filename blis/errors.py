@@ -23,7 +23,3 @@ def evicting_for_ever(now_us: int, requests: str = "requests") -> TraceError:
 
 class ReleaseError(SimulatorError):
     """A coefficient release that is malformed, invalid, or has no entry for the model."""
-
-
-class WorkloadError(SimulatorError):
-    """A workload that is malformed, or too large to make."""

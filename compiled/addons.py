@@ -6,6 +6,7 @@ Sockets:
 - ``verb``: a click command; the name of a group of verbs, e.g. ``coefficients``: a command in that group.
 - ``simulator``: a function of a simulator's name and ``SimulatorInputs`` (replay/simulators.py) that makes it.
 - ``compare``: what ``blis-replay compare --simulators`` and ``--published`` answer.
+- ``whatif``: ``find``, what ``blis-replay whatif --find`` answers.
 - ``latency``: the type of latency models of that kind, see ``blis.releases.latency``.
 - ``format``: a ``RequestFormat`` (ingest/readers/formats.py) of request records.
 """

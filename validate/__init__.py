@@ -55,7 +55,6 @@ __all__ = [
     "report_page",
     "requests",
     "segments",
-    "simulate",
     "steps",
     "timeline_window",
     "validate",
@@ -336,26 +335,6 @@ def gate(
     before = load_release(baseline) if baseline else None
     with open_for_reading(_store(store)) as opened:
         return gate_answer(gated(opened, load_release(coefficients), before, rules, names))
-
-
-def simulate(
-    requests: Path | str, engine: Path | str, coefficients: str, model: str | None = None, gpus: int | None = None
-) -> Answer:
-    """Simulate a request table (CSV, JSON lines or Parquet) on an engine (YAML); a row per number of the summary.
-
-    ``model`` and ``gpus`` (tensor parallelism) choose between the models of a release.
-
-    Example: ``br.simulate("requests.csv", "engine.yaml", "h100-vllm-0.15.1", "llama-2-7b-hf").frame``
-    """
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.replay.request_table import read_request_table
-    from blis_replay.replay.simulation import read_engine, simulate_table
-    from blis_replay.validate.text.simulations import simulation_answer, summary
-
-    release, given = load_release(coefficients), read_engine(Path(engine))
-    entry = given.entry(release, model, gpus)
-    table = read_request_table(Path(requests), given.engine.block_size)
-    return simulation_answer(summary(simulate_table(table, given.engine, release, entry)))
 
 
 def figure(

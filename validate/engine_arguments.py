@@ -15,6 +15,7 @@ import numpy as np
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.errors import ExperimentError, faults_named
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import ReplayRun, replay
@@ -35,7 +36,6 @@ from blis_replay.validate.metrics.objectives import Attainment, Objectives, atta
 from blis_replay.validate.metrics.observed import Gaps, simulated_samples
 from blis_replay.validate.text.answer import Answer, Block, Line, Verbatim
 from blis_replay.validate.text.cells import cell_text
-from blis_replay.validate.text.simulations import cut_short_text
 
 
 @dataclass(frozen=True)
@@ -328,6 +328,11 @@ def _remarks(found: WhatIf) -> Block:
         elif values["cut_short"]:
             lines.append(f"{name}: {cut_short_text(int(values['cut_short']))}")
     return Block(lines)
+
+
+def cut_short_text(count: int) -> str:
+    """A sentence for outputs that ended before their requested length."""
+    return f"{counted(count, 'output')} cut short at max_model_len, so less is served than was asked for"
 
 
 def _lacks_token_times(attained: Attainment) -> bool:

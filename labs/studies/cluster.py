@@ -18,11 +18,11 @@ from blis_replay.blis.cluster.simulate import REFUSED, ClusterResult, simulate_c
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.blis.verification.theory import CoefficientSet, calibrate, mm1_wait_us, simulate_waits, wait_interval
-from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.workload import LoadText
 from blis_replay.strict.document import Number, document_of
 from blis_replay.validate.metrics.latency import statistics
 from blis_replay_labs.studies.study import System
+from blis_replay_labs.synthetic.generate import generate
+from blis_replay_labs.synthetic.workload import LoadText
 
 MEASURES = (
     *("requests", "admitted", "completed", "unserved", "ttft_mean_ms", "ttft_p99_ms", "e2e_mean_ms"),

@@ -11,7 +11,7 @@ import pytest
 from command_line import Answer, Run
 
 from blis_replay.blis.cluster.config import router_of_text
-from blis_replay.validate.cli.simulate import ROUTERS
+from blis_replay_labs.synthetic.cli import ROUTERS
 
 
 def found(answer: Answer) -> dict[str, dict[str, str]]:

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from command_line import Answer, Run
 
-from blis_replay.replay.simulation import write_frame
+from blis_replay_labs.synthetic.simulation import write_frame
 
 pytestmark = pytest.mark.slow
 

@@ -134,10 +134,6 @@ def test_each_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pyt
     truth = write_demo(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / truth.spec.slug).rename("runs/mine")
-    Path("requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,200,10\n")
-    Path("engine.yaml").write_text(
-        "max_num_seqs: 8\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
-    )
     examples = {name: example_of(getattr(br, name)) for name in br.__all__}
     assert [name for name, example in examples.items() if f"br.{name}(" not in example] == []
     answers = {

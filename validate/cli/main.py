@@ -48,8 +48,7 @@ SECTIONS = {
         "coefficients": ("coefficients", "Coefficient releases: list, show, exchange, make, test."),
     },
     "Simulate": {
-        "simulate": ("simulate", "Simulate any request table, without a recording."),
-        "whatif": ("simulate", "The same requests with other engine arguments."),
+        "whatif": ("whatif", "The same requests with other engine arguments."),
     },
     "Tool": {
         "doctor": ("tool", "What is installed, where things are kept, and what stands in the way."),
@@ -61,6 +60,7 @@ VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.ite
 LABS = {
     "collect": "Receive the traces of running servers (OTLP), with TLS and tokens.",
     "export": "Write the requests of an experiment for other simulators.",
+    "simulate": "Simulate any request table, without a recording.",
     "study": "Published findings about the simulator, run again.",
 }
 

@@ -1,4 +1,4 @@
 """Answers as text for a terminal.
 
-May import: ingest, replay, validate.metrics.
+May import: ingest.
 """

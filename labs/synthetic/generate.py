@@ -8,10 +8,16 @@ from typing import Literal
 
 import numpy as np
 
-from blis_replay.blis.errors import WorkloadError
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.blis.workloads.workload import MOST_REQUESTS, Client, Workload, arrival_times_us, draw_lengths
 from blis_replay.compiled.arrays import Int64s
+from blis_replay_labs.synthetic.workload import (
+    MOST_REQUESTS,
+    Client,
+    Workload,
+    WorkloadError,
+    arrival_times_us,
+    draw_lengths,
+)
 
 Purpose = Literal["arrivals", "prompts", "outputs", "prefixes"]
 _NUMBERS: dict[Purpose, int] = {"arrivals": 0, "prompts": 1, "outputs": 2, "prefixes": 3}

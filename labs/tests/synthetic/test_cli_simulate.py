@@ -10,6 +10,8 @@ import pytest
 from command_line import Run
 from worked_example import ENGINE, RELEASE
 
+from blis_replay_labs.synthetic import simulate
+
 ARGUMENTS = ("--requests", "load.csv", "--engine", "engine.yaml", "--coefficients", "worked.yaml", "--out", "run")
 
 
@@ -249,3 +251,11 @@ def test_an_arrival_trace_is_simulated_on_a_given_engine(run: Run, mooncake: Pat
     assert "mooncake, request 0: a prompt of 600 tokens leaves no room in max_model_len 512" in refused.err
     assert run("simulate", *given).code == 2
     assert run("simulate", "--experiment", "mooncake", "--requests", "trace.jsonl", *given).code == 2
+
+
+@pytest.mark.slow
+def test_from_python_the_summary_is_that_of_the_command_line(run: Run, inputs: Path) -> None:
+    """As the example of its docstring has it, with the files of this test."""
+    answer = simulate("load.csv", "engine.yaml", "worked.yaml")
+    assert answer.document == run("simulate", *ARGUMENTS, "--json").json
+    assert not answer.frame.is_empty()

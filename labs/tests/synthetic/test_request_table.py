@@ -19,8 +19,8 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import Behaviours, EngineConfig
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.replay.errors import ReplayError, UnknownNameError
-from blis_replay.replay.request_table import RequestTableError, read_request_table
-from blis_replay.replay.simulation import (
+from blis_replay_labs.synthetic.request_table import RequestTableError, read_request_table
+from blis_replay_labs.synthetic.simulation import (
     Simulation,
     choose_entry,
     read_engine,
@@ -29,7 +29,7 @@ from blis_replay.replay.simulation import (
     step_frame,
     write_tables,
 )
-from blis_replay.validate.text.simulations import summary
+from blis_replay_labs.synthetic.text import summary
 
 ENGINE = EngineConfig(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, async_scheduling=False)
 # The coefficients of the worked examples of blis-semantics, section 11.
@@ -288,7 +288,7 @@ class TestSimulating:
 
     def test_tables_are_written_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """7 steps, 3 a part: the files hold what one frame holds."""
-        monkeypatch.setattr("blis_replay.replay.simulation._STEPS_A_PART", 3)
+        monkeypatch.setattr("blis_replay_labs.synthetic.simulation._STEPS_A_PART", 3)
         simulation = simulated(write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n0,100,7\n"))
         write_tables(simulation, tmp_path / "out", as_csv=True)
         assert pl.read_parquet(tmp_path / "out" / "steps.parquet").equals(step_frame(simulation))

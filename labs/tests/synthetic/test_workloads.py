@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import WorkloadError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.workload import (
+from blis_replay_labs.synthetic.generate import generate
+from blis_replay_labs.synthetic.workload import (
     ArrivalProcess,
     Client,
     Constant,
@@ -32,6 +31,7 @@ from blis_replay.blis.workloads.workload import (
     Uniform,
     Weibull,
     Workload,
+    WorkloadError,
     arrival_times_us,
     draw_lengths,
     parse_workload,

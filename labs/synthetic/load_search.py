@@ -127,6 +127,20 @@ _COLUMNS = (
 )
 
 
+def searched(
+    recording: Recording,
+    release: CoefficientRelease,
+    load: Load,
+    objectives: Objectives,
+    changes: Sequence[EngineOverrides],
+    again: str,
+    **pool: Unpack[Pool],
+) -> Answer:
+    """What ``blis-replay whatif --find`` answers: ``find_most`` as ``load_answer``."""
+    found = find_most(recording, release, load, objectives, changes, **pool)
+    return load_answer(recording, release, load, objectives, found, again)
+
+
 def load_answer(
     recording: Recording,
     release: CoefficientRelease,

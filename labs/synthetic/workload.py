@@ -14,9 +14,14 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
-from blis_replay.blis.errors import WorkloadError
+from blis_replay.blis.errors import SimulatorError
 from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay.strict.document import FieldError, Text, read_yaml
+
+
+class WorkloadError(SimulatorError):
+    """A workload that is malformed, or too large to make."""
+
 
 MOST_TOKENS = 10_000_000
 _MOST = 1e9

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.replay.simulation import ClusterSimulation, Simulation
+from blis_replay.validate.engine_arguments import cut_short_text
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
 from blis_replay.validate.metrics.objectives import Objectives, attained, attainment_json, attainment_line
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import hundredths, percent_plain
+from blis_replay_labs.synthetic.simulation import ClusterSimulation, Simulation
 
 
 def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, Any]:
@@ -88,11 +89,6 @@ _DATA_COLUMNS = (Column("instance", "data"), Column("quantity", "data"), Column(
 def _quantities(values: dict[str, Any]) -> list[tuple[str, float | None]]:
     numbers = {name: value for name, value in values.items() if not isinstance(value, dict | list)}
     return list((numbers | {f"{m}_{s}_ms": values["latencies_ms"][m][s] for m in METRICS for s in STATISTICS}).items())
-
-
-def cut_short_text(count: int) -> str:
-    """What is said of so many outputs that end before they are as long as was asked."""
-    return f"{counted(count, 'output')} cut short at max_model_len, so less is served than was asked for"
 
 
 def _cut_short(values: dict[str, Any]) -> list[str]:

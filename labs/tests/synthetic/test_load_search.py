@@ -10,8 +10,8 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.load_search import find_most, highest, load_answer
 from blis_replay.validate.metrics.objectives import parse_objectives
+from blis_replay_labs.synthetic.load_search import find_most, highest, load_answer
 
 # Every step takes 10 ms, and nothing is added.
 RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())

@@ -15,13 +15,11 @@ import polars as pl
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
 from blis_replay.blis.cluster.config import ClusterConfig
 from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
-from blis_replay.blis.errors import TraceError, WorkloadError
+from blis_replay.blis.errors import TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
-from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.workload import parse_workload
 from blis_replay.compiled.files import whole_file, whole_files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
@@ -32,7 +30,9 @@ from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.release_file import page_of_text
-from blis_replay.replay.request_table import RequestTable
+from blis_replay_labs.synthetic.generate import generate
+from blis_replay_labs.synthetic.request_table import RequestTable
+from blis_replay_labs.synthetic.workload import WorkloadError, parse_workload
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
 _OF_THE_ENGINE = frozenset(field.name for field in fields(EngineConfig))
