@@ -233,9 +233,9 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.attribution.attribute import attribute as attributed
-    from blis_replay.validate.attribution.text import attribution_answer
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
+    from blis_replay.validate.explain.attribute import attribute as attributed
+    from blis_replay.validate.explain.text import attribution_answer
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
     release = release_for(coefficients, [name])

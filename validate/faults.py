@@ -22,7 +22,11 @@ from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.processes import Progress
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.attribution.attribute import (
+from blis_replay.validate.calibration.calibrate import Options, calibrate
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.comparison_text import exit_code
+from blis_replay.validate.explain.attribute import (
     WORTH_NAMING,
     Attribution,
     Blame,
@@ -32,10 +36,6 @@ from blis_replay.validate.attribution.attribute import (
     fraction,
     part_of,
 )
-from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
-from blis_replay.validate.comparison.comparison_text import exit_code
 from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.text.answer import Answer, Block, Line
 

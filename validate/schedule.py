@@ -16,8 +16,8 @@ from blis_replay.replay.engine import engine_config
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import COUNTS, Divergence, ScheduleCheck, check_schedule
-from blis_replay.replay.schedule.meaning import Meaning, blocks_that_fit, meaning_of
 from blis_replay.replay.schedule.recorded import NOT_KNOWN_US, recorded_schedule
+from blis_replay.validate.explain.schedule import Meaning, blocks_that_fit, meaning_of
 
 NAME = "schedule"
 MEASURES = "requests and tokens of every recorded step against those that the engine schedules for the same queue"

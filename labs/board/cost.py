@@ -24,10 +24,12 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay, with_kernels
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.attribution.attribute import Subset, all_subsets, shapley_values
-from blis_replay.validate.attribution.fitted import Fitted, Through, through_of
-from blis_replay.validate.attribution.tried import Alternative, Tried, alternatives, best_alternative
 from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.explain.attribute import Subset, all_subsets, shapley_values
+from blis_replay.validate.explain.hypothesis import Hypothesis
+from blis_replay.validate.explain.inputs import to_try
+from blis_replay.validate.explain.search import Explanation, best_input
+from blis_replay.validate.explain.trial import Fit, Trial, trial_of
 from blis_replay_labs.board.leaderboard import Cost
 
 STEP_TIME, DELAYS = "step time", "delays"
@@ -90,14 +92,14 @@ def answered(run: ReplayRun) -> Recording:
 _DECLARED = {"prefix": "prefix cache", "asynchronous": "scheduling mode"}
 
 
-def _declared(run: ReplayRun) -> tuple[Alternative, ...]:
+def _declared(run: ReplayRun) -> tuple[Hypothesis, ...]:
     """What the recording had and the simulator says that it does not model, as far as the engine here can do without.
 
     A simulator of someone else says so in its header, as :func:`command_simulator` reads it.
     """
     said = " ".join(text.partition("does not model: ")[2].lower() for text in run.simulated.differences)
     lacked = {name for word, name in _DECLARED.items() if word in said}
-    off = [one for one in alternatives(run.recording, run.mode) if one.name in lacked]
+    off = [one for one in to_try(run.recording, run.mode)[0] if one.name in lacked]
     return tuple(one for one in off if not any(one.engine.values()))
 
 
@@ -108,17 +110,17 @@ class _Imitation:
     ``declared``: what the other says that it lacks; ``tried``: another input, where coefficients do not do.
     """
 
-    fitted: Fitted
-    declared: tuple[Alternative, ...]
-    tried: Tried | None
+    fitted: Fit
+    declared: tuple[Hypothesis, ...]
+    tried: Explanation | None
 
     @property
-    def inputs(self) -> tuple[Alternative, ...]:
+    def inputs(self) -> tuple[Hypothesis, ...]:
         return (*self.declared, *(() if self.tried is None else (self.tried.best,)))
 
 
 def _imitation(
-    recording: Recording, mode: ReplayMode, entry: ModelEntry, declared: tuple[Alternative, ...]
+    recording: Recording, mode: ReplayMode, entry: ModelEntry, declared: tuple[Hypothesis, ...]
 ) -> _Imitation | None:
     """Fit step time and delays to the answers of a recording, and one input if it takes one; None of too few requests.
 
@@ -126,10 +128,10 @@ def _imitation(
     """
     for one in declared:
         recording = one.of(recording)
-    through = through_of(recording, mode, entry)
-    if through is None:
+    trial = trial_of(recording, mode, entry)
+    if trial is None:
         return None
-    tried = best_alternative(through)
+    tried = best_input(trial, to_try(recording, mode))
     if tried is not None and tried.best.name in {one.name for one in declared}:
         # Its answers are nearer with what it says that it lacks.
         return _imitation(
@@ -137,8 +139,8 @@ def _imitation(
         )
     if tried is not None:
         recording, mode = tried.best.of(recording), replace(mode, **tried.best.mode)
-        through = Through(recording, mode, entry, through.target)
-    return _Imitation(through.fit(), declared, tried)
+        trial = Trial(recording, mode, entry, trial.target)
+    return _Imitation(trial.fit(), declared, tried)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class _Parts:
 
     def run(self, put_back: Subset) -> SimResult:
         back = {self.names[i] for i in put_back}
-        imitated = self.found.fitted.entry(self.entry)
+        imitated = self.found.fitted.costs.entry(self.entry)
         latency = (self.entry if STEP_TIME in back else imitated).latency
         lifecycle = (self.entry if DELAYS in back else imitated).lifecycle
         recording, mode = self.recording, self.mode
@@ -175,7 +177,7 @@ class _Parts:
         said = {one.name: "it says that it does not model this" for one in self.found.declared}
         if self.found.tried is not None:
             said[self.found.tried.best.name] = _input_evidence(self.recording, self.found.tried)
-        imitated = self.found.fitted.entry(self.entry)
+        imitated = self.found.fitted.costs.entry(self.entry)
         first, then = imitated.lifecycle, self.entry.lifecycle
         said[DELAYS] = (
             f"before the queue {first.pre_queue_us / 1000:.1f} ms for {then.pre_queue_us / 1000:.1f} ms, "
@@ -191,7 +193,7 @@ class _Parts:
         return said
 
 
-def _input_evidence(recording: Recording, tried: Tried) -> str:
+def _input_evidence(recording: Recording, tried: Explanation) -> str:
     best = tried.best
     told = {name: recording.engine[name].value if name in recording.engine else None for name in best.engine}
     changed = [

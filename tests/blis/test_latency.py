@@ -27,7 +27,7 @@ from blis_replay.blis.latency.models import (
 )
 from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.validate.attribution.recorded_cycles import forced_steps
+from blis_replay.validate.explain.cycles import forced_steps
 
 
 def duration_us(

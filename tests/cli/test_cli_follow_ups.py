@@ -17,8 +17,8 @@ from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import Recording, Stage
 from blis_replay.ingest.store import open_store
 from blis_replay.validate import STORE_DEFAULT
-from blis_replay.validate.attribution.attribute import attribute
-from blis_replay.validate.attribution.text import explanations
+from blis_replay.validate.explain.attribute import attribute
+from blis_replay.validate.explain.text import explanations
 
 _COMMAND = re.compile(r"blis-replay ((?:segments|coefficients steps|calibrate) [^;`]*)")
 

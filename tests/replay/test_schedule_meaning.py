@@ -15,7 +15,8 @@ from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.ingest.rows import Scratch, rows_of
 from blis_replay.ingest.steps.placed import place
 from blis_replay.replay.schedule.checksum import check_schedule
-from blis_replay.replay.schedule.meaning import (
+from blis_replay.replay.schedule.recorded import recorded_schedule
+from blis_replay.validate.explain.schedule import (
     ABORTED,
     ARGUMENT,
     NOT_IDENTIFIED,
@@ -26,7 +27,6 @@ from blis_replay.replay.schedule.meaning import (
     blocks_that_fit,
     meaning_of,
 )
-from blis_replay.replay.schedule.recorded import recorded_schedule
 
 BUSY: dict[str, Any] = {"rate_per_s": 20.0}
 

@@ -12,7 +12,7 @@ from blis_replay.fixtures.fault_list import FAULTS
 from blis_replay.fixtures.faults import Fault, planted_case
 from blis_replay.replay.driver import replay
 from blis_replay.validate import faults
-from blis_replay.validate.attribution.tried import depths
+from blis_replay.validate.explain.search import depths
 from blis_replay.validate.faults import FaultRow, Scoreboard, control, judged, judged_in, scoreboard_answer
 
 GROUPS = {

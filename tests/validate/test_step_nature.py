@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.validate.attribution.recorded_cycles import ForcedSteps, nature_of
+from blis_replay.validate.explain.cycles import ForcedSteps, nature_of
 
 
 def steps_off(factor: float, held_up_every: int) -> ForcedSteps:

@@ -68,9 +68,9 @@ def explain_verb(
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.simulator import entry_of
-    from blis_replay.validate.attribution.attribute import attribute
-    from blis_replay.validate.attribution.text import attribution_answer
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
+    from blis_replay.validate.explain.attribute import attribute
+    from blis_replay.validate.explain.text import attribution_answer
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
     release = release_for(coefficients, [name])
@@ -117,8 +117,8 @@ def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path
     from blis_replay.compiled.files import whole_file
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.attribution.text import segments_answer
     from blis_replay.validate.comparison.segments import segment_frame, segments_of
+    from blis_replay.validate.comparison.segments_text import segments_answer
     from blis_replay.validate.experiment import release_for, stored_experiment
 
     if out is not None and out.suffix not in (".parquet", ".csv"):

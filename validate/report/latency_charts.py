@@ -9,7 +9,7 @@ from math import inf, isnan, nan
 import numpy as np
 
 from blis_replay.ingest.tables import Cell, Column, Table
-from blis_replay.validate.attribution.attribute import Attribution, Estimate
+from blis_replay.validate.explain.attribute import Attribution, Estimate
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve

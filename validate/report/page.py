@@ -18,14 +18,14 @@ from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
-from blis_replay.validate.attribution.attribute import blames
-from blis_replay.validate.attribution.text import explanations
 from blis_replay.validate.comparison.capacity import Measure
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
 from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
 from blis_replay.validate.comparison.first_screen import before_the_queue, fit_words, saturated
 from blis_replay.validate.comparison.saturation_text import saturation_sentences
 from blis_replay.validate.comparison.summary_text import draws_sentence, mean_abs_errors, verdict_sentence
+from blis_replay.validate.explain.attribute import blames
+from blis_replay.validate.explain.text import explanations
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, TAIL_LIMITS, THRESHOLDS
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence

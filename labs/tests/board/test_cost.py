@@ -21,8 +21,8 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.command import command_simulator
 from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.attribution import fitted
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.explain import trial
 from blis_replay_labs.board.cost import STEP_TIME, cost_of
 from blis_replay_labs.board.leaderboard import Cost
 
@@ -75,7 +75,7 @@ def planted(load: str = "two levels") -> Case:
 @pytest.fixture(autouse=True)
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit to fewer requests is quicker."""
-    monkeypatch.setattr(fitted, "_MOST_REQUESTS", 250)
+    monkeypatch.setattr(trial, "MAX_REQUESTS", 250)
 
 
 @pytest.mark.parametrize(

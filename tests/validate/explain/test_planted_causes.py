@@ -23,9 +23,9 @@ from blis_replay.fixtures.planted import CAUSES, PLANTED, Planted, planted_recor
 from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import parse_mode
-from blis_replay.validate.attribution.attribute import Attribution, Cause, Estimate, attribute
-from blis_replay.validate.attribution.hidden import late_alone, stages_that_cancel
-from blis_replay.validate.attribution.text import attribution_answer, explanations
+from blis_replay.validate.explain.attribute import Attribution, Cause, Estimate, attribute
+from blis_replay.validate.explain.tails import late_alone, stages_that_cancel
+from blis_replay.validate.explain.text import attribution_answer, explanations
 from blis_replay.validate.metrics.resampling import QUANTITIES
 
 pytestmark = pytest.mark.slow

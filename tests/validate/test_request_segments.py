@@ -12,8 +12,8 @@ from blis_replay.fixtures.planted import Planted, planted_recording, with_wrong_
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.validate.attribution.text import segments_answer
 from blis_replay.validate.comparison.segments import Segments, segment_frame, segments_of
+from blis_replay.validate.comparison.segments_text import segments_answer
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""What a difference between two schedules means: each cause that there can be is tried, and explains it or not.
+"""Hypotheses on a recorded schedule: what makes the engine's steps equal to the recorded ones again.
 
-An engine argument, a hit in the prefix cache, a request that was given up, a request that no file has: with the right
-one in place the steps are equal again.  Where several make them equal, or none, no name is given.
+An engine argument, a release, a hit in the prefix cache, a request that was given up or that no file has.  Each is
+scored by the steps that are equal with it.  Where several make all equal, or none does, no cause is named.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RecordedSchedule, recorded_schedule
 from blis_replay.strict.engine_packs import engine_packs
+from blis_replay.validate.explain.rule import best_first
 
 ARGUMENT, PREFIX, ABORTED, UNKNOWN, VERSION = (
     "engine argument",
@@ -31,12 +32,13 @@ ARGUMENT, PREFIX, ABORTED, UNKNOWN, VERSION = (
     "version",
 )
 NOT_IDENTIFIED = "not identified"
-# A trial takes as long as the steps that it goes through.
-_STEPS_TRIED, _REQUESTS_TRIED = 5_000, 64
+MAX_STEPS = 5_000  # steps after the first that differs: a trial takes as long as the steps that it goes through
+MAX_REQUESTS = 64  # requests that may have been given up
+MAX_NAMED = 3  # causes that a sentence lists
+MAX_AT_ONCE = 4  # requests that come with one that no file has
 _BLOCK_SIZES = (16, 32, 64, 128)
-_LONG = 1 << 20
-_MOST_NAMED = 3
-_MOST_AT_ONCE = 4
+_LONG = 1 << 20  # output tokens of a request whose end is not known
+_BLOCKS_TO_SPARE = 1 << 20
 _IDENTITY = ("request_index", "request_id")
 
 
@@ -54,6 +56,11 @@ class Meaning:
     argument: str = ""
     value: int | bool | None = None
 
+    @property
+    def left(self) -> float:
+        """The share of the steps that is not reached."""
+        return 1 - self.reached / self.steps
+
 
 @dataclass(frozen=True)
 class _Trial:
@@ -69,52 +76,45 @@ def meaning_of(recording: Recording, check: ScheduleCheck) -> Meaning | None:
     """What the first difference of a check means; None if there is none and every step was compared."""
     if check.whole:
         return None
-    before = check.schedule.begin + check.reached
-    limit = before + _STEPS_TRIED
-    found: list[Meaning] = []
-    for trial in _trials(recording, check, before):
-        one = _judged(trial, limit)
-        if one is not None and one.reached > before:
-            found.append(one)
-    whole = list({one.sentence: one for one in found if one.reached == one.steps}.values())
+    first = check.schedule.begin + check.reached
+    scored = [_scored(trial, first + MAX_STEPS) for causes in _CAUSES for trial in causes(recording, check)]
+    found = [one for one in scored if one is not None and one.reached > first]
+    whole = list({one.sentence: one for one in best_first(found, 0.0, exact=True)}.values())
     causes = {one.cause for one in whole}
     if len(whole) == 1 or causes == {UNKNOWN}:  # where exactly it stood among those that came with it is no matter
         return whole[0]
-    either = "; or ".join(one.sentence for one in whole[:_MOST_NAMED])
+    either = "; or ".join(one.sentence for one in whole[:MAX_NAMED])
     if causes == {VERSION}:
         return replace(whole[0], sentence=either)
     if whole:
         several = f"several causes explain every step: {either}"
         return Meaning(NOT_IDENTIFIED, several, whole[0].reached, whole[0].steps)
-    return _unexplained(recording, check, max(found, key=lambda one: one.reached, default=None))
+    return _unexplained(check, max(found, key=lambda one: one.reached, default=None))
 
 
-def _judged(trial: _Trial, limit: int) -> Meaning | None:
-    """A trial's steps up to ``limit``; None where the engine cannot serve that."""
+def _scored(trial: _Trial, limit: int) -> Meaning | None:
+    """The equal steps of a trial, up to ``limit``; None where the engine cannot serve that."""
     last = min(limit, len(trial.schedule.step))
     cut = trial.schedule.end > last
-    schedule = replace(trial.schedule, end=last) if cut else trial.schedule
-    check = check_schedule(schedule, trial.engine)
-    if check.simulated is None or check.simulated.error:
+    check = _served(replace(trial.schedule, end=last) if cut else trial.schedule, trial.engine)
+    if check is None:
         return None
-    reached, steps = check.schedule.begin + check.reached, last
-    return Meaning(trial.cause, trial.sentence, reached, steps, trial.argument, trial.value)
+    reached = check.schedule.begin + check.reached
+    return Meaning(trial.cause, trial.sentence, reached, last, trial.argument, trial.value)
 
 
-def _trials(recording: Recording, check: ScheduleCheck, row: int) -> Iterator[_Trial]:
+def _served(schedule: RecordedSchedule, engine: EngineConfig) -> ScheduleCheck | None:
+    check = check_schedule(schedule, engine)
+    return None if check.simulated is None or check.simulated.error else check
+
+
+def _engine_arguments(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
     for argument, value, sentence in _arguments(check):
         try:
             engine = replace(check.engine, **{argument: value})  # type: ignore[arg-type]
         except TraceError:
             continue
         yield _Trial(ARGUMENT, sentence, check.schedule, engine, argument, value)
-    yield from _memory(check)
-    yield from _releases(recording, check)
-    yield from _prefixes(recording, check)
-    if check.schedule.source == LOG:
-        yield from _other_requests(recording, check)
-    else:
-        yield from _given_up(check, row)
 
 
 def _arguments(check: ScheduleCheck) -> Iterator[tuple[str, int | bool, str]]:
@@ -157,13 +157,13 @@ def _releases(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
             yield _Trial(VERSION, sentence, check.schedule, engine)
 
 
-def _memory(check: ScheduleCheck) -> Iterator[_Trial]:
+def _memory(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
     """The KV blocks that the recorded usage allows, in blocks of the assumed size and of others."""
     engine = check.engine
     for size in dict.fromkeys((engine.block_size, *_BLOCK_SIZES)):
-        sized = replace(engine, block_size=size, num_gpu_blocks=engine.num_gpu_blocks or 2**20)
-        again = check if size == engine.block_size and engine.num_gpu_blocks else _try(check.schedule, sized)
-        blocks = _blocks(again)
+        sized = replace(engine, block_size=size, num_gpu_blocks=engine.num_gpu_blocks or _BLOCKS_TO_SPARE)
+        same = size == engine.block_size and engine.num_gpu_blocks
+        blocks = _blocks(check if same else _served(check.schedule, sized))
         if blocks is None or (size, blocks) == (engine.block_size, engine.num_gpu_blocks):
             continue
         argument, value = ("num_gpu_blocks", blocks) if size == engine.block_size else ("block_size", size)
@@ -178,12 +178,7 @@ def blocks_that_fit(check: ScheduleCheck) -> int | None:
     """Where ``num_gpu_blocks`` is not known: the number of blocks that is the recorded usage in every step."""
     if check.engine.num_gpu_blocks is not None:
         return None
-    return _blocks(_try(check.schedule, replace(check.engine, num_gpu_blocks=2**20)))
-
-
-def _try(schedule: RecordedSchedule, engine: EngineConfig) -> ScheduleCheck | None:
-    check = check_schedule(schedule, engine)
-    return None if check.simulated is None or check.simulated.error else check
+    return _blocks(_served(check.schedule, replace(check.engine, num_gpu_blocks=_BLOCKS_TO_SPARE)))
 
 
 def _blocks(check: ScheduleCheck | None) -> int | None:
@@ -201,7 +196,7 @@ def _blocks(check: ScheduleCheck | None) -> int | None:
     return round((low + high) / 2) + 1 if low <= high + 1 else None
 
 
-def _prefixes(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
+def _prefix_hits(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
     """What the prefix cache held, otherwise than assumed."""
     requests = check.schedule.requests
     if check.schedule.source != LOG:
@@ -234,13 +229,14 @@ def _scheduled(
         return
 
 
-def _given_up(check: ScheduleCheck, row: int) -> Iterator[_Trial]:
-    """Each request that then runs, as if its client had given it up before that step."""
-    if check.simulated is None or check.divergence is None:
+def _given_up(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
+    """In step records: each request that then runs, as if its client had given it up before that step."""
+    if check.schedule.source == LOG or check.simulated is None or check.divergence is None:
         return
+    row = check.schedule.begin + check.reached
     admitted, _first, last = check.simulated.served.T
     running = np.flatnonzero((admitted >= 0) & (admitted < row) & (last >= row))
-    for request in running[:_REQUESTS_TRIED].tolist():
+    for request in running[:MAX_REQUESTS].tolist():
         aborted = check.schedule.requests["aborted"].to_numpy().copy()
         aborted[request] = row
         requests = check.schedule.requests.with_columns(pl.Series("aborted", aborted))
@@ -255,14 +251,14 @@ def _name(requests: pl.DataFrame, row: int) -> str:
 
 
 def _other_requests(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
-    """Where the log's counts cannot be those of the requests: one of them ended early, or there is one more."""
+    """In a log whose counts cannot be those of the requests: one of them ended early, or there is one more."""
     schedule, simulated = check.schedule, check.simulated
-    if not schedule.why or simulated is None:
+    if schedule.source != LOG or not schedule.why or simulated is None:
         return
     served, end = served_requests(recording.requests, recording.lifecycles), schedule.end
     _admitted, first, last = simulated.served.T
     running = np.flatnonzero((first >= 0) & (first < end) & ((last < 0) | (last >= end)))
-    for place in running[-_REQUESTS_TRIED:].tolist():
+    for place in running[-MAX_REQUESTS:].tolist():
         row = schedule.requests.row(place, named=True)
         shorter = pl.when(_is(served, row)).then(end - int(first[place])).otherwise(pl.col("output_tokens"))
         sentence = f"{_name(schedule.requests, place)} was given up before step {int(schedule.step[end]):,}"
@@ -285,7 +281,7 @@ def _one_more(recording: Recording, check: ScheduleCheck, served: pl.DataFrame) 
     first = next((i for i, row in enumerate(served.select(_IDENTITY).rows()) if row not in known), served.height)
     begun = schedule.requests.filter(admitted.is_between(schedule.since, schedule.end)).height
     tokens = int(schedule.counts["prefill_tokens"][schedule.since : schedule.end + 1].sum())
-    for number in range(max(begun - _MOST_AT_ONCE, 1), begun + 1):
+    for number in range(max(begun - MAX_AT_ONCE, 1), begun + 1):
         others = served["prompt_tokens"].slice(first, number - 1).fill_null(0)
         prompt = tokens - int(others.sum())
         if prompt < 1:
@@ -327,7 +323,7 @@ def _with_one_more(served: pl.DataFrame, place: int, prompt: int, output: int) -
     return pl.concat([served.head(place), more, served.tail(served.height - place)])
 
 
-def _unexplained(recording: Recording, check: ScheduleCheck, best: Meaning | None) -> Meaning:
+def _unexplained(check: ScheduleCheck, best: Meaning | None) -> Meaning:
     """No cause explains every step: what the counts say, and what comes closest."""
     row, closest = check.schedule.begin + check.reached, ""
     if best is not None:
@@ -336,3 +332,7 @@ def _unexplained(recording: Recording, check: ScheduleCheck, best: Meaning | Non
     why = f" ({check.schedule.why})" if check.schedule.why else ""
     sentence = f"no engine argument, release, prefix hit or single request explains it{why}{closest}"
     return Meaning(NOT_IDENTIFIED, sentence, row, check.schedule.begin + check.steps)
+
+
+# Every kind of cause; a further one is a function that yields trials, and an entry here.
+_CAUSES = (_engine_arguments, _memory, _releases, _prefix_hits, _given_up, _other_requests)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.validate.attribution.attribute import all_subsets, shapley_values
+from blis_replay.validate.explain.attribute import all_subsets, shapley_values
 
 
 def test_the_glove_game() -> None:

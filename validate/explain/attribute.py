@@ -23,15 +23,11 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import entry_of, has_entry
-from blis_replay.validate.attribution.components import (
-    Component,
-    Replayed,
-    components_of,
-    substituted,
-)
-from blis_replay.validate.attribution.hidden import hidden_errors
 from blis_replay.validate.calibration.step_errors import predicted_us, step_targets
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.explain.candidates import candidates
+from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
+from blis_replay.validate.explain.tails import hidden_errors
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Selection,
@@ -102,7 +98,7 @@ class Cause:
     away when all before it are replaced already.
     """
 
-    component: Component
+    component: Hypothesis
     shares: tuple[Estimate, ...]
     changes: tuple[Estimate, ...]
 
@@ -163,8 +159,7 @@ class StepsOff:
 @dataclass(frozen=True)
 class _Shared:
     replayed: Replayed
-    reference: ModelEntry | None
-    components: tuple[Component, ...]
+    components: tuple[Hypothesis, ...]
     chosen: Bools
     blocks: Blocks
     resamples: int
@@ -201,15 +196,14 @@ def attribute(
     if reference is not None and (reference.sha256 == release.sha256 or not has_entry(reference, recording)):
         reference = None
     replayed = Replayed(recording, mode, entry_of(release, recording), release, options)
-    components, not_replaced = components_of(replayed, reference)
-    other = entry_of(reference, recording) if reference else None
-    run = _run(replayed, other, ())
+    components, not_replaced = candidates(replayed, reference)
+    run = replayed.run()
     chosen, blocks, observed = _observed(run, token_gaps, resamples, seed)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     for column, quantity in enumerate(QUANTITIES):
         if quantity in forbidden:
             observed[:, column] = np.nan
-    shared = _Shared(replayed, other, tuple(components), chosen, blocks, resamples, seed)
+    shared = _Shared(replayed, tuple(components), chosen, blocks, resamples, seed)
     subsets = all_subsets(len(components))
     others = map_jobs(partial(_replayed, shared), subsets[1:], **pool)
     answers = [_numbers_of(shared, run), *others]
@@ -248,8 +242,8 @@ def attribute(
 
 
 def _not_followers(
-    components: list[Component], value: dict[Subset, Floats], observed_us: Floats, not_replaced: dict[str, str]
-) -> tuple[list[Component], dict[Subset, Floats]]:
+    components: list[Hypothesis], value: dict[Subset, Floats], observed_us: Floats, not_replaced: dict[str, str]
+) -> tuple[list[Hypothesis], dict[Subset, Floats]]:
     """The components and values without scheduling decisions, if those follow from the others; then says so.
 
     Whom a scheduler passes over follows from its queue, and that from how long steps and delays are.  With both as they
@@ -322,14 +316,9 @@ def _number(value_us: float | None) -> float:
     return float("nan") if value_us is None else value_us
 
 
-def _run(replayed: Replayed, reference: ModelEntry | None, components: Sequence[Component]) -> ReplayRun:
-    return substituted(components, replayed, reference).run()
-
-
 def _replayed(shared: _Shared, subset: Subset) -> Floats:
     """float64[1 + resamples, QUANTITIES]: simulated, with the components of ``subset`` replaced."""
-    components = [shared.components[i] for i in sorted(subset)]
-    return _numbers_of(shared, _run(shared.replayed, shared.reference, components))
+    return _numbers_of(shared, shared.replayed.put_right(shared.components[i] for i in sorted(subset)).run())
 
 
 def _numbers_of(shared: _Shared, run: ReplayRun) -> Floats:

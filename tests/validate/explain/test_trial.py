@@ -13,8 +13,8 @@ from blis_replay.blis.trace import NEVER_US
 from blis_replay.fixtures.faults import Fault, planted_case
 from blis_replay.replay.engine import engine_config, with_engine
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.attribution import fitted
-from blis_replay.validate.attribution.fitted import Through, misfit, through_of
+from blis_replay.validate.explain import trial
+from blis_replay.validate.explain.trial import Trial, misfit, trial_of
 
 # Places of what is fitted: ns a step, then delays (us) before the queue, per token and per request after it, and of the
 # stamp of the first token alone.
@@ -29,36 +29,38 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         runs.append(arguments)
         return simulate(*arguments)
 
-    monkeypatch.setattr(fitted, "simulate", counted)
+    monkeypatch.setattr(trial, "simulate", counted)
     return runs
 
 
-def _as_told() -> Through:
+def _as_stated() -> Trial:
     """A synthetic server, and a simulator that is right about it."""
     case = planted_case(Fault("", ()))
     entry = case.release.entry_for(case.recording.model, case.recording.tensor_parallelism, case.recording.alias)
     assert entry is not None
-    through = through_of(case.recording, ReplayMode(), entry)
-    assert through is not None
-    return through
+    found = trial_of(case.recording, ReplayMode(), entry)
+    assert found is not None
+    return found
 
 
-def _with_at_once(told: Through, requests: int, most: float = np.inf) -> Through:
+def _with_at_once(stated: Trial, requests: int, most: float = np.inf) -> Trial:
     """The same server if it ran so many requests at once."""
-    return told.on(engine_config(with_engine(told.recording, {"max_num_seqs": requests}, "tried"), ReplayMode()), most)
+    return stated.on(
+        engine_config(with_engine(stated.recording, {"max_num_seqs": requests}, "tried"), ReplayMode()), most
+    )
 
 
 def test_delays_around_the_engine_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """E2E is later by 70 us a token and 900 us, TTFT by 70 us; all of it by a delay before the queue."""
     runs = _counted(monkeypatch)
-    through = _as_told()
-    recording, entry, target = through.recording, through.entry, through.target
+    stated = _as_stated()
+    recording, entry, target = stated.recording, stated.entry, stated.target
 
     def later_us(**costs: float) -> Any:
         at = np.zeros(8)
         for name, value in costs.items():
             at[globals()[name]] = value
-        return (through.difference(at) - through.as_it_is) * target.scale_us[:, None]
+        return (stated.difference(at) - stated.difference_as_is) * target.scale_us[:, None]
 
     moved_us = later_us(PER_TOKEN=70.0, PER_REQUEST=900.0)
     assert len(runs) == 1  # of the coefficients as they are
@@ -72,8 +74,8 @@ def test_delays_around_the_engine_are_tried_without_a_replay(monkeypatch: pytest
     moved_us = later_us(PRE_QUEUE=2_000.0, PER_TOKEN=70.0)
     assert len(runs) == 1
     lifecycle = replace(entry.lifecycle, pre_queue_us=entry.lifecycle.pre_queue_us + 2_000)
-    replayed = Through(recording, ReplayMode(), replace(entry, lifecycle=lifecycle), target)
-    replayed_us = (replayed.as_it_is - through.as_it_is) * target.scale_us[:, None]
+    replayed = Trial(recording, ReplayMode(), replace(entry, lifecycle=lifecycle), target)
+    replayed_us = (replayed.difference_as_is - stated.difference_as_is) * target.scale_us[:, None]
     assert moved_us[0] == pytest.approx(replayed_us[0] + 70.0, abs=1e-5)
     assert moved_us[1] == pytest.approx(replayed_us[1] + 70.0 * tokens, abs=1e-5)
     assert len(runs) == 2
@@ -83,9 +85,9 @@ def test_delays_around_the_engine_are_tried_without_a_replay(monkeypatch: pytest
 
 def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request at a time is off by more than twice all latencies; one that is off by less stays to the last bit."""
-    told, most = _as_told(), 2.0
-    slow, wide = _with_at_once(told, 1), _with_at_once(told, 11)
-    assert misfit(slow.as_it_is) > most > misfit(wide.as_it_is) > 0
+    stated, most = _as_stated(), 2.0
+    slow, wide = _with_at_once(stated, 1), _with_at_once(stated, 11)
+    assert misfit(slow.difference_as_is) > most > misfit(wide.difference_as_is) > 0
     advanced_us = []
 
     class Watched(Engine):
@@ -93,19 +95,19 @@ def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.Mo
             advanced_us.append(until_us)
             super().advance(latency, until_us)
 
-    monkeypatch.setattr(fitted, "Engine", Watched)
-    assert (_with_at_once(told, 1, most).as_it_is[:2] == 10.0).all()  # what stands for what cannot be simulated
+    monkeypatch.setattr(trial, "Engine", Watched)
+    assert (_with_at_once(stated, 1, most).difference_as_is[:2] == 10.0).all()  # NOT_SIMULATED
     assert max(advanced_us) < NEVER_US
-    assert np.array_equal(_with_at_once(told, 11, most).as_it_is, wide.as_it_is, equal_nan=True)
+    assert np.array_equal(_with_at_once(stated, 11, most).difference_as_is, wide.difference_as_is, equal_nan=True)
     assert max(advanced_us) == NEVER_US
 
 
 def test_a_rough_fit_takes_fewer_replays_and_leaves_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a tenth of what an exact one leaves, for at most three quarters of its replays."""
     runs = _counted(monkeypatch)
-    roughly = _with_at_once(_as_told(), 11).fit(roughly=True)
+    roughly = _with_at_once(_as_stated(), 11).fit(roughly=True)
     rough_runs = len(runs)
-    exactly = _with_at_once(_as_told(), 11).fit()
+    exactly = _with_at_once(_as_stated(), 11).fit()
     assert exactly.left < exactly.before
     assert roughly.left == pytest.approx(exactly.left, rel=0.1)
     assert rough_runs < 0.75 * (len(runs) - rough_runs)
@@ -113,11 +115,11 @@ def test_a_rough_fit_takes_fewer_replays_and_leaves_nearly_the_same(monkeypatch:
 
 def test_an_exact_fit_after_a_rough_one_has_its_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 requests at once in place of 32: the answer of an exact fit alone, for fewer replays than the two apart."""
-    told = _as_told()
+    stated = _as_stated()
     runs = _counted(monkeypatch)
-    alone = _with_at_once(told, 8).fit()
+    alone = _with_at_once(stated, 8).fit()
     exact = len(runs)
-    both = _with_at_once(told, 8)
+    both = _with_at_once(stated, 8)
     both.fit(roughly=True)
     rough = len(runs) - exact
     assert both.fit() == alone

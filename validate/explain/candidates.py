@@ -1,0 +1,43 @@
+"""The hypotheses that are put right in an attribution, of all that apply to a replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
+from blis_replay.validate.explain.inputs import contradicted, to_try
+from blis_replay.validate.explain.parts import parts_of
+from blis_replay.validate.explain.search import Explanation, best_input
+
+MAX_INPUTS = 2  # open inputs that are wrong at once; a third is hardly told from chance
+
+
+def candidates(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Hypothesis], dict[str, str]]:
+    """In which hypotheses this replay differs from the recording, inputs first; and why others cannot be put right.
+
+    ``reference``: a release whose coefficients stand in for what was not recorded; None: nothing does.
+    """
+    recording = replayed.recording
+    inputs = contradicted(recording, replayed.mode)
+    lost = any(finding.severity == "unusable" and not finding.metric for finding in recording.findings)
+    server = replayed.put_right(inputs)
+    for _ in range(0 if lost else MAX_INPUTS):
+        open_ones = to_try(server.recording, server.mode, may_be_warm=True)
+        found = None if server.trial is None else best_input(server.trial, open_ones)
+        if found is None:
+            break
+        inputs.append(_tried(found))
+        server = replayed.put_right(inputs)
+    parts, unable = parts_of(replayed, inputs, reference)
+    return [*inputs, *parts], {name: why.removeprefix(f"{recording.alias}: ") for name, why in unable.items()}
+
+
+def _tried(found: Explanation) -> Hypothesis:
+    """An open hypothesis, with what it rests on: nothing else explains what the requests had."""
+    also = tuple(other.name for other in found.equal)
+    what = "what no step time and no delay explains" if found.beside_a_fit else "the mean difference of requests"
+    left = f"{what} falls from {100 * found.before:.1f} to {100 * found.left:.1f} %"
+    equal = f"; {' and '.join(also)} explain it as well" if also else ""
+    remedy = f"to be sure record {found.best.decides}; {found.best.remedy}" if also else found.best.remedy
+    return replace(found.best, basis=f"not recorded; tried: {left}{equal}", remedy=remedy, also=also)

@@ -1,0 +1,309 @@
+"""Hypotheses on the inputs of a replay: requests, prefix cache and engine arguments that the server did not have.
+
+``contradicted``: those that a record of the server proves wrong.  ``to_try``: open ones, each another input whose error
+is measured.  A further engine argument is an entry of ``ARGUMENTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blis_replay.ingest.readers.server.engine_defaults import shown_argument
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.steps.records import detected_async
+from blis_replay.replay.engine import engine_config
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.profile import of_aggregates
+from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis
+
+BLOCKS, RANKS = "num_gpu_blocks", "data_parallel_size"
+_PREFIX, _SCHEDULING, _LENGTHS = "prefix cache", "scheduling mode", "output lengths"
+_OTHER_LENGTHS = "its requests do not decode as many tokens as the server did"
+
+# Values to try where nothing was counted: powers of two and values between, as people set them.
+_SEQS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_BUDGETS = (128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384)
+_THRESHOLDS = (0, 64, 128, 256, 512, 1024, 2048)
+_RANK_COUNTS = (1, 2, 4)
+BLOCK_RATIO, BLOCK_RUNGS = 1.15, 28  # a ladder from the blocks of the longest request to 44 times as many
+MIN_OF_BUDGET = 0.9  # a budget below this share of the fullest step is not tried
+DEFAULT_BUDGET = 2048  # max_num_batched_tokens that vLLM takes for a server
+
+# A limit of the server is reached often, a maximum of the load once.
+MIN_FULL_STEPS = 10  # steps with exactly the most tokens ...
+MIN_MIXES = 4  # ... with this many different numbers of decodes among them
+MIN_WAITING_STEPS = 50  # steps in which requests wait ...
+MAX_BELOW_LIMIT = 0.02  # ... at most this share of them with fewer running
+MIN_FREE_BLOCKS = 0.1  # while at least this share of the KV blocks is free
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An engine argument that may be stated wrongly.
+
+    ``decides``: the measurement that shows it.  ``values``: those to try, of the number that step records show (None
+    without), the recording and its stated arguments.  ``seen``: SQL for that number, if steps show one; ``counts``: in
+    words, where a larger one proves the stated argument wrong.  ``default``: where nothing is stated, None: no
+    bound.  ``last``: whether it is tried only where nothing else explains.
+    """
+
+    name: str
+    decides: str
+    values: Callable[[int | None, Recording, Mapping[str, Any]], tuple[int | bool, ...]]
+    label: str = ""
+    seen: str = ""
+    counts: str = ""
+    default: object = None
+    last: bool = False
+
+    def hypothesis(self, value: int | bool, stated: object) -> Hypothesis:
+        """That the server had this value in place of the stated one."""
+        label, about = self.label or self.name, "about " if self.name == BLOCKS else ""
+        has = "no bound" if stated is None else shown_argument(stated)
+        why = f"it has {label} {has}, and the server {about}{shown_argument(value)}"
+        remedy = f"look it up and {_tell(self.name, value)}"
+        return Hypothesis(label, why, remedy, decides=self.decides, proved_by=SCHEDULE, engine={self.name: value})
+
+
+def _block_ladder(seen: int | None, recording: Recording, stated: Mapping[str, Any]) -> tuple[int, ...]:
+    if seen:
+        return (seen + 1,)  # the null block is not counted
+    requests = recording.requests
+    lengths = requests["prompt_tokens"].fill_null(0) + requests["output_tokens"].fill_null(0)
+    least = -(-int(lengths.max() or 1) // int(stated.get("block_size", 16))) + 2  # type: ignore[arg-type]
+    return tuple(sorted({round(least * BLOCK_RATIO**i) for i in range(BLOCK_RUNGS)}))
+
+
+ARGUMENTS = (
+    Argument("enable_chunked_prefill", "the server's start-up log", lambda *_: (False,), default=True),
+    Argument(
+        "max_num_seqs",
+        "running and waiting depth (step records or /metrics)",
+        lambda seen, _recording, _stated: (seen,) if seen else _SEQS,
+        seen="max(running_depth)",
+        counts="requests run at once",
+    ),
+    Argument(
+        "max_num_batched_tokens",
+        "tokens a step (step records)",
+        lambda seen, _recording, _stated: tuple(one for one in _BUDGETS if not seen or one >= MIN_OF_BUDGET * seen),
+        seen="max(prefill_tokens + decode_tokens)",
+        counts="tokens in a step",
+    ),
+    Argument(
+        "long_prefill_token_threshold",
+        "tokens a step (step records)",
+        lambda _seen, _recording, stated: tuple(
+            one for one in _THRESHOLDS if one < int(stated.get("max_num_batched_tokens", DEFAULT_BUDGET))
+        ),
+    ),
+    Argument(
+        BLOCKS,
+        "KV blocks in all (step records, or the server's start-up log)",
+        _block_ladder,
+        label="KV blocks",
+        seen="max(kv_blocks_total)",
+    ),
+    Argument(
+        RANKS,
+        "the server's start-up log, or running depth of each engine (/metrics)",
+        lambda *_: _RANK_COUNTS,
+        default=1,
+        last=True,
+    ),
+)
+
+
+def _stated(recording: Recording) -> dict[str, Any]:
+    return {name: setting.value for name, setting in recording.engine.items()}
+
+
+def _seen(steps: Rows) -> dict[str, int | None]:
+    """What step records show of each argument."""
+    found = steps.aggregate(**{argument.name: argument.seen for argument in ARGUMENTS if argument.seen})
+    return dict.fromkeys(argument.name for argument in ARGUMENTS) | {
+        k: int(v) for k, v in found.items() if v is not None
+    }
+
+
+def _tell(name: str, value: int | bool) -> str:
+    return f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
+
+
+def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False) -> tuple[list[Hypothesis], ...]:
+    """Open hypotheses on a recording replayed in a mode; later lists are tried only where earlier ones fail.
+
+    ``may_be_warm``: whether prompts may have been served before the recording, which only a real server remembers.
+    """
+    stated, seen = _stated(recording), _seen(recording.steps)
+
+    def others(*, last: bool) -> Iterator[Hypothesis]:
+        for argument in ARGUMENTS:
+            if argument.last == last:
+                value = stated.get(argument.name, argument.default)
+                values = argument.values(seen[argument.name], recording, stated)
+                yield from (argument.hypothesis(other, value) for other in values if other != value)
+
+    first = [*_switches(stated, mode), *others(last=False), *_requests(recording, mode)]
+    return [*first, *(_warm(stated, mode) if may_be_warm else ())], list(others(last=True))
+
+
+def _switches(stated: Mapping[str, Any], mode: ReplayMode) -> Iterator[Hypothesis]:
+    if mode.scheduling == "recorded":
+        decides = "journeys (from scheduled to first token), or the server's start-up log"
+        yield _scheduling(not stated.get("async_scheduling", True), decides=decides)
+    if mode.prefix == "recorded":
+        caching = bool(stated.get("enable_prefix_caching", True))
+        finds = "it finds prompts in a prefix cache, and the server computed them whole"
+        lacks = "it computes prompts whole that the server had in its prefix cache"
+        yield Hypothesis(
+            _PREFIX,
+            finds if caching else lacks,
+            _tell("enable_prefix_caching", not caching),
+            decides="prompt tokens computed (step records), or cached tokens in the server's usage",
+            engine={"enable_prefix_caching": not caching},
+        )
+
+
+def _requests(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
+    """The output lengths that the server reported in place of the counted ones."""
+    lengths = recording.requests["output_tokens_reported"]
+    reported = not lengths.null_count() and not (lengths == recording.requests["output_tokens"]).all()
+    if mode.lengths == "true" and reported:
+        yield Hypothesis(
+            _LENGTHS,
+            _OTHER_LENGTHS,
+            "record server usage (stream_options include_usage)",
+            decides="server usage of each request",
+            mode={"lengths": "re-tokenised"},
+        )
+
+
+def _warm(stated: Mapping[str, Any], mode: ReplayMode) -> Iterator[Hypothesis]:
+    """A prefix cache that was warm when the recording began, of a server that has one."""
+    if mode.prefix == "recorded" and stated.get("enable_prefix_caching", True):
+        yield Hypothesis(
+            _PREFIX,
+            "it computes prompts at first that the server had in its prefix cache from a load before the recording",
+            "restart the server before a recording, or have it count cached tokens",
+            decides="cached tokens in the server's usage",
+            warm=True,
+        )
+
+
+def _scheduling(asynchronous: bool, *, basis: str = "", decides: str = "") -> Hypothesis:
+    does, had = "asynchronously", "synchronously"
+    if asynchronous:
+        does, had = had, does
+    return Hypothesis(
+        _SCHEDULING,
+        f"it schedules {does}, and the server {had}",
+        _tell("async_scheduling", asynchronous),
+        basis,
+        decides,
+        proved_by=SCHEDULE,
+        engine={"async_scheduling": asynchronous},
+    )
+
+
+# Fields of a mode that were set otherwise than recorded: the component, what replaces it, and what the replay does.
+_MODES = {
+    "arrivals": ("arrivals", "the recorded arrivals", "its requests do not come when they were sent"),
+    "lengths": (_LENGTHS, "the true decode lengths", _OTHER_LENGTHS),
+    "prefix": (
+        _PREFIX,
+        "prompts cached as far as the recording tells",
+        "it prefills prompts that the server had in its prefix cache",
+    ),
+    "surplus_steps": (
+        "surplus step",
+        "requests end with their last token",
+        "it reports every request one step longer than it took",
+    ),
+}
+
+
+def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
+    """Inputs of a replay that are proved wrong, by the recording or by what the server counted."""
+    found, default = [], ReplayMode()
+    for key, (name, basis, why) in _MODES.items():
+        value = getattr(default, key)
+        if getattr(mode, key) != value:
+            found.append(Hypothesis(name, why, _as_recorded(key, value), basis, mode={key: value}))
+    if mode.engine:
+        arguments = ", ".join(f"{name}={value}" for name, value in mode.engine)
+        why, remedy = (
+            f"it runs with {arguments}, which the server did not",
+            f"replay it as recorded, without {arguments}",
+        )
+        found.append(Hypothesis("engine arguments", why, remedy, "the recorded arguments", mode={"engine": ()}))
+    found += _counted(recording, mode)
+    made = of_aggregates(recording)
+    asynchronous = engine_config(made, replace(mode, scheduling="recorded")).async_scheduling
+    if engine_config(made, mode).async_scheduling != asynchronous:
+        lacks = "it lacks one cycle of asynchronous scheduling"
+        why = lacks if asynchronous else "it has one cycle of asynchronous scheduling that the server has not"
+        basis = f"{'asynchronous' if asynchronous else 'synchronous'} scheduling, as recorded"
+        remedy = _as_recorded("scheduling", "recorded")
+        found.append(Hypothesis(_SCHEDULING, why, remedy, basis, mode={"scheduling": "recorded"}))
+    return found
+
+
+def _as_recorded(key: str, value: object) -> str:
+    return f"replay it as recorded: --replay {key}={value}"
+
+
+def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
+    """Engine arguments that the server's own records contradict."""
+    stated, seen = _stated(recording), _seen(recording.steps)
+    for argument in ARGUMENTS:
+        name, most, value = argument.name, seen[argument.name], stated.get(argument.name)
+        if not argument.counts or most is None or value is None or most == int(value):
+            continue
+        if most > int(value):
+            why = f"it has {name} {int(value):,}, and the server had {most:,} {argument.counts}"
+            yield _recorded(name, most, why, f"the most {argument.counts} that step records count")
+        elif bound := _bound(recording.steps, name, most):
+            why = f"it has {name} {int(value):,}, and the server {most:,}: {bound}"
+            yield _recorded(name, most, why, f"the bound of {argument.counts} that step records show")
+    value, blocks = stated.get(BLOCKS), seen[BLOCKS]
+    if blocks is not None and (value is None or blocks + 1 != value):  # the null block is not counted
+        has = "unlimited KV memory" if value is None else f"{int(value):,} KV blocks"
+        why = f"it has {has} and the server had {blocks + 1:,} blocks"
+        yield _recorded(BLOCKS, blocks + 1, why, "the blocks that step records count", "KV blocks")
+    if mode.prefix == "recorded" and not stated.get("enable_prefix_caching", True):
+        cached = "cached_prompt_tokens"
+        hits = max(recording.requests[cached].fill_null(0).sum(), recording.lifecycles[cached].fill_null(0).sum())
+        if hits:
+            why = f"it computes prompts whole, of which the server had {int(hits):,} tokens in its prefix cache"
+            basis = "a prefix cache, as the server counts hits"
+            yield _recorded("enable_prefix_caching", True, why, basis, _PREFIX)
+    running = detected_async(recording.steps, recording.journey_events) if mode.scheduling == "recorded" else None
+    if running is not None and stated.get("async_scheduling", running) != running:
+        other = "asynchronous" if running else "synchronous"
+        yield _scheduling(running, basis=f"{other} scheduling, as the server's stamps of steps and tokens have it")
+
+
+def _recorded(name: str, value: int | bool, why: str, basis: str, label: str = "") -> Hypothesis:
+    return Hypothesis(label or name, why, _tell(name, value), basis, engine={name: value})
+
+
+def _bound(steps: Rows, name: str, most: int) -> str:
+    """In words, why the most that steps have is a limit of the server; empty if it may be a maximum of the load."""
+    if name == "max_num_batched_tokens":
+        full = steps.where(f"prefill_tokens + decode_tokens = {most}")
+        seen = full.aggregate(steps="count(*)", mixes="count(DISTINCT decode_tokens)")
+        several = seen["steps"] >= MIN_FULL_STEPS and seen["mixes"] >= MIN_MIXES
+        return f"{seen['steps']:,} of its steps have exactly that many tokens, and none more" if several else ""
+    seen = steps.where("waiting_depth > 0").aggregate(
+        steps="count(*)",
+        below=f"count(*) FILTER (running_depth < {most})",
+        free="min(1.0 * kv_blocks_free / nullif(kv_blocks_total, 0))",
+    )
+    if seen["steps"] < MIN_WAITING_STEPS or seen["below"] > MAX_BELOW_LIMIT * seen["steps"]:
+        return ""
+    spare = seen["free"] is not None and float(seen["free"]) >= MIN_FREE_BLOCKS
+    return f"as many run in {seen['steps']:,} steps in which others wait, and KV blocks are free" if spare else ""

@@ -1,0 +1,264 @@
+"""Hypotheses on what the simulator models: step time, delays around the engine, scheduling decisions.
+
+Each is an entry of ``PARTS``.  It is replaced by what was recorded; where only the client recorded anything, by what
+fits the latencies of single requests; else by the coefficients of a reference release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.latency.models import CorrectedModel
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.observed import recorded_delays
+from blis_replay.replay.simulator import entry_of
+from blis_replay.validate.explain.cycles import corrected_model
+from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis, Replayed
+from blis_replay.validate.explain.rule import MAX_LEFT
+from blis_replay.validate.explain.trial import (
+    OUTPUT_COSTS,
+    PRE_QUEUE_COST,
+    PREFILL_COST,
+    STEP_COSTS,
+    Fit,
+    Target,
+    Trial,
+    misfit,
+    target_of,
+)
+
+STEP_TIME, PRE_QUEUE, OUTPUT, DECISIONS = (
+    "step time",
+    "delay before the queue",
+    "output processing",
+    "scheduling decisions",
+)
+PACE_OF_STEPS = "pace of steps"  # the step time, where one factor is wrong in all that a step costs
+MAX_WORSE_EACH = 1.1  # recorded cycles may leave this many times the error per request, if the means get better
+# A client cannot tell several tokens per step from shorter steps: named where requests are over-predicted by half ...
+SPED_UP = 0.5
+SCATTER = 0.15  # ... and this share of the error is left, as the number of tokens per step varies
+MAX_MISCOUNT = 1.0  # prompts that are counted wrong do not double the latencies
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that the simulator models.
+
+    ``key``: of the mode that replaces it.  ``why``: half a sentence, with a place for ``longer`` or ``shorter``.
+    ``costs``: its places in a fit.  ``fields``: its delays in the coefficients.
+    """
+
+    key: str
+    name: str
+    why: str
+    shorter: str = "shorter"
+    costs: range = range(0)
+    fields: tuple[str, ...] = ()
+    proved_by: str = ""
+
+    def hypothesis(self, remedy: str, basis: str, **change: object) -> Hypothesis:
+        """That the server had otherwise what ``change`` puts in its place."""
+        longer, shorter = (self.why.format(word) for word in ("longer", self.shorter))
+        return Hypothesis(self.name, longer, remedy, basis, less=shorter, proved_by=self.proved_by, **change)  # type: ignore[arg-type]
+
+
+_PRE_QUEUE = Part(
+    "pre_queue",
+    PRE_QUEUE,
+    "its delay before the queue is {} than the server's",
+    costs=PRE_QUEUE_COST,
+    fields=("pre_queue_us", "pre_queue_per_prompt_token_us"),
+)
+_DECISIONS = Part("schedule", DECISIONS, "it admits requests that the server passed over", proved_by=SCHEDULE)
+_OUTPUT = Part(
+    "output_processing",
+    OUTPUT,
+    "its delays after the engine are {} than the server's",
+    costs=OUTPUT_COSTS,
+    fields=("post_token_us", "post_request_us", "first_token_per_decode_us", "stamp_us"),
+)
+_STEP_TIME = Part("step_time", STEP_TIME, "its steps take {} than the server's", "less time", STEP_COSTS)
+PARTS = (_PRE_QUEUE, _DECISIONS, _OUTPUT, _STEP_TIME)
+
+
+def parts_of(
+    replayed: Replayed, inputs: list[Hypothesis], reference: CoefficientRelease | None
+) -> tuple[list[Hypothesis], dict[str, str]]:
+    """The modelled parts that can be replaced once ``inputs`` are put right, and why others cannot.
+
+    ``reference``: a release whose coefficients stand in for what was not recorded; None: nothing does.
+    """
+    fitted = _fitted(replayed.put_right(inputs))
+    if fitted is not None:
+        names = {one.name for one in fitted}
+        as_it_is = "the latencies of the requests do not ask for another"
+        kept = {part.name: as_it_is for part in _in_order_of_costs() if part.name not in names}
+        return fitted, kept | {DECISIONS: "journeys of requests were not recorded"}
+    found, unable = _delays(replayed, reference)
+    if any(one.engine for one in inputs):
+        # Whom the scheduler passes over follows from its arguments: replaced as well, it would share their blame.
+        found = [one for one in found if "schedule" not in one.mode]
+        unable[DECISIONS] = "they follow from the engine arguments that are replaced"
+    if replayed.mode.step_time == "modelled":
+        step_time = _step_time(replayed.put_right([*inputs, *found]), reference)
+        if isinstance(step_time, Hypothesis):
+            found.append(step_time)
+        else:
+            unable[STEP_TIME] = step_time
+    return found, unable
+
+
+def _in_order_of_costs() -> list[Part]:
+    return sorted((part for part in PARTS if part.costs), key=lambda part: part.costs.start)
+
+
+def _delays(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Hypothesis], dict[str, str]]:
+    """Delays and decisions as recorded, else those of the reference."""
+    able, unable = recorded_delays(replayed.recording)
+    remedies = {DECISIONS: f"see what is waited for: {replayed.follow_up('segments')}"}
+    found, left = [], {}
+    for part in PARTS:
+        if part is _STEP_TIME or getattr(replayed.mode, part.key) == "recorded":
+            continue
+        remedy = remedies.get(part.name) or replayed.calibrate("segments")
+        if part.key in able:
+            found.append(part.hypothesis(remedy, able[part.key], mode={part.key: "recorded"}))
+        elif reference is None or not part.fields:
+            left[part.name] = unable[part.key]
+        elif stand_in := _stand_in(part, replayed, reference, remedy):
+            found.append(stand_in)
+        else:
+            left[part.name] = f"{unable[part.key]}; and coefficients {reference.name} have the same"
+    return found, left
+
+
+def _stand_in(part: Part, replayed: Replayed, reference: CoefficientRelease, remedy: str) -> Hypothesis | None:
+    """With the coefficients of the reference; None if they are the same."""
+    entry, other = replayed.entry, entry_of(reference, replayed.recording)
+    basis = f"not recorded; as coefficients {reference.name} have it"
+    if part is _STEP_TIME:
+        same = other.latency == entry.latency
+        return None if same else part.hypothesis(remedy, basis, latency=other.latency)
+    lifecycle = {name: getattr(other.lifecycle, name) for name in part.fields}
+    same = replace(entry.lifecycle, **lifecycle) == entry.lifecycle
+    return None if same else part.hypothesis(remedy, basis, lifecycle=lifecycle)
+
+
+def _fitted(server: Replayed) -> list[Hypothesis] | None:
+    """Step time and delays where only the client recorded anything; None if it is not so, or they explain nothing.
+
+    ``server``: the replay with all else put right.
+    """
+    recording, mode, trial = server.recording, server.mode, server.trial
+    replaced = any(getattr(mode, part.key) != "modelled" for part in PARTS)
+    if replaced or not recording.steps.is_empty() or not recording.lifecycles.is_empty():
+        return None
+    if trial is None or np.isnan(trial.target.observed_us[0]).all():
+        return None  # E2E alone does not tell steps from delays
+    fit = trial.fit()
+    if fit.left > MAX_LEFT * fit.before:
+        return None
+    changed = fit.costs.entry(server.entry)
+    left = f"their mean difference falls from {100 * fit.before:.1f} to {100 * fit.left:.1f} %"
+    basis = f"not recorded; fitted to the latencies of {trial.target.observed_us.shape[1]:,} requests: {left}"
+    found = []
+    for part in _in_order_of_costs():
+        lifecycle = {name: getattr(changed.lifecycle, name) for name in part.fields}
+        of_steps = part is _STEP_TIME and any(fit.costs.line_ns)
+        if not of_steps and replace(server.entry.lifecycle, **lifecycle) == server.entry.lifecycle:
+            continue
+        also, remedy = _as_well(fit, part), server.calibrate("segments")
+        unlike = _unlike_a_step(recording, trial, fit) if part is _STEP_TIME else ""
+        if unlike:
+            also, remedy = (*also, unlike), f"to be sure record {_DECIDES[unlike]}; {remedy}"
+        elif also:
+            remedy = f"to be sure record journeys; {remedy}"
+        latency = changed.latency if part is _STEP_TIME and isinstance(changed.latency, CorrectedModel) else None
+        found.append(part.hypothesis(remedy, basis, latency=latency, lifecycle=lifecycle, also=also))
+    return found
+
+
+_DECIDES = {
+    "prompt lengths": "the usage that the server sends",
+    "speculative decoding": "the server's start-up log (speculative_config)",
+}
+
+
+def _unlike_a_step(recording: Recording, trial: Trial, fit: Fit) -> str:
+    """What a client cannot tell from another step time; empty where it can."""
+    if fit.equal and fit.equal[0] == (PREFILL_COST, frozenset({PREFILL_COST})) and fit.before < MAX_MISCOUNT:
+        return "prompt lengths"
+    sped_up = float(np.nanmean(trial.difference_as_is[1])) > SPED_UP and fit.left > SCATTER * fit.before
+    return "speculative decoding" if sped_up and "speculative_config" not in recording.engine else ""
+
+
+def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
+    """Parts that explain as well all that was fitted of this one.
+
+    A client sees a delay before the queue and one of the first token alike, and its own late stamps too.
+    """
+    equal = set.intersection(*(set(as_well) for cost, as_well in fit.equal if cost in part.costs))
+    also = [other.name for other in _in_order_of_costs() if equal & set(other.costs) and other is not part]
+    return tuple(dict.fromkeys([*also, *((OUTPUT, "send stamps") if part is _PRE_QUEUE else ())]))
+
+
+def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypothesis | str:
+    """The step time of the server, or why it is not known; ``server``: the replay with all else put right."""
+    steps = not server.recording.steps.is_empty()
+    remedy = server.calibrate("coefficients steps" if steps else "segments")
+    try:
+        latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)
+    except (ReplayError, TraceError) as error:
+        stand_in = _stand_in(_STEP_TIME, server, reference, remedy) if reference else None
+        return stand_in or str(error)
+    found = _STEP_TIME.hypothesis(remedy, basis, latency=latency)
+    if nature is not None and nature.is_held_up:
+        found = replace(found, less=f"{found.less}: {nature.words}")
+    elif nature is not None and nature.is_pace:
+        why = f"the server's steps {nature.words}, whatever is in them"
+        remedy = f"compare clocks, temperature, kind and number of the GPUs with those of the fit; {remedy}"
+        found = replace(found, name=PACE_OF_STEPS, why=why, less=why, remedy=remedy)
+    elif nature is not None and nature.is_off:
+        by = f"most of it by {nature.cost}" if nature.cost else "by their pace or by one cost, which is not told"
+        longer, shorter = (f"{words}, {by}: the server's {nature.words}" for words in (found.why, found.less))
+        found = replace(found, why=longer, less=shorter)
+    return _unless_it_misses(found, server) or found
+
+
+def _unless_it_misses(step_time: Hypothesis, server: Replayed) -> str:
+    """Why recorded cycles do not replace the model's: requests are further off with them than without.
+
+    Latencies alone show cycles only roughly, so there they must explain clearly more than they miss.
+    """
+    target = target_of(server.recording)
+    if target is None:
+        return ""
+    before, mean_before = _errors(server, target)
+    after, mean_after = _errors(server.put_right([step_time]), target)
+    only_latencies = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
+    if after <= (MAX_LEFT if only_latencies else 1.0) * before:
+        return ""
+    # Where requests differ one by one whatever the steps take, their means decide.
+    if not only_latencies and after <= MAX_WORSE_EACH * before and mean_after <= MAX_LEFT * mean_before:
+        return ""
+    theirs = "inferred from latencies" if only_latencies else "as recorded"
+    off = (
+        f"TTFT and E2E per request are off by {100 * before:.1f} % with the simulator's step times, and by "
+        f"{100 * after:.1f} % with step times {theirs}"
+    )
+    return f"{off}; record steps, and all that the server served" if only_latencies else off
+
+
+def _errors(replayed: Replayed, target: Target) -> tuple[float, float]:
+    """How far TTFT and E2E of a replay are from those observed: request by request, and in the mean."""
+    run = replayed.run()
+    simulated_us = np.stack([run.ttft_us, run.e2e_us])[:, : len(target.chosen)][:, target.chosen]
+    difference = (simulated_us - target.observed_us[:2]) / target.scale_us[:2, None]
+    known = ~np.isnan(difference).all(axis=1)
+    return misfit(difference), float(np.abs(np.nanmean(difference[known], axis=1)).mean())

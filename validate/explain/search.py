@@ -1,0 +1,196 @@
+"""The search for an input that explains what the requests had otherwise than simulated.
+
+An input with which every request is right with the coefficients as they are wins.  Else step time and delays are fitted
+beside each, so that one wins only by what no step time and no delay can do, request by request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from blis_replay.compiled.arrays import Floats
+from blis_replay.compiled.errors import ExperimentError
+from blis_replay.replay.engine import engine_config, replayed_engine
+from blis_replay.validate.explain.hypothesis import Hypothesis
+from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS
+from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains, tie_limit
+from blis_replay.validate.explain.trial import Fit, Trial
+
+MAX_WORSE = 2.0  # an input that multiplies the error by more is out: a fit would have to hide nearly all that it does
+MAX_ROUGH = 1.1  # a rough fit that leaves this many times what may count is not made exact
+MAX_VALUES = 3  # values of one argument beside which step time and delays are fitted: those that leave least without
+MIN_RUNGS, BETWEEN = 4, 24  # numbers of KV blocks: rungs of a ladder, and values tried between two of them
+SHARE_AT_ONCE = 0.25  # this share of requests has its first token without a wait, or after a short one
+MAX_DEPTH_FACTOR = 2.0  # depths are others if they differ by more than this many times those of the best ...
+MIN_DEPTH_GAP = 0.1  # ... and by this share of the time more
+
+# Arguments that change how requests are served, and no request: one plan serves for all of their values.
+_OF_THE_ENGINE = {argument.name for argument in ARGUMENTS}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``best``: the hypothesis that explains the error; ``equal``: others that do as well.
+
+    ``before``, ``left``: the error with the inputs as stated and with it, relative to the latencies; ``beside_a_fit``:
+    both with step time and delays fitted, else with the coefficients as they are.
+    """
+
+    best: Hypothesis
+    equal: tuple[Hypothesis, ...]
+    before: float
+    left: float
+    beside_a_fit: bool
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """``left``: the error with the hypothesis, as it is or beside a fit."""
+
+    hypothesis: Hypothesis
+    trial: Trial
+    left: float
+
+
+def best_input(stated: Trial, groups: Sequence[Sequence[Hypothesis]]) -> Explanation | None:
+    """The hypothesis that explains the error of a replay with the inputs as stated; None if none is needed or does.
+
+    ``groups``: hypotheses to try; a later group only where no earlier one explains it.  Raises what planning a replay
+    of the recording raises.
+    """
+    before = stated.left
+    if before < MIN_GAIN:
+        return None
+    fitted = stated.fit()
+    for group in groups:
+        tried = _tried(group, stated)
+        tried += _tried(_blocks_between(tried, stated), stated)
+        likely = [one for one in tried if one.left <= MAX_WORSE * before]
+        # Of a real server much is left whatever is tried, so little is gained by a fit beside the right input.
+        found = (
+            _ranked(tried, min(MIN_GAIN, MAX_LEFT * fitted.left, before - MIN_GAIN), before)
+            or (fitted.left >= MIN_GAIN and _beside_a_fit(likely, fitted))
+            or (fitted.left >= MIN_GAIN and _ranked(tried, min(fitted.left, MAX_LEFT * before), before))
+        )
+        if found:
+            return found
+    return None
+
+
+def _tried(hypotheses: Sequence[Hypothesis], stated: Trial) -> list[_Tried]:
+    """Those that change something."""
+    trials = [(one, _trial(one, stated)) for one in hypotheses]
+    return [
+        _Tried(one, trial, trial.left)
+        for one, trial in trials
+        if trial is not None and not np.array_equal(trial.difference_as_is, stated.difference_as_is, equal_nan=True)
+    ]
+
+
+def _trial(hypothesis: Hypothesis, stated: Trial) -> Trial | None:
+    recording, mode = hypothesis.of(stated.recording), replace(stated.mode, **hypothesis.mode)
+    try:
+        if not hypothesis.mode and not hypothesis.warm and hypothesis.engine.keys() <= _OF_THE_ENGINE:
+            return stated.on(engine_config(replayed_engine(recording, mode), mode), MAX_WORSE * stated.left)
+        return Trial(recording, mode, stated.entry, stated.target)
+    except ExperimentError:
+        return None
+
+
+def _blocks_between(tried: Sequence[_Tried], stated: Trial) -> list[Hypothesis]:
+    """Numbers of KV blocks between the best rung of the ladder and its neighbours: any number is as likely."""
+    rungs = sorted((one for one in tried if BLOCKS in one.hypothesis.engine), key=lambda one: _blocks(one.hypothesis))
+    if len(rungs) < MIN_RUNGS:
+        return []
+    place = min(range(len(rungs)), key=lambda i: rungs[i].left)
+    if rungs[place].left > stated.left - MIN_GAIN:
+        return []
+    low, high = (_blocks(rungs[i].hypothesis) for i in (max(place - 1, 0), min(place + 1, len(rungs) - 1)))
+    argument, setting = next(one for one in ARGUMENTS if one.name == BLOCKS), stated.recording.engine.get(BLOCKS)
+    values = range(low + 1, high, max((high - low) // BETWEEN, 1))
+    return [argument.hypothesis(value, None if setting is None else setting.value) for value in values]
+
+
+def _blocks(hypothesis: Hypothesis) -> int:
+    return int(hypothesis.engine[BLOCKS])
+
+
+def _beside_a_fit(tried: Sequence[_Tried], stated: Fit) -> Explanation | None:
+    """The hypothesis beside which a fit leaves least, if that is clearly less than beside the inputs as stated."""
+    promising: list[_Tried] = []
+    for name in dict.fromkeys(one.hypothesis.name for one in tried):
+        of_name = [one for one in tried if one.hypothesis.name == name]
+        promising += sorted(of_name, key=lambda one: one.left)[:MAX_VALUES]
+    most = MAX_LEFT * stated.left
+    fitted = [replace(one, left=_left_beside(one.trial, most)) for one in promising]
+    if not any(explains(stated.left, one.left) for one in fitted):
+        return None
+    return _ranked(fitted, most, stated.left, beside_a_fit=True)
+
+
+def _left_beside(trial: Trial, most: float) -> float:
+    """What a fit leaves: rough where that is far too much, and no other fit would do."""
+    roughly = trial.fit(most, roughly=True).left
+    if roughly <= MAX_ROUGH * tie_limit(most):
+        return trial.fit(most).left
+    trial.forget()
+    return roughly
+
+
+def _ranked(tried: Sequence[_Tried], most: float, before: float, *, beside_a_fit: bool = False) -> Explanation | None:
+    """The best that leaves at most ``most``, and those of other names that do as well."""
+    ranked = best_first(tried, most)
+    if not ranked:
+        return None
+    if len({one.hypothesis.name for one in ranked}) > 1 and ranked[0].trial.has_first_tokens:
+        ranked = _of_like_depths(ranked)
+    best = ranked[0].hypothesis
+    others = {one.hypothesis.name: one.hypothesis for one in ranked if one.hypothesis.name != best.name}
+    return Explanation(best, tuple(others.values()), before, ranked[0].left, beside_a_fit)
+
+
+def _of_like_depths(equal: list[_Tried]) -> list[_Tried]:
+    """Those whose numbers of requests in decode, while others wait, are as observed.
+
+    A limit of requests is met all the time; one of memory admits as many as their lengths allow.
+    """
+    apart = [_depths_apart(one.trial) for one in equal]
+    least = min(difference for difference, _ in apart)
+    limits = [max(MAX_DEPTH_FACTOR * least, least + max(MIN_DEPTH_GAP, chance)) for _, chance in apart]
+    return [one for one, (difference, _), limit in zip(equal, apart, limits, strict=True) if difference <= limit]
+
+
+def _depths_apart(trial: Trial) -> tuple[float, float]:
+    """The share of the time in which depths differ, and how much of that may be chance.
+
+    A share of time in which ``n`` requests come and go one after the other is uncertain by half of ``1 / sqrt(n)``.
+    """
+    observed, simulated = trial.streams_us()
+    usual_us = float(np.quantile(observed[1] - observed[0], SHARE_AT_ONCE))
+    shares, waited_us = depths(observed, usual_us)
+    others, _ = depths(simulated, usual_us)
+    after_another = waited_us / max(float((observed[2] - observed[1]).mean()), 1.0)
+    longest = max(len(shares), len(others))
+    apart = np.pad(shares, (0, longest - len(shares))) - np.pad(others, (0, longest - len(others)))
+    return float(np.abs(apart).sum()) / 2, 0.5 / float(np.sqrt(max(after_another, 1.0)))
+
+
+def depths(streams_us: Floats, usual_us: float) -> tuple[Floats, float]:
+    """float64[depths]: share of the time with each number of requests in decode while one waits; that time, us.
+
+    A request waits while it has had no first token for longer than ``usual_us``.
+    """
+    sent_us, first_us, end_us = streams_us
+    waits = first_us > sent_us + usual_us
+    from_us, until_us = sent_us[waits] + usual_us, first_us[waits]
+    at_us = np.unique(np.concatenate([first_us, end_us, from_us]))
+    decoding, waiting = (
+        np.searchsorted(np.sort(begin), at_us, "right") - np.searchsorted(np.sort(end), at_us, "right")
+        for begin, end in ((first_us, end_us), (from_us, until_us))
+    )
+    lasts_us = np.where(waiting > 0, np.diff(at_us, append=at_us[-1:]), 0.0)
+    waited_us = float(lasts_us.sum())
+    return np.bincount(decoding, lasts_us) / max(waited_us, 1.0), waited_us
