@@ -23,13 +23,12 @@ from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import TABLE, request_formats
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
-from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, shared_by_all, with_summary
+from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, in_send_order, shared_by_all, with_summary
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines, read_forward_passes
 from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
-from blis_replay.ingest.readers.tables import simulators
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -104,7 +103,7 @@ class _Configured:
     load: experiment_config.LoadConfig
     declared: LoadProfile | None
     log: server_log.ServerLog
-    header: simulators.TraceHeader
+    header: ServerFacts
     aggregates: pl.DataFrame
     metrics: MetricsRead
 
@@ -212,8 +211,8 @@ class _Assembly:
         return next(iter(self.known.get(kind, [])), None)
 
     def _configured(self) -> _Configured:
-        experiment_file, resolved_file, profile_file, header_file = map(
-            self._one, (formats.EXPERIMENT, formats.RESOLVED, formats.PROFILE, formats.TRACE_HEADER)
+        experiment_file, resolved_file, profile_file = map(
+            self._one, (formats.EXPERIMENT, formats.RESOLVED, formats.PROFILE)
         )
         log = server_log.ServerLog()
         for part in discovery.oldest_first(self.known.get(formats.SERVER_LOG, [])):
@@ -233,20 +232,15 @@ class _Assembly:
             load=load,
             declared=declared,
             log=log,
-            header=self._header(header_file),
+            header=self._header(),
             aggregates=self._aggregates(),
             metrics=self._metrics(),
         )
 
-    def _header(self, header_file: RecordedFile | None) -> simulators.TraceHeader:
-        """What a trace says of its server."""
-        meta_file = self._one(formats.LLMSERVINGSIM_META)
-        if header_file is None and meta_file is not None:
-            return simulators.read_meta(meta_file)
-        if header_file is not None:
-            return simulators.read_header(header_file)
-        told = ((form.server, self._one(form.name)) for form in request_formats() if form.server)
-        return next((server(file) for server, file in told if server and file), simulators.TraceHeader())
+    def _header(self) -> ServerFacts:
+        """What a file beside the requests says of the server: the header of a trace, or another file that tells."""
+        told = ((kind.server, self._one(kind.name)) for kind in formats.file_kinds().values() if kind.server)
+        return next((server(file) for server, file in told if server and file), ServerFacts())
 
     def _metrics(self) -> MetricsRead:
         read = read_metrics(self.known.get(formats.METRICS, []))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from blis_replay.compiled.addons import in_labs
 from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import HEAD_BYTES, Progress, RecordedFile
@@ -24,6 +25,7 @@ from blis_replay.ingest.readers.formats import (
     TABLE,
     file_kinds,
     input_formats,
+    labs_formats,
     request_formats,
 )
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed, tells_levels
@@ -228,7 +230,8 @@ def how_to_go_on(source: Source, others: Iterable[SourceFile]) -> str:
         path = source.root / file.name
         if path.is_file() and (remedy := _wrapped(RecordedFile(path, file.name))):
             return f"{printable(file.name)} {remedy}"
-    return f"{_columns_there(source, files)}; formats that are known: server logs, {', '.join(input_formats())}"
+    more = f"; {in_labs(', '.join(labs_formats()))}" if labs_formats() else ""
+    return f"{_columns_there(source, files)}; formats that are known: server logs, {', '.join(input_formats())}{more}"
 
 
 # How files begin whose content nobody can read here, and what to do with them.

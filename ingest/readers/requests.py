@@ -120,6 +120,17 @@ class RequestsRead:
         return self.rows.frame()
 
 
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a file called ``name`` says of the server: model, parallelism, engine arguments and GPU."""
+
+    model: str | None = None
+    tensor_parallelism: int | None = None
+    engine: tuple[tuple[str, object], ...] = ()
+    hardware: str | None = None
+    name: str = "trace header"
+
+
 def prefixes_of_groups(groups: list[tuple[str, int | None]], source: str) -> tuple[RawPrompts | None, tuple[str, ...]]:
     """What requests share by the group and prefix length of each, and in words what is not known.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.compiled.addons import in_labs
 from blis_replay.ingest.errors import counted, printable
 from blis_replay.validate.cli.answers import asked_form, form_options, has_out_file, print_answer, quiet
 from blis_replay.validate.cli.options import (
@@ -156,10 +157,12 @@ def ingest_verb(
     from blis_replay.ingest.errors import RecordingError
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
     from blis_replay.ingest.readers.discovery import sources_of
-    from blis_replay.ingest.readers.formats import input_formats
+    from blis_replay.ingest.readers.formats import input_formats, labs_formats
     from blis_replay.ingest.readers.tables.columns import given_columns
 
     form = asked_form()
+    if file_format in labs_formats():
+        raise click.BadParameter(in_labs(f"the format {file_format}"), param_hint="--input-format")
     if file_format and file_format not in input_formats():
         raise click.BadParameter(
             f"{printable(file_format)} is not one of {', '.join(input_formats())}", param_hint="--input-format"

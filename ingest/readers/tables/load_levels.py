@@ -25,7 +25,7 @@ from blis_replay.ingest.readers.documents import (
     tokens,
 )
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import RequestsRead, frame_of
+from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, frame_of
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS
 from blis_replay.ingest.readers.tables.columns import (
     LEVEL_FIELDS,
@@ -41,7 +41,6 @@ from blis_replay.ingest.readers.tables.columns import (
     value_of,
 )
 from blis_replay.ingest.readers.tables.records import Record, first_record, table_of
-from blis_replay.ingest.readers.tables.simulators import TraceHeader
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -136,13 +135,13 @@ def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     )
 
 
-def server_of_level(file: RecordedFile) -> TraceHeader:
+def server_of_level(file: RecordedFile) -> ServerFacts:
     """What the row says of its server: model, GPU, parallelism, and columns called like an engine argument."""
     level = _chosen(RecordedFile(file.path, file.name, columns=file.columns, point=file.point))
     said = {name: value for name in ARGUMENTS if (value := _argument(level.record.get(name))) is not None}
     if version := level.word("vllm_version"):
         said["vllm_version"] = version.removeprefix("v")
-    return TraceHeader(
+    return ServerFacts(
         name=file.name,
         model=level.word("model"),
         hardware=level.word("hardware"),

@@ -14,7 +14,8 @@ from mutations import damaged, mutated
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises
-from blis_replay.ingest.readers.clients.unplaced import read_guidellm_table, recognises_guidellm_table
+from blis_replay.ingest.readers.clients.guidellm_table import read_load_level as read_guidellm_table
+from blis_replay.ingest.readers.clients.guidellm_table import recognises as recognises_guidellm_table
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.recording import Stage

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.tables.simulators import read_header
-from blis_replay.ingest.readers.tables.simulators import read_tracev2 as read_requests
+from blis_replay.ingest.readers.tables.tracev2 import read_header, read_requests
 
 OLD = [
     "request_id",

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.readers.requests import RawPrefix
-from blis_replay.ingest.readers.tables.simulators import block_hashes
-from blis_replay.ingest.readers.tables.simulators import read_legacy_csv as read_requests
-from blis_replay.ingest.readers.tables.simulators import recognises_legacy_csv as recognises
+from blis_replay_labs.formats.legacy_blis import block_hashes, read_requests, recognises
 
 HEADER = "arrival_time,request_id,model,prefill_tokens,decode_tokens"
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, whole
 from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import named_rows
 from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, arrival_row, frame_of
 from blis_replay.ingest.rows import rows_of
@@ -217,3 +218,8 @@ def _prefix(blocks: _Blocks) -> tuple[RawPrefix | None, tuple[str, ...]]:
     remarks = () if blocks.fitting[size] == blocks.named else (f"hash_ids for every {size} tokens but in {fitting}",)
     source = f"hash_ids of the trace, one for {size} tokens"
     return RawPrefix(size, source, np.array(blocks.counts, np.int64), np.array(blocks.keys, np.int64)), remarks
+
+
+AZURE_LLM = RequestFormat("azure-llm", recognises_azure_llm, read=read_azure_llm, latencies=False)
+BURSTGPT = RequestFormat("burstgpt", recognises_burstgpt, read=read_burstgpt, latencies=False)
+MOONCAKE = RequestFormat("mooncake", recognises_mooncake, read=read_mooncake, latencies=False)

@@ -12,10 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.arrivals import epoch_us
-from blis_replay.ingest.readers.arrivals import read_azure_llm as read_requests
-from blis_replay.ingest.readers.arrivals import recognises_azure_llm as recognises
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
+from blis_replay_labs.formats.arrival_traces import epoch_us
+from blis_replay_labs.formats.arrival_traces import read_azure_llm as read_requests
+from blis_replay_labs.formats.arrival_traces import recognises_azure_llm as recognises
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 

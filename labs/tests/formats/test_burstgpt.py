@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.arrivals import read_burstgpt as read_requests
-from blis_replay.ingest.readers.arrivals import recognises_burstgpt as recognises
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay_labs.formats.arrival_traces import read_burstgpt as read_requests
+from blis_replay_labs.formats.arrival_traces import recognises_burstgpt as recognises
 
 V1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 V2 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"

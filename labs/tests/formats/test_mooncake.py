@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers.arrivals import read_mooncake as read_requests
-from blis_replay.ingest.readers.arrivals import recognises_mooncake as recognises
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.readers.requests import RawPrefix, in_send_order
+from blis_replay_labs.formats.arrival_traces import read_mooncake as read_requests
+from blis_replay_labs.formats.arrival_traces import recognises_mooncake as recognises
 
 
 def recorded(folder: Path, *rows: object) -> RecordedFile:

@@ -16,10 +16,10 @@ from mutations import damaged, mutated
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.clients import unplaced, vllm_bench
+from blis_replay.ingest.readers.clients import vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
-from blis_replay.ingest.readers.tables import simulators
+from blis_replay_labs.formats import llmservingsim, summed_up
 
 SIMULATED = {
     "request_id": "bench-0",
@@ -118,7 +118,7 @@ def said(found: RequestsRead) -> dict[tuple[str, str], float]:
 
 def test_llmservingsim_counts_from_the_engines_queue(tmp_path: Path) -> None:
     """0.25 s queued, first token after 1 s, last after 18 s; on the monotonic clock."""
-    found, file = read(tmp_path, simulators.read_llmservingsim, SIMULATED)
+    found, file = read(tmp_path, llmservingsim.read_requests, SIMULATED)
     request = found.frame.row(0, named=True)
     assert (request["queue_us"], request["ttft_us"], request["e2e_us"]) == (250_000, 1_000_000, 18_000_000)
     assert (request["prompt_tokens"], request["usage_output_tokens"], file.tally.records) == (2358, 531, 1)
@@ -129,7 +129,7 @@ def test_llmservingsim_counts_from_the_engines_queue(tmp_path: Path) -> None:
 def test_llmservingsims_meta_says_what_served(tmp_path: Path) -> None:
     path = tmp_path / "meta.json"
     path.write_text(json.dumps(META))
-    header = simulators.read_meta(RecordedFile(path, path.name))
+    header = llmservingsim.read_meta(RecordedFile(path, path.name))
     assert (header.model, header.hardware) == ("meta/m-8b", "NVIDIA GeForce RTX 4090")
     arguments = {"num_gpu_blocks": 2588, "block_size": 16, "enable_prefix_caching": True, "scheduling_policy": "fcfs"}
     arguments |= {"async_scheduling": True, "max_num_seqs": 256, "vllm_version": "0.19.0"}
@@ -164,7 +164,7 @@ def test_sglang_with_start_times_would_be_placed(tmp_path: Path) -> None:
 
 
 def test_llmperf_is_summed_up(tmp_path: Path) -> None:
-    found, file = read(tmp_path, unplaced.read_llmperf, LLMPERF)
+    found, file = read(tmp_path, summed_up.read_llmperf, LLMPERF)
     numbers = said(found)
     assert (numbers["ttft", "mean"], numbers["e2e", "p99"]) == (pytest.approx(50_000), pytest.approx(850_000))
     assert (numbers["requests", "sent"], numbers["requests", "failed"], file.tally.records) == (2, 1, 2)
@@ -174,7 +174,7 @@ def test_llmperf_is_summed_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("unit", "us"), [("ms", 1e3), ("s", 1e6)])
 def test_genai_bench_is_summed_up_in_its_unit(tmp_path: Path, unit: str, us: float) -> None:
-    found, _file = read(tmp_path, unplaced.read_genai_bench, GENAI | {"_time_unit": unit})
+    found, _file = read(tmp_path, summed_up.read_genai_bench, GENAI | {"_time_unit": unit})
     numbers = said(found)
     assert (numbers["ttft", "mean"], numbers["tpot_reported", "max"]) == (
         pytest.approx(60 * us),
@@ -186,11 +186,11 @@ def test_genai_bench_is_summed_up_in_its_unit(tmp_path: Path, unit: str, us: flo
 @pytest.mark.parametrize(
     ("recognises", "content"),
     [
-        (simulators.recognises_llmservingsim, SIMULATED),
-        (simulators.recognises_meta, META),
+        (llmservingsim.recognises, SIMULATED),
+        (llmservingsim.recognises_meta, META),
         (vllm_bench.recognises_sglang, SGLANG),
-        (unplaced.recognises_llmperf, LLMPERF),
-        (unplaced.recognises_genai_bench, GENAI),
+        (summed_up.recognises_llmperf, LLMPERF),
+        (summed_up.recognises_genai_bench, GENAI),
     ],
 )
 def test_files_are_known_by_content(recognises: Callable[[bytes], bool], content: object) -> None:
@@ -210,7 +210,7 @@ def test_a_run_without_placed_requests_is_stored_as_aggregates(tmp_path: Path) -
 @settings(max_examples=80, deadline=None)
 @given(document=mutated([SGLANG, LLMPERF, GENAI, META]))
 def test_mutated_files_never_break_the_readers(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    readers = (vllm_bench.read_sglang, unplaced.read_llmperf, unplaced.read_genai_bench, simulators.read_llmservingsim)
+    readers = (vllm_bench.read_sglang, summed_up.read_llmperf, summed_up.read_genai_bench, llmservingsim.read_requests)
     for part in document if isinstance(document, list) else [document]:
         for reader in readers:
             try:
@@ -222,7 +222,7 @@ def test_mutated_files_never_break_the_readers(tmp_path_factory: pytest.TempPath
 @settings(max_examples=40, deadline=None)
 @given(content=damaged(GENAI))
 def test_damaged_bytes_never_break_the_readers(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    for reader in (unplaced.read_llmperf, unplaced.read_genai_bench):
+    for reader in (summed_up.read_llmperf, summed_up.read_genai_bench):
         try:
             read(tmp_path_factory.mktemp("d"), reader, content)
         except RecordingError as error:

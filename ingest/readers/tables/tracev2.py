@@ -1,0 +1,128 @@
+"""TraceV2, the request trace of BLIS: ``trace.yaml`` and ``trace.csv``.
+
+Columns are read by name, so both generations of the header (with and without the newer columns) are one.  Stamps of a
+real run are Unix epoch microseconds; those of a generated or replayed one count from its start, and such a row without
+chunk stamps is a request that nobody has served yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.documents import (
+    quoted,
+    section,
+    text,
+    tokens,
+    whole,
+    yaml_mapping,
+)
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.records import named_rows
+from blis_replay.ingest.readers.requests import (
+    RequestsRead,
+    ServerFacts,
+    frame_of,
+    prefixes_of_groups,
+    request_row,
+)
+from blis_replay.ingest.rows import rows_of
+
+_ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
+_REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
+# 2001: stamps before that count from the start of the trace (of a generated or replayed one).
+_EARLIEST_EPOCH_US = 1_000_000_000_000_000
+_STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "aborted"}
+
+
+def read_header(file: RecordedFile) -> ServerFacts:
+    """The header; :class:`RecordingError` if it is no YAML mapping or its time unit is not microseconds."""
+    document = yaml_mapping(file)
+    unit = document.get("time_unit", "us")
+    if unit not in ("us", "microseconds"):
+        raise RecordingError(
+            file.path, "field time_unit", f"{quoted(unit)} is not a unit of TraceV2", "give the times in us"
+        )
+    server = section(document, "server")
+    return ServerFacts(
+        model=text(server.get("model")),
+        tensor_parallelism=tokens(server.get("tensor_parallel")),
+        engine=tuple((key, server[key]) for key in _ENGINE_KEYS if server.get(key) is not None),
+    )
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this is a TraceV2 table."""
+    header = head.partition(b"\n")[0]
+    return all(name.encode() in header for name in ("send_time_us", "first_chunk_time_us", "last_chunk_time_us"))
+
+
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
+    """The requests of ``trace.csv`` in file order; the table has no stream stamps.
+
+    Failed requests have no TTFT, and as E2E the time for which the client held on.  The
+    column ``output_tokens`` is kept as reported.  Raises :class:`RecordingError` if a needed
+    column is missing; rows that cannot be used are rejected and counted by line.
+    """
+    models: list[str] = []
+    groups: list[tuple[str, int | None]] = []
+    frame = frame_of(_rows(file, models, groups))
+    file.tally.records = len(frame)
+    sent_us = frame["sent_us"].min() or 0
+    kind = "epoch" if sent_us >= _EARLIEST_EPOCH_US else "relative"  # type: ignore[operator]  # the column is int64
+    prefix, remarks = prefixes_of_groups(groups, "prefix_group and prefix_length of TraceV2")
+    return RequestsRead(rows_of(frame), "client", kind, next(iter(models), None), prefix=prefix, remarks=remarks)
+
+
+def _rows(file: RecordedFile, models: list[str], groups: list[tuple[str, int | None]]) -> Iterator[dict[str, object]]:
+    seen: dict[str, int] = {}
+    for place, cells, values in named_rows(file, _REQUIRED, "write it as TraceV2"):
+        name, content = values.get("request_id", ""), hash(tuple(cells))
+        if name and name in seen:
+            again = "identical" if seen[name] == content else "with other values"
+            file.tally.reject(place, f"request {name[:60]} again, {again}")
+            continue
+        problem, row = _row(values)
+        if problem:
+            file.tally.reject(place, problem)
+            continue
+        seen[name] = content
+        if not models and (model := text(values.get("model"))):
+            models.append(model)
+        groups.append((values.get("prefix_group", ""), tokens(values.get("prefix_length"))))
+        yield row
+
+
+def _row(values: dict[str, str]) -> tuple[str, dict[str, object]]:
+    status = _STATUS.get(values["status"])
+    sent_us, first_us, last_us = (whole(values[f"{event}_time_us"]) for event in ("send", "first_chunk", "last_chunk"))
+    if status is None:
+        return f"status {values['status'][:40]!r} is not one of {', '.join(_STATUS)}", {}
+    if sent_us is None or first_us is None or last_us is None:
+        return "a time that is not a whole number of microseconds", {}
+    ok = status == "ok"
+    served = first_us > 0 or last_us > 0 or sent_us >= _EARLIEST_EPOCH_US
+    if last_us < sent_us and ((ok and served) or last_us > 0):
+        return f"the last chunk comes {sent_us - last_us} us before the send", {}
+    if ok and first_us and not sent_us <= first_us <= last_us:
+        return "the first chunk does not lie between the send and the last chunk", {}
+    incomplete = "not finished at the horizon" if values["status"] == "incomplete" else None
+    return "", request_row(
+        request_id=text(values.get("request_id")),
+        prompt_tokens=tokens(values.get("server_input_tokens")) or _requested_tokens(values),
+        output_tokens_reported=whole(values["output_tokens"]) if ok else None,
+        ttft_us=first_us - sent_us if ok and first_us else None,
+        e2e_us=last_us - sent_us if last_us else None,
+        sent_us=sent_us,
+        status=status,
+        error=None if ok else text(values.get("error_message")) or incomplete,
+    )
+
+
+def _requested_tokens(values: dict[str, str]) -> int | None:
+    """The requested prompt length: a row's own tokens, and those that it shares with its group before them."""
+    own = whole(values["input_tokens"])
+    shared = whole(values.get("prefix_length")) if values.get("prefix_group") else 0
+    return tokens(own + (shared or 0)) if own is not None else None

@@ -1,0 +1,4 @@
+"""Request records of tools that no server is judged by: arrival traces, older and other simulators, summaries.
+
+Plugs in formats of ``ingest``.
+"""
