@@ -270,10 +270,19 @@ def _stage(number: int, run: _Run) -> Stage | None:
     rate_per_s = finite(run.scalars.get("request_throughput") if isinstance(asked, str) else asked)
     if not duration_us or duration_us < 0 or rate_per_s is None or rate_per_s <= 0:
         return None
-    prompts = finite(run.scalars.get("num_prompts"))
-    if not isinstance(asked, str) and prompts is not None and prompts > 0:
-        duration_us = round(min(duration_us, max(prompts / rate_per_s * US_PER_S, 1)))
+    sent = finite(_sent(run.scalars))
+    if not isinstance(asked, str) and sent is not None and sent > 0:
+        duration_us = round(min(duration_us, max(sent / rate_per_s * US_PER_S, 1)))
     return Stage(number, rate_per_s, duration_us)
+
+
+def _sent(scalars: dict[str, Any]) -> Any:
+    """How many requests the tool sent.
+
+    ``num_prompts`` is what it was asked for; a data set may make fewer (``prefix_repetition`` makes whole groups only).
+    """
+    ended = [whole(scalars.get(key)) for key in ("completed", "failed")]
+    return scalars.get("num_prompts") if None in ended else sum(count for count in ended if count is not None)
 
 
 def _aggregates(file: RecordedFile, stage: int, stages: int, run: _Run) -> Iterator[tuple[int, str, str, float]]:
@@ -284,10 +293,14 @@ def _aggregates(file: RecordedFile, stage: int, stages: int, run: _Run) -> Itera
 
 
 def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]:
-    for statistic, key in (("sent", "num_prompts"), ("succeeded", "completed"), ("failed", "failed")):
-        yield from reported_number(file, "requests", statistic, scalars.get(key))
+    for statistic, count in (
+        ("sent", _sent(scalars)),
+        ("succeeded", scalars.get("completed")),
+        ("failed", scalars.get("failed")),
+    ):
+        yield from reported_number(file, "requests", statistic, count)
     if isinstance(scalars.get("request_rate"), str):  # `inf`: all at once, or as many as are allowed
-        clients = scalars.get("max_concurrency") or scalars.get("num_prompts")
+        clients = scalars.get("max_concurrency") or _sent(scalars)
         yield from reported_number(file, "concurrency", "asked", clients)
     completed = tokens(scalars.get("completed"))
     for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):

@@ -193,6 +193,18 @@ def test_a_pooling_run_has_no_tokens_and_says_so(tmp_path: Path) -> None:
     assert file.tally.rejected[0] == ("request 0", "a pooling request, which has no output tokens")
 
 
+def test_a_data_set_that_makes_fewer_prompts_than_asked_for_lost_nothing(tmp_path: Path) -> None:
+    """``prefix_repetition`` asked for 250 made 246: the file says 246 completed and none failed."""
+
+    def sent(run: dict[str, Any]) -> float:
+        aggregates = read(tmp_path, run)[0].aggregates
+        return {row[:3]: row[3] for row in aggregates.iter_rows()}[-1, "requests", "sent"]
+
+    made = result(2, num_prompts=6)
+    assert (sent(made), read(tmp_path, made)[0].stages) == (2, (Stage(0, 4.0, 500_000),))
+    assert sent(result(2, num_prompts=6, completed=6)) == 6, "two records of six: the others are missing"
+
+
 def test_a_request_that_was_never_sent_does_not_make_the_zero(tmp_path: Path) -> None:
     found, file = read(tmp_path, result(2, start_times=[0.0, 1001.0]))
     assert found.frame["sent_us"].to_list() == [1_001_000_000]
