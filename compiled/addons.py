@@ -9,6 +9,7 @@ Sockets:
 - ``whatif``: ``find``, what ``blis-replay whatif --find`` answers.
 - ``latency``: the type of latency models of that kind, see ``blis.releases.latency``.
 - ``format``: a ``RequestFormat`` (ingest/readers/formats.py) of request records.
+- ``fit``: what ``blis-replay calibrate --operators`` fits with.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel, 
 from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.latency.roofline import RooflineModel
-from blis_replay.compiled.addons import addon, addons
+from blis_replay.compiled.addons import addon, addons, in_labs
 from blis_replay.strict.document import FieldError, document_of, shown
 
 # The type of the models of a ``kind``.  An add-on ``latency.KIND`` plugs in another.
@@ -37,7 +37,7 @@ class _LatencyKinds:
             if model is not None:
                 return model
             if kind in LAB_KINDS:
-                raise FieldError(place, f"{kind} is a kind of our labs", "install blis-replay-labs to use it")
+                raise ReleaseError(in_labs(f"the kind {kind!r} of step times"))
         known = f"one of {', '.join([*LATENCY_KINDS, *addons('latency')])}"
         if kind is None:
             raise FieldError(place, "is missing", f"add {known}")

@@ -9,9 +9,9 @@ import numpy as np
 
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.validate.calibration.physical import PRIORS, PhysicalFit
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Part
 from blis_replay.validate.text.cells import cell_text
+from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalFit
 from blis_replay_labs.studies.generalize import FoldResult, Generalisation, LeaveOut, Score
 
 # What is shown of each experiment, and where there is more room.

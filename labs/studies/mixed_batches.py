@@ -30,10 +30,10 @@ from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.release_file import roofline_release
 from blis_replay.replay.simulator import model_of
 from blis_replay.strict.document import Text
-from blis_replay.validate.calibration.physical import known_architecture
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error
 from blis_replay.validate.metrics.observed import on_both_sides, samples_of, simulated_samples
+from blis_replay_labs.silicon.physical_fit import known_architecture
 from blis_replay_labs.studies.study import seed_interval
 
 LoadKind = Literal["synchronous", "constant", "throughput"]

@@ -49,7 +49,7 @@ def test_every_verb_takes_the_entry_of_the_served_data_type(
     attribution = attribute(served_fp8, release, token_gaps=planted.token_gaps, resamples=2, executor="serial")
     assert abs(attribution.error[0].value_us) < 0.01 * attribution.observed_us[0]
     prior = prior_for(release, served_fp8)
-    assert prior.vector[INTERCEPT] == fp8.latency.intercept_ns / 1000
+    assert prior[INTERCEPT].value == fp8.latency.intercept_ns / 1000
     # Steps 10 ms longer than the server's would be off by more than half.
     scored = score(Observed(served_fp8, None), release)
     assert scored.problem is None

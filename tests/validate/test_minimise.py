@@ -127,6 +127,15 @@ def test_bounds_are_those_of_least_squares() -> None:
     assert bounds.high - bounds.low == pytest.approx(2 * 1.96 * standard_error, rel=0.35)
 
 
+def test_what_is_held_has_no_bounds() -> None:
+    """Of nothing that is free there is no square whose condition could be asked."""
+    none, held = np.zeros(3, bool), np.array([1.0, 2.0, 3.0])
+    found = minimise(lambda x: DESIGN @ x - 1.0, [held], PROBE, none, KIND, FINE)
+    bounds = confidence(found, none, np.arange(60), np.zeros(60, np.int64), seed=1, cycles=KIND > 0)
+    assert (bounds.low == held).all()
+    assert (bounds.high == held).all()
+
+
 def test_a_kind_that_is_known_better_counts_for_more() -> None:
     """E2E scatters by 0.1, TTFT by 1: weighed alike, the line through both would be as uncertain as the worse of them.
 

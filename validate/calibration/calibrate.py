@@ -40,10 +40,11 @@ from blis_replay.validate.calibration.evidence import (
     measured_delays,
     scheduling_evidence,
 )
+from blis_replay.validate.calibration.linear import Prior
 from blis_replay.validate.calibration.model_fit import (
     Fitted,
     Gathered,
-    Prior,
+    Priors,
     Start,
     choose_form,
     fit_form,
@@ -205,18 +206,18 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     if options.data != "latencies" and all(map(has_every_step, recordings)):
         return _measured(recordings, options)
     fitted_until, chosen_until = options.split
-    prior = prior_for(options.prior, recordings[0])
+    priors = prior_for(options.prior, recordings[0])
     measured = measured_delays(recordings, options.seed)
-    scheduling, fitted, start = _first_fit(recordings, prior, measured, options)
+    scheduling, fitted, start = _first_fit(recordings, priors, measured, options)
     asynchronous = (scheduling.used if scheduling else configured_scheduling(recordings[0])[0]) == "asynchronous"
     gathered = _gathered(recordings, (0.0, fitted_until), options).with_scheduling(asynchronous)
     if chosen_until > fitted_until:
         later = _gathered(recordings, options.split, options, needed=False).with_scheduling(asynchronous)
         if later.parts:
-            fitted = choose_form(gathered, later, fitted, start, prior, measured, options.seed)
+            fitted = choose_form(gathered, later, fitted, start, priors, measured, options.seed)
         gathered = _gathered(recordings, (0.0, chosen_until), options).with_scheduling(asynchronous)
         again = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
-        fitted = fit_form(gathered, fitted.form, again, prior, measured, options.seed, everywhere=True)
+        fitted = fit_form(gathered, fitted.form, again, priors, measured, options.seed, everywhere=True)
     fitted, stalled_us = with_stalls(gathered, fitted)
     vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us)
     entry = ModelEntry(
@@ -234,7 +235,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
     record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
     of_this_gpu = same_gpu(options.prior.hardware, recordings[0].hardware or "")
-    more = _beyond(record.steps, prior, float(vector[PREFILL])) if of_this_gpu else None
+    more = _beyond(record.steps, priors[PREFILL], float(vector[PREFILL])) if of_this_gpu else None
     if more is not None and isinstance(entry.latency, LatencyModel | RegimeModel):
         entry, coefficients = (
             replace(entry, latency=replace(entry.latency, prefill_beyond=more[0])),
@@ -263,11 +264,11 @@ def _beyond(steps: StepRange | None, prior: Prior, fitted_us: float) -> tuple[Pr
 
     That of the prior; None where the fit has as much: a token gets no cheaper as a batch grows.
     """
-    prior_us = float(prior.vector[PREFILL])
+    prior_us = prior.value
     most = int(steps.prefill_tokens[1]) if steps is not None else 0
     if not most or prior_us <= fitted_us:
         return None
-    remark = f"no step fitted on has more prefill tokens; {prior.source}"
+    remark = f"no step fitted on has more prefill tokens; {prior.why}"
     fit = CoefficientFit(f"per_prefill_token_above_{most}", prior_us, prior_us, prior_us, "prior", remark)
     return PrefillBeyond(most, round(1000 * (prior_us - fitted_us))), fit
 
@@ -309,19 +310,19 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
 
 
 def _first_fit(
-    recordings: Sequence[Recording], prior: Prior, measured: dict[str, MeasuredDelay], options: Options
+    recordings: Sequence[Recording], priors: Priors, measured: dict[str, MeasuredDelay], options: Options
 ) -> tuple[SchedulingEvidence | None, Fitted, Start]:
     """A line under each scheduling mode, which mode the latencies tell, and the line under the one to use."""
     window = (0.0, options.split[0])
     gathered = _gathered(recordings, window, options)
-    start = line_start(recordings, window, prior, gathered)
+    start = line_start(recordings, window, priors, gathered)
     configured = configured_scheduling(recordings[0])
     modes = {"asynchronous": gathered.with_scheduling(True), "synchronous": gathered.with_scheduling(False)}
     if not gathered.latencies:
-        return None, fit_form(gathered, StepForm(), start, prior, measured, options.seed), start
+        return None, fit_form(gathered, StepForm(), start, priors, measured, options.seed), start
     # A wait that grows with the batch looks much like one more cycle, so the modes are compared without it.
     plain = replace(start, first_token_waits=False)
-    lines = {mode: fit_form(part, StepForm(), plain, prior, measured, options.seed) for mode, part in modes.items()}
+    lines = {mode: fit_form(part, StepForm(), plain, priors, measured, options.seed) for mode, part in modes.items()}
     scheduling = scheduling_evidence(
         (lines["asynchronous"].minimum.residuals, lines["synchronous"].minimum.residuals),
         (lines["asynchronous"].pre_queue_us, lines["synchronous"].pre_queue_us),
@@ -331,7 +332,7 @@ def _first_fit(
         options.seed,
     )
     again = replace(start, vector=lines[scheduling.used].minimum.vector)
-    return scheduling, fit_form(modes[scheduling.used], StepForm(), again, prior, measured, options.seed), again
+    return scheduling, fit_form(modes[scheduling.used], StepForm(), again, priors, measured, options.seed), again
 
 
 def _gathered(

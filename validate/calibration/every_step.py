@@ -27,6 +27,7 @@ from blis_replay.ingest.steps.placed import whole_iterations, why_not
 from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed import observed_cycles
+from blis_replay.validate.calibration.linear import fit_costs
 from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
 # The five costs of a step: itself, and per prefill token, decode, context token of a decode, and 1,000 KV tokens that
@@ -36,7 +37,6 @@ FORM = "line through every step"
 _FEWEST_STEPS = 100
 # A step that took more than this many times what the line says was held up by something else.
 _OUTLIER = 10.0
-_FITS = 5
 # The interval of a coefficient is over draws of blocks of neighbouring steps.
 _BLOCK_STEPS, _DRAWS = 50, 200
 # Requests that must have been measured around the engine, or in it.
@@ -154,16 +154,14 @@ def fitted(steps: Steps) -> Floats:
     Each step counts by its variance, which grows with the length that the line gives it, so that short ones are as
     right in sum as long ones; steps that were held up are left out.
     """
-    from scipy.optimize import nnls  # heavy, and only calibration needs it
 
-    line, modelled_us = np.zeros(len(STEP_COSTS)), np.full(len(steps.cycle_us), float(np.median(steps.cycle_us)))
-    scale = np.maximum(np.abs(steps.batch).max(axis=0), 1e-12)  # columns of one size, for the solver
-    for fit in range(_FITS):
-        kept = (steps.cycle_us <= _OUTLIER * modelled_us) | (fit == 0)
-        weight = 1 / np.sqrt(modelled_us[kept])
-        line = nnls(steps.batch[kept] / scale * weight[:, None], steps.cycle_us[kept] * weight)[0] / scale
-        modelled_us = np.maximum(steps.batch @ line, 1.0)
-    return np.asarray(line, np.float64)
+    def weights(modelled_us: Floats | None) -> Floats:
+        if modelled_us is None:
+            return np.ones(len(steps.cycle_us))
+        modelled_us = np.maximum(modelled_us, 1.0)
+        return (steps.cycle_us <= _OUTLIER * modelled_us) / modelled_us
+
+    return fit_costs(steps.batch, steps.cycle_us, weights).costs
 
 
 def _bounds(steps: Steps, seed: int) -> tuple[Floats, Floats]:
@@ -281,13 +279,10 @@ def _on_their_way(rows: Floats) -> tuple[Floats, int]:
 
 def _around(rows: Floats) -> tuple[float, float]:
     """us at no prompt, and per prompt token, neither negative: a weighted line, outliers drawn in."""
-    prompts, us, weight = rows[:, 0], rows[:, 1], rows[:, 3] / rows[:, 3].sum()
-    us = np.clip(us, *np.quantile(us, _DRAWN_IN))
-    mean_prompt, mean_us = float(prompts @ weight), float(us @ weight)
-    spread = float(((prompts - mean_prompt) ** 2) @ weight)
-    slope = float(((prompts - mean_prompt) * us) @ weight) / spread if spread else 0.0
-    slope = min(max(slope, 0.0), max(mean_us, 0.0) / max(mean_prompt, 1.0))
-    return max(mean_us - slope * mean_prompt, 0.0), slope
+    prompts, us = rows[:, 0], np.clip(rows[:, 1], *np.quantile(rows[:, 1], _DRAWN_IN))
+    columns = [np.ones(len(us)), prompts] if np.ptp(prompts) else [np.ones(len(us))]
+    costs = fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3]).costs.tolist()
+    return costs[0], costs[1] if len(costs) > 1 else 0.0
 
 
 def _digits(value: float, low: float, high: float) -> tuple[float, float, float]:
@@ -376,10 +371,7 @@ def _between(found: Followed, chosen: Bools):  # type: ignore[no-untyped-def]  #
 
 def _shares(sums: Floats, us: Floats) -> Floats:
     """float64[2] us, not negative: what a step and each request in it add to the wait for the model."""
-    from scipy.optimize import nnls  # heavy, and only calibration needs it
-
-    weight = 1 / np.sqrt(sums[:, 0])
-    return np.asarray(nnls(sums * weight[:, None], us * weight)[0], np.float64)
+    return fit_costs(sums, us, lambda _: 1 / sums[:, 0]).costs
 
 
 def _batch(iterations: pl.DataFrame, served: pl.DataFrame, found: Followed) -> Floats:

@@ -445,7 +445,7 @@ def _disagreement(columns: Floats, scaled: Floats, w: Floats, one: Bools) -> Flo
         seen = np.flatnonzero(np.abs(columns[rows]).sum(axis=0))
         part, weight, degrees = columns[rows][:, seen], w[rows], int(rows.sum()) - len(seen)
         square = part.T @ (weight[:, None] * part)
-        if degrees < 1 or np.linalg.cond(square) > _SINGULAR:
+        if degrees < 1 or not len(seen) or np.linalg.cond(square) > _SINGULAR:
             continue
         variance = float((weight * scaled[rows] ** 2).sum()) / degrees
         steps[kind, seen] = np.linalg.solve(square, part.T @ (weight * scaled[rows]))

@@ -5,6 +5,7 @@ What the recordings cannot determine stays at what is measured or at the prior o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ from blis_replay.validate.calibration.evidence import (
     level_evidence,
     rows_from_levels,
 )
+from blis_replay.validate.calibration.linear import Prior
 from blis_replay.validate.calibration.minimise import (
     FINE,
     ROUGH,
@@ -78,6 +80,10 @@ _WIDE = 1.0
 
 # What the line through latencies makes of a prefill token can be far off where the first requests stalled.
 _PREFILL_STARTS = (0.25, 0.5, 1.0, 2.0)
+
+
+# The prior of each coefficient of a line.
+Priors = Sequence[Prior]
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,9 @@ class Start:
         return replace(self, vector=vector, alike=tuple(CONTEXT if i == DECODE else i for i in self.alike))
 
 
-def line_start(recordings: Sequence[Recording], window: tuple[float, float], prior: Prior, gathered: Gathered) -> Start:
+def line_start(
+    recordings: Sequence[Recording], window: tuple[float, float], priors: Priors, gathered: Gathered
+) -> Start:
     """A line through step cycles if they are more than it has coefficients, else through client gaps."""
     with_steps = [r for r in recordings if r.steps.height > 1] if gathered.cycles else []
     rows = [rows_from_steps(r, window) for r in with_steps]
@@ -185,13 +193,13 @@ def line_start(recordings: Sequence[Recording], window: tuple[float, float], pri
     intercept, prefill, decode, context = map(float, agreed(line, np.maximum(line, _LEAST_COST_US)))
     batch = np.vstack([part.batch for part in rows])
     a_decode = float(batch[:, 3].sum() / max(batch[:, 2].sum(), 1e-9))  # context tokens
-    vector = prior.vector.copy()
+    vector = _values(priors)
     vector[INTERCEPT], vector[PREFILL] = intercept, max(prefill, 1.0)
     # The prior takes its part of what decodes and their context cost together.
     vector[DECODE] = max(decode + (context - vector[CONTEXT]) * a_decode, 0.0)
-    if prior.vector[CONTEXT] == 0 and a_decode:
+    if priors[CONTEXT].value == 0 and a_decode:
         vector[CONTEXT], vector[DECODE] = vector[DECODE] / a_decode, 0.0
-    return Start(vector, _alike(StepForm().design(batch), keep_context=prior.vector[CONTEXT] == 0), a_decode)
+    return Start(vector, _alike(StepForm().design(batch), keep_context=priors[CONTEXT].value == 0), a_decode)
 
 
 def _alike(design: Floats, *, keep_context: bool) -> tuple[int, ...]:
@@ -210,7 +218,7 @@ def fit_form(
     gathered: Gathered,
     form: StepForm,
     start: Start,
-    prior: Prior,
+    priors: Priors,
     measured: dict[str, MeasuredDelay],
     seed: int,
     *,
@@ -225,8 +233,8 @@ def fit_form(
     def residuals(x: Floats) -> Floats:
         return gathered.residuals(form, x, delays)
 
-    held, vector = _held_from_the_start(gathered, form, start, prior, measured)
-    at_prior, probe = form.vector(prior.vector), form.probe_us(max(start.vector[INTERCEPT], _LEAST_STEP_US))
+    held, vector = _held_from_the_start(gathered, form, start, priors, measured)
+    at_prior, probe = form.vector(_values(priors)), form.probe_us(max(start.vector[INTERCEPT], _LEAST_STEP_US))
     has_prior = (at_prior > 0) | (np.arange(len(at_prior)) == FIRST_TOKEN)
     starts = _starts(residuals, vector, held, at_prior, a_decode=start.a_decode) if everywhere else [vector]
     while True:
@@ -234,7 +242,7 @@ def fit_form(
         minimum = minimise(residuals, starts, probe, free, gathered.kinds(), FINE if everywhere else ROUGH)
         if (unseen := free & ~minimum.slopes.any(axis=(0, 1))).any():
             for i in np.flatnonzero(unseen).tolist():
-                held[i] = ("prior", f"no step of the replay shows it; {prior.source}")
+                held[i] = ("prior", f"no step of the replay shows it; {priors[min(i, DECODE)].why}")
             starts = [minimum.vector]
             continue
         kinds = gathered.kinds()
@@ -248,31 +256,31 @@ def fit_form(
             return Fitted(form, minimum, free, held, bounds)
         i = int(np.argmax(np.where(wide, width / probe, 0)))
         why = f"not determined: between {bounds.low[i]:.4g} and {bounds.high[i]:.4g} us"
-        held[i], vector = ("prior", f"{why}; {prior.source}"), minimum.vector.copy()
+        held[i], vector = ("prior", f"{why}; {priors[min(i, DECODE)].why}"), minimum.vector.copy()
         vector[i] = at_prior[i]
         starts = [vector]
 
 
 def _held_from_the_start(
-    gathered: Gathered, form: StepForm, start: Start, prior: Prior, measured: dict[str, MeasuredDelay]
+    gathered: Gathered, form: StepForm, start: Start, priors: Priors, measured: dict[str, MeasuredDelay]
 ) -> tuple[dict[int, tuple[Status, str]], Floats]:
     """Coefficients that the recordings cannot determine, with the reason, and the vector with their values."""
     vector, held = form.vector(start.vector), dict[int, tuple[Status, str]]()
     if "pre_queue" in measured:
         held[PRE_QUEUE], vector[PRE_QUEUE] = ("measured", measured["pre_queue"].source), measured["pre_queue"].value_us
     elif not gathered.latencies:
-        held[PRE_QUEUE] = ("prior", f"no latencies to fit it to; {prior.pre_queue_source}")
-        vector[PRE_QUEUE] = prior.vector[PRE_QUEUE]
+        held[PRE_QUEUE] = ("prior", f"no latencies to fit it to; {priors[PRE_QUEUE].why}")
+        vector[PRE_QUEUE] = priors[PRE_QUEUE].value
     if not gathered.latencies:
-        held[FIRST_TOKEN] = ("prior", f"no latencies to fit it to; {prior.source}")
+        held[FIRST_TOKEN] = ("prior", f"no latencies to fit it to; {priors[FIRST_TOKEN].why}")
     elif not start.first_token_waits:
         held[FIRST_TOKEN] = ("prior", "left out")
     for i in start.alike:
-        held[i] = ("prior", f"the recordings do not tell it from other costs of a step; {prior.source}")
+        held[i] = ("prior", f"the recordings do not tell it from other costs of a step; {priors[i].why}")
         # The start has already given the context its prior, or all that decodes cost to the context.
-        vector[i] = prior.vector[i] if i == PREFILL else vector[i]
+        vector[i] = priors[i].value if i == PREFILL else vector[i]
     if DECODE in start.alike:
-        vector[DECODE:] = 0.0 if CONTEXT not in start.alike else prior.vector[DECODE]
+        vector[DECODE:] = 0.0 if CONTEXT not in start.alike else priors[DECODE].value
         held |= dict.fromkeys(range(DECODE, len(form.names)), held[DECODE])
     return held, vector
 
@@ -309,7 +317,7 @@ def choose_form(
     later: Gathered,
     line: Fitted,
     start: Start,
-    prior: Prior,
+    priors: Priors,
     measured: dict[str, MeasuredDelay],
     seed: int,
 ) -> Fitted:
@@ -322,7 +330,7 @@ def choose_form(
     for bends in _BENDS:
         if not _supported(gathered, bends):
             continue
-        bent = fit_form(gathered, form := StepForm(bends), at_line.for_form(form), prior, measured, seed)
+        bent = fit_form(gathered, form := StepForm(bends), at_line.for_form(form), priors, measured, seed)
         if bent.held.keys() & range(len(line.form.names), len(form.names)):
             continue  # no step of the replay is beyond its bends
         new = losses(_level(later, bent, delays) / scales)
@@ -366,28 +374,24 @@ PUBLISHED_PRE_QUEUE_SOURCE = (
 )
 
 
-@dataclass(frozen=True)
-class Prior:
-    """A line's vector (us, float64[6]) and in words where it comes from; 0 where nothing is known."""
-
-    vector: Floats
-    source: str
-    pre_queue_source: str = PUBLISHED_PRE_QUEUE_SOURCE
-
-
-def prior_for(release: CoefficientRelease, recording: Recording) -> Prior:
-    """The prior of a recording's model: the release's entry, else the published pre-queue delay and nothing more.
+def prior_for(release: CoefficientRelease, recording: Recording) -> tuple[Prior, ...]:
+    """The prior of each coefficient of a line: the release's entry, else the published pre-queue delay and 0 for all.
 
     Raises ``ValidateError`` for an entry that is neither a line nor bends of one.
     """
+    vector, delay_source = np.zeros(len(StepForm().names)), PUBLISHED_PRE_QUEUE_SOURCE
     try:
         entry = entry_of(release, recording)
+        vector, why = _vector(entry, release.name), f"release {release.name}"
+        delay_source = entry.lifecycle.pre_queue_source or delay_source
     except ReleaseError:
-        vector = np.zeros(len(StepForm().names))
-        vector[PRE_QUEUE] = PUBLISHED_PRE_QUEUE_US
-        return Prior(vector, f"{release.name} has no {model_of(recording)}")
-    pre_queue_source = (entry.sources or {}).get("pre_queue", PUBLISHED_PRE_QUEUE_SOURCE)
-    return Prior(_vector(entry, release.name), f"release {release.name}", pre_queue_source)
+        vector[PRE_QUEUE], why = PUBLISHED_PRE_QUEUE_US, f"{release.name} has no {model_of(recording)}"
+    sources = [delay_source if i == PRE_QUEUE else why for i in range(len(vector))]
+    return tuple(Prior(float(value), math.inf, source) for value, source in zip(vector, sources, strict=True))
+
+
+def _values(priors: Priors) -> Floats:
+    return np.array([prior.value for prior in priors])
 
 
 def _vector(entry: ModelEntry, name: str) -> Floats:

@@ -13,21 +13,19 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.datasheets import bundled_architectures
 from blis_replay.blis.latency.models import FirstUse
 from blis_replay.blis.releases.fit import CoefficientFit, Part, PartScore, StepRange, range_of
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay, with_kernels
-from blis_replay.replay.simulator import entry_of
 from blis_replay.replay.warm_up import seen_warm_up
 from blis_replay.validate.calibration.evidence import SCALE, LoadLevel, is_load_level, load_level, with_lengths
 from blis_replay.validate.calibration.minimise import Confidence
 from blis_replay.validate.calibration.model_fit import Fitted, Gathered
 from blis_replay.validate.calibration.step_errors import INTERCEPT
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error, statistics
-from blis_replay.validate.metrics.observed import Selection, observed_requests, on_both_sides, samples_of
+from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
 
 # The largest error of a mean on what was fitted to: half of what a gate allows for E2E and ITL, all of it for TTFT,
 # which a warm-up moves that no coefficient stands for.
@@ -127,7 +125,7 @@ def part_scores(
     scores, steps = [], []
     for recording in recordings:
         if is_load_level(recording):
-            level, result = _served(recording, entry, "asynchronous" if asynchronous else "synchronous")
+            level, result = served(recording, entry, "asynchronous" if asynchronous else "synchronous")
             simulated = LatencySamples(result.ttft_us, result.e2e_us, result.output_tokens)
             steps.append(result.steps)
             errors = _errors(level.numbers, simulated)
@@ -188,7 +186,7 @@ def _replayed(recording: Recording, entry: ModelEntry, asynchronous: bool) -> tu
     return plan, simulate(plan.trace, plan.engine, plan.latency(entry.latency), entry.lifecycle)
 
 
-def _served(
+def served(
     recording: Recording, entry: ModelEntry, scheduling: Literal["recorded", "asynchronous", "synchronous"]
 ) -> tuple[LoadLevel, SimResult]:
     """A load level, and what the coefficients make of it."""
@@ -210,13 +208,3 @@ def _errors(observed: Mapping[str, Mapping[str, float]], simulated: LatencySampl
             # A hundredth of a per cent: the recordings do not tell errors any closer.
             errors[metric if statistic == "mean" else f"{metric}_{statistic}"] = round(error, 4)
     return errors
-
-
-def lacking_ttft_us(recording: Recording, release: CoefficientRelease) -> float:
-    """Median of observed less simulated TTFT, without a delay before the queue; of the means of a load level."""
-    if is_load_level(recording):
-        level, result = _served(recording, entry_of(release, recording), "recorded")
-        return level.numbers["ttft"]["mean"] - float(result.ttft_us.mean())
-    run = replay(recording, release)
-    both = on_both_sides(run)
-    return float(np.median(recording.requests["ttft_us"].to_numpy()[both] - run.ttft_us[both]))

@@ -111,12 +111,12 @@ def calibrate_verb(
       7b-train    test    -0.2 %  -0.7 %  +1.1 %  +2.4 %  -0.2 %
     """
     from blis_replay.blis.releases.release import format_release
+    from blis_replay.compiled.addons import needed_addon
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release, refuse_other_file
     from blis_replay.replay.simulator import model_of
     from blis_replay.validate.calibration.calibrate import Options, calibrate, recorded_experiments
     from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
-    from blis_replay.validate.calibration.physical import calibrate_operators
     from blis_replay.validate.calibration.text import calibration_answer
     from blis_replay.validate.experiment import given_options
 
@@ -130,6 +130,7 @@ def calibrate_verb(
     trained = " ".join(f"--train {quote(train)}" for train in names)
     source = f"blis-replay calibrate {trained}"
     if operators is not None:
+        calibrate_operators = needed_addon("fit", "operators", "calibrate --operators")
         release, fits = calibrate_operators(recordings, name or out.stem, load_release(operators), options, source)
     else:
         with progress_line("fitting models") as progress:

@@ -13,15 +13,9 @@ from msgspec import structs
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, gpu_named
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, batch_times_us
 from blis_replay.blis.releases.release import FittedOn
-from blis_replay.validate.calibration.physical import (
-    PRIORS,
-    PhysicalRows,
-    Prior,
-    _deviations,
-    fit_physical,
-    known_architecture,
-)
+from blis_replay.validate.calibration.linear import Prior, deviations
 from blis_replay.validate.errors import ValidateError
+from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalRows, fit_physical, known_architecture
 
 H100 = gpu_named("H100-SXM-80GB")
 PLANTED = PhysicalCoefficients(1.1, 1.2, 1.4, 0.3, 2.0, 55.0, 8.0, 30.0, 250.0, 20.0)
@@ -137,9 +131,9 @@ def test_what_no_row_tells_is_as_unsure_as_before_however_large_the_others_are()
     system = np.array([[1e17, 1e17, 0.0]] * 3)
     # Of the first two only the sum is known: either one is off by 0.5 / sqrt(2).
     known = [0.5 / 2**0.5, 0.5 / 2**0.5, 7.0]
-    assert _deviations(system, np.array([0.5, 0.5, 7.0])).tolist() == pytest.approx(known)
+    assert deviations(system, np.array([0.5, 0.5, 7.0])).tolist() == pytest.approx(known)
 
 
 def test_deviations_are_those_of_the_normal_equations() -> None:
     """Four rows of 2, and a deviation of 1 before: 1 / sqrt(1 + 4 * 2^2)."""
-    assert _deviations(np.full((4, 1), 2.0), np.ones(1)).tolist() == pytest.approx([1 / 17**0.5])
+    assert deviations(np.full((4, 1), 2.0), np.ones(1)).tolist() == pytest.approx([1 / 17**0.5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from blis_runs import release_of, small_recording
+from load_levels import measured, table
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.latency.operators import (
@@ -16,9 +17,11 @@ from blis_replay.blis.latency.operators import (
     TokenTimes,
     batch_times_us,
 )
+from blis_replay.replay.driver import replay
 from blis_replay.validate.calibration.calibrate import Options
-from blis_replay.validate.calibration.physical import OperatorRows, calibrate_operators, fit_coefficients
+from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import ValidateError
+from blis_replay_labs.silicon.operator_fit import OperatorRows, calibrate_operators, fit_coefficients
 
 # 10 ms and 50 us a token, of which 1 ms are all-reduces; attention 0.1 us a token of context.
 TABLES = OperatorTables(
@@ -77,3 +80,23 @@ def test_a_recording_makes_a_release() -> None:
     assert [c.name for c in fit.record.coefficients][-1] == "pre_queue"
     assert made.fitted_on[0].data == "latencies"
     assert fit.record.steps is not None and fit.record.steps.decodes == (1, 1)
+
+
+@pytest.mark.slow
+def test_operator_times_are_scaled_to_levels() -> None:
+    """Tables are 5 % and more off a level that was not fitted to; scaled to other levels they are within 5 %.
+
+    Multiples of products and a time per step say nearly the same, so only what they predict is held.
+    """
+    products = TokenTimes((1.0, 20_001.0), (8_333.0, 841_666.0), (8_333.0, 841_666.0), (0.0, 0.0))
+    nothing = PrefillAttention((1.0, 2.0), (1.0, 2.0), ((0.0, 0.0), (0.0, 0.0)))
+    decode = DecodeAttention((1.0, 101.0), (1.0, 10_001.0), ((0.06, 600.06), (6.06, 60_606.06)))
+    release = release_of(OperatorModel(OperatorTables(products, nothing, decode)), Lifecycle())
+    made, (fit,) = calibrate_operators(table(), "fit", release, Options(release), "test")
+    assert fit.agreement["cycle"] < 3  # the prefills of tables cost 42, of the server 45 us a token
+    before, after = (
+        compare_replay(replay(measured(6, 1_000, 100), one)).metrics["e2e"]["mean"].error or 0.0
+        for one in (release, made)
+    )
+    assert abs(after) < 0.05 < abs(before)
+    assert made.fitted_on[0].requests_hash is None
