@@ -6,6 +6,7 @@ A verb's function returns data, one function lays it out as an ``Answer``, and t
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,8 +136,17 @@ def part_text(part: Part) -> str:
 
 
 def page_json(document: Mapping[str, Any]) -> str:
-    """The document; raises ``ValueError`` for a number that is not finite, which would be no JSON."""
-    return json.dumps(document, indent=2, allow_nan=False)
+    """The document as JSON; a number that is not finite becomes null."""
+    return json.dumps(_with_nulls(document), indent=2, allow_nan=False)
+
+
+def _with_nulls(value: Any) -> Any:
+    """A document with null for every number that JSON cannot write, such as the mean of no requests."""
+    if isinstance(value, dict):
+        return {key: _with_nulls(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def frame(table: Table) -> pl.DataFrame:
