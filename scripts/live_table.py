@@ -12,7 +12,7 @@ import numpy as np
 import blis_replay.validate as br
 from blis_replay.blis.latency.models import Latency, LatencyModel
 from blis_replay.blis.releases.release import format_release, parse_release
-from blis_replay.validate.calibration.every_step import Steps, fitted, steps_of
+from blis_replay.validate.fit.every_step import Steps, fitted, steps_of
 
 TRAINED = ("tiny-live-a", "tiny-live-c")
 AGAIN, FEWER, PLAIN = "tiny-live-a2", "tiny-live-e", "tiny-live-plain"

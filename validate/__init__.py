@@ -296,11 +296,11 @@ def calibrate(
     from blis_replay.compiled.files import write_whole
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.calibration.calibrate import Options, recorded_experiments
-    from blis_replay.validate.calibration.calibrate import calibrate as calibrated
-    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
-    from blis_replay.validate.calibration.text import calibration_answer
     from blis_replay.validate.experiment import given_options
+    from blis_replay.validate.fit.calibrate import Options, recorded_experiments
+    from blis_replay.validate.fit.calibrate import calibrate as calibrated
+    from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.fit.text import calibration_answer
 
     with open_for_reading(_store(store)) as opened:
         recordings = [read_stored(opened, slug) for slug in recorded_experiments(opened, names)]

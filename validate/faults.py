@@ -22,8 +22,6 @@ from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.processes import Progress
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code
 from blis_replay.validate.explain.attribute import (
@@ -36,6 +34,8 @@ from blis_replay.validate.explain.attribute import (
     fraction,
     part_of,
 )
+from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.text.answer import Answer, Block, Line
 

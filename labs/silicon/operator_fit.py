@@ -20,12 +20,12 @@ from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of, model_of
-from blis_replay.validate.calibration.calibrate import Data, ModelFit, Options, fitted_release, groups_of, scored_fit
-from blis_replay.validate.calibration.cycle_rows import mean_lengths
-from blis_replay.validate.calibration.evidence import configured_scheduling, is_load_level, load_level
-from blis_replay.validate.calibration.linear import Prior
-from blis_replay.validate.calibration.own_data import missed
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.calibrate import Data, ModelFit, Options, fitted_release, groups_of, scored_fit
+from blis_replay.validate.fit.cycle_rows import mean_lengths
+from blis_replay.validate.fit.evidence import configured_scheduling, is_load_level, load_level
+from blis_replay.validate.fit.linear import Prior
+from blis_replay.validate.fit.scores import missed
 from blis_replay.validate.metrics.observed import observed_requests
 from blis_replay_labs.silicon.physical_fit import IDENTIFIED_BELOW, fit_relative, lacking_ttft_us, mean_steps
 

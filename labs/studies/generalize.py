@@ -23,13 +23,13 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of, model_of
-from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
-from blis_replay.validate.calibration.linear import Prior
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
-from blis_replay.validate.calibration.step_errors import step_mape
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
+from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
+from blis_replay.validate.fit.linear import Prior
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.fit.step_errors import step_mape
 from blis_replay.validate.metrics.observed import Observed, pooled_gaps
 from blis_replay_labs.silicon.physical_fit import (
     PRIORS,

@@ -16,8 +16,8 @@ import yaml
 from msgspec import Meta, Struct
 
 from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
-from blis_replay.validate.calibration import trees as steps_run
 from blis_replay.validate.errors import StudyError, UnknownStudyError
+from blis_replay.validate.fit import trees as steps_run
 from blis_replay_labs.studies import cluster as cluster_run
 from blis_replay_labs.studies import mixed_batches as sweep_run
 from blis_replay_labs.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict

@@ -47,8 +47,8 @@ def test_the_kernel_is_lightgbm_to_the_last_bit() -> None:
     """On steps that it was not trained on, equal after truncation to whole us; times are a noisy line."""
     lightgbm = pytest.importorskip("lightgbm")
     assert lightgbm.__name__ == "lightgbm"
-    from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us
-    from blis_replay.validate.calibration.trees import STEP_FEATURES, plain_trees, step_features, train
+    from blis_replay.validate.fit.step_errors import RecordedSteps, predicted_us
+    from blis_replay.validate.fit.trees import STEP_FEATURES, plain_trees, step_features, train
 
     random = np.random.default_rng(7)
     batch = np.column_stack([random.integers(0, most, 3000) for most in (2048, 128, 8, 90_000, 10**6)])

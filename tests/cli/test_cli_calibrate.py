@@ -102,7 +102,7 @@ def test_a_fit_that_misses_its_own_data_is_written_with_force_only(
     run: Run, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No fit meets its data to a hundredth of a per cent, which stands here for the 5 % of E2E that are allowed."""
-    monkeypatch.setattr("blis_replay.validate.calibration.own_data.MOST_MISSED", {"e2e": 1e-6, "ttft": 1e-6})
+    monkeypatch.setattr("blis_replay.validate.fit.scores.MOST_MISSED", {"e2e": 1e-6, "ttft": 1e-6})
     run("ingest", demo)
     refused = run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     assert refused.code == 1

@@ -11,9 +11,9 @@ from blis_replay.fixtures.planted import Planted, planted_recording, wrong_simul
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.calibration.model_fit import prior_for
-from blis_replay.validate.calibration.step_errors import INTERCEPT
 from blis_replay.validate.explain.attribute import attribute
+from blis_replay.validate.fit.model_fit import prior_for
+from blis_replay.validate.fit.step_form import INTERCEPT
 from blis_replay.validate.metrics.observed import Observed
 from blis_replay_labs.studies.generalize import score
 

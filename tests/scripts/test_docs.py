@@ -250,7 +250,7 @@ def test_the_catalogue_has_every_message_with_its_place() -> None:
     messages = list(plain_english.messages())
     said = {one.text: one.place.partition(":")[0] for one in messages}
     assert said["name an experiment, or list the checks with --checks"] == "validate/cli/recordings.py"
-    assert said["use a wider --split or more recordings"] == "validate/calibration/calibrate.py"
+    assert said["use a wider --split or more recordings"] == "validate/fit/calibrate.py"
     assert len(said) > 1_000
     assert plain_english.findings(messages) == []
     assert plain_english.findings([plain_english.Sentence("m.py:1", "2 window(s) of steps")]) != []

@@ -17,11 +17,11 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import DataChoice, ModelFit, Options, calibrate, common_dtype, groups_of
-from blis_replay.validate.calibration.cycle_rows import CycleRows, fit_line
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
-from blis_replay.validate.calibration.text import calibration_answer
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.calibrate import DataChoice, ModelFit, Options, calibrate, common_dtype, groups_of
+from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
+from blis_replay.validate.fit.text import calibration_answer
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import ModelFit, Options, calibrate
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 pytestmark = pytest.mark.slow
 

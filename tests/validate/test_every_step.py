@@ -17,9 +17,9 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store, read_stored
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.every_step import STEP_COSTS, _delays, has_every_step, measure
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, has_every_step, measure
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 US = 1_000
 # Of a step, and per prefill token, decode token, context token of a decode, 1,000 tokens that prefill attends to.

@@ -19,10 +19,10 @@ from blis_replay.ingest.store.file import open_store
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 BARS = {("e2e", "mean"): 0.015, ("itl", "mean"): 0.015, ("ttft", "mean"): 0.04, ("e2e", "p99"): 0.05}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from blis_replay.validate.calibration.known_servers import (
+from blis_replay.validate.fit.known_servers import (
     SERVERS,
     KnownFit,
     KnownFits,

@@ -19,12 +19,12 @@ from blis_replay.replay.plan import engine_config
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
-from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_that_ships
 from blis_replay.validate.explain.cycles import Nature, corrected_model
+from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 pytestmark = pytest.mark.slow
 

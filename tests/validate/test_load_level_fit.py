@@ -7,11 +7,11 @@ from load_levels import TRUE, level, measured, table
 
 from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.evidence import load_level
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.evidence import load_level
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 
 def test_a_level_has_a_mean_batch_by_littles_law() -> None:

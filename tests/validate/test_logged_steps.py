@@ -12,7 +12,7 @@ from pack import live_recording
 from steplog import events
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.validate.calibration.every_step import STEP_COSTS, Steps, fitted, has_every_step, logged_steps, measure
+from blis_replay.validate.fit.every_step import STEP_COSTS, Steps, fitted, has_every_step, logged_steps, measure
 
 
 def test_the_line_of_a_server_is_measured_from_its_log() -> None:

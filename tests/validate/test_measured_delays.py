@@ -12,7 +12,7 @@ from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Recording, empty_frame
 from blis_replay.ingest.rows import rows_of
-from blis_replay.validate.calibration.evidence import measured_delays
+from blis_replay.validate.fit.evidence import measured_delays
 
 # Three requests of 11 tokens, 10 ms apart: the first alone, the others together, one second later.
 ARRIVED_US = [0, 1_000_000, 1_000_000]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.validate.calibration.minimise import (
+from blis_replay.validate.fit.minimise import (
     FINE,
     confidence,
     losses,

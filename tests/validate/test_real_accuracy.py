@@ -7,11 +7,11 @@ import pytest
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.comparison.validated import by_stage, validate_experiment
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 
 def validated(store: Store, name: str, replay: str = "exact", coefficients: str = DEFAULT_RELEASE) -> Comparison:

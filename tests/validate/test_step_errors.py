@@ -13,7 +13,9 @@ from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
-from blis_replay.validate.calibration.step_errors import (
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.fit.step_errors import (
     RecordedSteps,
     line_fits,
     predicted_us,
@@ -21,8 +23,6 @@ from blis_replay.validate.calibration.step_errors import (
     step_mape,
     step_targets,
 )
-from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.experiment import find_experiment
 
 LINE = LatencyModel("blackbox", 5_000_000, 30_000, 60_000)
 

@@ -14,16 +14,16 @@ from blis_replay.blis.releases.release import bundled_releases, parse_release
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
-from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us
-from blis_replay.validate.calibration.trees import (
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.fit.step_errors import RecordedSteps, predicted_us
+from blis_replay.validate.fit.trees import (
     STEP_FEATURES,
     Stability,
     rank_correlation,
     trees_left_out,
     trees_release,
 )
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.experiment import find_experiment
 
 
 def recorded(model: str, workload: str, cycle_us: int, seed: int) -> Recording:

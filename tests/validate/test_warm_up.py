@@ -22,9 +22,9 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.replay.warm_up import Stalls
-from blis_replay.validate.calibration.own_data import first_use_of
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.fit.scores import first_use_of
 from blis_replay.validate.metrics.observed import Selection
 
 MS = 1_000

@@ -115,10 +115,10 @@ def calibrate_verb(
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release, refuse_other_file
     from blis_replay.replay.simulator import model_of
-    from blis_replay.validate.calibration.calibrate import Options, calibrate, recorded_experiments
-    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
-    from blis_replay.validate.calibration.text import calibration_answer
     from blis_replay.validate.experiment import given_options
+    from blis_replay.validate.fit.calibrate import Options, calibrate, recorded_experiments
+    from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.fit.text import calibration_answer
 
     if not names:
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 34b-general --out mine.yaml`")

@@ -209,9 +209,9 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
       mixed, light (< 256)       69     85.29  16.7 %   +5.2 %  0.47
     """
     from blis_replay.replay.simulator import EmbeddedEngine
-    from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets
-    from blis_replay.validate.calibration.text import steps_answer
     from blis_replay.validate.experiment import release_for, stored_experiment
+    from blis_replay.validate.fit.step_errors import line_fits, step_errors, step_targets
+    from blis_replay.validate.fit.text import steps_answer
 
     recording = stored_experiment(store_path, name)
     release = release_for(coefficients, [name])

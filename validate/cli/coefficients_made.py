@@ -242,9 +242,9 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.calibration.calibrate import recorded_experiments
-    from blis_replay.validate.calibration.trees import trees_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, given_options
+    from blis_replay.validate.fit.calibrate import recorded_experiments
+    from blis_replay.validate.fit.trees import trees_release
 
     with open_for_reading(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]

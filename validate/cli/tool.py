@@ -261,7 +261,7 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool) -> int:
             board = scoreboard(quick, progress)
         return print_answer(scoreboard_answer(board))
     if calibration:
-        from blis_replay.validate.calibration.known_servers import fit_all, known_answer
+        from blis_replay.validate.fit.known_servers import fit_all, known_answer
 
         with progress_line("calibrating") as progress:
             fits = fit_all(quick, progress)

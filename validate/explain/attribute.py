@@ -23,11 +23,11 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import entry_of, has_entry
-from blis_replay.validate.calibration.step_errors import predicted_us, step_targets
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.explain.candidates import candidates
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.tails import hidden_errors
+from blis_replay.validate.fit.step_errors import predicted_us, step_targets
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Selection,

@@ -18,9 +18,9 @@ from blis_replay.blis.latency.operators import (
     batch_times_us,
 )
 from blis_replay.replay.driver import replay
-from blis_replay.validate.calibration.calibrate import Options
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.calibrate import Options
 from blis_replay_labs.silicon.operator_fit import OperatorRows, calibrate_operators, fit_coefficients
 
 # 10 ms and 50 us a token, of which 1 ms are all-reduces; attention 0.1 us a token of context.

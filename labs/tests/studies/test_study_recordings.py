@@ -13,8 +13,8 @@ from recordings import make_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
-from blis_replay.validate.calibration import trees as left_out
 from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.fit import trees as left_out
 from blis_replay_labs.studies import mixed_batches as sweep
 from blis_replay_labs.studies import study
 from blis_replay_labs.studies.read import load_study

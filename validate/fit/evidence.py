@@ -21,10 +21,10 @@ from blis_replay.ingest.stream import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.profile import of_summary
-from blis_replay.validate.calibration.cycle_rows import CycleRows, rows_from_steps
-from blis_replay.validate.calibration.minimise import losses
-from blis_replay.validate.calibration.step_errors import StepForm
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
+from blis_replay.validate.fit.minimise import losses
+from blis_replay.validate.fit.step_form import StepForm
 from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests
 from blis_replay.validate.metrics.resampling import RESAMPLES, SEED, interval, resampled, row_blocks, spread
 

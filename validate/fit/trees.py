@@ -22,8 +22,8 @@ from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
-from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us, step_targets
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.fit.step_errors import RecordedSteps, predicted_us, step_targets
 
 # What a record of a step tells of its batch.  The KV tokens of its decodes it does not, and an average of the
 # recording in their place would only name the recording; decoding requests are as many as decode tokens.

@@ -7,19 +7,19 @@ work was fitted to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
 
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel, durations_us
+from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
-from blis_replay.validate.calibration.cycle_rows import BUSY_DEPTH, mean_lengths
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.cycle_rows import BUSY_DEPTH, mean_lengths
 from blis_replay.validate.metrics.latency import correlation
 
 # Below this many prefill tokens a mixed step is light (the regimes of the published step models).
@@ -187,88 +187,3 @@ def _error(group: str, recorded_us: Int64s, predicted: Floats) -> StepError:
         signed=float(predicted.mean() / recorded_us.mean() - 1),
         correlation=correlation(recorded_us, predicted),
     )
-
-
-INTERCEPT, PREFILL, CONTEXT, PRE_QUEUE, FIRST_TOKEN, DECODE = range(6)
-_FIXED_NAMES = (
-    *("intercept", "per_prefill_token", "per_context_token", "pre_queue", "first_token_per_decode"),
-    *("per_decode_token",),
-)
-
-# A change of each that shows in a simulated run above the whole us to which it rounds and the chance of
-# which request just catches a step, and that is small against the whole: as shares of an empty step, delays
-# in us.
-_PROBE_SHARE = (1e-2, 7e-4, 6e-7, 0.0, 0.0, 4e-4)
-_PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US = 300.0, 5.0
-
-
-@dataclass(frozen=True)
-class StepForm:
-    """A step time linear in prefill, context and decode tokens, the last with bends.
-
-    ``bends``: decode batch sizes, ascending, at which the cost of one more decode may change; none
-    for a line.  A vector of coefficients is float64[6 + bends], us: ``names`` in their order.
-    """
-
-    bends: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """``line``, or ``bent at 32 and 64 decodes``."""
-        return f"bent at {' and '.join(map(str, self.bends))} decodes" if self.bends else "line"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The coefficients, in the order of the vector."""
-        return (*_FIXED_NAMES, *(f"per_decode_token_above_{bend}" for bend in self.bends))
-
-    def probe_us(self, intercept_us: float) -> Floats:
-        """float64[coefficients]: a change of each that a simulated run can show."""
-        probe = intercept_us * np.array([*_PROBE_SHARE, *([_PROBE_SHARE[DECODE]] * len(self.bends))])
-        probe[PRE_QUEUE], probe[FIRST_TOKEN] = _PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US
-        return probe
-
-    def design(self, batch: Floats) -> Floats:
-        """float64[rows, coefficients] for ``batch`` of float64[rows, 4]: 1, prefill, decode, context tokens."""
-        none = np.zeros(len(batch))
-        edges = (0.0, *map(float, self.bends), np.inf)
-        decodes = [np.clip(batch[:, 2] - low, 0, high - low) for low, high in pairwise(edges)]
-        return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], none, none, *decodes])
-
-    def vector(self, coefficients: Floats) -> Floats:
-        """The vector of this form that a line's vector (or one of this form) stands for."""
-        return np.array([*coefficients, *([coefficients[DECODE]] * (len(self.names) - len(coefficients)))])
-
-    def latency(self, vector: Floats) -> Latency:
-        """The latency model of a vector: ``blackbox`` for a line, else regimes by decode batch size."""
-        if not self.bends:
-            ns = [round(float(value) * 1000) for value in vector]
-            return LatencyModel("blackbox", ns[INTERCEPT], ns[PREFILL], ns[DECODE], ns[CONTEXT])
-        regimes, base_us, low = [], float(vector[INTERCEPT]), 0
-        for i, slope_us in enumerate(map(float, vector[DECODE:])):
-            bend = self.bends[i] if i < len(self.bends) else None
-            regimes.append(_segment(base_us - slope_us * low, slope_us, vector, low, bend))
-            if bend is not None:
-                base_us, low = base_us + slope_us * (bend - low), bend
-        return RegimeModel(tuple(regimes))
-
-    def lifecycle(self, vector: Floats, measured: Lifecycle) -> Lifecycle:
-        """``measured`` with the delays of the vector: pre-queue in whole us, first token in ns a decode."""
-        return replace(
-            measured,
-            pre_queue_us=float(round(float(vector[PRE_QUEUE]))),
-            first_token_per_decode_us=round(float(vector[FIRST_TOKEN]), 3),
-        )
-
-
-def _segment(intercept_us: float, slope_us: float, vector: Floats, low: int, bend: int | None) -> Regime:
-    context_us = float(vector[CONTEXT])
-    # kv_sum counts the tokens before the step, the context of a decode its own as well.
-    coefficients = (
-        ("prefill_tokens", round(float(vector[PREFILL]), 6)),
-        ("decode_tokens", round(slope_us + context_us, 6)),
-        ("kv_sum", round(context_us, 9)),
-    )
-    name = f"above {low} decodes" if bend is None else f"{low} to {bend} decodes"
-    condition = None if bend is None else ("decode_tokens", "<=", float(bend))
-    return Regime(name, round(intercept_us, 3), coefficients, condition=condition)

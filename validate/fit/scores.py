@@ -20,10 +20,10 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay, with_kernels
 from blis_replay.replay.warm_up import seen_warm_up
-from blis_replay.validate.calibration.evidence import SCALE, LoadLevel, is_load_level, load_level, with_lengths
-from blis_replay.validate.calibration.minimise import Confidence
-from blis_replay.validate.calibration.model_fit import Fitted, Gathered
-from blis_replay.validate.calibration.step_errors import INTERCEPT
+from blis_replay.validate.fit.evidence import SCALE, LoadLevel, is_load_level, load_level, with_lengths
+from blis_replay.validate.fit.minimise import Confidence
+from blis_replay.validate.fit.model_fit import Fitted, Gathered
+from blis_replay.validate.fit.step_form import INTERCEPT
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error, statistics
 from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
 

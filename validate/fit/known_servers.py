@@ -24,8 +24,8 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.processes import Progress
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 # The bar: the true error of mean E2E on another load of the same server.

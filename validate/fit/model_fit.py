@@ -18,8 +18,9 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
-from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS, fit_line, rows_from_latencies, rows_from_steps
-from blis_replay.validate.calibration.evidence import (
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.cycle_rows import COEFFICIENTS, fit_line, rows_from_latencies, rows_from_steps
+from blis_replay.validate.fit.evidence import (
     CycleEvidence,
     Evidence,
     LatencyEvidence,
@@ -30,8 +31,8 @@ from blis_replay.validate.calibration.evidence import (
     level_evidence,
     rows_from_levels,
 )
-from blis_replay.validate.calibration.linear import Prior
-from blis_replay.validate.calibration.minimise import (
+from blis_replay.validate.fit.linear import Prior
+from blis_replay.validate.fit.minimise import (
     FINE,
     ROUGH,
     Confidence,
@@ -46,16 +47,7 @@ from blis_replay.validate.calibration.minimise import (
     scales_of,
     variance_inflation,
 )
-from blis_replay.validate.calibration.step_errors import (
-    CONTEXT,
-    DECODE,
-    FIRST_TOKEN,
-    INTERCEPT,
-    PRE_QUEUE,
-    PREFILL,
-    StepForm,
-)
-from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.step_form import CONTEXT, DECODE, FIRST_TOKEN, INTERCEPT, PRE_QUEUE, PREFILL, StepForm
 from blis_replay.validate.metrics.resampling import RESAMPLES, resampled, row_blocks, spread
 
 # Variance inflation of a coefficient from which the others can stand in for it: 100 is a column of

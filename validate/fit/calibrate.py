@@ -29,9 +29,11 @@ from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.simulator import model_of
-from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
-from blis_replay.validate.calibration.every_step import FORM, has_every_step, measure, was_recorded
-from blis_replay.validate.calibration.evidence import (
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.experiment import WILDCARDS, select_experiments
+from blis_replay.validate.fit.cycle_rows import COEFFICIENTS
+from blis_replay.validate.fit.every_step import FORM, has_every_step, measure, was_recorded
+from blis_replay.validate.fit.evidence import (
     SCALE,
     MeasuredDelay,
     SchedulingEvidence,
@@ -40,8 +42,8 @@ from blis_replay.validate.calibration.evidence import (
     measured_delays,
     scheduling_evidence,
 )
-from blis_replay.validate.calibration.linear import Prior
-from blis_replay.validate.calibration.model_fit import (
+from blis_replay.validate.fit.linear import Prior
+from blis_replay.validate.fit.model_fit import (
     Fitted,
     Gathered,
     Priors,
@@ -53,10 +55,8 @@ from blis_replay.validate.calibration.model_fit import (
     line_start,
     prior_for,
 )
-from blis_replay.validate.calibration.own_data import first_use_of, missed, part_scores, with_stalls
-from blis_replay.validate.calibration.step_errors import PREFILL, StepForm
-from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.experiment import WILDCARDS, select_experiments
+from blis_replay.validate.fit.scores import first_use_of, missed, part_scores, with_stalls
+from blis_replay.validate.fit.step_form import PREFILL, StepForm
 from blis_replay.validate.metrics.resampling import SEED
 
 Data = Literal["steps", "latencies"]

@@ -27,7 +27,7 @@ from blis_replay.ingest.steps.placed import whole_iterations, why_not
 from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed import observed_cycles
-from blis_replay.validate.calibration.linear import fit_costs
+from blis_replay.validate.fit.linear import fit_costs
 from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
 # The five costs of a step: itself, and per prefill token, decode, context token of a decode, and 1,000 KV tokens that

@@ -10,10 +10,10 @@ from typing import Any
 from blis_replay.blis.releases.fit import CoefficientFit, PartScore
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
-from blis_replay.validate.calibration.calibrate import ModelFit
-from blis_replay.validate.calibration.every_step import FORM
-from blis_replay.validate.calibration.evidence import is_load_level
-from blis_replay.validate.calibration.step_errors import LineFit, StepError
+from blis_replay.validate.fit.calibrate import ModelFit
+from blis_replay.validate.fit.every_step import FORM
+from blis_replay.validate.fit.evidence import is_load_level
+from blis_replay.validate.fit.step_errors import LineFit, StepError
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import percent_plain
 
