@@ -10,24 +10,22 @@ from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.compiled.arrays import Bools, Int64s
-from blis_replay.ingest.recording import UNKNOWN, Recording
-from blis_replay.replay.engine import not_simulated, refuse_sizes
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.engine import engine_values, not_simulated, refuse_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import ReplayPlan, plan_replay, with_kernels
-from blis_replay.replay.profile import MADE, of_summary
+from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
-from blis_replay.replay.warm_up import recorded_stalls
 
 
 @dataclass(frozen=True)
 class ReplayRun:
     """A finished replay: what was simulated, with what, and the client's view of it.
 
-    ``simulator``: its name.  ``entry``: None if the simulator ran with coefficients of its
-    own.  ``ttft_us``, ``e2e_us``: int64[n] in request order, meaningful where
-    ``simulated.completed``; they carry the mode's reporting conventions (surplus step).
-    ``outside``: steps outside of what the coefficients were fitted on, None where there are few or nobody knows.
+    ``entry``: None if the simulator ran with coefficients of its own.  ``simulator``: its name.
+    ``not_simulated``: what the recorded engine used and the simulator has not, one sentence each: such a run says
+    nothing of the simulator.
+    ``outside``: steps outside of what the coefficients were fitted on; None where there are few or it is unknown.
     """
 
     recording: Recording
@@ -37,9 +35,24 @@ class ReplayRun:
     plan: ReplayPlan
     simulator: str
     simulated: Simulated
-    ttft_us: Int64s
-    e2e_us: Int64s
+    not_simulated: tuple[str, ...] = ()
     outside: Outside | None = None
+
+    @property
+    def ttft_us(self) -> Int64s:
+        """int64[n] in request order, meaningful where ``simulated.completed``."""
+        return self.simulated.ttft_us
+
+    @property
+    def e2e_us(self) -> Int64s:
+        """int64[n] in request order, meaningful where ``simulated.completed``."""
+        return self.simulated.e2e_us
+
+    @property
+    def basis(self) -> dict[str, str]:
+        """In words, where the inputs of the replay come from, and whether its steps are extrapolated."""
+        extrapolated = {} if self.outside is None else {"extrapolated": str(self.outside)}
+        return self.plan.basis | extrapolated
 
     @property
     def result(self) -> SimResult:
@@ -51,8 +64,8 @@ class ReplayRun:
     def token_gaps(self) -> TokenGaps:
         """Gaps between output tokens as the client sees them; count completed requests only.
 
-        With observed ways to the client, every token is as much later than the one before as the last is
-        than the first, on average over all requests.  Raises ``ReplayError`` as ``result`` does.
+        With observed delivery, its mean growth from the first to the last token is spread evenly over all tokens.
+        Raises ``ReplayError`` as ``result`` does.
         """
         return self.result.token_gaps(self._post_token_us())
 
@@ -77,58 +90,38 @@ def replay(
 ) -> ReplayRun:
     """Replay the requests of a recording; the default mode is exact replay.
 
-    ``simulator``: the embedded engine with ``release`` if None; another one brings its own
-    coefficients.  Raises ``ReleaseError`` if the release is invalid or lacks the model,
-    ``ReplayError`` or ``TraceError`` if the recording cannot be replayed, and
-    ``ReplayError`` if the simulator failed or did not complete every request that the
-    recording completed.
+    ``simulator``: the embedded engine with ``release`` if None; another one brings its own coefficients.  Raises
+    ``ReleaseError`` if the release is invalid or lacks the model, ``ReplayError`` or ``TraceError`` if the recording
+    cannot be replayed or the simulator did not complete every request that the recording completed.
     """
     mode = mode or ReplayMode()
     simulator = simulator or EmbeddedEngine(release)
-    if mode.surplus_steps and not simulator.reports_steps:
-        raise ReplayError(
-            f"surplus_steps=1 needs the duration of steps, which {simulator.name} does not report; "
-            "leave it out, or use --simulator embedded"
-        )
-    summed_up = recording.requests.height == 0
-    recording, mode = of_summary(recording, mode)
     entry = simulator.entry_for(recording)
     refuse_sizes(recording, mode, entry, simulator.release.name if entry else simulator.name)
-    plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
-    if entry is not None and isinstance(simulator, EmbeddedEngine):
-        plan = with_kernels(plan, recording, mode, entry.first_use)
-    simulated = simulator.serve(recording, plan)
+    embedded = isinstance(simulator, EmbeddedEngine)
+    # Another program that runs our coefficients has no kernels to compile.
+    plan = plan_replay(recording, mode, entry if embedded or entry is None else replace(entry, first_use=None))
+    simulated = simulator.serve(plan.recording, plan)
     if mode.warm_up == "recorded":
-        stalls, basis = recorded_stalls(recording, mode, simulated.completed, simulated.ttft_us)
-        plan = replace(plan, stalls=stalls, basis=plan.basis | {"warm-up": basis})
-        simulated = simulator.serve(recording, plan)
-    beyond = _outside(simulated, plan, entry)
-    if beyond is not None:
-        plan = replace(plan, basis=plan.basis | {"extrapolated": str(beyond)})
-    if summed_up:
-        plan = replace(plan, basis=plan.basis | {"requests": MADE})
-    recorded = {name: setting.value for name, setting in recording.engine.items()}
-    simulated = replace(simulated, not_simulated=not_simulated(recorded, isinstance(simulator, EmbeddedEngine)))
-    completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
-    lost = completed_in_recording & ~simulated.completed
+        plan = plan.with_recorded_stalls(simulated.completed, simulated.ttft_us)
+        simulated = simulator.serve(plan.recording, plan)
+    lost = (plan.recording.requests["status"] == "ok").to_numpy() & ~simulated.completed
     if lost.any():
         raise ReplayError(
             f"{recording.slug}: the simulator did not complete {int(lost.sum())} requests that the recording "
             "completed, so there is nothing to compare; check the engine arguments"
         )
-    run = ReplayRun(
-        recording=recording,
+    return ReplayRun(
+        recording=plan.recording,
         release=simulator.release,
         entry=entry,
-        mode=mode,
+        mode=plan.mode,
         plan=plan,
         simulator=simulator.name,
         simulated=simulated,
-        ttft_us=simulated.ttft_us,
-        e2e_us=simulated.e2e_us,
-        outside=beyond,
+        not_simulated=not_simulated(engine_values(recording), embedded),
+        outside=_outside(simulated, plan, entry),
     )
-    return _with_surplus_steps(run)
 
 
 def _outside(simulated: Simulated, plan: ReplayPlan, entry: ModelEntry | None) -> Outside | None:
@@ -136,20 +129,3 @@ def _outside(simulated: Simulated, plan: ReplayPlan, entry: ModelEntry | None) -
     if simulated.engine is None or entry is None or entry.fit is None or entry.fit.steps is None or plan.cycles:
         return None
     return outside(simulated.engine.steps, entry.fit.steps, entry.latency)
-
-
-def _as_fitted(plan: ReplayPlan, recording: Recording, mode: ReplayMode, entry: ModelEntry | None) -> ReplayPlan:
-    """The plan with the scheduling that the coefficients were fitted under, where the recording says nothing of it."""
-    known = recording.engine["async_scheduling"].source != UNKNOWN
-    if known or mode.scheduling != "recorded" or entry is None or entry.fit is None:
-        return plan
-    engine = replace(plan.engine, async_scheduling=entry.fit.scheduling == "asynchronous")
-    scheduling = f"{entry.fit.scheduling}, as the coefficients were fitted; the recording does not say"
-    return replace(plan, engine=engine, basis=plan.basis | {"scheduling": scheduling})
-
-
-def _with_surplus_steps(run: ReplayRun) -> ReplayRun:
-    if run.mode.surplus_steps == 0:
-        return run
-    surplus_us = run.mode.surplus_steps * (run.result.last_step_us + run.result.post_token_us)
-    return replace(run, e2e_us=run.e2e_us + surplus_us.astype(np.int64))

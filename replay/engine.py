@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blis_replay.blis.latency.models import Latency
@@ -12,7 +12,7 @@ from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import EngineConfig, release_arguments
-from blis_replay.ingest.recording import Recording, Setting
+from blis_replay.ingest.recording import UNKNOWN, Recording, Setting
 from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
 from blis_replay.strict.engine_packs import choose_pack
@@ -49,30 +49,64 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
 }
 
 
-def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
-    """The engine arguments of a recording, with the scheduling that the mode asks for.
+@dataclass(frozen=True)
+class ReplayedEngine:
+    """The engine of a replay.
 
-    An unknown ``max_model_len`` is that of the longest request: the server took it.  Raises ``ReplayError`` naming
-    another argument that is not known and has no default.
+    ``recording``: the recording with the arguments that the mode puts in place of its own.  ``config``: what a
+    simulator gets of them.  ``fitted_scheduling``: in words, where scheduling is that of the coefficients because the
+    recording does not say; else empty.
     """
-    value = {name: setting.value for name, setting in recording.engine.items()}
-    if "max_model_len" not in value and (longest := longest_tokens(recording)):
+
+    recording: Recording
+    config: EngineConfig
+    fitted_scheduling: str = ""
+
+    @property
+    def basis(self) -> dict[str, str]:
+        """What was not recorded or is simulated differently, in words."""
+        recording, config = self.recording, self.config
+        basis = {}
+        if "max_model_len" not in recording.engine:
+            basis["max_model_len"] = (
+                f"not recorded; {config.max_model_len:,}, of the longest request, as the server took it"
+            )
+        if remarks := _release_remarks(recording, config):
+            basis["scheduler"] = remarks
+        if config.speculation is not None:
+            basis["speculative decoding"] = config.speculation.in_words()
+        if config.data_parallel_size > 1:
+            basis["data parallelism"] = _ranks_basis(recording, config)
+        return basis
+
+
+def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | None = None) -> ReplayedEngine:
+    """The engine of a recording with the arguments and the scheduling of the mode.
+
+    ``entry``: coefficients, whose scheduling is used where neither recording nor mode says one.  An unknown
+    ``max_model_len`` is that of the longest request: the server took it.  Raises ``ReplayError`` naming another
+    argument that is not known and has no default.
+    """
+    if mode.engine:
+        recording = with_engine(recording, dict(mode.engine), "replay")
+    value = engine_values(recording)
+    if "max_model_len" not in value and (longest := _longest_tokens(recording)):
         value["max_model_len"] = longest
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling"):
         if name not in value:
             raise argument_not_known(recording.slug, name)
-    scheduling = {"synchronous": False, "asynchronous": True}
+    asynchronous, fitted_scheduling = _scheduling(recording, mode, entry)
     blocks = value.get("num_gpu_blocks")
     policy = str(value.get("scheduling_policy", "fcfs"))
     if policy not in ("fcfs", "priority"):
         raise ReplayError(f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority")
-    return EngineConfig(
+    config = EngineConfig(
         max_num_seqs=int(value["max_num_seqs"]),
         max_num_batched_tokens=int(value["max_num_batched_tokens"]),
         max_model_len=int(value["max_model_len"]),
         block_size=int(value["block_size"]),
         num_gpu_blocks=None if blocks is None else int(blocks),
-        async_scheduling=scheduling.get(mode.scheduling, bool(value["async_scheduling"])),
+        async_scheduling=asynchronous,
         enable_prefix_caching=bool(value.get("enable_prefix_caching", True)),
         enable_chunked_prefill=bool(value.get("enable_chunked_prefill", True)),
         long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
@@ -80,12 +114,29 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
         cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
         speculation=speculation_of(value),
-        **_rank_arguments(recording),
+        **_rank_arguments(recording, value),
         **release_arguments(value),
     )
+    return ReplayedEngine(recording, config, fitted_scheduling)
 
 
-def longest_tokens(recording: Recording) -> int | None:
+def _scheduling(recording: Recording, mode: ReplayMode, entry: ModelEntry | None) -> tuple[bool, str]:
+    """Whether scheduling is asynchronous, and in words why if it is that of the coefficients."""
+    if mode.scheduling != "recorded":
+        return mode.scheduling == "asynchronous", ""
+    setting = recording.engine["async_scheduling"]
+    if setting.source == UNKNOWN and entry is not None and entry.fit is not None:
+        words = f"{entry.fit.scheduling}, as the coefficients were fitted; the recording does not say"
+        return entry.fit.scheduling == "asynchronous", words
+    return bool(setting.value), ""
+
+
+def engine_values(recording: Recording) -> dict[str, Any]:
+    """The values of the recorded engine arguments, by name."""
+    return {name: setting.value for name, setting in recording.engine.items()}
+
+
+def _longest_tokens(recording: Recording) -> int | None:
     """Prompt and output of the longest request; None if no length is known."""
     tokens = "max(prompt_tokens + greatest(coalesce(output_tokens, max_tokens, 1), 1))"
     found = recording.requests.aggregate(longest=tokens)["longest"] if recording.requests.height else None
@@ -99,21 +150,15 @@ def with_engine(recording: Recording, arguments: Mapping[str, EngineValue], sour
     return replace(recording, engine=engine)
 
 
-def replayed_engine(recording: Recording, mode: ReplayMode) -> Recording:
-    """The recording with the engine arguments that the mode puts in place of its own."""
-    return with_engine(recording, dict(mode.engine), "replay") if mode.engine else recording
-
-
-def _rank_arguments(recording: Recording) -> dict[str, Any]:
+def _rank_arguments(recording: Recording, value: Mapping[str, Any]) -> dict[str, Any]:
     """What ``EngineConfig`` takes of the ranks of a recording."""
-    value = {name: setting.value for name, setting in recording.engine.items()}
     ranks = int(value.get("data_parallel_size", 1))
     fronts = int(value["api_server_count"]) if "api_server_count" in value else None
     experts = _has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False))
     return {"data_parallel_size": ranks, "api_server_count": fronts, "mixture_of_experts": experts}
 
 
-def ranks_basis(recording: Recording, engine: EngineConfig) -> str:
+def _ranks_basis(recording: Recording, engine: EngineConfig) -> str:
     """What the ranks rest on, in words."""
     fronts = engine.api_server_count or engine.data_parallel_size
     said = "" if engine.api_server_count else ", as many as ranks (assumed: the default of vllm serve)"
@@ -137,14 +182,13 @@ def _has_experts(recording: Recording) -> bool:
     return _EXPERTS.search((recording.model or "").lower()) is not None
 
 
-def release_remarks(recording: Recording, engine: EngineConfig) -> str:
+def _release_remarks(recording: Recording, engine: EngineConfig) -> str:
     """Where the simulated scheduler is not that of the recorded release, in words; empty if it is."""
     version = recording.engine.get("vllm_version")
     if version is None:
         return ""
     choice = choose_pack(str(version.value))
-    given = {name: setting.value for name, setting in recording.engine.items()}
-    differs = choice.pack.not_simulated(given | {"async_scheduling": engine.async_scheduling})
+    differs = choice.pack.not_simulated(engine_values(recording) | {"async_scheduling": engine.async_scheduling})
     return "; ".join([*([choice.remark] if choice.remark else []), *(f"not simulated, {what}" for what in differs)])
 
 
@@ -166,10 +210,9 @@ def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tup
     )
 
 
-def with_captured_sizes(latency: Latency, sizes: object) -> Latency:
-    """Operator times of a server that captured CUDA graphs of these sizes (``captured_sizes``); None if unknown."""
-    known = None if sizes is None else captured_sizes(sizes)
-    return latency.with_captured(known) if known and isinstance(latency, OperatorModel) else latency
+def with_captured_sizes(latency: Latency, sizes: tuple[int, ...] | None) -> Latency:
+    """Operator times of a server that captured CUDA graphs of these sizes; None if unknown."""
+    return latency.with_captured(sizes) if sizes and isinstance(latency, OperatorModel) else latency
 
 
 def refuse_sizes(recording: Recording, mode: ReplayMode, entry: ModelEntry | None, by: str) -> None:
@@ -182,12 +225,12 @@ def refuse_sizes(recording: Recording, mode: ReplayMode, entry: ModelEntry | Non
         )
 
 
-def captured_tokens(recording: Recording, max_num_seqs: int) -> int:
-    """Up to how many tokens a batch is computed from a captured CUDA graph; vLLM's usual number if it is not recorded.
+def most_captured_tokens(recording: Recording, max_num_seqs: int) -> int:
+    """The most tokens of a batch that a captured CUDA graph computes; vLLM's usual number if it is not recorded.
 
     That is twice ``max_num_seqs``, at most 512 (vLLM's configuration of compilation).
     """
-    value = {name: setting.value for name, setting in recording.engine.items()}
+    value = engine_values(recording)
     if value.get("enforce_eager") is True:
         return 0
     sizes = captured_sizes(value.get("cudagraph_capture_sizes"))

@@ -102,18 +102,18 @@ _SHORTHANDS = {
 class ReplayMode:
     """A set of substitutions; the default substitutes nothing (``exact``).
 
-    ``arrivals``: ``recorded``, or ``flat``: Poisson at the mean rate over the planned
-    length of the run, whatever its stages (seed 42).  ``lengths``: the true decode
-    lengths, or the ``re-tokenised`` counts.  ``prefix``: cached prompts as far as the
-    recording tells, or ``none``.  For each of these three ``profile``: as the recording's load
-    profile declares it, which is not what ran (``workload``, ``workload_prompts``); and
-    ``blis-spec``: as BLIS expands that profile (``workload_blis``); lengths are then those of
-    prompts, too.  ``scheduling``: as the server ran, or forced.
-    ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
-    2026 (blis-semantics 1.7); the schedule is unchanged.  ``engine``: engine arguments in the
-    place of the recorded ones.  ``warm_up``: the kernels that a new server compiles, where the coefficients know of
-    them and the server was new; or the stalls that the recording shows; or none.  ``rate``: arrivals follow each other
-    so many times as fast.  ``loop``: clients that wait for answers, in the place of arrivals; none of them gives up.
+    ``arrivals``: ``recorded``, or ``flat``: Poisson at the mean rate over the planned length of the run, whatever its
+    stages (seed 42).  ``lengths``: the true decode lengths, or the ``re-tokenised`` counts.  ``prefix``: cached prompts
+    as far as the recording tells, or ``none``.  Each of these three can be ``profile``: as the recording's load profile
+    declares it, which may differ from what ran; or ``blis-spec``: as BLIS expands that profile.  With both, lengths
+    include those of prompts.
+
+    ``scheduling``: as the server ran, or forced.  ``pre_queue``, ``schedule``, ``step_time``, ``output_processing``:
+    modelled, or as recorded.  ``warm_up``: the kernels that a new server compiles, where the coefficients have them and
+    the server was new; or the stalls that the recording shows; or none.  ``engine``: engine arguments in place of the
+    recorded ones.
+
+    ``rate``: factor on the arrival rate.  ``loop``: clients that wait for answers, in place of arrivals; none gives up.
     ``sessions``: ``prompts``: a prompt that goes on where an earlier request ended is the next turn of that client.
     """
 
@@ -121,7 +121,6 @@ class ReplayMode:
     lengths: Literal["true", "re-tokenised", "profile", "blis-spec"] = "true"
     prefix: Literal["recorded", "none", "profile", "blis-spec"] = "recorded"
     scheduling: Literal["recorded", "synchronous", "asynchronous"] = "recorded"
-    surplus_steps: Literal[0, 1] = 0
     pre_queue: Literal["modelled", "recorded"] = "modelled"
     schedule: Literal["modelled", "recorded"] = "modelled"
     step_time: Literal["modelled", "recorded"] = "modelled"
@@ -159,24 +158,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 
 
-def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
-    """The mode that ``text`` names: ``exact``, ``as-published``, ``spec``, ``blis-spec``, or ``key=value,...``.
+def parse_mode(text: str) -> ReplayMode:
+    """The mode that ``text`` names: ``exact``, ``spec``, ``blis-spec``, or ``key=value,...``.
 
-    ``spec`` and ``blis-spec`` stand for arrivals, lengths and prefix of that kind.  ``published``:
-    the settings of the coefficient release, for ``as-published``.  Later items override earlier
-    ones, so ``as-published,lengths=true`` works.  Raises ``UnknownNameError`` for an unknown name,
-    key or value.
+    ``spec`` and ``blis-spec`` stand for arrivals, lengths and prefix of that kind.  Later items override earlier
+    ones, so ``spec,lengths=true`` works.  Raises ``UnknownNameError`` for an unknown name, key or value.
     """
     settings: dict[str, str] = {}
     for item in (part.strip() for part in text.split(",")):
         if item == "exact":
             settings = {}
-        elif item == "as-published":
-            if not published:
-                raise UnknownNameError(
-                    "the release does not say how its published numbers were replayed; use --replay exact"
-                )
-            settings = {key: str(value) for key, value in published.items()}
         elif item in _SHORTHANDS:
             settings |= _SHORTHANDS[item]
         elif "=" in item:
@@ -184,7 +175,7 @@ def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
             settings[key] = value
         else:
             raise UnknownNameError(
-                f"{item!r} is not a replay mode; use exact, as-published, spec, blis-spec, or key=value with {_keys()}"
+                f"{item!r} is not a replay mode; use exact, spec, blis-spec, or key=value with {_keys()}"
             )
     return _mode(settings)
 
@@ -199,10 +190,7 @@ def _mode(given: Mapping[str, str]) -> ReplayMode:
             raise UnknownNameError(f"{key!r} cannot be substituted; use {_keys()}")
         if value not in ALLOWED[key]:
             raise UnknownNameError(f"{key}={value} is not possible; use {key}={'|'.join(ALLOWED[key])}")
-    typed: dict[str, object] = dict(settings)
-    if "surplus_steps" in typed:
-        typed["surplus_steps"] = int(settings["surplus_steps"])
-    return ReplayMode(**typed, engine=parse_overrides(engine))  # type: ignore[arg-type]  # the loop above checked every value
+    return ReplayMode(**settings, engine=parse_overrides(engine))  # type: ignore[arg-type]  # the loop above checked every value
 
 
 def _keys() -> str:

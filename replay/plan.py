@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.latency.models import EngineLatency, FirstUse, Latency, ObservedCycles
+from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.errors import counted
-from blis_replay.ingest.recording import PUBLISHED, Recording
+from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
 from blis_replay.ingest.rows import Rows
-from blis_replay.replay.engine import engine_config, ranks_basis, release_remarks, replayed_engine, with_captured_sizes
+from blis_replay.replay.engine import most_captured_tokens, replayed_engine, with_captured_sizes
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.observed import (
     observed_cycles,
     observed_delivery,
@@ -25,8 +26,16 @@ from blis_replay.replay.observed import (
     server_stamps,
 )
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens, sessions_of
-from blis_replay.replay.profile import blis_blocks, blis_spec, profile_arrivals, profile_blocks, profile_lengths
-from blis_replay.replay.warm_up import Stalls, waits_for_kernels
+from blis_replay.replay.profile import (
+    MADE,
+    blis_blocks,
+    blis_spec,
+    of_summary,
+    profile_arrivals,
+    profile_blocks,
+    profile_lengths,
+)
+from blis_replay.replay.warm_up import Stalls, recorded_stalls, waits_for_kernels
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -35,88 +44,116 @@ _FLAT_ARRIVALS_SEED = 42
 class ReplayPlan:
     """A recording made ready for the simulator.
 
-    Request i of ``trace`` is request i of the recording (send order), also where the
-    arrivals were replaced.  ``basis``: in words, where arrivals, lengths and prefix hits
-    come from, and what is forced.  ``cycles``: observed step cycles in place of the latency
-    model.  ``delivery_us``: observed us from the engine's first and last token to the client,
-    int64[n] each, in place of the delays after the engine.  ``loop``: clients in place of the arrivals, ``sessions``:
-    int64[n], whose requests with one number are turns of one client.  ``stalls``: of the server's first seconds.
-    ``kernels``: those that the server compiles when it first needs them, and the most tokens of a captured graph.
-    ``captured``: sizes of captured graphs, as ``captured_sizes`` reads them; None if unknown.
+    ``recording``, ``mode``: what is replayed; where only a summary was recorded, with requests made of it and the
+    clients that sent them.  ``entry``: coefficients; None for a simulator with its own.  ``arguments``: engine
+    arguments with those of the mode in place of the recorded ones; ``engine``: what a simulator gets of them.
+
+    Request i of ``trace`` is request i of the recording (send order), also where the arrivals were replaced.
+    ``basis``: in words, where arrivals, lengths and prefix hits come from, and what is forced.
+
+    ``cycles``: observed step cycles in place of the latency model.  ``delivery_us``: observed us from the engine's
+    first and last token to the client, int64[n] each, in place of the delays after the engine.  ``sessions``: int64[n],
+    requests with one number are turns of one client of ``mode.loop``.  ``stalls``: of the server's first seconds.
+    ``first_use``: kernels that the server compiles when it first needs them; ``captured_tokens``: most tokens of a
+    captured CUDA graph, for which it has them.  ``captured_sizes``: sizes of captured graphs; None if unknown.
     """
 
-    trace: RequestTrace
+    recording: Recording
+    mode: ReplayMode
+    entry: ModelEntry | None
+    arguments: Mapping[str, Setting]
     engine: EngineConfig
+    trace: RequestTrace
     basis: dict[str, str]
     cycles: ObservedCycles | None = None
     delivery_us: tuple[Int64s, Int64s] | None = None
-    loop: ClosedLoop | None = None
     sessions: Int64s | None = None
     stalls: Stalls | None = None
-    kernels: tuple[FirstUse, int] | None = None
-    captured: object = None
+    first_use: FirstUse | None = None
+    captured_tokens: int = 0
+    captured_sizes: tuple[int, ...] | None = None
 
     @property
     def teacher_forced(self) -> bool:
         """Whether observed quantities take the place of modelled ones."""
-        traced = self.trace.pre_queue_us is not None or self.trace.held_us is not None
-        placed = self.cycles is not None or self.stalls is not None
-        return traced or placed or self.delivery_us is not None
+        observed = (self.trace.pre_queue_us, self.trace.held_us, self.cycles, self.stalls, self.delivery_us)
+        return any(quantity is not None for quantity in observed)
 
     def latency(self, of_batches: Latency) -> EngineLatency:
         """How long steps take: what was observed, or the model of batches with what the server's first seconds add."""
         if self.cycles is not None:
             return self.cycles
-        of_batches = with_captured_sizes(of_batches, self.captured)
+        of_batches = with_captured_sizes(of_batches, self.captured_sizes)
         if self.stalls is not None:
             return self.stalls.on(of_batches)
-        if self.kernels is not None:
-            first_use, captured_tokens = self.kernels
-            return first_use.on(of_batches, captured_tokens, self.engine.max_num_batched_tokens)
+        if self.first_use is not None:
+            return self.first_use.on(of_batches, self.captured_tokens, self.engine.max_num_batched_tokens)
         return of_batches
 
+    def with_recorded_stalls(self, completed: Bools, ttft_us: Int64s) -> ReplayPlan:
+        """The plan with the stalls that the recording shows beside a replay without them.
 
-def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
-    """Build the trace and engine arguments of a replay.
+        ``completed``: bool[n], ``ttft_us``: int64[n], what that replay answered.
+        """
+        stalls, basis = recorded_stalls(self.recording, self.mode, completed, ttft_us)
+        return replace(self, stalls=stalls, basis=self.basis | {"warm-up": basis})
 
-    Raises ``ReplayError`` as the two functions below do, or if what is to be forced was not recorded.
+
+def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None = None) -> ReplayPlan:
+    """The requests, the engine and the observed quantities of a replay.
+
+    ``entry``: the coefficients, for what they say of a new server and where the recording does not say how it
+    scheduled.  Raises ``ReplayError`` if the recording lacks what the mode takes from it.
     """
-    recording = replayed_engine(recording, mode)
-    engine = engine_config(recording, mode)  # first: blocks are counted in its terms
-    trace, basis = request_trace(recording, mode)
-    if "max_model_len" not in recording.engine:
-        basis["max_model_len"] = (
-            f"not recorded; {engine.max_model_len:,}, of the longest request, as the server took it"
-        )
-    if remarks := release_remarks(recording, engine):
-        basis["scheduler"] = remarks
-    if engine.speculation is not None:
-        basis["speculative decoding"] = engine.speculation.in_words()
-    if engine.data_parallel_size > 1:
-        basis["data parallelism"] = ranks_basis(recording, engine)
+    made_of_summary = recording.requests.height == 0
+    recording, mode = of_summary(recording, mode)
+    engine = replayed_engine(recording, mode, entry)  # first: blocks are counted in its terms
+    config = engine.config
+    trace, basis = request_trace(engine.recording, mode)
+    basis |= engine.basis
+    sessions, cycles, delivery_us = None, None, None
     if mode.loop is not None:
         trace = replace(trace, abort_us=np.full(len(trace), NEVER_US))
         basis["arrivals"] = f"a closed loop of {mode.loop.concurrency} clients, none of which gives up"
-    sizes = recording.engine.get("cudagraph_capture_sizes")
-    plan = ReplayPlan(trace, engine, basis, loop=mode.loop, captured=sizes and sizes.value)
     if mode.sessions == "prompts":
         sessions, basis["sessions"] = sessions_of(trace, recording.alias)
-        plan = replace(plan, sessions=sessions)
-    return _forced(plan, recording, mode) if mode.teacher_forced else plan
+    if mode.teacher_forced:
+        trace, cycles, delivery_us, forced_basis = _forced(engine.recording, mode, trace)
+        basis |= forced_basis
+    if engine.fitted_scheduling:
+        basis["scheduling"] = engine.fitted_scheduling
+    first_use, captured_tokens = None, 0
+    if entry is not None and entry.first_use is not None and mode.warm_up == "modelled" and cycles is None:
+        captured_tokens = most_captured_tokens(engine.recording, config.max_num_seqs)
+        waits, basis["warm-up"] = waits_for_kernels(engine.recording, entry.first_use, captured_tokens)
+        first_use = entry.first_use if waits else None
+    if made_of_summary:
+        basis["requests"] = MADE
+    sizes = engine.recording.engine.get("cudagraph_capture_sizes")
+    return ReplayPlan(
+        recording=recording,
+        mode=mode,
+        entry=entry,
+        arguments=engine.recording.engine,
+        engine=config,
+        trace=trace,
+        basis=basis,
+        cycles=cycles,
+        delivery_us=delivery_us,
+        sessions=sessions,
+        first_use=first_use,
+        captured_tokens=captured_tokens,
+        captured_sizes=None if sizes is None else captured_sizes(sizes.value),
+    )
 
 
-def with_kernels(plan: ReplayPlan, recording: Recording, mode: ReplayMode, first_use: FirstUse | None) -> ReplayPlan:
-    """The plan with the kernels that a new server compiles, unless the recording shows that it had them."""
-    if first_use is None or mode.warm_up != "modelled" or plan.cycles is not None:
-        return plan
-    above, basis = waits_for_kernels(replayed_engine(recording, mode), first_use, plan.engine.max_num_seqs)
-    kernels = None if above is None else (first_use, above)
-    return replace(plan, kernels=kernels, basis=plan.basis | {"warm-up": basis})
+_Forced = tuple[RequestTrace, ObservedCycles | None, tuple[Int64s, Int64s] | None, dict[str, str]]
 
 
-def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayPlan:
-    """The plan with what the mode takes from the recording instead of a model."""
-    trace, basis, delivery_us = plan.trace, dict(plan.basis), None
+def _forced(recording: Recording, mode: ReplayMode, trace: RequestTrace) -> _Forced:
+    """The trace, step cycles and delivery with what the mode takes from the recording instead of a model."""
+    basis: dict[str, str] = {}
+    delivery_us = None
     forced = {name for name in ("step_time", "pre_queue", "schedule") if getattr(mode, name) == "recorded"}
     cycles, cycles_basis = observed_cycles(recording) if forced else (None, "")
     stamps = server_stamps(recording)
@@ -131,15 +168,13 @@ def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayP
     if mode.output_processing == "recorded":
         first_us, last_us, basis["output processing"] = observed_delivery(recording, stamps)
         delivery_us = first_us, last_us
-    used = cycles if "step_time" in forced else None
-    return replace(plan, trace=trace, basis=basis, cycles=used, delivery_us=delivery_us)
+    return trace, cycles if "step_time" in forced else None, delivery_us, basis
 
 
 def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace, dict[str, str]]:
     """The requests of a recording for a simulator, and in words what they rest on.
 
-    Raises ``ReplayError`` if the recording has no requests, or no decode lengths of the
-    kind that the mode asks for.
+    Raises ``ReplayError`` if it has no requests, or no decode lengths of the kind that the mode asks for.
     """
     requests = recording.requests
     if requests.height == 0:

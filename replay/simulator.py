@@ -7,8 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from blis_replay.blis.closed_loop import simulate_closed_loop
-from blis_replay.blis.engine import simulate
+from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.errors import ReleaseError, TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
@@ -27,8 +26,7 @@ class Simulated:
     reports requests only.  ``preemptions``: of the whole run, None if not known.
     ``asynchronous``: whether steps were scheduled while the one before ran.
     ``differences``: what of this plan the simulator does otherwise than the recorded
-    engine, by its known semantics, a sentence each.  ``not_simulated``: what the recorded
-    engine used and no simulator here has, a sentence each: such a run says nothing of the simulator.
+    engine, by its known semantics, a sentence each.
     ``scheduled_us``: int64[n], from a request's send to its first schedule, None if not told.
     ``peak_bytes``: the largest memory of the program that did it, None where that is this process.
     """
@@ -41,7 +39,6 @@ class Simulated:
     preemptions: int | None = None
     asynchronous: bool = False
     differences: tuple[str, ...] = ()
-    not_simulated: tuple[str, ...] = ()
     peak_bytes: int | None = None
     scheduled_us: Int64s | None = None
 
@@ -123,12 +120,7 @@ class EmbeddedEngine:
         entry = self.entry_for(recording)
         latency = plan.latency(entry.latency)
         try:
-            if plan.loop is None:
-                result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
-            else:
-                result = simulate_closed_loop(
-                    plan.trace, plan.engine, latency, plan.loop, entry.lifecycle, plan.sessions
-                )
+            result = simulate_load(plan.trace, plan.engine, latency, entry.lifecycle, plan.mode.loop, plan.sessions)
         except TraceError as error:
             raise TraceError(f"{recording.alias}: {error}") from None
         ttft_us, e2e_us = _client_latencies(result, plan)

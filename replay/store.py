@@ -21,12 +21,10 @@ from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import RUN_STEP_SCHEMA, TABLES, RunRecord, Store, open_store, writable, write_run
 from blis_replay.ingest.store.file import limit_writing
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.engine import replayed_engine
 
 
 def provenance_of(run: ReplayRun) -> dict[str, object]:
     """Everything a result depends on: versions, hashes, substitutions, engine arguments."""
-    engine = replayed_engine(run.recording, run.mode).engine
     return {
         "blis_replay": version("blis-replay"),
         "simulator": run.simulator,
@@ -34,9 +32,9 @@ def provenance_of(run: ReplayRun) -> dict[str, object]:
         "coefficients": run.release.name,
         "coefficients_hash": run.release.sha256,
         "replay": run.mode.name,
-        "basis": run.plan.basis,
+        "basis": run.basis,
         "scheduling": "asynchronous" if run.simulated.asynchronous else "synchronous",
-        "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(engine.items())},
+        "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(run.plan.arguments.items())},
         "delays": dict((run.entry.sources if run.entry else None) or {}),
     }
 
@@ -107,16 +105,21 @@ def without_rows(run: ReplayRun) -> ReplayRun:
     """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
     recording, plan, simulated = run.recording, run.plan, run.simulated
     nothing = np.empty(0, np.int64)
-    times: dict[str, Any] = {"ttft_us": nothing, "e2e_us": nothing}
     tables: dict[str, Any] = {name: no_rows(schema) for name, (schema, _order) in TABLES.items()}
+    recording = replace(recording, **tables, prefix=None)
+    trace = RequestTrace(nothing, nothing, nothing, nothing, nothing)
     return replace(
         run,
-        recording=replace(recording, **tables, prefix=None),
-        plan=replace(
-            plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
+        recording=recording,
+        plan=replace(plan, recording=recording, trace=trace, sessions=None, cycles=None, delivery_us=None),
+        simulated=replace(
+            simulated,
+            completed=nothing.astype(np.bool_),
+            ttft_us=nothing,
+            e2e_us=nothing,
+            output_tokens=nothing,
+            engine=None,
         ),
-        simulated=replace(simulated, completed=nothing.astype(np.bool_), output_tokens=nothing, engine=None, **times),
-        **times,
     )
 
 

@@ -14,7 +14,6 @@ import polars as pl
 from blis_replay.blis.latency.models import CorrectedModel, FirstUse, Latency, ObservedCycles
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import captured_tokens
 from blis_replay.replay.mode import ReplayMode
 
 # So many requests in order of arrival are looked at together; in a run of fewer than this, p99 is not of them.
@@ -93,25 +92,25 @@ def recorded_stalls(
     return seen.stalls, f"{seen.stalls}, as the first tokens of the first {int(seen.requests.sum())} requests show them"
 
 
-def waits_for_kernels(recording: Recording, first_use: FirstUse, max_num_seqs: int) -> tuple[int | None, str]:
-    """Above how many tokens a batch waits for its kernels, if they are compiled when first needed; and why, in words.
+def waits_for_kernels(recording: Recording, first_use: FirstUse, captured_tokens: int) -> tuple[bool, str]:
+    """Whether the server waits for kernels that it compiles when it first needs them; and why, in words.
 
-    A new server does so for the first prompt that no captured graph computes: its TTFT is the only one looked at.
+    ``captured_tokens``: most tokens of a batch that a captured graph computes, which needs no other kernel.  A new
+    server waits for the first prompt above that: only the TTFT of that request is looked at.
     """
-    captured = captured_tokens(recording, max_num_seqs)
     each = f"{first_use.compile_us / 1e6:.2f} s for each kernel that a batch is the first to need"
     first = (
         recording.requests.select("status", "prompt_tokens", "ttft_us")
-        .filter((pl.col("status") == "ok") & (pl.col("prompt_tokens") > captured))
+        .filter((pl.col("status") == "ok") & (pl.col("prompt_tokens") > captured_tokens))
         .head(1)
     )
     ttft_us = first["ttft_us"].item() if first.height else None
     if ttft_us is None:
-        return captured, f"{each}; that the server was new is assumed"
+        return True, f"{each}; that the server was new is assumed"
     waited = f"the first prompt has its first token after {ttft_us / 1e6:.2f} s"
     if ttft_us < first_use.compile_us / 2:
-        return None, f"none, as the server had compiled its kernels: {waited}"
-    return captured, f"{each}, as the server was new: {waited}"
+        return False, f"none, as the server had compiled its kernels: {waited}"
+    return True, f"{each}, as the server was new: {waited}"
 
 
 def _slow(observed_us: Floats, simulated_us: Floats) -> int:

@@ -161,7 +161,7 @@ def validate(
 
     release = release_for(coefficients, [name]) if simulator is None else simulator.release
     release.refuse_if_invalid()
-    mode = parse_mode(replay, release.published_replay)
+    mode = parse_mode(replay)
     with open_for_reading(_store(store)) as opened:
         slug = find_experiment(opened, name)
         return comparison_answer(validate_experiment(opened, slug, release, mode, simulator=simulator))
@@ -239,7 +239,7 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
     release = release_for(coefficients, [name])
-    mode = parse_mode(replay, release.published_replay)
+    mode = parse_mode(replay)
     with open_for_reading(_store(store)) as opened:
         recording = read_stored(opened, find_experiment(opened, name))
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
@@ -356,7 +356,7 @@ def figure(
 
     release = release_for(coefficients, [name])
     with open_for_reading(_store(store)) as opened:
-        slug, mode = find_experiment(opened, name), parse_mode(replay, release.published_replay)
+        slug, mode = find_experiment(opened, name), parse_mode(replay)
         return picture(gather(opened, slug, release, mode, release_for(None, [name])), what)
 
 
@@ -385,7 +385,7 @@ def report_page(
     with open_for_reading(path) as opened:
         slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
     before = load_release(baseline) if baseline else None
-    mode = parse_mode(replay, release.published_replay)
+    mode = parse_mode(replay)
     made = report(path, slugs, release, mode, baseline=before, ships=coefficients is None)
     if out is not None:
         write_whole(out, made.html)
@@ -398,7 +398,7 @@ def _replayed(name: str, coefficients: str | None, mode: str, store: _StorePath)
     from blis_replay.validate.experiment import release_for
 
     release = release_for(coefficients, [name])
-    return replay(load(name, store), release, parse_mode(mode, release.published_replay))
+    return replay(load(name, store), release, parse_mode(mode))
 
 
 def _store(store: _StorePath) -> Path:

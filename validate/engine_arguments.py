@@ -91,7 +91,7 @@ def what_if(
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
     recorded = WhatIfPoint((), simulated_values(as_recorded), attained=_attained(as_recorded, objectives))
     observed = observed_attainment(recording, objectives, token_gaps) if objectives else None
-    return WhatIf(recording, release, as_recorded.plan.basis, recorded, tuple(points), observed)
+    return WhatIf(recording, release, as_recorded.basis, recorded, tuple(points), observed)
 
 
 # What of the load can be changed like an engine argument, and how a value is written: arrivals so many times as fast,

@@ -117,7 +117,7 @@ def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     found = _checks_that_found(fault, recording.findings, before.objections)
     planted_error = _planted_error(case, before.simulated_us or case.true_us)
     try:
-        mode = parse_mode(case.replay, {})
+        mode = parse_mode(case.replay)
         comparison = compare_replay(replay(recording, case.release, mode), case.token_gaps, queues=True)
         attribution = attribute(recording, case.release, mode, token_gaps=case.token_gaps, resamples=2)
     except ExperimentError as error:
@@ -211,7 +211,7 @@ def _planted_error(case: Case, before_us: Mapping[str, float]) -> float:
     true_us, seen_us = case.true_us, mean_latencies(case.recording)
     errors = [abs(relative_error(true_us[m], seen_us[m]) or 0.0) / THRESHOLDS[m] for m in THRESHOLDS]
     try:
-        run = replay(case.recording, case.release, parse_mode(case.replay, {}))
+        run = replay(case.recording, case.release, parse_mode(case.replay))
     except ExperimentError:
         return max(errors)
     errors += [abs(us - before_us[m]) / true_us[m] / THRESHOLDS[m] for m, us in _simulated_us(run).items()]

@@ -12,7 +12,7 @@ from blis_replay.ingest.checks.evidence import CheckEvidence, Context, Instrumen
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.store import Store, read_stored, read_token_layout
 from blis_replay.ingest.tables import Table, Toned, Value, columns_named
-from blis_replay.replay.engine import engine_config
+from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import COUNTS, Divergence, ScheduleCheck, check_schedule
@@ -122,7 +122,7 @@ def _divergence(found: Divergence) -> dict[str, object]:
 
 
 def _checked(recording: Recording) -> tuple[ScheduleCheck, Meaning | None]:
-    check = check_schedule(recorded_schedule(recording), engine_config(recording, ReplayMode()))
+    check = check_schedule(recorded_schedule(recording), replayed_engine(recording, ReplayMode()).config)
     return check, meaning_of(recording, check)
 
 

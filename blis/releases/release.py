@@ -90,8 +90,7 @@ class CoefficientRelease:
 
     ``status`` ``invalid`` releases can be read but not validated with.
     ``fitted_on``: empty if nothing of it was fitted to a recording, None if it does not say.
-    ``published_replay``: the replay settings under which the numbers of its publisher
-    came about; ``published_errors``: mean absolute errors in percent, quoted.
+    ``published_errors``: mean absolute errors of its publisher, in percent.
     """
 
     schema: Literal["blis-replay/coefficients/1"] = field(default="blis-replay/coefficients/1", kw_only=True)
@@ -103,7 +102,6 @@ class CoefficientRelease:
     fitted_on: tuple[FittedOn, ...] | None = field(default=None, kw_only=True)
     sha256: Annotated[str, UNWRITTEN] = ""
     models: Annotated[tuple[ModelEntry, ...], Meta(min_length=1), REQUIRED] = ()
-    published_replay: Annotated[Mapping[str, str | Annotated[int, Meta(le=9)]], IF_SET] = field(default_factory=dict)
     published_errors: Annotated[Mapping[str, Number], IF_SET] = field(default_factory=dict)
 
     def entry_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None = None) -> ModelEntry:

@@ -22,7 +22,7 @@ from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA,
 from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import plan_replay, with_kernels
+from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.explain.attribute import Subset, all_subsets, shapley_values
@@ -169,7 +169,7 @@ class _Parts:
         for one in self.found.inputs:
             if one.name not in back:
                 recording, mode = one.of(recording), replace(mode, **one.mode)
-        plan = with_kernels(plan_replay(recording, mode), recording, mode, self.entry.first_use)
+        plan = plan_replay(recording, mode, self.entry)
         return simulate(plan.trace, plan.engine, plan.latency(latency), lifecycle)
 
     def evidence(self) -> dict[str, str]:

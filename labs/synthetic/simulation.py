@@ -27,7 +27,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import without_formulas
 from blis_replay.replay.engine import not_simulated, with_captured_sizes, with_engine
 from blis_replay.replay.errors import ReplayError, UnknownNameError
-from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.release_file import page_of_text
 from blis_replay_labs.synthetic.generate import generate
@@ -61,7 +61,7 @@ class EngineFile:
 
     engine: EngineConfig
     tensor_parallelism: int | None
-    captured_sizes: object = None
+    captured_sizes: tuple[int, ...] | None = None
 
     def entry(self, release: CoefficientRelease, model: str | None, tensor_parallelism: int | None) -> ModelEntry:
         """As ``choose_entry``, with its tensor parallelism where None is given, and on its CUDA graphs."""
@@ -103,7 +103,8 @@ def read_engine(path: Path) -> EngineFile:
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     parallelism = int(str(tensor_parallelism)) if tensor_parallelism else None
-    return EngineFile(engine, parallelism, given.get("cudagraph_capture_sizes"))
+    sizes = given.get("cudagraph_capture_sizes")
+    return EngineFile(engine, parallelism, None if sizes is None else captured_sizes(sizes))
 
 
 def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallelism: int | None) -> ModelEntry:

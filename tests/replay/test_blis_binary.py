@@ -21,9 +21,7 @@ from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.replay.blis_binary import OWN, BlisBinary, BlisError, find_build, own_release
 from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
-from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.compare import compare_replay
 
 
@@ -47,14 +45,6 @@ class TestAnswers:
         run = run_with(write_stand_in(tmp_path), small_recording())
         with pytest.raises(ReplayError, match="reports no steps"):
             run.result  # noqa: B018
-
-    def test_a_surplus_step_is_refused(self, tmp_path: Path) -> None:
-        build = find_build(str(write_stand_in(tmp_path)))
-        blis = BlisBinary(build, own_release(build, OWN), OWN)
-        with pytest.raises(
-            ReplayError, match="surplus_steps=1 needs the duration of steps, which blis does not report"
-        ):
-            replay(small_recording(), blis.release, ReplayMode(surplus_steps=1), blis)
 
     def test_a_post_request_delay_is_added_to_e2e_once(self, tmp_path: Path) -> None:
         """BLIS's blackbox has no such delay; 60 ms + 7 ms."""

@@ -55,7 +55,7 @@ def recording():  # type: ignore[no-untyped-def]  # as the fixture makes it
 
 def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path: Path) -> None:
     """Lines are in reverse order; 300 prompt tokens at 10 us are 3 ms, 20 more tokens 20 ms."""
-    run = replay(recording(), RELEASE, parse_mode("exact", {}), simulator(tmp_path))
+    run = replay(recording(), RELEASE, parse_mode("exact"), simulator(tmp_path))
     assert run.simulator == f"cmd:{Path(sys.executable).name} {tmp_path / 'simulator.py'}"
     assert run.ttft_us.tolist() == [1_000, 3_000, 2_000]
     assert run.e2e_us.tolist() == [11_000, 23_000, 32_000]
@@ -99,7 +99,7 @@ def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path
 )
 def test_what_a_command_does_wrong_is_one_line(tmp_path: Path, change: str, said: str) -> None:
     with pytest.raises(Exception, match=said) as error:
-        replay(recording(), RELEASE, parse_mode("exact", {}), simulator(tmp_path, change))
+        replay(recording(), RELEASE, parse_mode("exact"), simulator(tmp_path, change))
     assert type(error.value).__name__ in ("CommandError", "ReplayError")
     assert "\n" not in str(error.value)
 

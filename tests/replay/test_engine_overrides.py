@@ -57,7 +57,7 @@ def test_every_engine_argument_has_a_case_here() -> None:
 def test_speculative_decoding_is_three_arguments() -> None:
     """The drafter as the readers write it, shares of accepted drafts by position, how often anything is drafted."""
     said = "speculative_config=method=ngram num_speculative_tokens=2,speculative_acceptance=0.7 0.4"
-    plan = plan_replay(small_recording(), parse_mode(said + ",speculative_drafted_share=0.5", {}))
+    plan = plan_replay(small_recording(), parse_mode(said + ",speculative_drafted_share=0.5"))
     assert plan.engine.speculation == Speculation(2, "ngram", (0.7, 0.4), 0.5)
     assert plan.basis["speculative decoding"] == "2 drafts a token by ngram, accepted 70%, 40% by position, drawn"
     assert plan_replay(small_recording(), ReplayMode()).engine.speculation is None
@@ -66,7 +66,7 @@ def test_speculative_decoding_is_three_arguments() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_an_argument_reaches_the_engine_and_no_other_changes(name: str) -> None:
     text, value = OTHERS[name]
-    mode = parse_mode(f"{name}={text}", {})
+    mode = parse_mode(f"{name}={text}")
     before, after = (vars(plan_replay(small_recording(), m).engine) for m in (ReplayMode(), mode))
     assert before[name] != value
     assert after == before | {name: value}
@@ -75,15 +75,15 @@ def test_an_argument_reaches_the_engine_and_no_other_changes(name: str) -> None:
 @given(st.sets(st.sampled_from(sorted(OTHERS))), st.sampled_from(["", "prefix=none", "lengths=re-tokenised"]))
 def test_the_name_of_a_mode_is_the_mode(names: set[str], other: str) -> None:
     text = ",".join([*([other] if other else []), *(f"{name}={OTHERS[name][0]}" for name in sorted(names))])
-    mode = parse_mode(text or "exact", {})
+    mode = parse_mode(text or "exact")
     assert mode.name == (text or "exact")
-    assert parse_mode(mode.name, {}) == mode
+    assert parse_mode(mode.name) == mode
 
 
 def test_a_recording_is_scheduled_as_its_release_or_as_another() -> None:
     """As 0.12 where nothing is recorded; 0.32.0 admits whole prompts, and 0.999 is none that was compared."""
     recorded, newer, newest = (
-        plan_replay(small_recording(), parse_mode(text, {}))
+        plan_replay(small_recording(), parse_mode(text))
         for text in ("exact", "vllm_version=0.32.0", "vllm_version=0.999.0")
     )
     assert recorded.engine.behaviours == Behaviours()
@@ -95,7 +95,7 @@ def test_a_recording_is_scheduled_as_its_release_or_as_another() -> None:
 
 
 def test_unbound_memory_is_none() -> None:
-    assert plan_replay(small_recording(), parse_mode("num_gpu_blocks=none", {})).engine.num_gpu_blocks is None
+    assert plan_replay(small_recording(), parse_mode("num_gpu_blocks=none")).engine.num_gpu_blocks is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_unbound_memory_is_none() -> None:
 )
 def test_what_is_no_override_is_one_line(text: str, complaint: str) -> None:
     with pytest.raises(UnknownNameError, match=complaint) as raised:
-        parse_mode(text, {})
+        parse_mode(text)
     assert len(str(raised.value).splitlines()) == 1
 
 
@@ -124,7 +124,7 @@ def test_what_is_no_override_is_one_line(text: str, complaint: str) -> None:
 def test_an_engine_that_cannot_be_is_said_to_be_none(text: str) -> None:
     """16 tokens a step are fewer than 128 sequences."""
     with pytest.raises(TraceError, match=text.split("=")[0]):
-        plan_replay(small_recording(), parse_mode(text, {}))
+        plan_replay(small_recording(), parse_mode(text))
 
 
 def test_a_server_without_prefix_cache_computes_whole_prompts() -> None:
@@ -134,12 +134,12 @@ def test_a_server_without_prefix_cache_computes_whole_prompts() -> None:
         recording, requests=rows_of(recording.requests.frame().with_columns(cached_prompt_tokens=pl.lit(96, pl.Int64)))
     )
     assert plan_replay(recording, ReplayMode()).trace.prefill_tokens.tolist() == [4, 4, 4]
-    plan = plan_replay(recording, parse_mode("enable_prefix_caching=false", {}))
+    plan = plan_replay(recording, parse_mode("enable_prefix_caching=false"))
     assert plan.trace.prefill_tokens.tolist() == [100, 100, 100]
 
 
 def test_provenance_says_what_was_put_in_place() -> None:
-    run = replay(small_recording(), release_of(), parse_mode("max_num_seqs=64", {}))
+    run = replay(small_recording(), release_of(), parse_mode("max_num_seqs=64"))
     provenance = provenance_of(run)
     assert provenance["replay"] == "max_num_seqs=64"
     engine = provenance["engine"]

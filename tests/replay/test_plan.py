@@ -53,7 +53,7 @@ def test_flat_arrivals_have_the_mean_rate_of_the_planned_run() -> None:
 )
 def test_scheduling_can_be_forced(scheduling: str, expected: bool) -> None:
     recording = make_recording(COLUMNS, engine={"async_scheduling": True})
-    mode = parse_mode(f"scheduling={scheduling}", {})
+    mode = parse_mode(f"scheduling={scheduling}")
     assert plan_replay(recording, mode).engine.async_scheduling is expected
 
 
@@ -69,16 +69,14 @@ def test_a_recording_without_requests_is_refused() -> None:
 
 
 def test_modes_have_one_name_each() -> None:
-    published: dict[str, str | int] = {"arrivals": "flat", "surplus_steps": 1}
-    assert parse_mode("exact", published) == ReplayMode()
-    assert parse_mode("exact", published).name == "exact"
-    assert parse_mode("as-published", published).name == "arrivals=flat,surplus_steps=1"
-    assert parse_mode("as-published,arrivals=recorded", published).name == "surplus_steps=1"
-    assert parse_mode("spec", {}).name == "arrivals=profile,lengths=profile,prefix=profile"
-    assert parse_mode("spec,arrivals=recorded,scheduling=synchronous", {}) == ReplayMode(
+    assert parse_mode("exact") == ReplayMode()
+    assert parse_mode("exact").name == "exact"
+    assert parse_mode("arrivals=flat,scheduling=synchronous,arrivals=recorded").name == "scheduling=synchronous"
+    assert parse_mode("spec").name == "arrivals=profile,lengths=profile,prefix=profile"
+    assert parse_mode("spec,arrivals=recorded,scheduling=synchronous") == ReplayMode(
         lengths="profile", prefix="profile", scheduling="synchronous"
     )
-    assert parse_mode("blis-spec", {}).name == "arrivals=blis-spec,lengths=blis-spec,prefix=blis-spec"
+    assert parse_mode("blis-spec").name == "arrivals=blis-spec,lengths=blis-spec,prefix=blis-spec"
 
 
 @pytest.mark.parametrize(
@@ -87,12 +85,11 @@ def test_modes_have_one_name_each() -> None:
         ("fast", "'fast' is not a replay mode"),
         ("speed=2", "'speed' cannot be substituted; use arrivals, lengths"),
         ("arrivals=none", "use arrivals=recorded|flat"),
-        ("as-published", "does not say how its published numbers were replayed"),
     ],
 )
 def test_what_is_no_mode_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ReplayError) as refused:
-        parse_mode(text, {})
+        parse_mode(text)
     assert complaint in str(refused.value)
 
 

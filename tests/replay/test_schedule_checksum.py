@@ -25,7 +25,7 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
 from blis_replay.ingest.rows import Scratch, no_rows, rows_of
 from blis_replay.ingest.steps.placed import place
-from blis_replay.replay.engine import engine_config
+from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import COUNTS, ScheduleCheck, check_schedule
@@ -294,7 +294,7 @@ def test_vllm_0_32_is_equal_in_every_step_by_its_log_and_spans(
 ) -> None:
     """Engine arguments from the log, the queue from the spans; the usage of all steps fits, too."""
     with read_recording(live_recording(data_pack, name, tmp_path)) as recording:
-        check = checked(recording, engine_config(recording, ReplayMode()))
+        check = checked(recording, replayed_engine(recording, ReplayMode()).config)
     assert (check.equal, check.steps, check.divergence, check.kv_divergence) == (steps, steps, None, None)
     assert check.kv_equal + check.kv_open == steps
     assert check.whole
@@ -309,7 +309,7 @@ def test_vllm_0_32_is_equal_in_every_step_by_its_step_log(
     with read_recording(folder) as recording:
         of_spans = recorded_schedule(recording).requests["eligible"].to_list()
         truth = with_step_log(recording, folder)
-        check = checked(truth, engine_config(truth, ReplayMode()))
+        check = checked(truth, replayed_engine(truth, ReplayMode()).config)
     assert (check.equal, check.steps, check.divergence, check.kv_divergence) == (steps, steps, None, None)
     assert check.schedule.requests["eligible"].to_list() == of_spans
 
@@ -322,7 +322,7 @@ def test_vllm_0_32_is_equal_by_its_log_and_the_client_alone(
     for file in ("bench.json.gz", "vllm.log.gz"):
         (tmp_path / file).symlink_to(data_pack / "live-vllm-0.32" / name / file)
     with read_recording(tmp_path) as recording:
-        check = checked(recording, engine_config(recording, ReplayMode()))
+        check = checked(recording, replayed_engine(recording, ReplayMode()).config)
     assert check.whole
     assert check.schedule.begin == check.not_compared == warm_up
 

@@ -148,7 +148,7 @@ def test_what_was_not_recorded_cannot_be_forced(planted: Planted) -> None:
     assert sorted(unable) == ["output_processing", "pre_queue", "schedule"]
     assert "too few requests have a record of when they were queued and scheduled" in unable["schedule"]
     with pytest.raises(ReplayError, match="1b-general: the delay before the queue was not recorded for any request"):
-        replay(client_only(planted.recording), planted.release, parse_mode("pre_queue=recorded", {}))
+        replay(client_only(planted.recording), planted.release, parse_mode("pre_queue=recorded"))
 
 
 def test_a_replay_with_everything_forced_is_the_recording(planted: Planted) -> None:
@@ -156,7 +156,7 @@ def test_a_replay_with_everything_forced_is_the_recording(planted: Planted) -> N
     latency = replace(PLANTED.latency, intercept_ns=4_000_000)
     wrong = replace(planted.release, models=(replace(planted.release.models[0], latency=latency),))
     forced = "pre_queue=recorded,schedule=recorded,step_time=recorded,output_processing=recorded"
-    run = replay(planted.recording, wrong, parse_mode(forced, {}))
+    run = replay(planted.recording, wrong, parse_mode(forced))
     requests = planted.recording.requests
     assert run.e2e_us.mean() == pytest.approx(requests["e2e_us"].mean(), rel=0.005)
     assert run.ttft_us.mean() == pytest.approx(requests["ttft_us"].mean(), rel=0.005)

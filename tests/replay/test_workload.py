@@ -93,7 +93,7 @@ def test_unknown_stages_are_dealt_out_as_declared() -> None:
 )
 def test_what_is_not_declared_is_one_line(profile: LoadProfile | None, mode: str, complaint: str) -> None:
     with pytest.raises(ReplayError) as refused:
-        plan_replay(declared(profile), parse_mode(mode, {}))
+        plan_replay(declared(profile), parse_mode(mode))
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -102,7 +102,7 @@ def test_conversations_need_to_know_what_the_model_can_hold() -> None:
     recording = declared(replace(PROFILE, multi_turn=True))
     unknown = {name: setting for name, setting in recording.engine.items() if name != "max_model_len"}
     with pytest.raises(ReplayError, match="max_model_len is not known"):
-        plan_replay(replace(recording, engine=unknown), parse_mode("spec", {}))
+        plan_replay(replace(recording, engine=unknown), parse_mode("spec"))
 
 
 def test_prompts_without_turns_have_one_length() -> None:
@@ -145,10 +145,10 @@ def test_a_turn_finds_what_was_said_before_and_a_new_conversation_its_first_ques
 def test_each_of_the_three_is_substituted_by_itself() -> None:
     recording = declared(replace(PROFILE, multi_turn=True))
     exact = plan_replay(recording, ReplayMode()).trace
-    arrivals = plan_replay(recording, parse_mode("arrivals=profile", {})).trace
-    lengths = plan_replay(recording, parse_mode("lengths=profile", {})).trace
-    prefix = plan_replay(recording, parse_mode("prefix=profile", {})).trace
-    every = plan_replay(recording, parse_mode("spec", {})).trace
+    arrivals = plan_replay(recording, parse_mode("arrivals=profile")).trace
+    lengths = plan_replay(recording, parse_mode("lengths=profile")).trace
+    prefix = plan_replay(recording, parse_mode("prefix=profile")).trace
+    every = plan_replay(recording, parse_mode("spec")).trace
     assert every.arrival_us.tolist() == arrivals.arrival_us.tolist() != exact.arrival_us.tolist()
     assert every.prompt_tokens.tolist() == lengths.prompt_tokens.tolist() != exact.prompt_tokens.tolist()
     assert lengths.arrival_us.tolist() == prefix.arrival_us.tolist() == exact.arrival_us.tolist()
@@ -166,7 +166,7 @@ def test_recorded_hits_stay_where_only_lengths_are_declared() -> None:
         "cached_prompt_tokens": [80, 40],
     }
     recording = replace(make_recording(columns), load_profile=PROFILE)
-    trace = plan_replay(recording, parse_mode("lengths=profile", {})).trace
+    trace = plan_replay(recording, parse_mode("lengths=profile")).trace
     assert trace.prefill_tokens.tolist() == [1, 8]
 
 
@@ -175,7 +175,7 @@ def test_the_recorded_cycle_of_prompts_stays_where_only_lengths_are_declared() -
     ran = SharedPrefix(3, 1, system_prompt_tokens=32, question_tokens=18, output_tokens=5)
     profile = replace(PROFILE, multi_turn=True, shared_prefix=replace(PROMPTS, num_prompts_per_group=4))
     recording = replace(declared(profile), shared_prefix=ran)
-    trace = plan_replay(recording, parse_mode("lengths=profile", {})).trace
+    trace = plan_replay(recording, parse_mode("lengths=profile")).trace
     assert trace.block_keys is not None
     rows = trace.block_keys.start.tolist()
     assert rows[:3] == rows[3:6]
@@ -196,7 +196,7 @@ def test_any_stages_give_arrivals_in_order_or_one_line(
     stages = tuple(Stage(i, rate, duration_us) for i, rate in enumerate(rates))
     recording = declared(replace(PROFILE, stages=stages, stage_gap_us=gap_us), stage=[None] * 14)
     try:
-        arrival_us = plan_replay(recording, parse_mode(mode, {})).trace.arrival_us
+        arrival_us = plan_replay(recording, parse_mode(mode)).trace.arrival_us
     except ReplayError as error:
         assert "\n" not in str(error)
     else:
@@ -220,7 +220,7 @@ def test_any_profile_gives_a_trace_of_as_many_requests_that_fits_the_model(
 ) -> None:
     prompts = SharedPrefix(groups, per_group, system, question, output)
     recording = declared(replace(PROFILE, shared_prefix=prompts, multi_turn=multi_turn), requests, max_model_len=200)
-    plan = plan_replay(recording, parse_mode(mode, {}))
+    plan = plan_replay(recording, parse_mode(mode))
     assert len(plan.trace) == requests
     assert plan.trace.arrival_us[0] == 0
     assert (plan.trace.prompt_tokens + plan.trace.output_tokens <= 200).all()
@@ -228,7 +228,7 @@ def test_any_profile_gives_a_trace_of_as_many_requests_that_fits_the_model(
 
 def test_blis_expands_each_arrival_to_five_turns_half_a_second_apart() -> None:
     """14 requests in 5 s of two stages are 2.8/s; each arrival sends 16, 40, 64, ... tokens 500,008 us apart."""
-    plan = plan_replay(declared(replace(PROFILE, multi_turn=True)), parse_mode("blis-spec", {}))
+    plan = plan_replay(declared(replace(PROFILE, multi_turn=True)), parse_mode("blis-spec"))
     trace, basis = plan.trace, plan.basis
     assert basis["arrivals"] == (
         "profile.yaml as BLIS expands it: 2.8 arrivals/s throughout, 5 turns each at once, so 14 requests/s"
@@ -241,7 +241,7 @@ def test_blis_expands_each_arrival_to_five_turns_half_a_second_apart() -> None:
 
 
 def test_blis_cuts_prompts_that_do_not_fit() -> None:
-    plan = plan_replay(declared(replace(PROFILE, multi_turn=True), max_model_len=60), parse_mode("blis-spec", {}))
+    plan = plan_replay(declared(replace(PROFILE, multi_turn=True), max_model_len=60), parse_mode("blis-spec"))
     cut = int((plan.trace.prompt_tokens == 52).sum())
     assert cut > 0
     assert f"; {cut} prompts cut to fit max_model_len" in plan.basis["output tokens"]
@@ -252,7 +252,7 @@ def test_a_bundled_experiment_tells_what_was_declared_beside_what_ran() -> None:
     assert recording.load_profile is not None
     assert recording.shared_prefix is not None
     assert (recording.load_profile.arrivals, recording.load_profile.multi_turn) == ("constant", True)
-    basis = plan_replay(recording, parse_mode("spec", {})).basis
+    basis = plan_replay(recording, parse_mode("spec")).basis
     assert "reconstructed gaps vary by 1.00 of their mean" in basis["arrivals"]
     assert "1,932 prompt tokens per request, 574 in the recording" in basis["output tokens"]
     assert basis["prefix cache"].endswith("membership drawn; 10 groups of 10 ran")

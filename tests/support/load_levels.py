@@ -15,7 +15,6 @@ from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_
 from blis_replay.ingest.rows import no_rows
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.profile import of_summary
 
 # 9 ms a step, 45 us a prefill token, 30 us a decode and 0.06 us a token of its context; 7 ms before the queue.
 TRUE = {"intercept": 9_000.0, "per_prefill_token": 45.0, "per_decode_token": 30.0, "per_context_token": 0.06}
@@ -34,8 +33,8 @@ def level(clients: int, prompt: int, output: int, means_us: dict[str, float], ea
 
 def measured(clients: int, prompt: int, output: int, noise: float = 1.0, each: float = 10.0) -> Recording:
     """The same with the latencies of that server."""
-    plan = plan_replay(*of_summary(level(clients, prompt, output, {}, each), ReplayMode()))
-    result = simulate_load(plan.trace, plan.engine, SERVER, DELAY, plan.loop)
+    plan = plan_replay(level(clients, prompt, output, {}, each), ReplayMode())
+    result = simulate_load(plan.trace, plan.engine, SERVER, DELAY, plan.mode.loop)
     means_us = {"ttft": result.ttft_us.mean() * noise, "e2e": result.e2e_us.mean() * noise}
     return level(clients, prompt, output, means_us, each)
 

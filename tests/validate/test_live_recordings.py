@@ -14,8 +14,8 @@ import pytest
 
 from blis_replay.fixtures.catalogue import bundled_row
 from blis_replay.ingest.store import Store, open_store, read_stored
+from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.mode import ReplayMode, parse_mode
-from blis_replay.replay.plan import engine_config
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
@@ -48,7 +48,7 @@ def store(bundled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def errors(store: Store, run: str, mode: str = "exact") -> dict[str, float]:
     """Signed errors of the means, in percent."""
-    compared = compare_experiment(store, f"tiny-live-{run}", load_release(SHIPPED), parse_mode(mode, {}))
+    compared = compare_experiment(store, f"tiny-live-{run}", load_release(SHIPPED), parse_mode(mode))
     means = {metric: compared.metrics[metric]["mean"].error for metric in ("e2e", "ttft", "itl")}
     return {metric: 100 * error for metric, error in means.items() if error is not None}
 
@@ -60,7 +60,7 @@ def test_the_engine_schedules_every_step_as_the_server_did(store: Store, run: st
     requests, steps, served = RECORDED[run]
     assert (recording.requests.height, recording.steps.height) == (requests, steps)
     assert bundled_row(f"tiny-live-{run}", recording.slug).requests == requests
-    check = check_schedule(recorded_schedule(recording), engine_config(recording, ReplayMode()))
+    check = check_schedule(recorded_schedule(recording), replayed_engine(recording, ReplayMode()).config)
     assert (check.steps, check.equal, check.kv_divergence) == (served, served, None)
 
 
@@ -100,7 +100,7 @@ def test_coefficients_of_these_recordings_are_those_that_ship(store: Store) -> N
         assert again == pytest.approx(costs, rel=1e-4, abs=1)
 
 
-AS_SERVED = parse_mode("pre_queue=recorded,schedule=recorded,output_processing=recorded", {})
+AS_SERVED = parse_mode("pre_queue=recorded,schedule=recorded,output_processing=recorded")
 STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context_token", "per_1000_attended")
 
 

@@ -134,7 +134,7 @@ def test_a_server_whose_first_prompt_waits_is_new(run: ReplayRun, knows: Coeffic
     late = run.ttft_us.copy()
     late[0] = 1_200 * MS
     found = replay(small_graphs(run, late), knows)
-    assert found.plan.kernels == (KERNELS, 8)
+    assert (found.plan.first_use, found.plan.captured_tokens) == (KERNELS, 8)
     assert found.ttft_us[0] == run.ttft_us[0] + KERNELS.compile_us
     assert found.plan.basis["warm-up"] == (
         "1.00 s for each kernel that a batch is the first to need, as the server was new: "
@@ -144,14 +144,14 @@ def test_a_server_whose_first_prompt_waits_is_new(run: ReplayRun, knows: Coeffic
 
 def test_a_server_whose_first_prompt_does_not_wait_has_its_kernels(run: ReplayRun, knows: CoefficientRelease) -> None:
     found = replay(small_graphs(run, run.ttft_us), knows)
-    assert found.plan.kernels is None
+    assert found.plan.first_use is None
     assert np.array_equal(found.ttft_us, run.ttft_us)
     assert found.plan.basis["warm-up"].startswith("none, as the server had compiled its kernels: ")
 
 
 def test_kernels_are_left_out_when_asked(run: ReplayRun, knows: CoefficientRelease) -> None:
     late = np.full(len(run.ttft_us), 1_200 * MS)
-    assert replay(small_graphs(run, late), knows, ReplayMode(warm_up="none")).plan.kernels is None
+    assert replay(small_graphs(run, late), knows, ReplayMode(warm_up="none")).plan.first_use is None
 
 
 def test_the_time_of_a_kernel_is_measured_from_first_tokens() -> None:

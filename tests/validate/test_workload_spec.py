@@ -21,7 +21,7 @@ from blis_replay.validate.experiment import DEFAULT_RELEASE
 def error_of_the_mean(mode: str, metric: str) -> float:
     """Signed relative error of 34b-general with our own release, requests reconstructed."""
     recording = bundled_recording(bundled_aliases()["34b-general"])
-    run = replay(recording, load_release(DEFAULT_RELEASE), parse_mode(mode, {}))
+    run = replay(recording, load_release(DEFAULT_RELEASE), parse_mode(mode))
     error = compare_replay(run).metrics[metric]["mean"].error
     assert error is not None
     return error
@@ -63,7 +63,7 @@ def ttft_ms(alias: str, *, multi_turn: bool) -> float:
     recording = bundled_recording(bundled_aliases()[alias])
     assert recording.load_profile is not None
     recording = replace(recording, load_profile=replace(recording.load_profile, multi_turn=multi_turn))
-    plan = plan_replay(recording, parse_mode("blis-spec,scheduling=synchronous", {}))
+    plan = plan_replay(recording, parse_mode("blis-spec,scheduling=synchronous"))
     step_ns = round(PUBLISHED[alias][0] * 1e6)
     return float(simulate(plan.trace, plan.engine, LatencyModel("blackbox", step_ns, 0, 0)).ttft_us.mean()) / 1000
 

@@ -62,7 +62,7 @@ def explain_verb(
     Examples:
       blis-replay explain 34b-general --replay scheduling=synchronous
       blis-replay explain 34b-general --coefficients stepml-direct \\
-          --replay as-published
+          --replay prefix=none,scheduling=synchronous
       blis-replay explain 34b-general --coefficients mine.yaml --json
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
@@ -74,7 +74,7 @@ def explain_verb(
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
     release = release_for(coefficients, [name])
-    mode = parse_mode(mode_text, release.published_replay)
+    mode = parse_mode(mode_text)
     # Open for all of it: each of many replays looks into the recording.
     with open_for_reading(store_path) as store, progress_line("replaying") as progress:
         recording = read_stored(store, find_experiment(store, name))
@@ -125,7 +125,7 @@ def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path
         raise click.UsageError(f"--out {out}: name a .parquet or a .csv file")
     release = release_for(coefficients, [name])
     recording = stored_experiment(store_path, name)
-    segments = segments_of(replay(recording, release, parse_mode(mode_text, release.published_replay)))
+    segments = segments_of(replay(recording, release, parse_mode(mode_text)))
     if out is not None:
         frame = segment_frame(segments)
         with whole_file(out) as file:
@@ -175,7 +175,7 @@ def report_verb(
         from blis_replay.validate.report.report import report, report_answer
 
         release = release_for(coefficients)
-        mode = parse_mode(mode_text, release.published_replay)
+        mode = parse_mode(mode_text)
         asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
         given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
         chosen = [part for option, value in given.items() if value for part in (option, value)]
@@ -247,7 +247,7 @@ def timeline_verb(
     if length_us == 0:
         raise click.UsageError("--for 0 is not a window; give a time such as 500ms")
     release = release_for(coefficients, [name])
-    run = replay(stored_experiment(store_path, name), release, parse_mode(mode_text, release.published_replay))
+    run = replay(stored_experiment(store_path, name), release, parse_mode(mode_text))
     window = window_named(run, from_us, length_us, around, request)
     shown = timeline(run, window.from_us, window.until_us, window.request_index)
     if window.remark:

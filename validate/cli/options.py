@@ -237,9 +237,9 @@ def release_on_gpu(release: CoefficientRelease, gpu: str | None, gpu_file: Path 
 def replay_option(command: Command) -> Command:
     """``--replay`` as ``mode_text``."""
     help_text = (
-        "exact, as-published, spec (requests generated from the load profile), blis-spec (as BLIS expands it), "
+        "exact, spec (requests generated from the load profile), blis-spec (as BLIS expands it), "
         "or substitutions: arrivals=flat|profile, lengths=re-tokenised|profile, prefix=none|profile, "
-        "scheduling=synchronous, surplus_steps=1, joined by commas."
+        "scheduling=synchronous, joined by commas."
     )
     return click.option("--replay", "mode_text", default="exact", show_default=True, metavar="MODE", help=help_text)(
         command

@@ -101,7 +101,7 @@ def validate_verb(
       blis-replay validate 34b-general --by-stage
       blis-replay validate 34b-general --slo ttft.p99=100ms,itl.p90=20ms
       blis-replay validate 34b-general --coefficients mine.yaml
-      blis-replay validate 34b-general --coefficients stepml-direct --replay as-published
+      blis-replay validate 34b-general --coefficients stepml-direct --replay prefix=none
       blis-replay validate 34b-general --replay spec
       blis-replay validate 34b-general --simulator both --blis-binary ./blis
       blis-replay validate 34b-general --simulator 'cmd:./mine --fast'
@@ -131,7 +131,7 @@ def validate_verb(
         release = release_for(coefficients)
         release.refuse_if_invalid()
         objectives = parse_objectives(slo) if slo is not None else ()
-        mode = parse_mode(mode_text, release.published_replay)
+        mode = parse_mode(mode_text)
         inputs = SimulatorInputs(release, store_path, timeout_s, blis_binary, model)
         chosen = ("embedded", "blis") if choice == "both" else (choice,)
         simulators = [simulator_named(name, inputs) for name in chosen]

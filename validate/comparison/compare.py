@@ -206,7 +206,7 @@ class Comparison:
     @property
     def lost(self) -> tuple[str, ...]:
         """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
-        not_simulated = self.replay.simulated.not_simulated if self.replay else ()
+        not_simulated = self.replay.not_simulated if self.replay else ()
         reasons = [f"not simulated: {what}" for what in not_simulated]
         reasons += [f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric]
         without = self.excluded.get(WITHOUT_LATENCIES, 0)

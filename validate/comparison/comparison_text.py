@@ -102,13 +102,13 @@ def pairs_sentence(comparison: Comparison) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """What the numbers rest on, who was left out, and why a number is missing, a line each."""
-    lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
+    lines = [f"{what}: {how}" for what, how in comparison.run.basis.items()]
     if comparison.schedule is not None:
         lines.append(f"schedule: {comparison.schedule.sentence}")
     lines += other_hardware(comparison)
     lines += argument_lines(comparison.recording, comparison.open_arguments)
     lines += [f"left out: {counted(count, 'request')} {reason}" for reason, count in comparison.excluded.items()]
-    lines += [f"not simulated: {what}" for what in comparison.run.simulated.not_simulated]
+    lines += [f"not simulated: {what}" for what in comparison.run.not_simulated]
     lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
     return [*lines, *_missing(comparison)]
 

@@ -326,7 +326,7 @@ def inputs_of_recording(recording: Recording) -> Inputs:
 
 def inputs_of_run(run: ReplayRun) -> Inputs:
     """Those of its recording as the plan changed them; simulator, release and each of its coefficients."""
-    trace, basis = run.plan.trace, run.plan.basis
+    trace, basis = run.plan.trace, run.basis
     span_s = float(trace.arrival_us[-1]) / 1e6
     return {
         **inputs_of_recording(run.recording),

@@ -352,7 +352,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],
         "schedule": comparison.schedule and comparison.schedule.document,
         "known_differences": list(comparison.run.simulated.differences),
-        "not_simulated": list(comparison.run.simulated.not_simulated),
+        "not_simulated": list(comparison.run.not_simulated),
         "provenance": provenance_of(comparison.run),
     }
 

@@ -7,16 +7,14 @@ is measured.  A further engine argument is an entry of ``ARGUMENTS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from blis_replay.ingest.readers.server.engine_defaults import shown_argument
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.steps.records import detected_async
-from blis_replay.replay.engine import engine_config
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.profile import of_aggregates
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis
 
 BLOCKS, RANKS = "num_gpu_blocks", "data_parallel_size"
@@ -218,11 +216,6 @@ _MODES = {
         "prompts cached as far as the recording tells",
         "it prefills prompts that the server had in its prefix cache",
     ),
-    "surplus_steps": (
-        "surplus step",
-        "requests end with their last token",
-        "it reports every request one step longer than it took",
-    ),
 }
 
 
@@ -241,9 +234,8 @@ def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
         )
         found.append(Hypothesis("engine arguments", why, remedy, "the recorded arguments", mode={"engine": ()}))
     found += _counted(recording, mode)
-    made = of_aggregates(recording)
-    asynchronous = engine_config(made, replace(mode, scheduling="recorded")).async_scheduling
-    if engine_config(made, mode).async_scheduling != asynchronous:
+    asynchronous = bool(recording.engine["async_scheduling"].value)
+    if mode.scheduling != "recorded" and (mode.scheduling == "asynchronous") != asynchronous:
         lacks = "it lacks one cycle of asynchronous scheduling"
         why = lacks if asynchronous else "it has one cycle of asynchronous scheduling that the server has not"
         basis = f"{'asynchronous' if asynchronous else 'synchronous'} scheduling, as recorded"

@@ -13,7 +13,7 @@ import numpy as np
 
 from blis_replay.compiled.arrays import Floats
 from blis_replay.compiled.errors import ExperimentError
-from blis_replay.replay.engine import engine_config, replayed_engine
+from blis_replay.replay.engine import replayed_engine
 from blis_replay.validate.explain.hypothesis import Hypothesis
 from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS
 from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains, tie_limit
@@ -94,7 +94,7 @@ def _trial(hypothesis: Hypothesis, stated: Trial) -> Trial | None:
     recording, mode = hypothesis.of(stated.recording), replace(stated.mode, **hypothesis.mode)
     try:
         if not hypothesis.mode and not hypothesis.warm and hypothesis.engine.keys() <= _OF_THE_ENGINE:
-            return stated.on(engine_config(replayed_engine(recording, mode), mode), MAX_WORSE * stated.left)
+            return stated.on(replayed_engine(recording, mode, stated.entry).config, MAX_WORSE * stated.left)
         return Trial(recording, mode, stated.entry, stated.target)
     except ExperimentError:
         return None

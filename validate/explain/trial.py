@@ -25,7 +25,7 @@ from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import server_stamps
-from blis_replay.replay.plan import plan_replay, with_kernels
+from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.rule import MIN_ERROR, tie_limit
 from blis_replay.validate.metrics.observed import observed_requests
 
@@ -135,7 +135,7 @@ class Trial:
 
     def __init__(self, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target) -> None:
         """Raises what planning a replay of the recording raises."""
-        self._plan = with_kernels(plan_replay(recording, mode), recording, mode, entry.first_use)
+        self._plan = plan_replay(recording, mode, entry)
         self.recording, self.mode, self.entry, self.target = recording, mode, entry, target
         self._trace: RequestTrace = self._plan.trace.part(slice(0, len(target.chosen)))
         self._begin(self._plan.engine)

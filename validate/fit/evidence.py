@@ -20,7 +20,6 @@ from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.stream import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
-from blis_replay.replay.profile import of_summary
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
 from blis_replay.validate.fit.minimise import losses
@@ -150,7 +149,7 @@ class LatencyEvidence:
     def residuals(self, form: StepForm, vector: Floats, measured: Lifecycle) -> Floats:
         """float64[2 * windows]: simulated over observed mean less one, E2E then TTFT, in units of ``SCALE``."""
         latency, lifecycle = form.latency(vector), form.lifecycle(vector, measured)
-        results = [simulate_load(p.trace, p.engine, latency, lifecycle, p.loop) for p in self.plans]
+        results = [simulate_load(p.trace, p.engine, latency, lifecycle, p.mode.loop) for p in self.plans]
         e2e_us, ttft_us = (np.concatenate([getattr(r, name) for r in results]) for name in ("e2e_us", "ttft_us"))
         means = window_means(self.window, e2e_us, ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
@@ -242,7 +241,7 @@ class LoadLevel:
     @property
     def begun(self) -> float:
         """Requests that begin in a mean step cycle: by Little's law, or at the rate."""
-        loop, arrival_us = self.plan.loop, self.plan.trace.arrival_us
+        loop, arrival_us = self.plan.mode.loop, self.plan.trace.arrival_us
         if loop is not None:
             return self.cycle_us * loop.concurrency / self.numbers["e2e"]["mean"]
         return self.cycle_us * len(arrival_us) / max(int(arrival_us[-1]), 1)
@@ -261,14 +260,13 @@ def load_level(recording: Recording, scheduling: Literal["recorded", "asynchrono
     Without a mean E2E it is the mean TTFT and the mean TPOT of as many gaps as a mean output has.  Raises
     ``ValidateError`` without either, or without a mean TTFT, ``ReplayError`` where no requests can be made of it.
     """
-    made, mode = of_summary(recording, ReplayMode(scheduling=scheduling))
-    plan = plan_replay(made, mode)
+    plan = plan_replay(recording, ReplayMode(scheduling=scheduling))
     numbers = {
         metric: {name: number.value_us for name, number in of.items() if number.value_us is not None}
-        for metric, of in numbers_from_aggregates(made, None).items()
+        for metric, of in numbers_from_aggregates(plan.recording, None).items()
     }
     prompt, output = float(plan.trace.prompt_tokens.mean()), float(plan.trace.output_tokens.mean())
-    tpot_us = published(made.aggregates, -1, "tpot_reported", "mean")
+    tpot_us = published(recording.aggregates, -1, "tpot_reported", "mean")
     if "mean" in numbers["ttft"] and "mean" not in numbers["e2e"] and tpot_us is not None:
         numbers["e2e"]["mean"] = numbers["ttft"]["mean"] + tpot_us * (output - 1)
         numbers["itl"]["mean"] = tpot_us

@@ -18,7 +18,7 @@ from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import ReplayPlan, plan_replay, with_kernels
+from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.warm_up import seen_warm_up
 from blis_replay.validate.fit.evidence import SCALE, LoadLevel, is_load_level, load_level, with_lengths
 from blis_replay.validate.fit.minimise import Confidence
@@ -182,7 +182,7 @@ def first_use_of(
 def _replayed(recording: Recording, entry: ModelEntry, asynchronous: bool) -> tuple[ReplayPlan, SimResult]:
     """A recording by an entry, under a scheduling mode."""
     mode = ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
-    plan = with_kernels(plan_replay(with_lengths(recording), mode), recording, mode, entry.first_use)
+    plan = plan_replay(with_lengths(recording), mode, entry)
     return plan, simulate(plan.trace, plan.engine, plan.latency(entry.latency), entry.lifecycle)
 
 
@@ -192,7 +192,7 @@ def served(
     """A load level, and what the coefficients make of it."""
     level = load_level(recording, scheduling)
     plan = level.plan
-    return level, simulate_load(plan.trace, plan.engine, entry.latency, entry.lifecycle, plan.loop)
+    return level, simulate_load(plan.trace, plan.engine, entry.latency, entry.lifecycle, plan.mode.loop)
 
 
 def _numbers(side: LatencySamples) -> dict[str, dict[str, float]]:

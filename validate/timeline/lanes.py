@@ -178,7 +178,7 @@ def simulated_preemptions(run: ReplayRun) -> pl.DataFrame:
     for now_us, preempted, admitted in zip(*columns, strict=True):
         if not preempted and not (out and admitted):
             continue
-        engine.advance(run.plan.cycles or entry.latency, now_us + 1)
+        engine.advance(run.plan.latency(entry.latency), now_us + 1)
         status, count = engine.state.requests["status"], engine.state.outcomes["preemptions"].astype(np.int64)
         for place in [place for place in out if status[place] != k.WAITING]:
             request = int(engine.order[place])

@@ -51,7 +51,7 @@ def planted() -> Planted:
 
 def explained(planted: Planted, *causes: str) -> Attribution:
     wrong = wrong_simulator(planted, *causes)
-    mode = parse_mode(wrong.replay, {})
+    mode = parse_mode(wrong.replay)
     return attribute(wrong.recording, wrong.release, mode, token_gaps=planted.token_gaps, resamples=10)
 
 
@@ -114,7 +114,7 @@ def test_who_has_calibrated_to_the_recording_is_not_sent_to_do_it_again(planted:
         (wrong.release, f"calibrate: blis-replay calibrate --train {wrong.recording.alias} --out mine.yaml"),
         (fitted, f"see what is left: blis-replay coefficients steps --experiment {wrong.recording.alias}"),
     ):
-        attribution = attribute(wrong.recording, release, parse_mode(wrong.replay, {}), resamples=2)
+        attribution = attribute(wrong.recording, release, parse_mode(wrong.replay), resamples=2)
         assert explanations(attribution)[0].endswith(mend)
 
 
@@ -166,7 +166,7 @@ def test_causes_that_hide_one_another_are_told_in_the_order_of_the_way() -> None
     planted = planted_recording(seed=3, spec=spec)
     entry = planted.release.models[0]
     cheap = replace(entry, latency=replace(spec.latency, per_prefill_token_ns=6_000))
-    mode = parse_mode("prefix=none", {})
+    mode = parse_mode("prefix=none")
     attribution = attribute(planted.recording, replace(planted.release, models=(cheap,)), mode, resamples=5)
     assert attribution.overloaded > 0
     error_us = attribution.error[0].value_us

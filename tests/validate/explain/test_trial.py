@@ -11,7 +11,7 @@ import pytest
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.fixtures.faults import Fault, planted_case
-from blis_replay.replay.engine import engine_config, with_engine
+from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain import trial
 from blis_replay.validate.explain.trial import Trial, misfit, trial_of
@@ -45,9 +45,8 @@ def _as_stated() -> Trial:
 
 def _with_at_once(stated: Trial, requests: int, most: float = np.inf) -> Trial:
     """The same server if it ran so many requests at once."""
-    return stated.on(
-        engine_config(with_engine(stated.recording, {"max_num_seqs": requests}, "tried"), ReplayMode()), most
-    )
+    tried = with_engine(stated.recording, {"max_num_seqs": requests}, "tried")
+    return stated.on(replayed_engine(tried, ReplayMode()).config, most)
 
 
 def test_delays_around_the_engine_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
