@@ -290,12 +290,12 @@ def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
     except ReleaseError:
         raise ReleaseError(
             f"release {release} for {entry.model} is not a blackbox model (it has a context term, a floor or regimes), "
-            "which no BLIS build runs; use --blis-model own, or --coefficients with a blackbox release"
+            "which no BLIS build runs; use --simulator blis-own, or --coefficients with a blackbox release"
         ) from None
     if not (build.has_model("blackbox") and {"--alpha-coeffs", "--beta-coeffs"} <= build.flags):
         raise ReleaseError(
             f"{build.path}: this BLIS build has no blackbox model and cannot run release {release}; use a build "
-            "from before 2026-04-23, or --blis-model own"
+            "from before 2026-04-23, or --simulator blis-own"
         )
     return [
         "--latency-model",

@@ -79,6 +79,24 @@ class ReplayedEngine:
             basis["data parallelism"] = _ranks_basis(recording, config)
         return basis
 
+    @property
+    def captured_sizes(self) -> tuple[int, ...] | None:
+        """Sizes of captured CUDA graphs, tokens; None if unknown."""
+        sizes = self.recording.engine.get("cudagraph_capture_sizes")
+        return None if sizes is None else captured_sizes(sizes.value)
+
+    @property
+    def captured_tokens(self) -> int:
+        """The most tokens of a batch that a captured CUDA graph computes.
+
+        If the sizes are unknown, vLLM's usual number: twice ``max_num_seqs``, at most 512.
+        """
+        eager = self.recording.engine.get("enforce_eager")
+        if eager is not None and eager.value is True:
+            return 0
+        sizes = self.captured_sizes
+        return min(2 * self.config.max_num_seqs, 512) if sizes is None else max(sizes, default=0)
+
 
 def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | None = None) -> ReplayedEngine:
     """The engine of a recording with the arguments and the scheduling of the mode.
@@ -223,15 +241,3 @@ def refuse_sizes(recording: Recording, mode: ReplayMode, entry: ModelEntry | Non
             f"{recording.alias}: {by} has no times of padded batches, so other cudagraph_capture_sizes change nothing; "
             "use a release of `blis-replay coefficients silicon`"
         )
-
-
-def most_captured_tokens(recording: Recording, max_num_seqs: int) -> int:
-    """The most tokens of a batch that a captured CUDA graph computes; vLLM's usual number if it is not recorded.
-
-    That is twice ``max_num_seqs``, at most 512 (vLLM's configuration of compilation).
-    """
-    value = engine_values(recording)
-    if value.get("enforce_eager") is True:
-        return 0
-    sizes = captured_sizes(value.get("cudagraph_capture_sizes"))
-    return min(2 * max_num_seqs, 512) if sizes is None else max(sizes, default=0)

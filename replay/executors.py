@@ -1,45 +1,52 @@
-"""Many replays at once: one ``map`` for whatever runs more than one, on one machine or several (Ray)."""
+"""Many replays at once: one ``map``, in this process or in a pool of processes of this machine.
+
+Processes are spawned, not forked: the threads of polars and DuckDB and the locks they hold do not survive a fork.
+They never see Ctrl-C, import nothing from the working directory, and end with the process that started them.
+"""
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from math import ceil
+from multiprocessing import active_children, get_context, parent_process
 from time import perf_counter
-from types import ModuleType
 from typing import Any, Literal, TypedDict, TypeVar
-from uuid import uuid4
 
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.processes import INSIDE_A_WORKER, Ledger, Progress, attempt, pool_map, use_one_thread
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
+Progress = Callable[[int, int], None]
 
-ExecutorName = Literal["local", "serial", "ray"]
-EXECUTORS: tuple[ExecutorName, ...] = ("local", "serial", "ray")
+ExecutorName = Literal["local", "serial"]
+EXECUTORS: tuple[ExecutorName, ...] = ("local", "serial")
 
 
 class Workers(TypedDict, total=False):
-    """Who does the jobs of ``map_jobs``."""
+    """Where the jobs of ``map_jobs`` run."""
 
     executor: ExecutorName
     workers: int | None
 
 
 class Pool(Workers, total=False):
-    """How ``map_jobs`` does its jobs, for the functions that hand it on."""
+    """The options of ``map_jobs``, for functions that pass them on."""
 
     progress: Progress | None
 
 
-# What a pool costs: its processes import numpy, polars and the engine (2.3 s measured for two on two processors).
+# Seconds to start a pool: its processes import numpy, polars and the engine (2.3 s measured for two on two processors).
 POOL_START_S = 2.0
-# The first job of a process loads compiled code; one that takes longer than this is long by itself.
+# Seconds: a first job that takes longer does so by itself, and not because it loads compiled code.
 WARM_UP_S = 1.0
 
 
@@ -51,25 +58,20 @@ def map_jobs(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[Answer]:
-    """``work`` of every job, in the order of the jobs; the same whatever the executor.
+    """Map ``work`` over ``jobs``. Results keep the order of the jobs with every executor.
 
-    ``work`` is a function of a module, or a ``functools.partial`` of one: what it binds (a
-    recording) goes to each worker once, a job to the one that does it.  ``executor``: ``serial`` is
-    this process, ``local`` a pool of processes, ``ray`` a Ray cluster (``RAY_ADDRESS``) or one of
-    this machine's own.  ``workers``: by default one a processor.  ``progress(done, all)`` is called
-    after each job.
+    ``work`` is a function of a module, or a ``functools.partial`` of one: what it binds (a recording) goes to each
+    worker once.  ``executor``: ``serial`` is this process, ``local`` a pool of processes.  ``workers``: by default one
+    per processor.  ``progress(done, all)`` is called after each job.
 
-    ``local`` does the first job here, and the second too if the first took less than ``WARM_UP_S``.
-    The rest stays here unless a pool, which costs ``POOL_START_S``, saves more than that at the
-    pace of the faster of the two.  What runs in a worker already is done there, one after the other.
+    ``local`` does the first job here, and the second too if the first took less than ``WARM_UP_S``.  The rest stays
+    here unless a pool, which costs ``POOL_START_S``, saves more than that at the pace of the faster of the two.  A map
+    inside a worker stays in that worker.
 
-    Raises what ``work`` raised, of the first job that failed; ``ReplayError`` if the same job lost
-    its worker again and again, or Ray is not there.
+    Raises what ``work`` raised for the first job that failed; ``ReplayError`` if a worker was killed.
     """
-    if executor == "serial" or INSIDE_A_WORKER in os.environ:
+    if executor == "serial" or parent_process() is not None:
         return _serial(work, jobs, progress)
-    if executor == "ray":
-        return ray_map(work, jobs, workers, progress)
     return _local(work, jobs, workers or processors(), progress)
 
 
@@ -81,7 +83,7 @@ def processors() -> int:
 
 
 def pool_pays(jobs: int, seconds_each: float, workers: int) -> bool:
-    """Whether a pool does so many jobs sooner than this process, its start included."""
+    """Whether a pool, its start included, does the jobs sooner than this process."""
     longest_share = ceil(jobs / workers)
     return seconds_each * (jobs - longest_share) > POOL_START_S
 
@@ -114,107 +116,85 @@ def _local(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int, pro
     return answers + pool_map(work, rest, workers, with_those_here)
 
 
-# Of Ray itself, where it is not set: no statistics sent to its makers, no advice on accelerators; and a minute for its
-# server to come up, as a busy machine takes more than the 30 s that it has by default.
-_SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_gcs_server_port_wait_time_s": "60",
-}
-
-# In a worker: the work of the map that it serves, by the map's key.
-_held: dict[str, bytes] = {}
-
-
-def ray_map(
-    work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int | None, progress: Progress | None
+def pool_map(
+    work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int, progress: Progress | None
 ) -> list[Answer]:
-    """``work`` of every job on Ray; see ``executors.map_jobs``.
-
-    The Ray that this process is connected to already is used; else the cluster of ``RAY_ADDRESS``,
-    else one is started here, and ended with the map.  The nodes of a cluster need this package.
-    """
-    ray = _imported()
-    ours = not ray.is_initialized()
+    """``work`` of every job in a pool of processes; see ``map_jobs``."""
+    others = set(active_children())
+    with _inherited_by_workers():  # multiprocessing starts a process of its own, too
+        pool = ProcessPoolExecutor(min(workers, max(len(jobs), 1)), get_context("spawn"), _begin, (work,))
     try:
-        if ours:
-            _start(ray, workers)
-        return _mapped(ray, work, jobs, workers, progress)
-    finally:
-        if ours:
-            ray.shutdown()
-
-
-def _mapped(
-    ray: Any, work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int | None, progress: Progress | None
-) -> list[Answer]:
-    ledger, key = Ledger(len(jobs), progress), uuid4().hex
-    # In a list, a task is given the reference, and the worker fetches what is behind it once.
-    shipped = [ray.put((sys.path, pickle.dumps(work)))]
-    task = ray.remote(num_cpus=1, max_retries=0)(_attempt)
-    at_once = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    out: dict[Any, int] = {}
-    try:
-        while not ledger.finished:
-            while len(out) < at_once and (job := ledger.hand_out()) is not None:
-                out[task.remote(key, shipped, pickle.dumps(jobs[job]))] = job
-            (ready, *_), _ = ray.wait(list(out))
-            job = out.pop(ready)
-            try:
-                ledger.done(job, ray.get(ready))
-            except ray.exceptions.RayError as error:
-                ledger.lost(job, f"ended with {type(error).__name__}")
-    finally:
-        for task_out in out:
-            ray.cancel(task_out, force=True)
-    return ledger.answers()
-
-
-def _attempt(key: str, shipped: list[Any], job: bytes) -> bytes:
-    """In a worker of Ray, which outlives the task."""
-    if key not in _held:
-        _held.clear()
-        paths, _held[key] = _imported().get(shipped[0])
-        sys.path.extend(path for path in paths if path not in sys.path)  # as the processes of a local pool get it
-        os.environ[INSIDE_A_WORKER] = "1"
-        use_one_thread()
-    return attempt(_held[key], job)
-
-
-def _imported() -> Any:
-    os.environ.update({name: value for name, value in _SETTINGS.items() if name not in os.environ})
-    try:
-        import ray
-    except ImportError:
+        with _inherited_by_workers():
+            futures = [pool.submit(_do, job) for job in jobs]
+        return _answers(futures, progress)
+    except BrokenProcessPool:
         raise ReplayError(
-            "Ray is not installed; `pip install 'blis-replay[ray]'` installs it, or use --executor local"
+            "a worker process was killed; if memory is short use fewer --workers, or --executor serial to see what "
+            "happens"
         ) from None
-    module: ModuleType = ray
-    return module
+    finally:  # by Ctrl-C for example, in the midst of their jobs
+        for process in set(active_children()) - others:
+            process.kill()
+        pool.shutdown(cancel_futures=True)
 
 
-def _start(ray: Any, workers: int | None) -> None:
-    """Connect to the cluster of ``RAY_ADDRESS``, or start a Ray here, once more if it does not come up.
+def _answers(futures: Sequence[Future[Answer]], progress: Progress | None) -> list[Answer]:
+    """What the jobs answered, in their order.  When one has failed no later one is begun."""
+    number_of = {future: number for number, future in enumerate(futures)}
+    done = 0
+    for future in as_completed(futures):
+        if future.cancelled():
+            continue
+        if future.exception() is not None:  # those before it go on: the first failure in order is raised
+            for later in futures[number_of[future] + 1 :]:
+                later.cancel()
+            continue
+        done += 1
+        if progress is not None:
+            progress(done, len(futures))
+    return [future.result() for future in futures]
 
-    Its server has been seen not to come up within two minutes, without a line in its log, and to do so the next time.
-    """
-    address = os.environ.get("RAY_ADDRESS")
-    asked: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
-    # Ray leaves handles of its own processes and sockets to the garbage collector.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        for is_last in (bool(address), True):
-            try:
-                ray.init(**asked, logging_level="ERROR", log_to_driver=False)
-                return
-            except Exception as error:
-                # A node that does not register in time is told of by a bare Exception, which nothing else raises.
-                named = (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError)
-                if not isinstance(error, named) and type(error) is not Exception:
-                    raise
-                where = f"the cluster at {address}" if address else "a Ray of this machine"
-                why = f"{where} does not answer ({str(error).splitlines()[0]})"
-                if is_last or isinstance(error, ValueError):
-                    raise ReplayError(f"{why}; use --executor local") from None
-            print(f"{why}; starting it once more", file=sys.stderr, flush=True)
-            gc.collect()  # those of this try, while their warnings are ignored
+
+@contextmanager
+def _inherited_by_workers() -> Iterator[None]:
+    """What a process that is started meanwhile keeps: one thread per library, a safe path, and SIGINT blocked."""
+    here = {"PYTHONSAFEPATH": "1", "POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    added = {name: value for name, value in here.items() if name not in os.environ}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# In a worker: what it does with each job.
+_work: Callable[[Any], Any]
+
+
+def _begin(work: Callable[[Any], Any]) -> None:
+    """In a worker, before its first job."""
+    global _work  # of this process, which does nothing else
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries, as of the command line
+    _work = work
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _do(job: Any) -> Any:
+    try:
+        return _work(job)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  # some can be pickled and not be made again
+        except Exception:  # whatever it raises, such an exception would break the pool
+            raise ReplayError(f"{type(error).__name__}: {error}") from None
+        raise

@@ -15,9 +15,9 @@ from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
 from blis_replay.ingest.rows import Rows
-from blis_replay.replay.engine import most_captured_tokens, replayed_engine, with_captured_sizes
+from blis_replay.replay.engine import replayed_engine, with_captured_sizes
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.mode import ReplayMode, captured_sizes
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import (
     observed_cycles,
     observed_delivery,
@@ -108,7 +108,6 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
     made_of_summary = recording.requests.height == 0
     recording, mode = of_summary(recording, mode)
     engine = replayed_engine(recording, mode, entry)  # first: blocks are counted in its terms
-    config = engine.config
     trace, basis = request_trace(engine.recording, mode)
     basis |= engine.basis
     sessions, cycles, delivery_us = None, None, None
@@ -122,28 +121,26 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         basis |= forced_basis
     if engine.fitted_scheduling:
         basis["scheduling"] = engine.fitted_scheduling
-    first_use, captured_tokens = None, 0
+    first_use = None
     if entry is not None and entry.first_use is not None and mode.warm_up == "modelled" and cycles is None:
-        captured_tokens = most_captured_tokens(engine.recording, config.max_num_seqs)
-        waits, basis["warm-up"] = waits_for_kernels(engine.recording, entry.first_use, captured_tokens)
+        waits, basis["warm-up"] = waits_for_kernels(recording, entry.first_use, engine.captured_tokens)
         first_use = entry.first_use if waits else None
     if made_of_summary:
         basis["requests"] = MADE
-    sizes = engine.recording.engine.get("cudagraph_capture_sizes")
     return ReplayPlan(
         recording=recording,
         mode=mode,
         entry=entry,
         arguments=engine.recording.engine,
-        engine=config,
+        engine=engine.config,
         trace=trace,
         basis=basis,
         cycles=cycles,
         delivery_us=delivery_us,
         sessions=sessions,
         first_use=first_use,
-        captured_tokens=captured_tokens,
-        captured_sizes=None if sizes is None else captured_sizes(sizes.value),
+        captured_tokens=engine.captured_tokens,
+        captured_sizes=engine.captured_sizes,
     )
 
 

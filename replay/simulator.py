@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from blis_replay.blis.closed_loop import simulate_load
+from blis_replay.blis.closed_loop import simulate_closed_loop
+from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError, TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
@@ -21,14 +22,12 @@ from blis_replay.replay.plan import ReplayPlan
 class Simulated:
     """What a simulator answers, in request order.
 
-    ``completed``: bool[n].  ``ttft_us``, ``e2e_us``, ``output_tokens``: int64[n], meaningful
-    where ``completed``.  ``engine``: the run step by step, None from a simulator that
-    reports requests only.  ``preemptions``: of the whole run, None if not known.
-    ``asynchronous``: whether steps were scheduled while the one before ran.
-    ``differences``: what of this plan the simulator does otherwise than the recorded
-    engine, by its known semantics, a sentence each.
-    ``scheduled_us``: int64[n], from a request's send to its first schedule, None if not told.
-    ``peak_bytes``: the largest memory of the program that did it, None where that is this process.
+    ``completed``: bool[n].  ``ttft_us``, ``e2e_us``, ``output_tokens``: int64[n], meaningful where ``completed``.
+    ``engine``: the run step by step, None from a simulator that reports requests only.  ``preemptions``: of the whole
+    run, None if unknown.  ``asynchronous``: whether steps were scheduled while the one before ran.  ``differences``:
+    how the simulator differs from the recorded engine for this plan, one sentence each.  ``peak_bytes``: the largest
+    memory of the simulator's process, None where that is this process.  ``scheduled_us``: int64[n], from a request's
+    send to its first schedule, None if not reported.
     """
 
     completed: Bools
@@ -120,7 +119,12 @@ class EmbeddedEngine:
         entry = self.entry_for(recording)
         latency = plan.latency(entry.latency)
         try:
-            result = simulate_load(plan.trace, plan.engine, latency, entry.lifecycle, plan.mode.loop, plan.sessions)
+            if plan.mode.loop is None:
+                result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
+            else:
+                result = simulate_closed_loop(
+                    plan.trace, plan.engine, latency, plan.mode.loop, entry.lifecycle, plan.sessions
+                )
         except TraceError as error:
             raise TraceError(f"{recording.alias}: {error}") from None
         ttft_us, e2e_us = _client_latencies(result, plan)

@@ -228,7 +228,7 @@ def _lines(printed: str) -> list[str]:
 def _environment() -> dict[str, str]:
     """A terminal of 80 columns, and nothing of the user's own settings."""
     # What `doctor` prints is that of a machine on which nothing is set.
-    ours = ("BLIS_REPLAY_", "XDG_CACHE_HOME", "NUMBA_", "RAY_ADDRESS")
+    ours = ("BLIS_REPLAY_", "XDG_CACHE_HOME", "NUMBA_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
     return {**kept, "PATH": path, "COLUMNS": "80", "LC_ALL": "C.UTF-8", "BLIS_REPLAY_DATA": str(DATA)}

@@ -18,9 +18,8 @@ from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, table_of
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.executors import map_jobs
+from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import parse_mode
-from blis_replay.replay.processes import Progress
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code

@@ -15,7 +15,7 @@ from blis_replay.validate import experiment
 
 pytestmark = pytest.mark.slow
 
-BOTH = ("--coefficients", "mine.yaml", "--blis-model", "own", "--simulator", "both", "--blis-binary")
+BOTH = ("--coefficients", "mine.yaml", "--simulator", "both-own", "--blis-binary")
 SLUG = "20260301-120000-synthetic-1b-tp1-general"
 
 
@@ -45,8 +45,8 @@ def test_the_run_is_stored_beside_that_of_the_embedded_engine(run: Run, stored: 
     run("validate", "--experiment", stored, *BOTH, path)
     with open_store(Path(".blis-replay") / "store.duckdb") as store:
         runs = {record.simulator: read_run(store, record) for record in list_runs(store, SLUG)}
-    assert set(runs) == {"embedded", "blis"}
-    requests, steps, _errors = runs["blis"]
+    assert set(runs) == {"embedded", "blis-own"}
+    requests, steps, _errors = runs["blis-own"]
     done = requests.filter(requests["state"] == "completed")
     assert done["ttft_us"].unique().to_list() == [20_000]
     assert done["first_token_us"].null_count() == len(done)
@@ -70,8 +70,8 @@ def test_both_in_json(run: Run, stored: str, tmp_path: Path) -> None:
     path = write_stand_in(tmp_path)
     document = run("validate", "--experiment", stored, *BOTH, path, "--by-stage", "--json").json
     assert document["experiments"][0]["provenance"]["simulator"] == "embedded"
-    assert document["blis"]["experiments"][0]["provenance"]["simulator"] == "blis"
-    assert len(document["blis"]["experiments"][0]["stages"]) == len(document["experiments"][0]["stages"]) > 0
+    assert document["blis-own"]["experiments"][0]["provenance"]["simulator"] == "blis-own"
+    assert len(document["blis-own"]["experiments"][0]["stages"]) == len(document["experiments"][0]["stages"]) > 0
 
 
 def test_preemptions_of_a_build_that_does_not_count_them(run: Run, stored: str, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_doctor_names_versions_store_cache_and_optional_parts(run: Run) -> None:
         assert (seen[package]["topic"], seen[package]["value"]) == ("versions", version(package))
     assert seen["store"]["value"].startswith(".blis-replay/store.duckdb: ")
     assert seen["store"]["value"].endswith("experiments: 1")
-    assert {"python", "compiled engine", "compiled scans", "ray", "blis", "processors"} <= set(seen)
+    assert {"python", "compiled engine", "compiled scans", "blis", "processors"} <= set(seen)
     page = run("doctor").out
     assert max(map(len, page.splitlines())) <= 80
     assert page.rstrip().endswith("0 problems")

@@ -45,14 +45,6 @@ def stubborn(job: int) -> int:
     raise StubbornError("no", str(job))
 
 
-def killed_once(marks: Path, job: int) -> int:
-    """The first attempt at job 3 kills its worker."""
-    if job == 3 and not (marks / "killed").exists():
-        (marks / "killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return job * job
-
-
 def killed_always(marks: Path, job: int) -> int:
     if job == 2:
         (marks / f"{time.monotonic_ns()}").touch()

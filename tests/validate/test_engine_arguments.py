@@ -24,9 +24,9 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError, UnknownNameError
+from blis_replay.replay.executors import pool_map
 from blis_replay.replay.mode import EngineOverrides
 from blis_replay.replay.prefix import sessions_of
-from blis_replay.replay.processes import pool_map
 from blis_replay.validate.engine_arguments import (
     WhatIfPoint,
     grid,

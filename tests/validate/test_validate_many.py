@@ -14,7 +14,7 @@ from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import list_runs, open_store, read_run
-from blis_replay.replay.executors import ExecutorName
+from blis_replay.replay.executors import EXECUTORS
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison import validated as module
@@ -95,13 +95,8 @@ def test_one_that_cannot_be_judged_is_named_or_raised(path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("executor", ["local", "ray"])
-def test_every_executor_gives_the_same_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: ExecutorName
-) -> None:
+def test_both_executors_give_the_same_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four recordings, each read from the store by the process that replays it."""
-    if executor == "ray":
-        pytest.importorskip("ray", reason="install the extra blis-replay[ray]")
     monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
     path = tmp_path / "store.duckdb"
     planted = [planted_recording(seed=seed, spec=replace(PLANTED, slug=f"{PLANTED.slug}{seed}")) for seed in range(4)]
@@ -110,7 +105,7 @@ def test_every_executor_gives_the_same_json(
             ingest_recording(store, made.recording)
     slugs = [made.recording.slug for made in planted]
     answers = []
-    for chosen in ("serial", executor):
+    for chosen in EXECUTORS:
         found = validate_many(
             path,
             slugs,

@@ -288,11 +288,10 @@ def executor_options(command: Command) -> Command:
     """``--executor`` and ``--workers``: how a verb that runs many replays runs them."""
     chosen = click.option(
         "--executor",
-        type=click.Choice(["local", "serial", "ray"]),
+        type=click.Choice(["local", "serial"]),
         default="local",
         show_default=True,
-        help="Processes of this machine where they save time, this one only, or a Ray cluster (RAY_ADDRESS; "
-        "without it a Ray of this machine).",
+        help="Several processes where they save time, or one only.",
     )
     workers = click.option("--workers", type=click.IntRange(1), help="Processes at most.  [default: one a processor]")
     return chosen(workers(command))

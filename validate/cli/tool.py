@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
 # What changes where things are kept or run.
-_VARIABLES = ("BLIS_REPLAY_STORE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "RAY_ADDRESS")
+_VARIABLES = ("BLIS_REPLAY_STORE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,6 @@ def _optional() -> list[Found]:
     return [
         _extra("jinja2", "for report: pip install 'blis-replay[report]'"),
         _extra("grpcio", "for the spans of record: pip install 'blis-replay[record]'"),
-        _extra("ray", "for --executor ray: pip install 'blis-replay[ray]'"),
         Found("optional", "blis", "ok", binary)
         if binary
         else Found(

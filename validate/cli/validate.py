@@ -48,18 +48,13 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
     shell_complete=_complete_simulators,
     default="embedded",
     show_default=True,
-    help="embedded (our engine), blis (the BLIS binary), both side by side, another program ('cmd:PATH ARGS'), or of "
-    "the labs a floor that every simulator should beat: floor:constant or floor:line. A floor is fitted to what the "
-    "coefficients were fitted to, or to the experiment of floor:line@EXPERIMENT.",
+    help="embedded (our engine), blis (the BLIS binary with the --coefficients, else with its own latency model; "
+    "blis-own or blis-roofline name one), both side by side, another program ('cmd:PATH ARGS'), or of the labs a floor "
+    "that every simulator should beat (floor:constant, floor:line), fitted as the coefficients or to "
+    "floor:line@EXPERIMENT.",
 )
 @click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
 @timeout_option("--blis-timeout")
-@click.option(
-    "--blis-model",
-    metavar="release|own|NAME",
-    help="BLIS runs the coefficients as its blackbox model, the latency model that its build runs by itself, or one "
-    "that it has by name (roofline, trained-physics).  [default: release where --coefficients is given, else own]",
-)
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
 @click.option(
     "--window", type=WINDOW, default=(0.0, 1.0), help="Compare only requests of this share of the run, e.g. 0.6:1."
@@ -79,7 +74,6 @@ def validate_verb(
     choice: str,
     blis_binary: str | None,
     timeout_s: float,
-    blis_model: str | None,
     by_stage: bool,
     window: tuple[float, float],
     repeats: tuple[str, ...],
@@ -111,10 +105,8 @@ def validate_verb(
     """
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
-    if (choice == "both" or choice.startswith("blis")) and blis_binary is None:
+    if choice.startswith(("both", "blis")) and blis_binary is None:
         raise click.UsageError(f"--simulator {choice}: the BLIS binary is not named; give --blis-binary PATH")
-    if blis_model and choice != "both" and not choice.startswith("blis"):
-        raise click.UsageError("--blis-model goes with --simulator blis or both; name one")
     if not timeout_s > 0:  # not a number is no limit either
         raise click.UsageError(f"--simulator-timeout {timeout_s} is not a time; give seconds")
     if judged := [name for name in repeats if name in names]:
@@ -127,13 +119,14 @@ def validate_verb(
         from blis_replay.validate.experiment import release_for
         from blis_replay.validate.metrics.objectives import parse_objectives
 
-        model = blis_model or ("own" if coefficients is None else "release")
         release = release_for(coefficients)
         release.refuse_if_invalid()
         objectives = parse_objectives(slo) if slo is not None else ()
         mode = parse_mode(mode_text)
+        model = "own" if coefficients is None else "release"
         inputs = SimulatorInputs(release, store_path, timeout_s, blis_binary, model)
-        chosen = ("embedded", "blis") if choice == "both" else (choice,)
+        both = choice.startswith("both")
+        chosen = ("embedded", choice.replace("both", "blis", 1)) if both else (choice,)
         simulators = [simulator_named(name, inputs) for name in chosen]
         reports = [
             validate_many(
@@ -154,7 +147,7 @@ def validate_verb(
         ]
     for problem in dict.fromkeys(report.not_stored for report in reports if report.not_stored):
         click.echo(f"warning: the runs are not stored: {printable(problem)}", err=True)
-    if choice == "both":
+    if both:
         from blis_replay.replay.blis_binary import informed
 
         ours = {c.slug: c.run for c in reports[0].comparisons}

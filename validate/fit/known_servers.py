@@ -19,10 +19,9 @@ from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.fixtures.servers import Form, Noise, Server, any_server, between_stalls_us, run_of
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
-from blis_replay.replay.executors import map_jobs
+from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.processes import Progress
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR

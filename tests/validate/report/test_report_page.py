@@ -19,8 +19,8 @@ from planted_pages import HOSTILE_PLACES, PlantedPage
 
 from blis_replay.ingest.checks.overload import Queue
 from blis_replay.ingest.store import list_runs, open_store
+from blis_replay.replay.executors import Progress, pool_map
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.processes import Progress, pool_map
 from blis_replay.validate.comparison.capacity import Measure
 from blis_replay.validate.comparison.saturation import Saturation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
