@@ -68,3 +68,13 @@ def test_the_database_prints_no_progress_of_its_own(tmp_path: Path) -> None:
     with open_store(tmp_path / "s.duckdb") as store:
         shown = store.connection.execute("SELECT current_setting('enable_progress_bar')").fetchone()
     assert shown == (False,)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_program_itself_is_one_line(tmp_path: Path) -> None:
+    """Libraries may complain while the process ends: DuckDB listed objects that garbage collection had not freed."""
+    program = Path(sys.executable).with_name("blis-replay")
+    (tmp_path / "server.log").write_text("INFO nothing\n", "utf-8")
+    command = [program, "ingest", tmp_path / "server.log", "--store", tmp_path / "store.duckdb"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)

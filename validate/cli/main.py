@@ -209,12 +209,9 @@ def _in_colour(choice: str) -> bool | None:
 
 
 def program() -> None:
-    """``main`` as a process of its own, which seeks garbage rarely and not at its end: a tenth of a verdict's time."""
+    """``main`` as a process of its own, which collects garbage rarely."""
     gc.set_threshold(_OBJECTS_BEFORE_GARBAGE, *gc.get_threshold()[1:])
-    try:
-        main()
-    finally:
-        gc.freeze()
+    main()
 
 
 def main() -> None:
