@@ -27,7 +27,7 @@ from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, in_se
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
-from blis_replay.ingest.readers.server.iterations import IterationLines, read_forward_passes
+from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
@@ -151,8 +151,9 @@ class _Assembly:
         give_back()
         cache_events, cache_clock = self._kv_events(client)
         engine, findings = self._engine(configured, server)
-        passes = self.known.get(formats.FORWARD_PASSES, [])
-        self.missing += read_forward_passes(passes, self.iterations)
+        for kind in formats.file_kinds().values():
+            if kind.iterations and kind.name in self.known:
+                self.missing += kind.iterations(self.known[kind.name], self.iterations)
         iterations = self.iterations.done()
         self.missing += iterations.remarks
         slug, hardware = self.source.slug, self._hardware(configured)

@@ -7,7 +7,7 @@ A new format of request records is one module and one entry of :data:`REQUEST_FO
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,15 +18,16 @@ from blis_replay.ingest.readers.clients import aiperf, guidellm, guidellm_table,
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts
-from blis_replay.ingest.readers.server import iterations, kv_events, metrics
+from blis_replay.ingest.readers.server import kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
+from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.tables import load_levels, parquet_requests, requests_table, tracev2
 
 TABLE, LOAD_LEVELS = "table", "load-levels"
 EXPERIMENT, PROFILE, RESOLVED = "experiment configuration", "load profile", "inference-perf configuration"
 SUMMARY, STAGE, TRACE_HEADER = "inference-perf summary", "inference-perf stage", "TraceV2 header"
 OTLP, KV_EVENTS, STEP_LOG, METRICS = "otlp", "kv-events", "step-log", "metrics"
-FORWARD_PASSES, SERVER_LOG = "forward-passes", "server log"
+SERVER_LOG = "server log"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class FileKind:
     never raises; None: it is known by its name alone.  ``usual``: a pattern of its path inside the recording, without
     ``.gz`` or ``.zst``.  Where damage hides the content the name says what it was, and its records are counted as lost.
     ``several``: a recording can have more than one.  ``server``: what the file says of the server.
+    ``iterations``: adds what the engine's steps computed by such files; it returns what is missing, in words.
     """
 
     name: str
@@ -44,6 +46,7 @@ class FileKind:
     usual: str = ""
     several: bool = False
     server: Callable[[RecordedFile], ServerFacts] | None = None
+    iterations: Callable[[Sequence[RecordedFile], IterationLines], tuple[str, ...]] | None = None
 
     def is_called(self, path: str) -> re.Match[str] | None:
         """The match of a path inside the recording with the usual name."""
@@ -110,7 +113,10 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
 # Formats of add-ons come before these: summaries without requests, and tables of any columns.
 _OWN_SUMMARIES = [form.name for form in REQUEST_FORMATS].index("aiperf-summary")
 # Further formats of our labs, which plug them in.
-LABS_FORMATS = ("azure-llm", "burstgpt", "genai-bench", "legacy-blis-csv", "llmperf", "llmservingsim", "mooncake")
+LABS_FORMATS = (
+    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "legacy-blis-csv", "llmperf", "llmservingsim"),
+    "mooncake",
+)
 
 # Small files that say how the experiment was set up, known by their names.
 _CONFIGURATIONS = (
@@ -126,7 +132,6 @@ _OTLP = FileKind(OTLP, otlp_framing.recognises, r"traces(?:-[\w.:+-]+)?\.jsonl?"
 _SERVER = (
     FileKind(KV_EVENTS, kv_events.recognises, r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?", several=True),
     FileKind(STEP_LOG, step_log.recognises, r"steps-engine\d{1,6}-\d{1,12}-\d{1,20}\.jsonl", several=True),
-    FileKind(FORWARD_PASSES, iterations.recognises_forward_passes, several=True),
     FileKind(METRICS, metrics.recognises, several=True),
     FileKind(SERVER_LOG, server_log.recognises, r"vllm\.log(?:\.\d{1,6})?", several=True),
 )
@@ -155,7 +160,8 @@ def file_kinds() -> dict[str, FileKind]:
 @cache
 def input_formats() -> tuple[str, ...]:
     """What ``--input-format`` takes."""
-    return (OTLP, KV_EVENTS, STEP_LOG, METRICS, FORWARD_PASSES, *(form.name for form in request_formats()))
+    of_steps = (kind.name for kind in _plugged_in() if kind.iterations)
+    return (OTLP, KV_EVENTS, STEP_LOG, METRICS, *of_steps, *(form.name for form in request_formats()))
 
 
 def labs_formats() -> tuple[str, ...]:

@@ -49,6 +49,12 @@ class RawEvents:
     counts: NDArray[np.int64]
 
 
+def raw_events(path: Path, counts: Iterable[int]) -> RawEvents | None:
+    """The stamps of requests that own the next ``counts[i]`` of a flat file each; None if there are none."""
+    owned = np.array(counts, np.int64)
+    return RawEvents(path, np.cumsum(owned) - owned, owned) if owned.any() else None
+
+
 @dataclass(frozen=True)
 class RawPrefix:
     """Prompt blocks as a file names them: request ``i`` of the frame, in file order, owns ``counts[i]`` of ``keys``.
@@ -173,6 +179,12 @@ def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
         configured_output_tokens=summary.configured_output_tokens,
         ignore_eos=summary.ignore_eos,
     )
+
+
+def no_requests(version: str, aggregates: pl.DataFrame, *lacks: str, **others: Any) -> RequestsRead:
+    """What a file has of a run without its single requests; ``others``: further fields of :class:`RequestsRead`."""
+    rows = rows_of(pl.DataFrame(schema=READ_SCHEMA))
+    return RequestsRead(rows, "client", "relative", version=version, aggregates=aggregates, lacks=lacks, **others)
 
 
 def request_row(**values: object) -> dict[str, object]:

@@ -15,8 +15,7 @@ from blis_replay.ingest.readers.documents import WHOLE_RUN, aggregate_frame, fin
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import JsonPath, wanted_values
-from blis_replay.ingest.readers.requests import RequestsRead, frame_of
-from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.readers.requests import RequestsRead, no_requests
 
 _QUANTILES = (25, 50, 75, 90, 95, 99)
 _LONGEST_US = 1e15
@@ -75,14 +74,8 @@ def _summed_up(
     file.tally.records = sent
     asked = [("concurrency", "asked", clients)] if clients and clients >= 1 else []
     aggregates = aggregate_frame((WHOLE_RUN, *row) for row in [*_aggregates(values, sent, failed), *asked])
-    return RequestsRead(
-        rows_of(frame_of(())),
-        "client",
-        "relative",
-        version=tool,
-        aggregates=aggregates,
-        lacks=(f"requests: {tool} does not say when it sent them, so they cannot be placed; {file.name} is summed up",),
-    )
+    lacks = f"requests: {tool} does not say when it sent them, so they cannot be placed; {file.name} is summed up"
+    return no_requests(tool, aggregates, lacks)
 
 
 def _numbers(record: Mapping[str, Any], unit_us: float) -> Iterator[tuple[str, float]]:

@@ -38,7 +38,7 @@ from blis_replay.ingest.readers.documents import (
     whole,
 )
 from blis_replay.ingest.readers.files import RecordedFile, lines
-from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests import RequestsRead, frame_of, no_requests, raw_events, request_row
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -94,9 +94,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     with events_path.open("wb") as stream:
         frame = frame_of(_usable_rows(file, stream, counts))
     file.tally.records = len(frame)
-    owned = np.array(counts, np.int64)
-    events = RawEvents(events_path, np.cumsum(owned) - owned, owned) if owned.sum() else None
-    return RequestsRead(rows_of(frame), "client", "epoch", events=events, version="aiperf")
+    return RequestsRead(rows_of(frame), "client", "epoch", events=raw_events(events_path, counts), version="aiperf")
 
 
 def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Iterator[dict[str, object]]:
@@ -237,20 +235,15 @@ def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:
     file.tally.records = len(reported)
     if clients is not None:
         reported.append((WHOLE_RUN, "concurrency", "asked", clients))
-    aggregates = aggregate_frame(reported)
-    length = _configured_length(configured)
     version = text(document.get("aiperf_version"))
-    return RequestsRead(
-        rows_of(frame_of(())),
-        "client",
-        "epoch",
-        _model(configured),
-        version=f"aiperf {version}" if version else "aiperf",
+    return no_requests(
+        f"aiperf {version}" if version else "aiperf",
+        aggregate_frame(reported),
+        "requests: AIPerf's summary has aggregates only; profile_export.jsonl has the requests",
+        model=_model(configured),
         stages=(Stage(0, rate, round(count * 1e6 / rate)),) if rate and count and 1 <= count <= _MOST_SENT else (),
-        aggregates=aggregates,
-        configured_output_tokens=length,
+        configured_output_tokens=_configured_length(configured),
         ignore_eos=_ignores_eos(configured),
-        lacks=("requests: AIPerf's summary has aggregates only; profile_export.jsonl has the requests",),
     )
 
 

@@ -24,9 +24,8 @@ from blis_replay.ingest.readers.documents import (
     text,
 )
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import RequestsRead, frame_of
+from blis_replay.ingest.readers.requests import RequestsRead, no_requests
 from blis_replay.ingest.recording import Stage
-from blis_replay.ingest.rows import rows_of
 
 _LONGEST_US = 1e15
 # Three header lines from 0.4 on, one in 0.3, and a row for each load level.
@@ -127,15 +126,12 @@ def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     if duration_us and duration_us > 0 and sent:
         asked = finite(point.strategy.get("rate"))
         stages = [Stage(0, asked if asked and asked > 0 else sent / (duration_us / US_PER_S), duration_us)]
-    return RequestsRead(
-        rows_of(frame_of(())),
-        "client",
-        "relative",
-        _model_of(point),
-        version=f"guidellm {'0.3' if point.old else '0.4 or later'}",
+    return no_requests(
+        f"guidellm {'0.3' if point.old else '0.4 or later'}",
+        aggregate_frame((stage, *row) for row in rows for stage in (0, WHOLE_RUN)),
+        f"requests: {file.name} has means and percentiles of whole load levels only",
+        model=_model_of(point),
         stages=tuple(stages),
-        aggregates=aggregate_frame((stage, *row) for row in rows for stage in (0, WHOLE_RUN)),
-        lacks=(f"requests: {file.name} has means and percentiles of whole load levels only",),
     )
 
 

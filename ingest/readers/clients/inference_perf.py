@@ -12,8 +12,9 @@ including an inter-token latency that counted two events a token; the checks cor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,15 +44,7 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import json_objects
-from blis_replay.ingest.readers.requests import (
-    BATCH_ROWS,
-    NONE,
-    READ_SCHEMA,
-    RawEvents,
-    RequestsRead,
-    frame_of,
-    request_row,
-)
+from blis_replay.ingest.readers.requests import NONE, RequestsRead, frame_of, raw_events, request_row
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -111,7 +104,7 @@ _MODEL = msgspec.json.Decoder(str)
 _BODY = msgspec.json.Decoder(_Body)
 
 
-def prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
+def _prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
     """A hash of a prompt, and those of all up to each whole piece of it (``prompt_texts``).
 
     ``parts``: its text, then all else that sets prompts apart.
@@ -122,61 +115,6 @@ def prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
     return hash(tuple(parts)), np.array(list(chain)[1:], np.int64).astype(HASH)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some requests of a file (``READ_SCHEMA``), and for each its ordinal, a hash of its text, and its stamps.
-
-    ``prompts``: the number of each one's prompt, or ``NONE``.  ``model``: the first that they name, after the
-    ordinal of that record.
-    """
-
-    frame: pl.DataFrame
-    ordinals: Int64s
-    digests: Int64s
-    offsets: Int64s
-    counts: Int64s
-    prompts: Int64s
-    model: tuple[int, str] | None
-
-
-# Of each request of a part, in the order of its fields.
-NUMBERS = ("ordinals", "digests", "offsets", "counts", "prompts")
-NO_NUMBERS = np.empty((len(NUMBERS), 0), np.int64)
-
-
-def decoded_parts(
-    file: RecordedFile,
-    objects: Iterable[tuple[int, bytes]],
-    stream: BinaryIO,
-    texts: PromptTexts,
-) -> Iterator[Part]:
-    """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
-    rows: list[dict[str, object]] = []
-    kept: list[tuple[int, ...]] = []
-    model: tuple[int, str] | None = None
-    stamps_before = stream.tell() // 8
-    for ordinal, raw in objects:
-        problem, row, stamps_us, body = _decoded(raw)
-        if problem:
-            file.tally.reject(f"record {ordinal}", problem)
-            continue
-        model = model or model_of(ordinal, body)
-        rows.append(row)
-        kept.append((ordinal, hash(raw), stamps_before, len(stamps_us), _prompt_of(body, texts)))
-        stream.write(stamps_us.tobytes())
-        stamps_before += len(stamps_us)
-        if len(rows) == BATCH_ROWS:
-            yield _part(rows, kept, model)
-            rows, kept = [], []
-    if rows:
-        yield _part(rows, kept, model)
-
-
-def _part(rows: list[dict[str, object]], kept: list[tuple[int, ...]], model: tuple[int, str] | None) -> Part:
-    ordinals, digests, offsets, counts, prompts = np.array(kept, np.int64).T
-    return Part(frame_of(rows), ordinals, digests, offsets, counts, prompts, model)
-
-
 def _prompt_of(body: _Body, texts: PromptTexts) -> int:
     """The number of a body's prompt, or of its messages; ``NONE`` if it has neither."""
     prompt, messages, *others = (
@@ -185,7 +123,7 @@ def _prompt_of(body: _Body, texts: PromptTexts) -> int:
     )
     if not prompt and not messages:
         return NONE
-    digest, chain = prompt_hashes([prompt or messages, *others])
+    digest, chain = _prompt_hashes([prompt or messages, *others])
     return texts.number(digest, len(prompt or messages), chain.data)
 
 
@@ -198,7 +136,7 @@ def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:
         record = _RECORD.decode(raw)
     except DECODE_ERRORS as error:
         return str(error), {}, nothing, _Body()
-    body = body_of(record.request)
+    body = _body_of(record.request)
     return *_row(record, body), body
 
 
@@ -229,8 +167,8 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
         ttft_us=int(stamps_us[0]) - start_us if ok and len(stamps_us) else None,
         e2e_us=end_us - start_us,
         cached_prompt_tokens=whole((usage.prompt_tokens_details or _Details()).cached_tokens),
-        status="ok" if ok else failure_of(record.error),
-        error=None if ok else message_of(record.error),
+        status="ok" if ok else _failure_of(record.error),
+        error=None if ok else _message_of(record.error),
         sent_us=start_us,
         usage_output_tokens=tokens(usage.completion_tokens) if ok else None,
         ignore_eos=body.ignore_eos if isinstance(body.ignore_eos, bool) else None,
@@ -238,16 +176,15 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
     return "", row, stamps_us
 
 
-def model_of(ordinal: int, body: _Body) -> tuple[int, str] | None:
-    """The ordinal of a record and the model that its body names, if it names one."""
+def _model_of(body: _Body) -> str | None:
+    """The model that a body names, if it names one."""
     try:
-        model = text(_MODEL.decode(body.model))
+        return text(_MODEL.decode(body.model))
     except DECODE_ERRORS:
         return None
-    return (ordinal, model) if model else None
 
 
-def body_of(request: str | None) -> _Body:
+def _body_of(request: str | None) -> _Body:
     """The fields of the request's body that matter; a body that is no JSON has none of them."""
     try:
         return _BODY.decode(request) if request else _Body()
@@ -255,7 +192,7 @@ def body_of(request: str | None) -> _Body:
         return _Body()
 
 
-def message_of(error: object) -> str | None:
+def _message_of(error: object) -> str | None:
     """An error in words, if it has any."""
     if isinstance(error, dict):
         parts = (text(error.get(key)) for key in ("error_type", "error_msg"))
@@ -263,7 +200,7 @@ def message_of(error: object) -> str | None:
     return text(error)
 
 
-def failure_of(error: object) -> str:
+def _failure_of(error: object) -> str:
     """The status of a request that ended with ``error``."""
     named = str(error.get("error_type", "")) if isinstance(error, dict) else str(error)[:200]
     return "timeout" if "timeout" in named.lower() else "error"
@@ -279,36 +216,52 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
 
     Times are on the client's monotonic clock.  Failed requests keep no TTFT; their E2E is the
     time for which the client held on.  Memory is bounded by a batch of requests.  A
-    record that cannot be used is rejected and counted by its ordinal.
+    record that cannot be used is rejected and counted by its ordinal, and so is one that is there before, identical.
     """
     hashes_path = events_path.with_suffix(".prompts")
     with events_path.open("wb") as stream, hashes_path.open("wb") as hashes:
-        texts = PromptTexts(hashes)
-        parts = decoded_parts(file, json_objects(file, MAX_RECORD_BYTES), stream, texts)
-        whole = in_file_order(file, parts)
-        texts.flush()
-    file.tally.records = len(whole.frame)
-    events = RawEvents(events_path, whole.offsets, whole.counts) if whole.counts.any() else None
-    model = whole.model[1] if whole.model else None
-    prompt_tokens = whole.frame["prompt_tokens"].fill_null(0).to_numpy()
-    prefix = raw_prompts(texts, hashes_path, whole.prompts, prompt_tokens)
-    return RequestsRead(rows_of(whole.frame), "client", "monotonic", model, events, prefix=prefix)
+        reading = _Reading(file, stream, PromptTexts(hashes))
+        frame = frame_of(reading.rows())
+        reading.texts.flush()
+    file.tally.records = len(frame)
+    prompts = np.array(reading.prompts, np.int64)
+    prefix = raw_prompts(reading.texts, hashes_path, prompts, frame["prompt_tokens"].fill_null(0).to_numpy())
+    events = raw_events(events_path, reading.counts)
+    return RequestsRead(rows_of(frame), "client", "monotonic", reading.model, events, prefix=prefix)
 
 
-def in_file_order(file: RecordedFile, parts: Iterable[Part]) -> Part:
-    """All parts as one; a record that is there before, identical, is rejected."""
-    frames, numbers = [pl.DataFrame(schema=READ_SCHEMA)], [NO_NUMBERS]
-    model: tuple[int, str] | None = None
-    for part in parts:
-        frames.append(part.frame)
-        numbers.append(np.stack([getattr(part, name) for name in NUMBERS]))
-        model = min((named for named in (model, part.model) if named), default=None)
-    ordinals, digests, *_ = every = np.concatenate(numbers, axis=1)
-    order = np.argsort(ordinals, kind="stable")
-    firsts = order[np.sort(np.unique(digests[order], return_index=True)[1])]
-    for ordinal in np.setdiff1d(ordinals, ordinals[firsts]).tolist():
-        file.tally.reject(f"record {ordinal}", "the same record again, identical")
-    return Part(frame=pl.concat(frames)[firsts], model=model, **dict(zip(NUMBERS, every[:, firsts], strict=True)))
+@dataclass
+class _Reading:
+    """One reading of a file: what is known beside the rows of its requests, one entry a request.
+
+    ``counts``: stamps; ``prompts``: the number of the prompt, or ``NONE``; ``digests``: hashes of the records so far;
+    ``model``: the first that a record names.
+    """
+
+    file: RecordedFile
+    stream: BinaryIO
+    texts: PromptTexts
+    counts: array[int] = field(default_factory=lambda: array("q"))
+    prompts: array[int] = field(default_factory=lambda: array("q"))
+    digests: set[int] = field(default_factory=set)
+    model: str | None = None
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        """The rows of the requests that can be used."""
+        for ordinal, raw in json_objects(self.file, MAX_RECORD_BYTES):
+            problem, row, stamps_us, body = _decoded(raw)
+            digest = hash(raw)
+            if not problem and digest in self.digests:
+                problem = "the same record again, identical"
+            if problem:
+                self.file.tally.reject(f"record {ordinal}", problem)
+                continue
+            self.digests.add(digest)
+            self.model = self.model or _model_of(body)
+            self.counts.append(len(stamps_us))
+            self.prompts.append(_prompt_of(body, self.texts))
+            self.stream.write(stamps_us.tobytes())
+            yield row
 
 
 # -- Reports: latencies are in seconds there and in microseconds here -----------------------

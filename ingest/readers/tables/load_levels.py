@@ -25,7 +25,7 @@ from blis_replay.ingest.readers.documents import (
     tokens,
 )
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, frame_of
+from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, no_requests
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS
 from blis_replay.ingest.readers.tables.columns import (
     LEVEL_FIELDS,
@@ -42,7 +42,6 @@ from blis_replay.ingest.readers.tables.columns import (
 )
 from blis_replay.ingest.readers.tables.records import Record, first_record, table_of
 from blis_replay.ingest.recording import Stage
-from blis_replay.ingest.rows import rows_of
 
 # For each row the table is read again.
 MOST_LEVELS = 500
@@ -124,15 +123,7 @@ def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
         figures["concurrency", "asked"] = load.clients
     rows = [(stage, *key, value) for key, value in figures.items() for stage in (0, WHOLE_RUN)]
     stages = () if load.rate is None else (Stage(0, load.rate, round(load.requests / load.rate * US_PER_S)),)
-    return RequestsRead(
-        rows_of(frame_of(())),
-        "client",
-        "relative",
-        version="table of load levels",
-        stages=stages,
-        aggregates=aggregate_frame(rows),
-        lacks=tuple(lacks),
-    )
+    return no_requests("table of load levels", aggregate_frame(rows), *lacks, stages=stages)
 
 
 def server_of_level(file: RecordedFile) -> ServerFacts:

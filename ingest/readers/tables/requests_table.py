@@ -19,7 +19,7 @@ import numpy as np
 
 from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, quoted_value, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, gathered, prefixes_of_groups, request_row
+from blis_replay.ingest.readers.requests import RequestsRead, gathered, prefixes_of_groups, raw_events, request_row
 from blis_replay.ingest.readers.tables.columns import (
     ISO,
     UNITS,
@@ -80,8 +80,6 @@ def read_requests(file: RecordedFile, stamps_path: Path, columns: Columns | None
         rows = gathered(_usable_rows(file, stamps_path, read))
     table.check()
     file.tally.records = rows.height
-    owned = np.array(read.counts, np.int64)
-    events = RawEvents(stamps_path, np.cumsum(owned) - owned, owned) if owned.sum() else None
     kind = "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= _EARLIEST_EPOCH_US else "relative"
     prefix, remarks = prefixes_of_groups(read.groups, "prefix and prefix_tokens of the table")
     return RequestsRead(
@@ -89,7 +87,7 @@ def read_requests(file: RecordedFile, stamps_path: Path, columns: Columns | None
         "client",
         kind,
         read.model,
-        events,
+        raw_events(stamps_path, read.counts),
         version=f"table ({table.said()})",
         prefix=prefix,
         remarks=(*remarks, *_remarks(file, table)),

@@ -26,7 +26,7 @@ def test_a_format_of_an_add_on_is_known_before_tables_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("format.gateway", f"{__name__}:GATEWAY", "blis_replay.addons")
-    caches = (formats.request_formats, formats.file_kinds, formats.input_formats)
+    caches = (formats._plugged_in, formats.request_formats, formats.file_kinds, formats.input_formats)
     monkeypatch.setattr(formats, "addons", lambda socket: {"gateway": point} if socket == "format" else {})
     for cached in caches:
         cached.cache_clear()

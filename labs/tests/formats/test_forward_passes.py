@@ -15,9 +15,9 @@ from mutations import mutated
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.server.iterations import IterationLines, in_order, read_forward_passes
-from blis_replay.ingest.readers.server.iterations import recognises_forward_passes as recognises
+from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.rows import Scratch
+from blis_replay_labs.formats.forward_passes import in_order, read_forward_passes, recognises
 
 
 def forward_pass(counter: int, prefill: int = 2, decode: int = 3, rank: int = 0, mode: str = "full") -> dict[str, Any]:
