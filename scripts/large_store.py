@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.fixtures.synthetic import generate
-from blis_replay.fixtures.truth import SyntheticExperiment
-from blis_replay.fixtures.truth_frames import recording_of
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, SharedPrefix, Stage
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.frames import recording_of
+from blis_replay_labs.planted.generate import generate
 
 EXPERIMENTS, REQUESTS = 100, 15_000
 _TRACED_EVERY, _TOKENS_EVERY = 3, 20

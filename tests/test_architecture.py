@@ -192,9 +192,9 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 313,
     "lines of the instrument": 72_700,
-    "lines of labs": 12_000,
+    "lines of labs": 15_800,
     "lines of scripts": 7_000,
-    "lines of tests": 42_050,
+    "lines of tests": 42_120,
 }
 LOADED_BUDGET = {"modules": 139, "lines": 28_000}
 

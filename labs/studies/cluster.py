@@ -1,6 +1,6 @@
 """What studies run on made-up loads: a cluster, and one server with one sequence at a time against M/M/1.
 
-The queue is that of ``blis/verification/theory.py``.
+The queue is that of ``labs/verification/theory.py``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from blis_replay.blis.cluster.config import ClusterText
 from blis_replay.blis.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.blis.verification.theory import CoefficientSet, calibrate, mm1_wait_us, simulate_waits, wait_interval
 from blis_replay.strict.document import Number, document_of
 from blis_replay.validate.metrics.latency import statistics
 from blis_replay_labs.studies.study import System
 from blis_replay_labs.synthetic.generate import generate
 from blis_replay_labs.synthetic.workload import LoadText
+from blis_replay_labs.verification.theory import CoefficientSet, calibrate, mm1_wait_us, simulate_waits, wait_interval
 
 MEASURES = (
     *("requests", "admitted", "completed", "unserved", "ttft_mean_ms", "ttft_p99_ms", "e2e_mean_ms"),

@@ -13,12 +13,12 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from blis_replay.blis.verification.theory import LLAMA_8B_TP2, SECOND_SET, CoefficientSet, fit_line
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.validate.metrics.resampling import CONFIDENCE
+from blis_replay_labs.verification.theory import LLAMA_8B_TP2, SECOND_SET, CoefficientSet, fit_line
 
 Verdict = Literal["confirmed", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "refuted", "inconclusive")

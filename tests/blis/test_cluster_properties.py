@@ -26,7 +26,7 @@ from blis_replay.blis.cluster.config import (
 from blis_replay.blis.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
-from blis_replay.blis.verification.workloads import LATENCY, LIFECYCLE, Scenario, random_trace, scenarios
+from blis_replay_labs.verification.workloads import LATENCY, LIFECYCLE, Scenario, random_trace, scenarios
 
 BLOCK = 16
 SHARED_BLOCKS = 6

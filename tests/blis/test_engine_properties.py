@@ -23,7 +23,7 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, intern_blocks
-from blis_replay.blis.verification.conservation import batch_faults, block_faults
+from blis_replay_labs.verification.conservation import batch_faults, block_faults
 
 request_lists = st.lists(
     st.tuples(

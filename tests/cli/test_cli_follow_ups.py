@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
+from planted import PLANTED, planted_recording, wrong_release
 
 from blis_replay.blis.releases.fit import FitRecord, PartScore
 from blis_replay.blis.releases.release import CoefficientRelease, format_release
-from blis_replay.fixtures.planted import PLANTED, planted_recording, with_wrong_intercept
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import Recording, Stage
 from blis_replay.ingest.store import open_store
 from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.explain.attribute import attribute
 from blis_replay.validate.explain.text import explanations
+from blis_replay_labs.planted.causes import line
 
 _COMMAND = re.compile(r"blis-replay ((?:segments|coefficients steps|calibrate) [^;`]*)")
 
@@ -54,7 +55,7 @@ def test_every_command_that_attribute_prints_runs_as_it_stands(
         ingest_recording(store, planted.recording)
     printed: set[str] = set()
     for factor in (0.8, 1.25):
-        release = with_wrong_intercept(planted.release, factor)
+        release = wrong_release(planted, line(intercept=factor))
         commands = _printed(run, planted.recording, release, "longer" if factor > 1 else "less time")
         assert {command.split(" -")[0] for command in commands} == {"coefficients steps", "calibrate"}
         printed |= commands

@@ -12,14 +12,15 @@ import pytest
 from command_line import Run
 
 from blis_replay.blis.releases.release import format_release
-from blis_replay.fixtures.planted import true_release
-from blis_replay.fixtures.synthetic import generate, write_experiment
-from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
 from blis_replay.validate.comparison import validated
 from blis_replay.validate.metrics.observed import pooled_gaps
 from blis_replay.validate.schedule import schedule_verdict
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.faults import true_release
+from blis_replay_labs.planted.files import write_experiment
+from blis_replay_labs.planted.generate import generate
 
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 

@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 
 from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace, intern_blocks
-from blis_replay.fixtures.synthetic import generate
-from blis_replay.fixtures.truth import SyntheticExperiment
-from blis_replay.fixtures.truth_frames import recording_of
 from blis_replay.ingest.checks import reconstruction as checked
 from blis_replay.ingest.checks.reconstruction import reconstruct_by_stretches, totals_of_steps
 from blis_replay.ingest.recording import Recording
@@ -28,6 +25,9 @@ from blis_replay.ingest.steps.reconstruction import (
     reconstructed_steps,
 )
 from blis_replay.ingest.steps.reconstruction import reconstruction_of as made_of
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.frames import recording_of
+from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from planted import Planted, planted_recording, wrong_simulator
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.fixtures.planted import Planted, planted_recording, wrong_simulator
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.simulator import entry_of

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from recordings import make_recording
 
-from blis_replay.fixtures.servers import any_server, run_of
-from blis_replay.fixtures.synthetic import generate
-from blis_replay.fixtures.truth import SyntheticExperiment
-from blis_replay.fixtures.truth_frames import recording_of
 from blis_replay.ingest.recording import SharedPrefix
 from blis_replay.replay import prefix
 from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.frames import recording_of
+from blis_replay_labs.planted.generate import generate
+from blis_replay_labs.planted.servers import any_server, run_of
 
 
 def test_a_shared_prefix_workload_by_hand() -> None:

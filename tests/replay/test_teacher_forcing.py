@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from planted import PLANTED, Planted, planted_recording
 
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay

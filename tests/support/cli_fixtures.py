@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from command_line import Answer, Run
 
-from blis_replay.fixtures.synthetic import write_demo
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.validate import STORE_DEFAULT, experiment
 from blis_replay.validate.cli.main import main
+from blis_replay_labs.planted.files import write_demo
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ import pytest
 from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
 from blis_replay.blis.releases.fit import CoefficientFit
 from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
-from blis_replay.fixtures.synthetic import generate, write_experiment
-from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
 from blis_replay.ingest.rows import rows_of
@@ -22,6 +20,9 @@ from blis_replay.validate.fit.calibrate import DataChoice, ModelFit, Options, ca
 from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
 from blis_replay.validate.fit.text import calibration_answer
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.files import write_experiment
+from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow
 

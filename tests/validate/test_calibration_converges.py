@@ -12,7 +12,6 @@ import pytest
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.fixtures.servers import Noise, Server, any_server, bent, run_of
 from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import ReplayMode
@@ -21,6 +20,7 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
+from blis_replay_labs.planted.servers import Noise, Server, any_server, bent, run_of
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import FittedOn, format_release, parse_release
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.checks import overload
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_source
@@ -38,6 +37,7 @@ from blis_replay.validate.gating.policy import (
 )
 from blis_replay.validate.gating.reports import gate_answer, gate_junit, gate_markdown
 from blis_replay.validate.metrics.observed import read_observed
+from blis_replay_labs.planted.experiment import SyntheticExperiment
 
 BOTH = (SMALL.slug, LARGE.slug)
 

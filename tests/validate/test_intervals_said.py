@@ -8,24 +8,23 @@ from pathlib import Path
 
 import pytest
 
-import blis_replay.validate
-
-ROOM = Path(blis_replay.validate.__file__).parent
+ROOT = Path(__file__).parents[2]
+ROOMS = ("validate", *(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "labs").glob("*/__init__.py")))
 # Where texts of an interval are made, and what they say of it there.
 SAID = {
-    "attribution/recorded_cycles.py": "draws of blocks of steps",
-    "attribution/text.py": "draws of blocks of requests",
-    "calibration/text.py": "draws of blocks of neighbouring",
-    "calibration/known_servers.py": "hold the true coefficient",
-    "cli/tool.py": "over independent replications",
-    "comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
-    "gating/reports.py": "over draws of blocks of requests",
-    "report/latency_charts.py": "over resampled blocks of requests",
-    "report/page.py": "over resampled blocks of requests",
-    "studies/text.py": "over seeds or recordings",
+    "validate/explain/cycles.py": "draws of blocks of steps",
+    "validate/explain/text.py": "draws of blocks of requests",
+    "validate/calibration/text.py": "draws of blocks of neighbouring",
+    "labs/planted/known_servers.py": "hold the true coefficient",
+    "labs/verification/cli.py": "over independent replications",
+    "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
+    "validate/gating/reports.py": "over draws of blocks of requests",
+    "validate/report/latency_charts.py": "over resampled blocks of requests",
+    "validate/report/page.py": "over resampled blocks of requests",
+    "labs/studies/text.py": "over seeds or recordings",
 }
 # They speak of intervals and print none.
-PRINTS_NONE = {"cli/calibrate.py", "gating/judging.py"}
+PRINTS_NONE = {"labs/planted/writers_inference_perf.py", "validate/cli/calibrate.py", "validate/gating/judging.py"}
 
 
 def texts(path: Path) -> list[str]:
@@ -44,7 +43,7 @@ def _is_text(body: list[ast.stmt]) -> bool:
 @pytest.mark.slow
 def test_each_module_that_prints_an_interval_says_of_what() -> None:
     """A module that begins to print one is to say it, and to stand in the list above."""
-    told = {path.relative_to(ROOM).as_posix(): texts(path) for path in ROOM.rglob("*.py")}
+    told = {path.relative_to(ROOT).as_posix(): texts(path) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     speaking = {
         name for name, found in told.items() if any(re.search(r"\binterval|\b9\d(\.\d)? %", text) for text in found)
     }

@@ -16,11 +16,11 @@ import pytest
 from docs_generated import example_of
 
 import blis_replay.validate as br
-from blis_replay.fixtures.synthetic import write_demo
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
 from blis_replay.validate.report.svg import COLOURS, ON_PAPER
+from blis_replay_labs.planted.files import write_demo
 
 pytestmark = pytest.mark.slow
 

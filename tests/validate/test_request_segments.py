@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from planted import Planted, planted_recording, wrong_release
 
-from blis_replay.fixtures.planted import Planted, planted_recording, with_wrong_pre_queue
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.validate.comparison.segments import Segments, segment_frame, segments_of
 from blis_replay.validate.comparison.segments_text import segments_answer
+from blis_replay_labs.planted.causes import PRE_QUEUE, delay
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +28,14 @@ def named(segments: Segments) -> dict[str, np.ndarray]:
 
 def test_a_delay_that_was_planted_shows_in_its_segment_alone(planted: Planted) -> None:
     """12 ms more before the queue: send to queue differs by 12,000 us for every request; decode not on average."""
-    run = replay(planted.recording, with_wrong_pre_queue(planted.release, 12_000))
+    run = replay(planted.recording, wrong_release(planted, delay(PRE_QUEUE, pre_queue_us=12_000)))
     segments = segments_of(run)
     assert named(segments)["send to queue"].tolist() == [12_000.0] * len(segments.request_index)
     assert abs(named(segments)["decode"].mean()) < 120  # 1 % of what was planted
 
 
 def test_the_segments_sum_to_e2e_on_both_sides_for_every_request(planted: Planted) -> None:
-    run = replay(planted.recording, with_wrong_pre_queue(planted.release, 3_000))
+    run = replay(planted.recording, wrong_release(planted, delay(PRE_QUEUE, pre_queue_us=3_000)))
     segments = segments_of(run)
     e2e_us = planted.recording.requests["e2e_us"].to_numpy()[segments.request_index]
     assert segments.whole.a_us.tolist() == e2e_us.tolist()
@@ -70,7 +71,7 @@ def test_an_overloaded_recording_is_called_so(planted: Planted) -> None:
 
 
 def test_table_frame_and_json_have_the_same_means(planted: Planted) -> None:
-    segments = segments_of(replay(planted.recording, with_wrong_pre_queue(planted.release, 12_000)))
+    segments = segments_of(replay(planted.recording, wrong_release(planted, delay(PRE_QUEUE, pre_queue_us=12_000))))
     page, document, frame = str(segments_answer(segments)), segments_answer(segments).document, segment_frame(segments)
     assert max(map(len, page.splitlines())) <= 80
     assert "+12.00" in page

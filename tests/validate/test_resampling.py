@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from blis_replay.blis.engine import simulate
-from blis_replay.fixtures.servers import Noise, any_server, run_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.metrics.latency import LatencySamples
@@ -21,6 +20,7 @@ from blis_replay.validate.metrics.resampling import (
     resampled_values,
     time_blocks,
 )
+from blis_replay_labs.planted.servers import Noise, any_server, run_of
 
 E2E_MEAN = [("e2e", "mean")]
 

@@ -14,8 +14,6 @@ import pytest
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
-from blis_replay.fixtures.synthetic import generate, write_experiment
-from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.overload import CHECK, client_limits, overloaded, queue
 from blis_replay.ingest.recording import Finding, Recording, Stage
@@ -33,6 +31,9 @@ from blis_replay.validate.comparison.summary_text import mean_abs_errors
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.text.answer import part_text
+from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
+from blis_replay_labs.planted.files import write_experiment
+from blis_replay_labs.planted.generate import generate
 
 # 8 places, 24 tokens at 8.5 ms per step, and asynchronous admission: about 37 requests a second at most.
 ENGINE = EngineConfig(8, 2048, 4096, async_scheduling=True, num_gpu_blocks=10_001)

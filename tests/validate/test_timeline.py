@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from planted import PLANTED, Planted, planted_recording
 
-from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording, with_engine
 from blis_replay.ingest.recording import (
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
@@ -22,6 +22,7 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.timeline import window as module
@@ -180,7 +181,7 @@ def test_the_missing_cycle_can_be_seen(planted: Planted) -> None:
 
 def test_a_preempted_request_has_no_tokens_until_its_prefill_is_done_again(planted: Planted) -> None:
     """With 200 KV blocks: as many holes as the run counts preemptions, and every token lies outside of them."""
-    run = replay(with_engine(planted.recording, {"num_gpu_blocks": 200}), planted.release)
+    run = replay(with_engine(planted.recording, {"num_gpu_blocks": 200}, "planted"), planted.release)
     result = run.result
     assert result.preemptions.sum() > 10
     holes = simulated_preemptions(run)

@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 import pytest
+from planted import PLANTED, Planted, planted_recording
 
-from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planted import PLANTED, planted_recording
 
-from blis_replay.fixtures.planted import PLANTED, planted_recording
 from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS

@@ -52,12 +52,12 @@ SECTIONS = {
     },
     "Tool": {
         "doctor": ("tool", "What is installed, where things are kept, and what stands in the way."),
-        "verify": ("tool", "Check the simulator itself: conservation, causality, queueing theory."),
     },
 }
 VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.items()}
 # Verbs of our labs, which plug them in as add-ons, in the same order: verb -> one line of help.
 LABS = {
+    "verify": "Check the simulator itself: conservation, causality, queueing theory.",
     "collect": "Receive the traces of running servers (OTLP), with TLS and tokens.",
     "export": "Write the requests of an experiment for other simulators.",
     "simulate": "Simulate any request table, without a recording.",

@@ -15,7 +15,6 @@ import pytest
 
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.fixtures.faults import Case, Fault, planted_case
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.command import command_simulator
@@ -25,6 +24,7 @@ from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.explain import trial
 from blis_replay_labs.board.cost import STEP_TIME, cost_of
 from blis_replay_labs.board.leaderboard import Cost
+from blis_replay_labs.planted.faults import Case, Fault, planted_case
 
 pytestmark = pytest.mark.slow
 

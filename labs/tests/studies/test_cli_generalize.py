@@ -11,8 +11,9 @@ import pytest
 from command_line import Run
 
 from blis_replay.blis.latency.models import LatencyModel
-from blis_replay.fixtures.synthetic import generate, write_experiment
-from blis_replay.fixtures.truth import SyntheticExperiment
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.files import write_experiment
+from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow
 

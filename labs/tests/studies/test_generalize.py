@@ -13,8 +13,6 @@ from blis_replay.blis.latency.datasheets import Architecture, bundled_architectu
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.releases.release import format_release, parse_release
-from blis_replay.fixtures.synthetic import generate, write_experiment
-from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks import overload
 from blis_replay.ingest.recording import Finding, Setting, SharedPrefix, Stage
@@ -22,6 +20,9 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics.observed import Observed
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.files import write_experiment
+from blis_replay_labs.planted.generate import generate
 from blis_replay_labs.studies.generalisation_text import PUBLISHED_SCORES, generalisation_answer, mean_abs_error
 from blis_replay_labs.studies.generalize import (
     Fold,

@@ -10,10 +10,10 @@ import pytest
 from blis_replay.blis.cluster.config import ClusterConfig, LeastLoaded
 from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay.blis.trace import EngineConfig
-from blis_replay.blis.verification.workloads import LATENCY, LIFECYCLE, random_trace
 from blis_replay_labs.studies.cluster import MEASURES, counted, jain_index, measures
 from blis_replay_labs.studies.read import load_study
 from blis_replay_labs.studies.study import StudyResult, run_studies
+from blis_replay_labs.verification.workloads import LATENCY, LIFECYCLE, random_trace
 
 TRACE = random_trace(np.random.default_rng(3), 300, 4_000.0)
 ENGINE = EngineConfig(8, 128, 512, async_scheduling=False, num_gpu_blocks=60)

@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.fixtures.fault_causes import cut_off, missing
-from blis_replay.fixtures.fault_list import FAULTS
-from blis_replay.fixtures.faults import LOADS, Fault, Recorded, drawn, planted_case, taken
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import rows_of
+from blis_replay_labs.planted.causes import cut_off, missing
+from blis_replay_labs.planted.fault_list import FAULTS
+from blis_replay_labs.planted.faults import LOADS, Fault, Recorded, drawn, planted_case, taken
 
 
 def objections(fault: Fault) -> list[Finding]:

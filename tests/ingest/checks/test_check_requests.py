@@ -8,15 +8,16 @@ from typing import Any
 import polars as pl
 import pytest
 from builders import aggregates, recording, requests, steps, write_events
+from other_forms import write_experiment
 
-from blis_replay.fixtures.synthetic import generate, write_experiment
-from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.overload import overloaded
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
 from blis_replay.ingest.rows import rows_of
+from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.generate import generate
 
 SECOND = 1_000_000
 

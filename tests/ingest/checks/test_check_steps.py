@@ -10,15 +10,15 @@ import pytest
 from builders import aggregates, in_database, recording, requests, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted import PLANTED, planted_recording
 
-from blis_replay.fixtures.faults import to_depth
-from blis_replay.fixtures.planted import PLANTED, planted_recording
 from blis_replay.ingest.checks.evidence import Window, stage_windows, step_intervals, steps_in
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.checks.step_times import cycle_us
 from blis_replay.ingest.recording import Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
+from blis_replay_labs.planted.faults import to_depth
 
 
 def findings_of(made: Recording, check: str) -> list[Finding]:

@@ -13,8 +13,6 @@ import polars as pl
 import pytest
 from client_truth import compare
 
-from blis_replay.fixtures.synthetic import generate, write_experiment
-from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.clients.inference_perf import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
@@ -23,6 +21,9 @@ from blis_replay.ingest.recording import PromptTree, Recording, SharedPrefix
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.prefix import estimate_prefix
+from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
+from blis_replay_labs.planted.files import write_experiment
+from blis_replay_labs.planted.generate import generate
 
 REQUESTS = "results/per_request_lifecycle_metrics.json"
 

@@ -1,7 +1,7 @@
 """A cause that was planted is found, two are told apart, and none is invented.
 
-The recordings are those of a synthetic server that is the engine itself (fixtures.planted), so what the simulator is
-told wrong is the only thing that is wrong.
+The synthetic server is the engine itself (tests/support/planted.py), so what the simulator is
+told wrong is all that is wrong.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from functools import cache
 import numpy as np
 import polars as pl
 import pytest
+from planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
 
 from blis_replay.blis.releases.fit import FitRecord, PartScore
-from blis_replay.fixtures.fault_causes import argument, line
-from blis_replay.fixtures.fault_list import FAULTS
-from blis_replay.fixtures.faults import Fault, planted_case
-from blis_replay.fixtures.planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
 from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import parse_mode
@@ -27,6 +24,9 @@ from blis_replay.validate.explain.attribute import Attribution, Cause, Estimate,
 from blis_replay.validate.explain.tails import late_alone, stages_that_cancel
 from blis_replay.validate.explain.text import attribution_answer, explanations
 from blis_replay.validate.metrics.resampling import QUANTITIES
+from blis_replay_labs.planted.causes import argument, line
+from blis_replay_labs.planted.fault_list import FAULTS
+from blis_replay_labs.planted.faults import Fault, planted_case
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted import planted_recording
 
 from blis_replay.blis.result import token_gaps
-from blis_replay.fixtures.planted import planted_recording
 from blis_replay.replay.driver import replay
 from blis_replay.validate.metrics.latency import pooled_quantiles, statistics
 from blis_replay.validate.metrics.observed import simulated_samples

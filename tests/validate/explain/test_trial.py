@@ -10,11 +10,11 @@ import pytest
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.fixtures.faults import Fault, planted_case
 from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain import trial
 from blis_replay.validate.explain.trial import Trial, misfit, trial_of
+from blis_replay_labs.planted.faults import Fault, planted_case
 
 # Places of what is fitted: ns a step, then delays (us) before the queue, per token and per request after it, and of the
 # stamp of the first token alone.

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from planted import planted_recording, wrong_release
 from planted_pages import HOSTILE, HOSTILE_PLACES, PlantedPage
 
-from blis_replay.fixtures.planted import planted_recording, with_wrong_pre_queue
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import (
     JOURNEY_EVENT_SCHEMA,
@@ -26,6 +26,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.report.evidence import Evidence, gather
 from blis_replay.validate.report.report import Report, report
+from blis_replay_labs.planted.causes import PRE_QUEUE, delay
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ def planted_page(tmp_path_factory: pytest.TempPathFactory) -> PlantedPage:
     with open_store(folder / "store.duckdb") as store:
         ingest_recording(store, planted.recording)
         find_experiment(store, "34b-roleplay")  # which brings it in
-    wrong = with_wrong_pre_queue(planted.release, 30_000)
+    wrong = wrong_release(planted, delay(PRE_QUEUE, pre_queue_us=30_000))
     return PlantedPage(store.path, planted.recording, planted.release, wrong)
 
 

@@ -1,0 +1,166 @@
+"""The scoreboard of planted faults: its list, and how an answer is graded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blis_replay.replay.driver import replay
+from blis_replay.validate.explain.search import depths
+from blis_replay_labs.planted import scoreboard
+from blis_replay_labs.planted.fault_list import FAULTS
+from blis_replay_labs.planted.faults import Fault, planted_case
+from blis_replay_labs.planted.scoreboard import FaultRow, Scoreboard, control, judged, judged_in, scoreboard_answer
+
+GROUPS = {
+    *("recording", "clock", "load", "engine arguments", "cache", "scheduler", "step time", "delays", "output"),
+    *("simulator", "coefficients", "two at once", "operation", "live recordings"),
+}
+
+
+def fault(name: str, size: str, depth: str = "full") -> Fault:
+    return next(f for f in FAULTS if (f.name, f.size, f.depth) == (name, size, depth))
+
+
+def test_the_list_has_eighty_faults_of_every_kind() -> None:
+    assert len(FAULTS) >= 80
+    assert {f.group for f in FAULTS} == GROUPS
+    assert len({(f.name, f.size, f.depth, f.load) for f in FAULTS}) == len(FAULTS)
+
+
+def test_without_a_cause_a_replay_is_the_recording() -> None:
+    case = planted_case(Fault("", ()))
+    run = replay(case.recording, case.release)
+    assert (run.e2e_us == case.recording.requests["e2e_us"].to_numpy()).all()
+
+
+@pytest.mark.slow
+def test_a_fault_that_was_planted_is_found_with_its_size() -> None:
+    row = judged(fault("step time", "intercept x 1.25"))
+    assert (row.grade, row.blamed, row.found_by, row.verdict) == ("right", ("step time",), "attribute", "fail")
+    assert row.explained == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.slow
+def test_prompts_that_were_served_before_the_recording_are_told_from_steps_that_take_longer() -> None:
+    """Its first 30 prompts are in the cache; TTFT 3.7 % too high was once put down to step time."""
+    row = judged(fault("warm prefix cache", "from the stage before", "client"))
+    assert (row.grade, row.blamed) == ("right", ("prefix cache",))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "grade", "blamed"),
+    [
+        # First tokens are 100 ms late and every E2E is as simulated: it once ended in a division by an error of 0.
+        ("proxy that batches chunks", "right", {"output processing"}),
+        ("second token stamped as first", "right", {"output processing"}),
+        # These were once put down to step time alone, which a client cannot tell.
+        ("data_parallel_size", "right", {"data_parallel_size"}),
+        ("prompts counted by another tokenizer", "right", {"step time", "prompt lengths"}),
+        ("tensor parallelism", "right", {"step time"}),
+    ],
+)
+def test_a_client_tells_step_time_from_what_looks_like_it(name: str, grade: str, blamed: set[str]) -> None:
+    (planted,) = (f for f in FAULTS if (f.name, f.depth, f.group) == (name, "client", "operation"))
+    row = judged(planted)
+    assert (row.grade, set(row.blamed)) == (grade, blamed)
+
+
+@pytest.mark.slow
+def test_several_tokens_a_step_are_named_beside_a_shorter_step() -> None:
+    """Requests take 44 % of the time, and a tenth of that scatters whatever the steps take."""
+    (planted,) = (f for f in FAULTS if (f.name, f.depth) == ("speculative decoding", "client"))
+    row = judged(planted)
+    assert row.grade != "wrong"
+    assert row.blamed[:2] == ("step time", "speculative decoding")
+
+
+@pytest.mark.slow
+def test_a_part_of_less_than_one_percent_is_no_cause() -> None:
+    """By which step each request catches, 0.9 of 95 ms of TTFT were once put down to a delay that was as recorded."""
+    row = judged(fault("priority scheduling", "priority, told as fcfs"))
+    assert (row.grade, row.blamed) == ("not identified", ("nothing",))
+
+
+@pytest.mark.slow
+def test_a_recording_without_a_fault_raises_no_alarm() -> None:
+    row = control("two levels", "full", 3)
+    assert (row.verdict, row.alarm) == ("pass", "")
+
+
+@pytest.mark.slow
+def test_the_answer_counts_grades_and_fails_where_something_else_is_blamed() -> None:
+    row = judged(fault("delay before the queue", "pre queue +12 ms"))
+    answer = scoreboard_answer(Scoreboard((row,), ()))
+    assert answer.exit_code == 0
+    assert "1 faults: 1 right, 0 half, 0 not identified, 0 wrong" in str(answer)
+
+
+def row_of(monkeypatch: pytest.MonkeyPatch, alias: str, depth: str, name: str, size: str = "") -> FaultRow:
+    """The answer to the first fault of this name in the recording of a real server."""
+    planted = [f for f in FAULTS if (f.load, f.depth, f.name) == (alias, depth, name) and size in f.size]
+    monkeypatch.setattr(scoreboard, "FAULTS", planted[:1])
+    (row,) = judged_in(alias)
+    return row
+
+
+@pytest.mark.heavy
+def test_in_the_recording_of_a_real_server_what_was_blamed_before_is_not_held_against_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of tiny-live-b stalled, so step time is blamed for 12 points of TTFT whatever is planted beside that."""
+    row = row_of(monkeypatch, "tiny-live-b", "full", "scheduling mode")
+    assert (row.grade, row.blamed) == ("right", ("scheduling mode",))
+    assert row.explained == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.heavy
+def test_steps_of_a_stalling_server_do_not_count_for_more_in_a_queue_that_a_wrong_argument_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """max_num_seqs 4 instead of 32 makes a queue; once it is put right, steps are off by what they were before."""
+    row = row_of(monkeypatch, "tiny-live-b", "full", "max_num_seqs")
+    assert (row.grade, row.blamed) == ("right", ("max_num_seqs",))
+    assert row.explained == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("alias", "name"), [("tiny-live-e", "max_num_seqs"), ("tiny-live-d", "KV blocks")])
+def test_a_client_tells_a_bound_of_requests_from_one_of_memory(
+    monkeypatch: pytest.MonkeyPatch, alias: str, name: str
+) -> None:
+    """While others wait, 3 or 4 requests decode for 86 % of the time with max_num_seqs 4; with 24 blocks 4 to 10."""
+    row = row_of(monkeypatch, alias, "client", name)
+    assert (row.grade, row.blamed) == ("right", (name,))
+
+
+@pytest.mark.slow
+def test_a_bound_that_steps_reach_again_and_again_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 steps of tiny-live-c have 1,024 tokens, with six numbers of decodes among them, and none has more."""
+    row = row_of(monkeypatch, "tiny-live-c", "full", "max_num_batched_tokens", "1024, told as 4096")
+    assert (row.grade, row.blamed) == ("right", ("max_num_batched_tokens",))
+
+
+def test_depths_count_only_while_a_request_waits() -> None:
+    """Three sent at 0; first tokens at 10, 30 and 60 us, ends at 40, 50 and 80; a wait begins 10 us after a send.
+
+    Some wait from 10 to 60: one decodes from 10 to 30 and from 40 to 50, two from 30 to 40, none from 50 to 60.
+    """
+    streams_us = np.array([[0, 0, 0], [10, 30, 60], [40, 50, 80]], np.float64)
+    shares, waited_us = depths(streams_us, usual_us=10)
+    assert waited_us == 50
+    assert shares == pytest.approx([0.2, 0.6, 0.2])
+
+
+def test_the_page_counts_every_fault_of_the_list() -> None:
+    """Whoever adds a fault runs the scoreboard again: the grades of the page's last rows sum to the list."""
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| after")]
+    counted = [[int(number) for number in re.findall(r"[0-9]+", row)] for row in rows]
+    assert [row[0] for row in counted] == [sum(not f.is_live for f in FAULTS), sum(f.is_live for f in FAULTS)]
+    for faults_in_all, *grades in counted:
+        assert (sum(grades[:4]), grades[3:]) == (faults_in_all, [0, 0])

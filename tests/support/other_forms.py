@@ -1,0 +1,33 @@
+"""A synthetic experiment in the forms of other tools, beside or in place of the lab's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+
+import writers_arrival_traces as arrival_traces
+import writers_clients as clients
+from framings import FRAMINGS, traces_in
+from writers_kv_events import kv_events
+
+from blis_replay_labs.planted import files as own
+from blis_replay_labs.planted.experiment import SyntheticTruth
+
+OTHER_FORMS: dict[str, own.Writer] = {
+    **{name: partial(traces_in, name=name) for name in FRAMINGS},
+    "benchmarks.json": clients.benchmarks,
+    "vllm-bench.json": clients.appended_runs,
+    "profile_export.jsonl": clients.profile_export,
+    "mooncake.jsonl": arrival_traces.mooncake,
+    "azure-llm.csv": arrival_traces.azure,
+    "burstgpt-1.csv": arrival_traces.burstgpt_1,
+    "burstgpt-2.csv": arrival_traces.burstgpt_2,
+    "legacy-blis.csv": arrival_traces.legacy_blis,
+    "kv_events.jsonl": kv_events,
+}
+
+
+def write_experiment(truth: SyntheticTruth, directory: Path, *, files: Collection[str]) -> None:
+    """As ``blis_replay_labs.planted.files``; ``files`` may name ``OTHER_FORMS`` too."""
+    own.write_experiment(truth, directory, files=files, forms=OTHER_FORMS)
