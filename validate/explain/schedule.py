@@ -17,7 +17,7 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.trace import RELEASE_ARGUMENTS, EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.followed import SERVED_SCHEMA, served_requests
-from blis_replay.replay.engine import engine_config, with_engine
+from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
@@ -83,7 +83,7 @@ def proof_of(recording: Recording, mode: ReplayMode) -> str:
     if not has_every_step(recording):
         return ""
     try:
-        engine = engine_config(recording, mode)
+        engine = replayed_engine(recording, mode).config
         if engine.data_parallel_size > 1:
             return ""
         check = check_schedule(recorded_schedule(recording), engine)
