@@ -231,26 +231,47 @@ def _problem(error: Exception) -> str:
     return words.strip().partition("\n")[0]
 
 
+# A text (to its end, or that of the bytes), or a number that Python writes and JSON does not have.
+_TEXT_OR_NOT_FINITE = re.compile(rb'"(?:[^"\\]|\\.)*"?|-?\bInfinity\b|\bNaN\b', re.DOTALL)
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+
+
 class _Bounded:
-    """The file for ijson: small reads, and an end to a token that never ends."""
+    """The file for ijson: small reads, an end to a token that never ends, and numbers that are not finite as texts."""
 
     def __init__(self, file: RecordedFile) -> None:
         self.file, self.since_token = file, 0
         self.chunks = file.chunks()
         self.held = memoryview(b"")
+        self.rest, self.in_text = b"", False
 
     def read(self, size: int) -> bytes:
         if size == 0:
             return b""
-        if not self.held:
-            self.held = memoryview(next(self.chunks, b""))
-        piece, self.held = bytes(self.held[:_READ_BYTES]), self.held[_READ_BYTES:]
+        piece, read = b"", b"more"
+        while read and not piece:
+            if not self.held:
+                self.held = memoryview(next(self.chunks, b""))
+            read, self.held = bytes(self.held[:_READ_BYTES]), self.held[_READ_BYTES:]
+            piece = self._finite(self.rest + read, last=not read)
         self.since_token += len(piece)
         if self.since_token > MAX_TOKEN_BYTES:
             raise RecordingError(
                 self.file.path, "", f"a text of more than {MAX_TOKEN_BYTES >> 20} MB in it", "check that it is whole"
             )
         return piece
+
+    def _finite(self, content: bytes, last: bool) -> bytes:
+        """The bytes up to their last comma, where no token is cut in two, with numbers that are not finite as texts."""
+        end = len(content) if last else content.rfind(b",") + 1 or len(content.rstrip(b"\\"))
+        piece, self.rest = content[:end], content[end:]
+        before = b'"' if self.in_text else b""
+        quotes = (_ESCAPED.sub(b"", piece) if b"\\" in piece else piece).count(b'"')
+        self.in_text ^= bool(quotes % 2)
+        if b"Infinity" not in piece and b"NaN" not in piece:
+            return piece
+        plain = _TEXT_OR_NOT_FINITE.sub(lambda one: one[0] if one[0][:1] == b'"' else b'"%b"' % one[0], before + piece)
+        return plain[len(before) :]
 
 
 class _Walk:
