@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import ijson
+import msgspec
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import RecordedFile, Tally, lines
 
 # What lies between brackets and strings is taken in one run, and the end of the text matches
@@ -38,6 +40,35 @@ def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, by
             scan.check_size(file, len(scan.buffer))
     yield from scan.feed(b"".join(held))
     scan.finish(file.damage)
+
+
+def decoded_records(
+    file: RecordedFile, raws: Iterable[tuple[str, bytes]], decoder: msgspec.json.Decoder[Any], expected: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Place and content of each record that is not blank; one that cannot be decoded is rejected.
+
+    Where nothing follows such a record, the file is cut off there.  ``expected``: what was wanted, before the reason.
+    """
+    broken: tuple[str, str] | None = None
+    for place, raw in raws:
+        if not raw.strip():
+            continue
+        if broken:
+            file.tally.reject(*broken)
+            broken = None
+        try:
+            record = decoder.decode(raw)
+        except DECODE_ERRORS as error:
+            broken = place, f"{expected} ({error})" if expected else str(error)
+            continue
+        yield place, record
+    if broken:
+        file.tally.cut_off(*broken)
+
+
+def numbered_lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file, each with its place in words."""
+    return ((f"line {number}", line) for number, line in lines(file, limit_bytes))
 
 
 class ObjectScan:
