@@ -163,7 +163,7 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)
-        twin.state = k.State(*(field.copy() for field in self.state))  # type: ignore[arg-type]  # each as it was
+        twin.state = self.state.copy()
         twin.flight = copy.deepcopy(self.flight, memo)
         return twin
 

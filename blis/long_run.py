@@ -48,7 +48,7 @@ class LongRun:
         abort_order = np.concatenate([state.abort_order[: int(aborting.sum())], last])
         self._looked_at = int(last[0]) if aborting.any() and len(last) else len(trace)
         state.facts["abort_us"][abort_order] = self._facts["abort_us"][abort_order]
-        self.state = state._replace(abort_order=abort_order, steps=of_steps)
+        self.state = state.replaced(abort_order=abort_order, steps=of_steps)
         self._order = order
         self._left = self._steps = 0
         self._columns: dict[str, NDArray[Any]] = {}

@@ -176,13 +176,13 @@ def with_room(state: k.State) -> k.State:
     if at.rows >= len(state.steps):
         if at.rows >= MOST_STEPS:
             raise TraceError(f"more than {MOST_STEPS} steps, at {at.now_us / 1e6:.0f} s; simulate a part of the load")
-        return state._replace(steps=_longer(state.steps))
+        return state.replaced(steps=_longer(state.steps))
     if at.segments + config.segments_of_step > len(state.segments):
-        return state._replace(segments=_longer(state.segments))
-    state = state._replace(extent_of_key=np.concatenate([state.extent_of_key, _none(keys)]))
+        return state.replaced(segments=_longer(state.segments))
+    state = state.replaced(extent_of_key=np.concatenate([state.extent_of_key, _none(keys)]))
     if config.cpu_blocks == 0:
         return state
-    return state._replace(cpu_lru=np.concatenate([state.cpu_lru, np.zeros(keys, k.LRU_LINK)]))
+    return state.replaced(cpu_lru=np.concatenate([state.cpu_lru, np.zeros(keys, k.LRU_LINK)]))
 
 
 def _longer(table: NDArray[Any]) -> NDArray[Any]:

@@ -1,22 +1,20 @@
-"""Files that appear whole, and the folder where compiled code is kept in such files.
+"""Files that appear whole, and the folder where compiled code is kept.
 
 A file is written beside its place, then renamed, so that whatever fails leaves the old one.
 
-The cache folder is named by a hash of all sources that the code is made of, and of Numba's version: stale code cannot
-be loaded.  Without a writable folder the functions are compiled afresh in every process.  What is loaded is run: a
-folder that another user could write is not used, and every file has a checksum, without which, or with a wrong one, it
-counts as absent.
+The cache folder is named by a hash of all sources that the code is made of: stale code cannot be loaded.  Without a
+writable folder the functions are compiled afresh in every process.  What is loaded is run, so a folder that another
+user could write is not used.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -110,49 +108,28 @@ def _umask() -> int:
 
 # -- The cache of compiled code --------------------------------------------------------------
 
-# The names of what is kept end so.
-SUFFIX = ".nbc"
-
 
 def cache_folder(package: Path, *others: Path) -> Path | None:
     """Where the compiled functions of a package, and of the files they depend on, are kept.
 
-    None where no folder can be written.
+    None where no folder can be written.  ``NUMBA_CACHE_DIR`` wins, as for all of Numba.
     """
-    ours = sorted(Path(__file__).parent.glob("*.py"))
-    return _cache_folder(_sources_hash([*ours, *sorted(package.glob("*.py")), *others]))
-
-
-def _sources_hash(sources: Iterable[Path]) -> str:
-    digest = hashlib.sha256(_version_of_numba())
-    for path in sources:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _version_of_numba() -> bytes:
-    """What says so in Numba, which is not imported for it."""
-    found = importlib.util.find_spec("numba")
-    if found is None or found.origin is None:
-        return b""  # what is kept then fits no version; what is not kept cannot be compiled
-    return (Path(found.origin).parent / "_version.py").read_bytes()
-
-
-def _cache_folder(name: str) -> Path | None:
-    """A folder that can be written, or None.  ``NUMBA_CACHE_DIR`` wins, as for all of Numba."""
+    digest = hashlib.sha256()
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), *sorted(package.glob("*.py")), *others):
+        digest.update(source.read_bytes())
     base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     ours = Path(base) / "blis-replay"
     try:
         ours.mkdir(parents=True, exist_ok=True)
         if _is_own(ours, others_may_write=True):
             ours.chmod(stat.S_IMODE(ours.stat().st_mode) & ~_OTHERS_WRITE)
-        folder = ours / name
+        folder = ours / digest.hexdigest()[:16]
         folder.mkdir(mode=0o700, exist_ok=True)
         if not (_is_own(ours) and _is_own(folder)):
             return None
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # of which the second: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
         return None
 
 
@@ -163,51 +140,6 @@ def _is_own(folder: Path, *, others_may_write: bool = False) -> bool:
     """Whether a folder, no link to one, is this user's and nobody else can write it."""
     if not hasattr(os, "getuid"):
         return True
-    told = folder.lstat()
-    open_to_others = bool(told.st_mode & _OTHERS_WRITE)
-    return stat.S_ISDIR(told.st_mode) and told.st_uid == os.getuid() and (others_may_write or not open_to_others)
-
-
-_CHECKSUM_BYTES = hashlib.sha256().digest_size
-# Of all compiled functions the longest has a hundredth of it.
-_MOST_BYTES = 64 << 20
-
-
-def keep(path: Path, content: bytes) -> None:
-    """Write a file of the cache, behind its checksum; on a full disk there is none."""
-    with suppress(OSError):
-        if os.path.lexists(path) and not _is_file(path):
-            path.unlink()  # else a link or a pipe would be written to
-        with whole_file(path) as file:
-            file.write(_checksum(path, content) + content)
-        path.chmod(0o600)  # whatever was in its place
-
-
-def intact(path: Path) -> bytes | None:
-    """What a file of the cache holds, None if it is absent, cut off, damaged, or not this user's alone."""
-    try:
-        if not _is_file(path):
-            return None
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES)
-    except OSError:
-        return None
-    checksum, content = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-    return content if _checksum(path, content) == checksum else None
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is a file, no link to one, that is this user's and that nobody else can write."""
-    told = path.lstat()
-    is_own = not hasattr(os, "getuid") or (told.st_uid == os.getuid() and not told.st_mode & _OTHERS_WRITE)
-    return stat.S_ISREG(told.st_mode) and is_own
-
-
-def _checksum(path: Path, content: bytes) -> bytes:
-    """Of the content in its place: that of another function, machine or version is no less sound, and wrong there."""
-    return hashlib.sha256(f"{path.parent.name}/{path.name}\n".encode() + content).digest()
-
-
-def damaged(folder: Path) -> list[Path]:
-    """The files of a cache folder that are not what was written; they count as absent."""
-    return [path for path in sorted(folder.rglob(f"*{SUFFIX}")) if intact(path) is None]
+    status = folder.lstat()
+    open_to_others = bool(status.st_mode & _OTHERS_WRITE)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and (others_may_write or not open_to_others)

@@ -250,8 +250,6 @@ def test_the_main_job_loads_few_modules(tmp_path: Path) -> None:
 
 # Files that may use the inside of a library, and what they use; each stands alone and has a fallback.
 PRIVATE_USE = {
-    "compiled/numba_parts.py": "numba.core, numba.np",
-    "ingest/scan/words.py": "numba.core",
     "labs/board/adapters/vidur.py": "vidur._native",
     "scripts/fuzz.py": "os._exit, which is public: a child ends without what its parent has to clean up",
     "scripts/oracle_balancer.py": "vllm._version",

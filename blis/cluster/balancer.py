@@ -6,14 +6,15 @@ rank with the least score (vllm/v1/engine/coordinator.py and core_client.py).  M
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated
 
 import numpy as np
 
-from blis_replay.blis.cluster.state import compiled
-from blis_replay.blis.kernel.state import ABORTED, COMPLETED, NEVER, Record, State, Table, dtype_of, i64
+from blis_replay.blis.cluster.state import Stack, compiled
+from blis_replay.blis.kernel.state import ABORTED, COMPLETED, NEVER, Record, Table, dtype_of, i64
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.compiled.arrays import Int64s
+from blis_replay.compiled.tables import Tables, reader
 
 # The coordinator publishes what has changed this often, and else this often; and not in a lull shorter than the last.
 CHANGED_MS, UNCHANGED_MS, LULL_MS = 100, 5_000, 50
@@ -61,22 +62,25 @@ MESSAGE = np.dtype((np.record, [("at_us", np.int64), ("step", np.int64), ("count
 _PENDING = 8
 
 
-class Balancer(NamedTuple):
+class Balancer(Tables):
     """The coordinator, the front ends, and what they know of the ranks.  Front ends take the requests in turn."""
 
-    coordinator: Record  # Coordinator
-    told: Table  # [ranks] Counts that the coordinator has
-    kept: Table  # [ranks] Counts, those of the last whole step
-    said: Table  # [ranks] Counts that a rank reported last
-    seen: Table  # [front ends, ranks] Counts that a front end goes by
+    coordinator: Annotated[Record, COORDINATOR, 0]
+    told: Annotated[Table, COUNTS, 1]  # [ranks] those that the coordinator has
+    kept: Annotated[Table, COUNTS, 1]  # [ranks] those of the last whole step
+    said: Annotated[Table, COUNTS, 1]  # [ranks] those that a rank reported last
+    seen: Annotated[Table, COUNTS, 2]  # [front ends, ranks] those that a front end goes by
     awake: Int64s  # [front ends] whether it takes the ranks for running
     first: Int64s  # [front ends] the rank that it looks at first
-    in_flight: Int64s  # [front ends, ranks] its requests there
-    open: Int64s  # [ranks, requests, 2] requests there, by their numbers there, and their front ends
+    in_flight: Annotated[Int64s, 2]  # [front ends, ranks] its requests there
+    open: Annotated[Int64s, 3]  # [ranks, requests, 2] requests there, by their numbers there, and their front ends
     opened: Int64s  # [ranks] how many
-    pending: Table  # [ranks, _PENDING] Message
+    pending: Annotated[Table, MESSAGE, 2]  # [ranks, _PENDING]
     pendings: Int64s  # [ranks] how many
     busy: Int64s  # [ranks] of the loop
+
+
+balancer_of = reader(Balancer)
 
 
 def new_balancer(engine: EngineConfig, requests: int, blocks: int) -> Balancer:
@@ -115,7 +119,7 @@ def new_balancer(engine: EngineConfig, requests: int, blocks: int) -> Balancer:
 
 
 @compiled
-def choose_rank(stack: State, balancer: Balancer, request: int, now_us: int) -> int:
+def choose_rank(stack: Stack, balancer: Balancer, request: int, now_us: int) -> int:
     """The rank for a request, by its number by arrival, at the front end that has it."""
     front = request % len(balancer.first)
     coordinator, ranks = balancer.coordinator, len(balancer.told)
@@ -137,13 +141,13 @@ def choose_rank(stack: State, balancer: Balancer, request: int, now_us: int) -> 
 
 
 @compiled
-def score_of(stack: State, balancer: Balancer, front: int, rank: int) -> float:
+def score_of(stack: Stack, balancer: Balancer, front: int, rank: int) -> float:
     """How loaded a front end takes a rank to be."""
     seen = balancer.seen[front, rank]
     if balancer.coordinator.counts_in_flight == 0:
         return float(seen.waiting * 4 + seen.running)
     own = len(balancer.first) * balancer.in_flight[front, rank]
-    used = 1.0 - seen.free_blocks / stack.config[0].num_blocks
+    used = 1.0 - seen.free_blocks / stack.config.num_blocks
     return float(max(own, seen.waiting + seen.running) + seen.waiting * 6.0 * max(0.0, used - 0.5))
 
 
@@ -158,7 +162,7 @@ def note_open(balancer: Balancer, rank: int, local: int, front: int) -> None:
 
 
 @compiled
-def forget_finished(stack: State, balancer: Balancer, now_us: int) -> None:
+def forget_finished(stack: Stack, balancer: Balancer, now_us: int) -> None:
     """Take the requests that were finished before ``now_us`` out of those in flight."""
     if balancer.coordinator.counts_in_flight == 0:
         return

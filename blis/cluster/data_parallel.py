@@ -14,6 +14,7 @@ import numpy as np
 
 from blis_replay.blis.cluster.balancer import (
     Balancer,
+    balancer_of,
     choose_rank,
     deliver,
     forget_finished,
@@ -23,17 +24,17 @@ from blis_replay.blis.cluster.balancer import (
 )
 from blis_replay.blis.cluster.config import ClusterConfig
 from blis_replay.blis.cluster.simulate import instance_result, queue_at, run_to_the_end
-from blis_replay.blis.cluster.state import Front, compiled, entry, instance, new_run
+from blis_replay.blis.cluster.state import Front, Stack, compiled, entry, front_of, instance, new_run, stack_of
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, next_batch, run_batch
-from blis_replay.blis.kernel.state import NEVER, State
-from blis_replay.blis.kernel.step_time import step_duration_us
+from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, build_batch, start_batch
+from blis_replay.blis.kernel.state import NEVER
+from blis_replay.blis.kernel.step_time import batch_duration_us
 from blis_replay.blis.latency.models import EngineLatency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.functions import by_reference
+from blis_replay.compiled.tables import table_of
 
 _OF_STEPS = ("scheduled_step", "first_step", "last_step")
 
@@ -94,15 +95,15 @@ _STEPS_BETWEEN_SYNCS = 32
 
 
 @entry
-def run_ranks(given: Balancer, stack: State, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
+def run_ranks(given: Balancer, stack: Stack, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Route all requests and serve them (IDLE), or stop at a rank that NEEDS_ROOM or is STUCK."""
-    balancer = by_reference(Balancer(given.coordinator[0], *given[1:]))
-    return _run(by_reference(stack), by_reference(front), balancer, kind, int_params, float_params)
+    ints, floats = table_of(int_params), table_of(float_params)
+    return _run(stack_of(stack), front_of(front), balancer_of(given), kind, ints, floats)
 
 
 @compiled
-def _run(stack: State, front: Front, balancer: Balancer, kind: int, int_params: Int64s, float_params: Floats) -> int:
-    progress = front.progress[0]
+def _run(stack: Stack, front: Front, balancer: Balancer, kind: int, int_params: Int64s, float_params: Floats) -> int:
+    progress = front.progress
     while True:
         decision = progress.decisions
         everything_routed = decision == len(front.routed_us)
@@ -122,9 +123,9 @@ def _run(stack: State, front: Front, balancer: Balancer, kind: int, int_params: 
 
 
 @compiled
-def hand_over(stack: State, front: Front, balancer: Balancer, until_us: int) -> int:
+def hand_over(stack: Stack, front: Front, balancer: Balancer, until_us: int) -> int:
     """Requests that reach their queue before a time become known to their rank."""
-    progress = front.progress[0]
+    progress = front.progress
     while progress.queued < len(front.facts) and front.facts[progress.queued].queued_us < until_us:
         rank = front.target[front.order[progress.queued]]
         if stack.at[rank].submitted == stack.facts.shape[1]:
@@ -138,7 +139,7 @@ def hand_over(stack: State, front: Front, balancer: Balancer, until_us: int) -> 
 
 
 @compiled
-def next_turn_us(stack: State, rank: int) -> int:
+def next_turn_us(stack: Stack, rank: int) -> int:
     """When a rank takes its next turn; NEVER if it has nothing to do."""
     at = stack.at[rank]
     if at.running_depth + at.waiting_depth + at.in_flight > 0:
@@ -153,7 +154,7 @@ def next_turn_us(stack: State, rank: int) -> int:
 
 @compiled
 def advance_apart(
-    stack: State, front: Front, balancer: Balancer, until_us: int, kind: int, int_params: Int64s, float_params: Floats
+    stack: Stack, front: Front, balancer: Balancer, until_us: int, kind: int, int_params: Int64s, float_params: Floats
 ) -> int:
     """Let ranks take turns, the earliest first, until no turn is left before a time."""
     for rank in range(len(stack.at)):
@@ -166,9 +167,9 @@ def advance_apart(
         if rank < 0:
             return IDLE
         deliver(balancer, turn_us)
-        answer = next_batch(instance(stack, rank), until_us)
+        answer = build_batch(instance(stack, rank), until_us)
         if answer in (NEEDS_ROOM, STUCK):
-            front.progress[0].stopped_at = rank
+            front.progress.stopped_at = rank
             return answer
         if answer != BATCH:
             balancer.busy[rank] = 0
@@ -177,13 +178,13 @@ def advance_apart(
             continue
         post_before(stack, balancer, rank, stack.at[rank].now_us, 0)
         start_us = max(stack.at[rank].now_us, stack.at[rank].device_free_us)
-        duration_us = step_duration_us(kind, int_params, float_params, stack.batch[rank : rank + 1], start_us)
-        run_batch(instance(stack, rank), duration_us)
+        duration_us = batch_duration_us(kind, int_params, float_params, stack.batch[rank], start_us)
+        start_batch(instance(stack, rank), duration_us)
         post_after(stack, balancer, rank, stack.at[rank].now_us, 0)
 
 
 @compiled
-def post_before(stack: State, balancer: Balancer, rank: int, at_us: int, step: int) -> None:
+def post_before(stack: Stack, balancer: Balancer, rank: int, at_us: int, step: int) -> None:
     """What a rank reports before the step whose batch was just built."""
     if balancer.coordinator.reports_before == 0:
         return
@@ -193,7 +194,7 @@ def post_before(stack: State, balancer: Balancer, rank: int, at_us: int, step: i
 
 
 @compiled
-def post_after(stack: State, balancer: Balancer, rank: int, at_us: int, step: int) -> None:
+def post_after(stack: Stack, balancer: Balancer, rank: int, at_us: int, step: int) -> None:
     """What it reports after a step."""
     at = stack.at[rank]
     post(balancer, rank, at_us, step, at.waiting_depth, at.running_depth, at.free_blocks)
@@ -204,7 +205,7 @@ def post_after(stack: State, balancer: Balancer, rank: int, at_us: int, step: in
 
 @compiled
 def advance_together(
-    stack: State, front: Front, balancer: Balancer, until_us: int, kind: int, int_params: Int64s, float_params: Floats
+    stack: Stack, front: Front, balancer: Balancer, until_us: int, kind: int, int_params: Int64s, float_params: Floats
 ) -> int:
     """Let all ranks take steps together until none is left before a time."""
     clock = balancer.coordinator
@@ -234,7 +235,7 @@ def advance_together(
 
 @compiled
 def step_together(
-    stack: State, front: Front, balancer: Balancer, kind: int, int_params: Int64s, float_params: Floats
+    stack: Stack, front: Front, balancer: Balancer, kind: int, int_params: Int64s, float_params: Floats
 ) -> int:
     """One step of all ranks."""
     clock = balancer.coordinator
@@ -246,23 +247,22 @@ def step_together(
         at.now_us = max(at.now_us, now_us)
         at.device_free_us = max(at.device_free_us, clock.device_free_us)
         if balancer.busy[rank] == 0:  # else its batch was built before room was made for another rank
-            answer = next_batch(instance(stack, rank), now_us + 1)
+            answer = build_batch(instance(stack, rank), now_us + 1)
             if answer in (NEEDS_ROOM, STUCK):
-                front.progress[0].stopped_at = rank
+                front.progress.stopped_at = rank
                 return answer
             balancer.busy[rank] = 1 if answer == BATCH else 0
         if balancer.busy[rank] == 1:
             post_before(stack, balancer, rank, now_us, clock.steps)
             if batch.prefill_tokens + batch.decode_tokens > 0:
-                one = stack.batch[rank : rank + 1]
-                longest_us = max(longest_us, step_duration_us(kind, int_params, float_params, one, start_us))
+                longest_us = max(longest_us, batch_duration_us(kind, int_params, float_params, batch, start_us))
     if longest_us == 0:
         longest_us = empty_step_us(stack, kind, int_params, float_params, start_us)
         clock.now_us = start_us + longest_us
     clock.device_free_us = start_us + longest_us
     for rank in range(len(stack.at)):
         if balancer.busy[rank] == 1:
-            run_batch(instance(stack, rank), longest_us)
+            start_batch(instance(stack, rank), longest_us)
             balancer.busy[rank] = 0
         clock.now_us = max(clock.now_us, stack.at[rank].now_us)
         post_after(stack, balancer, rank, stack.at[rank].now_us, clock.steps)
@@ -270,11 +270,11 @@ def step_together(
 
 
 @compiled
-def empty_step_us(stack: State, kind: int, int_params: Int64s, float_params: Floats, start_us: int) -> int:
+def empty_step_us(stack: Stack, kind: int, int_params: Int64s, float_params: Floats, start_us: int) -> int:
     """How long a step for nothing takes: that of a single token."""
     batch = stack.batch[0]
     batch.prefill_tokens = batch.prefill_requests = batch.attended_tokens = 0
     batch.decode_tokens = batch.context_tokens = 1
-    duration_us = step_duration_us(kind, int_params, float_params, stack.batch[:1], start_us)
+    duration_us = batch_duration_us(kind, int_params, float_params, batch, start_us)
     batch.decode_tokens = batch.context_tokens = 0
     return duration_us

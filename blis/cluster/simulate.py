@@ -17,24 +17,27 @@ from blis_replay.blis.cluster.state import (
     GIVEN,
     LEAST_LOADED,
     Front,
+    Stack,
     compiled,
     entry,
+    front_of,
     instance,
     instance_view,
     new_run,
+    stack_of,
     with_room_for,
 )
 from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel.free_queue import drop, enter, is_listed, oldest
-from blis_replay.blis.kernel.loop import IDLE, NEEDS_ROOM, STUCK, advance
-from blis_replay.blis.kernel.state import NEVER, NONE, State
+from blis_replay.blis.kernel.loop import IDLE, NEEDS_ROOM, STUCK, go_on
+from blis_replay.blis.kernel.state import NEVER, NONE
 from blis_replay.blis.latency.models import EngineLatency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
-from blis_replay.compiled.functions import by_reference
+from blis_replay.compiled.tables import table_of
 
 REFUSED = -1
 
@@ -129,7 +132,7 @@ def _refuse_misfit(assigned: Int64s, instances: int, requests: int) -> None:
         raise TraceError(f"request {i}: it was on instance {assigned[i]}; name one from 0 to {instances - 1}")
 
 
-def run_to_the_end(stack: State, front: Front, latency: EngineLatency, one: str, run: Callable[..., int]) -> State:
+def run_to_the_end(stack: Stack, front: Front, latency: EngineLatency, one: str, run: Callable[..., int]) -> Stack:
     """The engines as they are when all is served.  ``run``: as ``run`` below; ``one``: what an engine is called.
 
     Raises ``TraceError`` where requests evict each other for ever.
@@ -144,13 +147,13 @@ def run_to_the_end(stack: State, front: Front, latency: EngineLatency, one: str,
 
 
 def instance_result(
-    served: RequestTrace, stack: State, front: Front, queued_us: Int64s, i: int, lifecycle: Lifecycle
+    served: RequestTrace, stack: Stack, front: Front, queued_us: Int64s, i: int, lifecycle: Lifecycle
 ) -> SimResult:
     """What an instance did, its requests in the order of the trace.  Raises ``TraceError`` for an engine defect."""
     chosen = np.flatnonzero(front.target == i)
     state = instance_view(stack, i)
     n = len(chosen)
-    state = state._replace(facts=state.facts[:n], requests=state.requests[:n], outcomes=state.outcomes[:n])
+    state = state.replaced(facts=state.facts[:n], requests=state.requests[:n], outcomes=state.outcomes[:n])
     by_queueing = front.order[front.target[front.order] == i]
     order = np.searchsorted(chosen, by_queueing)
     result = read_result(state, order, served.arrival_us[chosen], queued_us[chosen], lifecycle)
@@ -173,14 +176,13 @@ def _pooled(instance: Int64s, results: tuple[SimResult, ...]) -> ClusterResult:
 
 
 @entry
-def run(stack: State, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
+def run(stack: Stack, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Route all requests and serve them (IDLE), or stop at an instance that NEEDS_ROOM or is STUCK."""
-    own = by_reference(Front(front.progress[0], front.policy[0], *front[2:]))
-    return _run(by_reference(stack), own, kind, int_params, float_params)
+    return _run(stack_of(stack), front_of(front), kind, table_of(int_params), table_of(float_params))
 
 
 @compiled
-def _run(stack: State, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
+def _run(stack: Stack, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
     progress = front.progress
     while True:
         decision = progress.decisions
@@ -196,7 +198,7 @@ def _run(stack: State, front: Front, kind: int, int_params: Int64s, float_params
 
 
 @compiled
-def route(stack: State, front: Front, decision: int) -> None:
+def route(stack: Stack, front: Front, decision: int) -> None:
     """Send the next request to an instance."""
     if front.policy.kind != GIVEN:
         front.target[decision] = choose(stack, front, front.place[decision])
@@ -206,7 +208,7 @@ def route(stack: State, front: Front, decision: int) -> None:
 
 
 @compiled
-def advance_all(stack: State, front: Front, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
+def advance_all(stack: Stack, front: Front, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Bring every instance to where no step can be scheduled before ``until_us``.
 
     Who queues by then has been routed: nobody queues before the router has seen it.
@@ -221,7 +223,7 @@ def advance_all(stack: State, front: Front, until_us: int, kind: int, int_params
         progress.queued += 1
     for i in range(len(stack.at)):
         if stack.at[i].now_us < until_us:
-            answer = advance(instance(stack, i), until_us, kind, int_params, float_params)
+            answer = go_on(instance(stack, i), until_us, kind, int_params, float_params)
             if answer in (NEEDS_ROOM, STUCK):
                 progress.stopped_at = i
                 return answer
@@ -229,7 +231,7 @@ def advance_all(stack: State, front: Front, until_us: int, kind: int, int_params
 
 
 @compiled
-def queue_at(stack: State, front: Front, request: int, i: int) -> None:
+def queue_at(stack: Stack, front: Front, request: int, i: int) -> None:
     """Make a request, by its number by queueing, the next one of an instance."""
     local = stack.at[i].submitted
     stack.facts[i, local] = front.facts[request]
@@ -241,7 +243,7 @@ def queue_at(stack: State, front: Front, request: int, i: int) -> None:
 
 
 @compiled
-def note_abort(stack: State, i: int, local: int) -> None:
+def note_abort(stack: Stack, i: int, local: int) -> None:
     """Put the newest request of an instance to its place among those that may still be given up."""
     facts, order = stack.facts[i], stack.abort_order[i]
     place = stack.at[i].submitted
@@ -270,7 +272,7 @@ def is_old(front: Front, now_us: int) -> bool:
 
 
 @compiled
-def take_snapshot(stack: State, front: Front, now_us: int) -> None:
+def take_snapshot(stack: Stack, front: Front, now_us: int) -> None:
     """Note how the instances are just before ``now_us``, to which they have been advanced.
 
     An instance may have gone on to the end of a step beyond it; what that changed is not seen yet.
@@ -283,13 +285,13 @@ def take_snapshot(stack: State, front: Front, now_us: int) -> None:
         seen.waiting += at.submitted - at.arrived
         seen.running = at.running_before if beyond else at.running_depth
         if old:
-            seen.used_blocks = stack.config[0].num_blocks - (at.free_before if beyond else at.free_blocks)
+            seen.used_blocks = stack.config.num_blocks - (at.free_before if beyond else at.free_blocks)
     if old:
         front.progress.snapshot_us = now_us
 
 
 @compiled
-def load(stack: State, front: Front, i: int) -> int:
+def load(stack: Stack, front: Front, i: int) -> int:
     """Requests queued and running in the snapshot, and those sent that were in no queue then."""
     seen = front.snapshots[i]
     on_the_way = front.routed[i] - stack.at[i].submitted
@@ -297,7 +299,7 @@ def load(stack: State, front: Front, i: int) -> int:
 
 
 @compiled
-def choose(stack: State, front: Front, request: int) -> int:
+def choose(stack: Stack, front: Front, request: int) -> int:
     """The instance for a request, by its number by queueing; the first of the best."""
     least = most = load(stack, front, 0)
     for i in range(1, len(stack.at)):
@@ -311,7 +313,7 @@ def choose(stack: State, front: Front, request: int) -> int:
 
 
 @compiled
-def score_of(stack: State, front: Front, request: int, i: int, least: int, most: int) -> float:
+def score_of(stack: Stack, front: Front, request: int, i: int, least: int, most: int) -> float:
     """How good an instance is, 0 at least; ``least`` and ``most``: loads in the cluster."""
     if front.policy.kind == LEAST_LOADED:
         return float(most - load(stack, front, i))
@@ -320,7 +322,7 @@ def score_of(stack: State, front: Front, request: int, i: int, least: int, most:
     score = front.policy.queue_depth
     if most > least:
         score *= (most - load(stack, front, i)) / (most - least)
-    score += front.policy.kv_utilization * (1 - front.snapshots[i].used_blocks / stack.config[0].num_blocks)
+    score += front.policy.kv_utilization * (1 - front.snapshots[i].used_blocks / stack.config.num_blocks)
     if front.policy.prefix_affinity > 0:
         score += front.policy.prefix_affinity * remembered_share(stack, front, request, i)
     return float(score)
@@ -332,13 +334,13 @@ def score_of(stack: State, front: Front, request: int, i: int, least: int, most:
 
 
 @compiled
-def prompt_blocks(stack: State, front: Front, request: int) -> int:
+def prompt_blocks(stack: Stack, front: Front, request: int) -> int:
     """Full blocks of a prompt, of a request by its number by queueing."""
-    return int(front.facts[request].prompt_tokens // stack.config[0].block_size)
+    return int(front.facts[request].prompt_tokens // stack.config.block_size)
 
 
 @compiled
-def remembered_share(stack: State, front: Front, request: int, i: int) -> float:
+def remembered_share(stack: Stack, front: Front, request: int, i: int) -> float:
     """Share of the full blocks of a prompt, from the first on, that were sent to an instance."""
     blocks = prompt_blocks(stack, front, request)
     if blocks == 0:
@@ -352,7 +354,7 @@ def remembered_share(stack: State, front: Front, request: int, i: int) -> float:
 
 
 @compiled
-def remember(stack: State, front: Front, request: int, i: int) -> None:
+def remember(stack: Stack, front: Front, request: int, i: int) -> None:
     """A prompt is sent to an instance; its first block is the last to be forgotten."""
     facts, memory = front.facts[request], front.memory[i]
     for block in range(min(prompt_blocks(stack, front, request), facts.key_count) - 1, -1, -1):

@@ -9,20 +9,21 @@ and a rank leads to the number that its request has in its instance.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.cluster.config import ROUTER_MEMORY_BLOCKS, AlwaysBusiest, ClusterConfig, LeastLoaded, Weighted
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, f64, i64
+from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, f64, i64, state_of
 from blis_replay.blis.setup import eligible_times, empty_lru, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.compiled.functions import decorators
+from blis_replay.compiled.tables import AS_PYTHON, Tables, reader
 
-entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True, from_start=True)
+entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
 
 # -- Policy.kind --------------------------------------------------------------------------
 GIVEN, LEAST_LOADED, ALWAYS_BUSIEST, WEIGHTED = range(4)
@@ -66,56 +67,75 @@ class Snapshot:
 PROGRESS, POLICY, SNAPSHOT = map(dtype_of, (Progress, Policy, Snapshot))
 
 
-class Front(NamedTuple):
+class Front(Tables):
     """What stands before the instances.  Requests are numbered by arrival, and by when they reach a queue."""
 
-    progress: Record  # Progress
-    policy: Record  # Policy
+    progress: Annotated[Record, PROGRESS, 0]
+    policy: Annotated[Record, POLICY, 0]
     routed_us: Int64s  # [requests, by arrival] when the router decides
     target: Int64s  # [requests, by arrival] the instance; given to a router that reads no state
     place: Int64s  # [requests, by arrival] its number by queueing
     order: Int64s  # [requests, by queueing] its number by arrival
-    facts: Table  # [requests, by queueing]
+    facts: Annotated[Table, k.FACTS, 1]  # [requests, by queueing]
     routed: Int64s  # [instances] requests sent there
-    snapshots: Table  # [instances]
-    memory: Table  # [instances, keys + 1] the blocks that the router remembers to have sent there, an LRU list each
+    snapshots: Annotated[Table, SNAPSHOT, 1]  # [instances]
+    memory: Annotated[
+        Table, k.LRU_LINK, 2
+    ]  # [instances, keys + 1] the blocks that the router remembers to have sent there, an LRU list each
     remembered: Int64s  # [instances] blocks in that memory
 
 
-def instance_view(stack: State, i: int) -> State:
+front_of = reader(Front)
+
+
+class Stack(State):
+    """The states of all instances: the arrays of ``State`` with the instance as a further, first axis."""
+
+    views: Annotated[Int64s, 2]  # [instances, words] the words of the state of each instance
+
+    def __init__(self, **arrays: NDArray[Any]) -> None:
+        states = [_state(arrays, i) for i in range(len(arrays["at"]))]
+        super().__init__(**{**arrays, "views": np.stack([state.words for state in states])})
+
+    @classmethod
+    def layout(cls) -> dict[str, tuple[np.dtype[Any], int]]:
+        """Dtype and number of axes of each array."""
+        further = {name for name in State.layout() if name not in _SHARED}
+        return {name: (dtype, axes + (name in further)) for name, (dtype, axes) in super().layout().items()}
+
+
+def _state(arrays: dict[str, NDArray[Any]], i: int) -> State:
+    def part(name: str, axes: int) -> NDArray[Any]:
+        if name in _SHARED:
+            return arrays[name]
+        return arrays[name][i] if axes else arrays[name][i : i + 1]
+
+    return State(**{name: part(name, axes) for name, (_, axes) in State.layout().items()})
+
+
+stack_of = reader(Stack)
+
+
+def instance_view(stack: Stack, i: int) -> State:
     """The state of one instance; a view."""
-    return State(
-        config=stack.config,
-        at=stack.at[i : i + 1],
-        batch=stack.batch[i : i + 1],
-        flight=stack.flight[i],
-        facts=stack.facts[i],
-        requests=stack.requests[i],
-        outcomes=stack.outcomes[i],
-        links=stack.links[i],
-        abort_order=stack.abort_order[i],
-        by_rank=stack.by_rank,
-        heap=stack.heap[i],
-        growth_head=stack.growth_head[i],
-        growth_count=stack.growth_count[i],
-        finish_head=stack.finish_head[i],
-        keys=stack.keys,
-        extents=stack.extents[i],
-        extent_of_key=stack.extent_of_key[i],
-        cpu_lru=stack.cpu_lru[i],
-        table=stack.table[i],
-        free_rows=stack.free_rows[i],
-        steps=stack.steps[i],
-        segments=stack.segments[i],
-    )
+    return _state(stack.arrays(), i)
 
 
-instance = compiled(instance_view)
+def _instance(stack: Stack, i: int) -> State:
+    return state_of(stack.views[i])  # type: ignore[arg-type]  # words
+
+
+def _instance_as_python(stack: Any, i: int) -> State:
+    return state_of(instance_view(stack.tables, i))
+
+
+# The state of one instance, in compiled code.
+instance = _instance_as_python if AS_PYTHON else compiled(_instance)
 
 
 def new_run(
     trace: RequestTrace, cluster: ClusterConfig, engine: EngineConfig, queued_us: Int64s, given: Int64s | None
-) -> tuple[State, Front]:
+) -> tuple[Stack, Front]:
     """The stacked states and the front before the first arrival.
 
     ``queued_us``: when requests reach a queue, us.  ``given``: int64[n], where each goes; None if the router decides.
@@ -127,20 +147,20 @@ def new_run(
     return _stacked(alone, cluster.instances), _front(trace, cluster, alone, order, given)
 
 
-def with_room_for(stack: State, i: int) -> State:
+def with_room_for(stack: Stack, i: int) -> Stack:
     """The same states with the arrays that are nearly full for instance ``i`` made longer for all."""
     submitted, capacity = stack.at["submitted"], stack.facts.shape[1]
     if submitted[i] == capacity:
         length = capacity + capacity // 2 + 1
-        return stack._replace(**{name: _longer(stack, name, length, submitted) for name in _BY_REQUEST})
+        return stack.replaced(**{name: _longer(stack, name, length, submitted) for name in _BY_REQUEST})
     wanted = with_room(instance_view(stack, i))
     used = {"steps": stack.at["rows"], "segments": stack.at["segments"]}
     used |= {name: np.full(len(stack.at), getattr(stack, name).shape[1]) for name in _PADDING}
     short = [name for name in used if len(getattr(wanted, name)) > getattr(stack, name).shape[1]]
-    return stack._replace(**{name: _longer(stack, name, len(getattr(wanted, name)), used[name]) for name in short})
+    return stack.replaced(**{name: _longer(stack, name, len(getattr(wanted, name)), used[name]) for name in short})
 
 
-def _longer(stack: State, name: str, length: int, rows: Int64s) -> NDArray[Any]:
+def _longer(stack: Stack, name: str, length: int, rows: Int64s) -> NDArray[Any]:
     """An array with room for ``length`` rows per instance, and the rows that each has."""
     table = getattr(stack, name)
     longer = np.zeros((len(table), length, *table.shape[2:]), table.dtype)
@@ -151,7 +171,7 @@ def _longer(stack: State, name: str, length: int, rows: Int64s) -> NDArray[Any]:
     return longer
 
 
-def _stacked(alone: State, instances: int) -> State:
+def _stacked(alone: State, instances: int) -> Stack:
     """As many states as instances, without a request, from one that knows them all.
 
     There is room for an even share of the requests and some; an instance that gets more makes it longer.
@@ -168,10 +188,10 @@ def _stacked(alone: State, instances: int) -> State:
     fields["at"] = np.repeat(alone.at, instances)
     fields["at"]["submitted"] = 0
     fields["batch"] = np.repeat(alone.batch, instances)
-    for name in State._fields:
+    for name in State.layout():
         if name not in fields:
             fields[name] = np.repeat(getattr(alone, name)[np.newaxis], instances, axis=0)
-    return State(**fields)
+    return Stack(**fields)
 
 
 def _front(trace: RequestTrace, cluster: ClusterConfig, alone: State, order: Int64s, given: Int64s | None) -> Front:

@@ -32,7 +32,6 @@ from blis_replay.blis.kernel.state import (
     PREFILLING,
     State,
     compiled,
-    index,
     separate,
 )
 
@@ -213,7 +212,7 @@ def end_decodes(state: State) -> None:
     """Decodes that were served are one token on."""
     at = state.at
     at.decoding_context += state.batch.served
-    if state.finish_head[index(at.step & state.config.ring_mask)] != NONE:
+    if state.finish_head[at.step & state.config.ring_mask] != NONE:
         end_last_decodes(state)
 
 
@@ -221,7 +220,7 @@ def end_decodes(state: State) -> None:
 def end_last_decodes(state: State) -> None:
     """Decodes whose last token the step gives stop asking."""
     at = state.at
-    request = state.finish_head[index(at.step & state.config.ring_mask)]
+    request = state.finish_head[at.step & state.config.ring_mask]
     while request != NONE:
         this = state.requests[request]
         if this.status == DECODING:

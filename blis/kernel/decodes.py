@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from blis_replay.blis.kernel.batch import end_last_decodes
 from blis_replay.blis.kernel.queues import finish_all
-from blis_replay.blis.kernel.state import NEVER, NONE, UNKEYED, State, compiled, index
+from blis_replay.blis.kernel.state import NEVER, NONE, UNKEYED, State, compiled
 from blis_replay.blis.kernel.step_time import quick_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
 
@@ -32,18 +32,18 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
     ahead = 1 if asynchronous else 0
     give_up_us = at.abort_due_us if asynchronous else NEVER
     size = config.block_size
-    ended = finish_head[index((step - 1) & mask)] if asynchronous else NONE
+    ended = finish_head[(step - 1) & mask] if asynchronous else NONE
     at_hand = blocks_at_hand(state)
     batch.prefill_tokens = batch.attended_tokens = batch.prefill_requests = 0
     batch.decode_tokens = decodes
     while now_us < until_us and row < len(steps) and decodes > 0:
-        taken = growth_count[index(slot)]
+        taken = growth_count[slot]
         if taken > at_hand or free_us >= give_up_us:
             break
         start_us = max(now_us, free_us)
         batch.context_tokens = context
         end_us = start_us + quick_duration_us(kind, int_params, float_params, batch, start_us)
-        this = steps[index(row)]
+        this = steps[row]
         this.start_us = start_us
         this.end_us = end_us
         this.scheduled_us = now_us
@@ -59,7 +59,7 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
         this.running_depth = running
         this.admitted = this.preempted = this.finished = 0
         context += decodes
-        last = finish_head[index(step & mask)]
+        last = finish_head[step & mask]
         if not asynchronous:
             ended = last
         if last != NONE or ended != NONE:
@@ -80,8 +80,8 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
             if lacks_segments(state):
                 until_us = 0
         if ended == NONE:
-            steps[index(row - ahead)].free_blocks_end = free_blocks
-            steps[index(row - ahead)].finished = 0
+            steps[row - ahead].free_blocks_end = free_blocks
+            steps[row - ahead].finished = 0
         ended = last
         now_us = max(now_us, free_us) if asynchronous else end_us
         free_us = end_us
@@ -117,7 +117,7 @@ def decodes_until(state: State, until_us: int) -> int:
         or lacks_segments(state)
     ):
         return 0
-    return until_us if at.arrived == at.submitted else min(until_us, state.facts[index(at.arrived)].queued_us)
+    return until_us if at.arrived == at.submitted else min(until_us, state.facts[at.arrived].queued_us)
 
 
 @compiled
@@ -131,7 +131,7 @@ def blocks_at_hand(state: State) -> int:
     """Blocks that can be taken from the head of the free queue by counting: it keeps one, and they have no contents."""
     if state.at.free_blocks == 0:
         return 0
-    head = state.extents[index(state.at.free_queue.head)]
+    head = state.extents[state.at.free_queue.head]
     return head.blocks - 1 if head.depth == UNKEYED else 0
 
 
@@ -139,5 +139,5 @@ def blocks_at_hand(state: State) -> int:
 def take_counted(state: State, free_blocks: int) -> None:
     """Take so many of them that this number of blocks is free."""
     if state.at.free_blocks > free_blocks:
-        state.extents[index(state.at.free_queue.head)].blocks -= state.at.free_blocks - free_blocks
+        state.extents[state.at.free_queue.head].blocks -= state.at.free_blocks - free_blocks
         state.at.free_blocks = free_blocks

@@ -9,7 +9,7 @@ each step is built with as many as there can be, before the one ahead has accept
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated
 
 from blis_replay.blis.kernel.batch import begin_interval, choose_victim, end_interval, enter_running, given_now
 from blis_replay.blis.kernel.pool import (
@@ -23,6 +23,7 @@ from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up
 from blis_replay.blis.kernel.schedule import blocks_to_admit, note_admission, prefill_cap
 from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, dtype_of, i32, separate
 from blis_replay.compiled.arrays import Int8s, Int64s
+from blis_replay.compiled.tables import Tables, reader
 
 
 class Drafted:
@@ -56,19 +57,24 @@ class DraftConfig:
     pads_alone: i32  # 1: it has them also where no running request takes part
 
 
-class Flight(NamedTuple):
+DRAFT_CONFIG, DRAFTED = dtype_of(DraftConfig), dtype_of(Drafted)
+
+
+class Flight(Tables):
     """What speculative decoding needs beside ``State``."""
 
-    config: Record  # DraftConfig
-    requests: Table  # [requests] Drafted
-    batches: Int64s  # [2, running, 4]: in batches in flight, request, tokens, drafts (NONE: padding), 1: gives a token
+    config: Annotated[Record, DRAFT_CONFIG, 0]
+    requests: Annotated[Table, DRAFTED, 1]  # [requests]
+    batches: Annotated[
+        Int64s, 3
+    ]  # [2, running, 4]: in batches in flight, request, tokens, drafts (NONE: padding), 1: gives a token
     counts: Int64s  # [2] members of these batches
     start: Int64s  # [requests] where those of a request begin in the following
     drafted: Int8s  # by the output tokens that a request has, less one: how many are drafted behind them
     accepted: Int8s  # and how many of those would be accepted
 
 
-DRAFT_CONFIG, DRAFTED = dtype_of(DraftConfig), dtype_of(Drafted)
+flight_of = reader(Flight)
 
 
 @compiled

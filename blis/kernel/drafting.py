@@ -6,7 +6,15 @@ requests have to be walked for another reason (``EngineConfig.walked``).
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.draft_batch import Flight, close_segment, leave_running, list_batch, note_cached, schedule
+from blis_replay.blis.kernel.draft_batch import (
+    Flight,
+    close_segment,
+    flight_of,
+    leave_running,
+    list_batch,
+    note_cached,
+    schedule,
+)
 from blis_replay.blis.kernel.loop import (
     ARRIVED,
     BATCH,
@@ -30,39 +38,40 @@ from blis_replay.blis.kernel.state import (
     State,
     compiled,
     entry,
-    index,
     separate,
+    state_of,
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.functions import by_reference
+from blis_replay.compiled.tables import table_of
 
 
 @entry
 def advance(state: State, flight: Flight, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """As ``loop.advance``."""
-    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
-    own = by_reference(Flight(flight.config[0], *flight[1:]))
+    run = state_of(state)
+    ints, floats = table_of(int_params), table_of(float_params)
+    own = flight_of(flight)
     while True:
         answer = _next_batch(run, own, until_us)
         if answer != BATCH:
             return answer
         start_us = max(run.at.now_us, run.at.device_free_us)
-        _run_batch(run, own, batch_duration_us(kind, int_params, float_params, run.batch, start_us))
+        _run_batch(run, own, batch_duration_us(kind, ints, floats, run.batch, start_us))
 
 
 @entry
 def next_batch(state: State, flight: Flight, until_us: int) -> int:
     """As ``loop.next_batch``."""
-    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
-    return _next_batch(run, by_reference(Flight(flight.config[0], *flight[1:])), until_us)
+    run = state_of(state)
+    return _next_batch(run, flight_of(flight), until_us)
 
 
 @entry
 def run_batch(state: State, flight: Flight, duration_us: int) -> None:
     """As ``loop.run_batch``."""
-    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
-    _run_batch(run, by_reference(Flight(flight.config[0], *flight[1:])), duration_us)
+    run = state_of(state)
+    _run_batch(run, flight_of(flight), duration_us)
 
 
 @compiled
@@ -127,7 +136,7 @@ def update(state: State, flight: Flight) -> None:
     flight.counts[1] = 0
     if row == NONE:
         return
-    this = state.steps[index(row)]
+    this = state.steps[row]
     this.finished = finished
     this.free_blocks_end = at.free_blocks
 
@@ -205,7 +214,7 @@ def take_aborts(state: State, flight: Flight) -> None:
         if at.next_abort == at.submitted:
             at.abort_due_us = NEVER
             break
-        request = state.abort_order[index(at.next_abort)]
+        request = state.abort_order[at.next_abort]
         if state.facts[request].abort_us > at.now_us:
             at.abort_due_us = state.facts[request].abort_us
             break

@@ -7,7 +7,7 @@ extent of them is a mere number; two such extents never stand side by side.
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.state import NONE, UNKEYED, State, Table, compiled, index
+from blis_replay.blis.kernel.state import NONE, UNKEYED, State, Table, compiled
 
 
 @compiled
@@ -18,68 +18,68 @@ def new_extent(state: State) -> int:
         extent = state.at.extents_used
         state.at.extents_used += 1
     else:
-        state.at.spare_extent = state.extents[index(extent)].queue_after
+        state.at.spare_extent = state.extents[extent].queue_after
     return extent
 
 
 @compiled
 def recycle_extent(state: State, extent: int) -> None:
     """An extent has no blocks any more."""
-    state.extents[index(extent)].queue_after = state.at.spare_extent
+    state.extents[extent].queue_after = state.at.spare_extent
     state.at.spare_extent = extent
 
 
 @compiled
 def insert_before(state: State, extent: int, after: int) -> None:
     """Put an extent into the queue, nearer to the head than ``after`` (NONE: at its end)."""
-    at, this = state.at, state.extents[index(extent)]
-    before = at.free_queue.tail if after == NONE else state.extents[index(after)].queue_before
+    at, this = state.at, state.extents[extent]
+    before = at.free_queue.tail if after == NONE else state.extents[after].queue_before
     this.queue_before = before
     this.queue_after = after
     if before == NONE:
         at.free_queue.head = extent
     else:
-        state.extents[index(before)].queue_after = extent
+        state.extents[before].queue_after = extent
     if after == NONE:
         at.free_queue.tail = extent
     else:
-        state.extents[index(after)].queue_before = extent
+        state.extents[after].queue_before = extent
 
 
 @compiled
 def unlink(state: State, extent: int) -> None:
     """Take an extent out of the queue; what stands side by side now and is all alike becomes one."""
-    at, this = state.at, state.extents[index(extent)]
+    at, this = state.at, state.extents[extent]
     before, after = this.queue_before, this.queue_after
     if before == NONE:
         at.free_queue.head = after
     else:
-        state.extents[index(before)].queue_after = after
+        state.extents[before].queue_after = after
     if after == NONE:
         at.free_queue.tail = before
     else:
-        state.extents[index(after)].queue_before = before
+        state.extents[after].queue_before = before
         if before != NONE and is_unkeyed(state, before) and is_unkeyed(state, after):
-            state.extents[index(before)].blocks += state.extents[index(after)].blocks
+            state.extents[before].blocks += state.extents[after].blocks
             unlink_last(state, before, after)
 
 
 @compiled
 def unlink_last(state: State, before: int, extent: int) -> None:
     """Take ``extent``, which stands behind ``before``, out of the queue for good."""
-    after = state.extents[index(extent)].queue_after
-    state.extents[index(before)].queue_after = after
+    after = state.extents[extent].queue_after
+    state.extents[before].queue_after = after
     if after == NONE:
         state.at.free_queue.tail = before
     else:
-        state.extents[index(after)].queue_before = before
+        state.extents[after].queue_before = before
     recycle_extent(state, extent)
 
 
 @compiled
 def is_unkeyed(state: State, extent: int) -> bool:
     """Whether the blocks of an extent have no contents to be found."""
-    return state.extents[index(extent)].depth == UNKEYED
+    return state.extents[extent].depth == UNKEYED
 
 
 @compiled
@@ -99,11 +99,11 @@ def prepend_unkeyed(state: State, count: int) -> None:
 def add_unkeyed(state: State, count: int, neighbour: int, before: int) -> None:
     """Blocks without contents join ``neighbour`` if it has none either, else a new extent of them stands ``before``."""
     if neighbour != NONE and is_unkeyed(state, neighbour):
-        state.extents[index(neighbour)].blocks += count
+        state.extents[neighbour].blocks += count
         return
     extent = new_extent(state)
-    state.extents[index(extent)].blocks = count
-    state.extents[index(extent)].depth = UNKEYED
+    state.extents[extent].blocks = count
+    state.extents[extent].depth = UNKEYED
     insert_before(state, extent, before)
 
 
@@ -113,7 +113,7 @@ def take_blocks(state: State, count: int) -> None:
     state.at.free_blocks -= count
     while count > 0:
         extent = state.at.free_queue.head
-        this = state.extents[index(extent)]
+        this = state.extents[extent]
         blocks = this.blocks
         taken = min(blocks, count)
         if this.depth != UNKEYED:
@@ -132,10 +132,10 @@ def release_extent(state: State, extent: int, blocks: int) -> int:
     freed = 0
     while blocks > 0:
         last, before = extent, 0
-        while before + state.extents[index(last)].blocks < blocks:
-            before += state.extents[index(last)].blocks
-            last = state.extents[index(last)].rest
-        this = state.extents[index(last)]
+        while before + state.extents[last].blocks < blocks:
+            before += state.extents[last].blocks
+            last = state.extents[last].rest
+        this = state.extents[last]
         this.ref_count -= 1
         if this.ref_count == 0:
             insert_before(state, last, NONE)
@@ -147,9 +147,9 @@ def release_extent(state: State, extent: int, blocks: int) -> int:
 @compiled
 def key_in_extent(state: State, extent: int, i: int) -> int:
     """Key of the i-th block of an extent."""
-    keys_at = state.extents[index(extent)].keys_at
+    keys_at = state.extents[extent].keys_at
     # Keys given at a preemption are consecutive numbers, of which the first is kept.
-    return state.keys[index(keys_at + i)] if keys_at >= 0 else i - keys_at - 2
+    return state.keys[keys_at + i] if keys_at >= 0 else i - keys_at - 2
 
 
 @compiled
@@ -158,16 +158,16 @@ def evict(state: State, extent: int, i: int) -> None:
 
     Without a twin they go to the CPU tier, if there is one.
     """
-    key = index(key_in_extent(state, extent, i))
-    this = state.extents[index(extent)]
+    key = key_in_extent(state, extent, i)
+    this = state.extents[extent]
     if this.blocks > 1 or state.extent_of_key[key] == extent:
         state.extent_of_key[key] = this.twin
         if state.config.cpu_blocks > 0 and this.twin == NONE:
             store_block(state, key_in_extent(state, extent, i))
         return
-    before = index(state.extent_of_key[key])
+    before = state.extent_of_key[key]
     while state.extents[before].twin != extent:
-        before = index(state.extents[before].twin)
+        before = state.extents[before].twin
     state.extents[before].twin = this.twin
 
 

@@ -23,11 +23,11 @@ from blis_replay.blis.kernel.state import (
     State,
     compiled,
     entry,
-    index,
+    state_of,
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us, quick_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.functions import by_reference
+from blis_replay.compiled.tables import table_of
 
 # What next_batch and advance answer.
 BATCH, IDLE, REACHED, NEEDS_ROOM, STUCK = range(5)
@@ -40,14 +40,19 @@ ROW_STEP, ROW_PREEMPTED, ROW_FIELDS = 4, 5, 6
 @entry
 def advance(state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Run until nothing is left to do (IDLE), the time is reached, or arrays are full (NEEDS_ROOM)."""
-    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    return go_on(state_of(state), until_us, kind, table_of(int_params), table_of(float_params))
+
+
+@compiled
+def go_on(state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
+    """As ``advance``."""
     while True:
-        run_decodes(run, until_us, kind, int_params, float_params)
-        answer = _next_batch(run, until_us)
+        run_decodes(state, until_us, kind, int_params, float_params)
+        answer = build_batch(state, until_us)
         if answer != BATCH:
             return answer
-        start_us = max(run.at.now_us, run.at.device_free_us)
-        _run_batch(run, quick_duration_us(kind, int_params, float_params, run.batch, start_us))
+        start_us = max(state.at.now_us, state.at.device_free_us)
+        start_batch(state, quick_duration_us(kind, int_params, float_params, state.batch, start_us))
 
 
 @entry
@@ -58,19 +63,20 @@ def advance_to_answer(
 
     The answer, and the row after that step; after the last step whose tokens are in, if none answered.
     """
-    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    run = state_of(state)
+    ints, floats = table_of(int_params), table_of(float_params)
     while True:
-        answer = _next_batch(run, until_us)
+        answer = build_batch(run, until_us)
         if answer == BATCH:
             start_us = max(run.at.now_us, run.at.device_free_us)
-            _run_batch(run, batch_duration_us(kind, int_params, float_params, run.batch, start_us))
+            start_batch(run, batch_duration_us(kind, ints, floats, run.batch, start_us))
         ended = run.at.rows
         for i in range(run.at.in_flight):
             if run.flight[i] != NONE:
                 ended -= 1
         while seen < ended:
             seen += 1
-            if run.steps[index(seen - 1)].finished > 0:
+            if run.steps[seen - 1].finished > 0:
                 return BATCH, seen
         if answer != BATCH:
             return answer, seen
@@ -82,27 +88,28 @@ def advance_kept(state: State, kept: Record, kind: int, int_params: Int64s, floa
 
     ``kept``: of ``Batch``, as long as the steps.
     """
-    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    run = state_of(state)
+    ints, floats = table_of(int_params), table_of(float_params)
     while True:
-        answer = _next_batch(run, NEVER)
+        answer = build_batch(run, NEVER)
         if answer != BATCH:
             return answer
         if run.batch.prefill_tokens + run.batch.decode_tokens > 0:
             kept[run.at.rows] = run.batch
         start_us = max(run.at.now_us, run.at.device_free_us)
-        _run_batch(run, batch_duration_us(kind, int_params, float_params, run.batch, start_us))
+        start_batch(run, batch_duration_us(kind, ints, floats, run.batch, start_us))
 
 
 @entry
 def next_batch(state: State, until_us: int) -> int:
     """Build the next batch for a caller in Python; answers as ``advance`` does, or BATCH."""
-    return _next_batch(by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:])), until_us)
+    return build_batch(state_of(state), until_us)
 
 
 @entry
 def run_batch(state: State, duration_us: int) -> None:
     """Let the batch just built take this long, for a caller in Python."""
-    _run_batch(by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:])), duration_us)
+    start_batch(state_of(state), duration_us)
 
 
 @entry
@@ -113,11 +120,11 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
     it is.  ``resumed_as_decode``: a request that computes again what it had, some of it output, counts as a decode.
     The answer, REACHED or as ``advance`` answers, and the row where to go on.
     """
-    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    run = state_of(state)
     at, batch, preempted = run.at, run.batch, table[:row, ROW_PREEMPTED].sum()
     while row < until_row:
         at.now_us = max(at.now_us, row)
-        answer = _next_batch(run, row + 1)
+        answer = build_batch(run, row + 1)
         if answer in (NEEDS_ROOM, STUCK):
             return answer, row
         if answer != BATCH:
@@ -134,7 +141,7 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
             table[row, ROW_STEP] = at.rows
             if resumed_as_decode and preempted > 0:
                 count_resumed(run, table[row])
-        _run_batch(run, 1)
+        start_batch(run, 1)
         if has_tokens:
             row += 1
     return REACHED, row
@@ -157,7 +164,7 @@ def count_resumed(state: State, counts: Int64s) -> None:
 
 
 @compiled
-def _next_batch(state: State, until_us: int) -> int:
+def build_batch(state: State, until_us: int) -> int:
     """Go on to the next ``schedule()`` before ``until_us`` and build its batch (BATCH)."""
     at = state.at
     while True:
@@ -187,7 +194,7 @@ def await_arrival(state: State, until_us: int) -> int:
     at = state.at
     if at.arrived == at.submitted:
         return IDLE
-    arrival_us = state.facts[index(at.arrived)].queued_us
+    arrival_us = state.facts[at.arrived].queued_us
     if arrival_us >= until_us:
         return REACHED
     at.now_us = max(at.now_us, arrival_us)
@@ -195,7 +202,7 @@ def await_arrival(state: State, until_us: int) -> int:
 
 
 @compiled
-def _run_batch(state: State, duration_us: int) -> None:
+def start_batch(state: State, duration_us: int) -> None:
     """Run the batch just scheduled."""
     at, batch = state.at, state.batch
     tokens = put_in_flight(state, duration_us)
@@ -222,8 +229,8 @@ def put_in_flight(state: State, duration_us: int) -> int:
         at.device_free_us = start_us + duration_us
         note_step(state, row, start_us)
         at.rows += 1
-    state.flight[index(at.in_flight)] = row
-    state.flight[index(at.in_flight + 2)] = max(start_us, at.device_free_us)
+    state.flight[at.in_flight] = row
+    state.flight[at.in_flight + 2] = max(start_us, at.device_free_us)
     at.in_flight += 1
     return tokens
 
@@ -231,7 +238,7 @@ def put_in_flight(state: State, duration_us: int) -> int:
 @compiled
 def note_step(state: State, row: int, start_us: int) -> None:
     """The row of a batch in the table of steps."""
-    at, batch, this = state.at, state.batch, state.steps[index(row)]
+    at, batch, this = state.at, state.batch, state.steps[row]
     this.start_us = start_us
     this.end_us = at.device_free_us
     this.scheduled_us = at.now_us
@@ -274,7 +281,7 @@ def update(state: State) -> None:
 def take_arrivals(state: State) -> None:
     """Requests that have queued by now join the waiting queue, in their order."""
     at = state.at
-    while at.arrived < at.submitted and state.facts[index(at.arrived)].queued_us <= at.now_us:
+    while at.arrived < at.submitted and state.facts[at.arrived].queued_us <= at.now_us:
         if state.requests[at.arrived].status == NEW:
             begin(state, at.arrived)
         at.arrived += 1

@@ -31,7 +31,7 @@ from blis_replay.blis.kernel.free_queue import (
     take_blocks,
     unlink,
 )
-from blis_replay.blis.kernel.state import NONE, State, compiled, index, separate
+from blis_replay.blis.kernel.state import NONE, State, compiled, separate
 
 # -- Blocks of a request ------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ def release_blocks(state: State, request: int, cached: int) -> None:
     Newer releases put blocks that its first ``cached`` tokens do not fill to the head: nothing is lost with them.
     """
     this = state.requests[request]
-    row = index(this.table_row)
+    row = this.table_row
     freed = this.blocks_held - this.blocks_entered
     if state.config.uncached_blocks_first == 1:
         uncached = this.blocks_held - full_blocks(state, cached)
@@ -87,7 +87,7 @@ def release_blocks(state: State, request: int, cached: int) -> None:
     elif freed > 0:
         append_unkeyed(state, freed)
     for i in range(this.extents_held - 1, -1, -1):
-        freed += release_extent(state, state.table[row, index(2 * i)], state.table[row, index(2 * i + 1)])
+        freed += release_extent(state, state.table[row, 2 * i], state.table[row, 2 * i + 1])
     state.at.free_blocks += freed
     this.blocks_held = 0
     this.blocks_entered = 0
@@ -113,7 +113,7 @@ def keys_at(state: State, request: int, i: int) -> int:
 def key_of(state: State, request: int, i: int) -> int:
     """Key of the i-th full block of a request, which has one."""
     where = keys_at(state, request, i)
-    return state.keys[index(where)] if where >= 0 else -where - 2
+    return state.keys[where] if where >= 0 else -where - 2
 
 
 @compiled
@@ -143,15 +143,15 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
         return found, free, extents
     most = most_to_find(state, request)
     while found < most:
-        extent = state.extent_of_key[index(key_of(state, request, found))]
+        extent = state.extent_of_key[key_of(state, request, found)]
         if extent == NONE:
             break
         blocks = common_blocks(state, request, found, extent, most - found)
-        state.table[index(row), index(2 * extents)] = extent
-        state.table[index(row), index(2 * extents + 1)] = blocks
+        state.table[row, 2 * extents] = extent
+        state.table[row, 2 * extents + 1] = blocks
         extents += 1
         found += blocks
-        if state.extents[index(extent)].ref_count == 0:
+        if state.extents[extent].ref_count == 0:
             free += blocks
     return found, free, extents
 
@@ -160,11 +160,11 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
 def drop_last_found(state: State, row: int, found: int, free: int, extents: int) -> tuple[int, int, int]:
     """What ``find_cached_blocks`` found and noted in a row of the table, which is something, without its last block."""
     last = extents - 1
-    if state.extents[index(state.table[index(row), index(2 * last)])].ref_count == 0:
+    if state.extents[state.table[row, 2 * last]].ref_count == 0:
         free -= 1
-    if state.table[index(row), index(2 * last + 1)] == 1:
+    if state.table[row, 2 * last + 1] == 1:
         return found - 1, free, last
-    state.table[index(row), index(2 * last + 1)] -= 1
+    state.table[row, 2 * last + 1] -= 1
     return found - 1, free, extents
 
 
@@ -204,8 +204,8 @@ def fetch_blocks(state: State, request: int, found: int, stored: int) -> None:
 @compiled
 def common_blocks(state: State, request: int, first: int, extent: int, most: int) -> int:
     """How many blocks of an extent are those of the request from its ``first`` on; the first one is."""
-    most = min(most, state.extents[index(extent)].blocks)
-    if keys_at(state, request, first) == state.extents[index(extent)].keys_at:
+    most = min(most, state.extents[extent].blocks)
+    if keys_at(state, request, first) == state.extents[extent].keys_at:
         given = state.facts[request].key_count
         if first + most <= given or first >= given:
             return most
@@ -225,11 +225,11 @@ def common_blocks(state: State, request: int, first: int, extent: int, most: int
 @compiled
 def hold_found_blocks(state: State, request: int, extents: int) -> None:
     """Hold what ``find_cached_blocks`` noted in the request's row of the table."""
-    row = index(state.requests[request].table_row)
+    row = state.requests[request].table_row
     for i in range(extents):
-        extent = state.table[row, index(2 * i)]
-        blocks = state.table[row, index(2 * i + 1)]
-        this = state.extents[index(extent)]
+        extent = state.table[row, 2 * i]
+        blocks = state.table[row, 2 * i + 1]
+        this = state.extents[extent]
         if blocks < this.blocks:
             split(state, extent, blocks)
         if this.ref_count == 0:
@@ -246,7 +246,7 @@ def split(state: State, extent: int, blocks: int) -> int:
     Free, the others are taken first, so they stand nearer to the head of the queue.
     """
     rest = new_extent(state)
-    this, other = state.extents[index(extent)], state.extents[index(rest)]
+    this, other = state.extents[extent], state.extents[rest]
     other.ref_count = this.ref_count
     other.blocks = this.blocks - blocks
     other.depth = this.depth + blocks
@@ -256,7 +256,7 @@ def split(state: State, extent: int, blocks: int) -> int:
     other.twin = NONE
     this.rest = rest
     this.blocks = blocks
-    state.extent_of_key[index(key_in_extent(state, rest, 0))] = rest
+    state.extent_of_key[key_in_extent(state, rest, 0)] = rest
     if this.ref_count == 0:
         insert_before(state, rest, extent)
     return rest
@@ -276,24 +276,24 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
     if this.dynamic_key == NONE:
         full = min(full, state.facts[request].key_count)
     while i < full:
-        key = index(key_of(state, request, i))
+        key = key_of(state, request, i)
         if state.extent_of_key[key] == NONE:
             extent = extent_of_request(state, request, i)
             end = full if i >= state.facts[request].key_count else min(full, state.facts[request].key_count)
             blocks = 0
-            while i < end and state.extent_of_key[index(key_of(state, request, i))] == NONE:
-                state.extent_of_key[index(key_of(state, request, i))] = extent
+            while i < end and state.extent_of_key[key_of(state, request, i)] == NONE:
+                state.extent_of_key[key_of(state, request, i)] = extent
                 blocks += 1
                 i += 1
         else:
             first = isolate(state, state.extent_of_key[key], i)
             extent = extent_of_request(state, request, i)
-            while state.extents[index(first)].twin != NONE:
-                first = state.extents[index(first)].twin
-            state.extents[index(first)].twin = extent
+            while state.extents[first].twin != NONE:
+                first = state.extents[first].twin
+            state.extents[first].twin = extent
             blocks = 1
             i += 1
-        state.extents[index(extent)].blocks = blocks
+        state.extents[extent].blocks = blocks
         note_extent(state, request, extent, blocks)
 
 
@@ -301,7 +301,7 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
 def extent_of_request(state: State, request: int, i: int) -> int:
     """A new extent that begins with the i-th block of the request, which holds it."""
     extent = new_extent(state)
-    this = state.extents[index(extent)]
+    this = state.extents[extent]
     this.ref_count = 1
     this.depth = i
     this.keys_at = keys_at(state, request, i)
@@ -314,9 +314,9 @@ def extent_of_request(state: State, request: int, i: int) -> int:
 def note_extent(state: State, request: int, extent: int, blocks: int) -> None:
     """The request has entered an extent into the cache."""
     this = state.requests[request]
-    row, count = index(this.table_row), this.extents_held
-    state.table[row, index(2 * count)] = extent
-    state.table[row, index(2 * count + 1)] = blocks
+    row, count = this.table_row, this.extents_held
+    state.table[row, 2 * count] = extent
+    state.table[row, 2 * count + 1] = blocks
     this.extents_held = count + 1
     this.blocks_entered += blocks
 
@@ -324,10 +324,10 @@ def note_extent(state: State, request: int, extent: int, blocks: int) -> None:
 @separate
 def isolate(state: State, extent: int, depth: int) -> int:
     """Make the cached block at this depth, found by way of ``extent``, an extent of its own."""
-    while depth >= state.extents[index(extent)].depth + state.extents[index(extent)].blocks:
-        extent = state.extents[index(extent)].rest
-    if depth > state.extents[index(extent)].depth:
-        extent = split(state, extent, depth - state.extents[index(extent)].depth)
-    if state.extents[index(extent)].blocks > 1:
+    while depth >= state.extents[extent].depth + state.extents[extent].blocks:
+        extent = state.extents[extent].rest
+    if depth > state.extents[extent].depth:
+        extent = split(state, extent, depth - state.extents[extent].depth)
+    if state.extents[extent].blocks > 1:
         split(state, extent, 1)
     return extent

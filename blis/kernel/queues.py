@@ -22,10 +22,10 @@ from blis_replay.blis.kernel.state import (
     State,
     Table,
     compiled,
-    index,
     separate,
 )
 from blis_replay.compiled.arrays import Int32s
+from blis_replay.compiled.tables import column
 
 # -- waiting ----------------------------------------------------------------------------
 
@@ -115,21 +115,21 @@ def start_running(state: State, request: int) -> None:
     this.admission = at.admissions
     at.admissions += 1
     at.running_depth += 1
-    append(state.links["running"], at.running, request)
-    append(state.links["prefilling"], at.prefilling, request)
+    append(column(state.links, "running"), at.running, request)
+    append(column(state.links, "prefilling"), at.prefilling, request)
 
 
 @compiled
 def stop_running(state: State, request: int) -> None:
     """Take a request out of the running list."""
     state.at.running_depth -= 1
-    remove(state.links["running"], state.at.running, request)
+    remove(column(state.links, "running"), state.at.running, request)
 
 
 @compiled
 def stop_prefill(state: State, request: int) -> None:
     """Take a request out of those in prefill."""
-    remove(state.links["prefilling"], state.at.prefilling, request)
+    remove(column(state.links, "prefilling"), state.at.prefilling, request)
 
 
 # -- decoding ---------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def pass_over(state: State, request: int) -> None:
 def enter_growth(state: State, request: int) -> None:
     """Into the bucket of the steps in which the request has a multiple of the block size computed."""
     slot = modulo_block(state, state.requests[request].step_offset)
-    enter_bucket(state.links["growth"], state.growth_head, slot, request)
+    enter_bucket(column(state.links, "growth"), state.growth_head, slot, request)
     state.growth_count[slot] += 1
 
 
@@ -212,26 +212,26 @@ def enter_growth(state: State, request: int) -> None:
 def leave_growth(state: State, request: int) -> None:
     """Out of that bucket."""
     slot = modulo_block(state, state.requests[request].step_offset)
-    leave_bucket(state.links["growth"], state.growth_head, slot, request)
+    leave_bucket(column(state.links, "growth"), state.growth_head, slot, request)
     state.growth_count[slot] -= 1
 
 
 @compiled
 def enter_finish(state: State, request: int, step: int) -> None:
     """Into the bucket of the step that gives the last token."""
-    enter_bucket(state.links["finish"], state.finish_head, step & state.config.ring_mask, request)
+    enter_bucket(column(state.links, "finish"), state.finish_head, step & state.config.ring_mask, request)
 
 
 @compiled
 def leave_finish(state: State, request: int, step: int) -> None:
     """Out of that bucket."""
-    leave_bucket(state.links["finish"], state.finish_head, step & state.config.ring_mask, request)
+    leave_bucket(column(state.links, "finish"), state.finish_head, step & state.config.ring_mask, request)
 
 
 @compiled
 def first_to_finish(state: State, step: int) -> int:
     """Of the requests that finish with a step, take the first of the running list out of the bucket."""
-    slot = index(step & state.config.ring_mask)
+    slot = step & state.config.ring_mask
     first = state.finish_head[slot]
     if first == NONE:
         return NONE
@@ -325,7 +325,7 @@ def finish_all(state: State, step: int, row: int) -> None:
         if request == NONE:
             break
         finished += finish(state, request, step, row)
-    this = state.steps[index(row)]
+    this = state.steps[row]
     this.finished = finished
     this.free_blocks_end = state.at.free_blocks
 
@@ -357,7 +357,7 @@ def take_aborts(state: State) -> None:
         if at.next_abort == at.submitted:
             at.abort_due_us = NEVER
             break
-        request = state.abort_order[index(at.next_abort)]
+        request = state.abort_order[at.next_abort]
         if state.facts[request].abort_us > at.now_us:
             at.abort_due_us = state.facts[request].abort_us
             break

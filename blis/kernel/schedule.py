@@ -36,7 +36,7 @@ from blis_replay.blis.kernel.queues import (
     first_waiting,
     pass_over,
 )
-from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled, index
+from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled
 
 
 @compiled
@@ -92,7 +92,7 @@ def nothing_is_short(state: State) -> bool:
     With one exception: a single prefill at the end of the list may be cut by the budget.
     """
     at = state.at
-    blocks = state.growth_count[index(at.growth_slot)]
+    blocks = state.growth_count[at.growth_slot]
     tokens = at.decoding_requests
     request = at.prefilling.head
     while request != NONE:
@@ -113,7 +113,7 @@ def nothing_is_short(state: State) -> bool:
 def serve_all_running(state: State) -> int:
     """Serve all running requests; the budget that is left.  O(prefills), and a little for what is evicted."""
     at, batch = state.at, state.batch
-    take_blocks(state, state.growth_count[index(at.growth_slot)])
+    take_blocks(state, state.growth_count[at.growth_slot])
     if at.keyed_decoding > 0:
         # Known at once, a block is entered in the step that fills it (whose request needs a
         # new one in the next step); asynchronously when its last token has arrived.

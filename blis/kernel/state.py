@@ -11,7 +11,7 @@ columns: ``state.requests["status"]``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from blis_replay.compiled.arrays import Int32s, Int64s
 from blis_replay.compiled.files import cache_folder
 from blis_replay.compiled.functions import decorators
+from blis_replay.compiled.tables import Tables, reader
 
 FOLDER = Path(__file__).parent
-entry, compiled = decorators(FOLDER, inline=True, from_start=True)
+entry, compiled = decorators(FOLDER, inline=True)
 # For long functions that run seldom: to copy them into each caller takes a quarter of the time of compiling.
 _, separate = decorators(FOLDER)
 
@@ -30,8 +31,6 @@ Table = NDArray[Any]
 # A table of one row; to compiled functions, the row.
 Record = Any
 
-# Unsigned, an index needs no test for counting from the end.
-index = np.uint64
 
 NEVER = 2**62
 # A step by a model of real numbers takes an hour at most: an exponential can overflow.
@@ -274,20 +273,17 @@ CONFIG, PROGRESS, BATCH, STEP, EXTENT, LRU_LINK = map(dtype_of, (Config, Progres
 FACTS, REQUEST, OUTCOME, LINKS = map(dtype_of, (Facts, Request, Outcome, Links))
 
 
-class State(NamedTuple):
-    """Everything a run needs and produces.
+class State(Tables):
+    """Everything a run needs and produces."""
 
-    ``config``, ``at`` and ``batch`` are tables of one row, as handing over a record takes ten times as long.
-    """
-
-    config: Record  # Config
-    at: Record  # Progress
-    batch: Record  # Batch
+    config: Annotated[Record, CONFIG, 0]
+    at: Annotated[Record, PROGRESS, 0]
+    batch: Annotated[Record, BATCH, 0]
     flight: Int64s  # [4]: rows of the batches in flight, the oldest first (NONE: empty), then their ends, us
-    facts: Table  # [requests]
-    requests: Table  # [requests]
-    outcomes: Table  # [requests]
-    links: Table  # [requests]
+    facts: Annotated[Table, FACTS, 1]  # [requests]
+    requests: Annotated[Table, REQUEST, 1]  # [requests]
+    outcomes: Annotated[Table, OUTCOME, 1]  # [requests]
+    links: Annotated[Table, LINKS, 1]  # [requests]
     abort_order: Int64s  # requests by abort_us
     by_rank: Int64s  # request of a rank
     heap: Int64s  # waiting requests, a binary heap of ranks
@@ -295,10 +291,16 @@ class State(NamedTuple):
     growth_count: Int64s  # [block size]
     finish_head: Int32s  # [ring]
     keys: Int32s  # block keys, see BlockKeys
-    extents: Table  # [twice the blocks and some]
+    extents: Annotated[Table, EXTENT, 1]  # [twice the blocks and some]
     extent_of_key: Int32s  # [keys] the extent in the cache with this key, or the one it was cut off from
-    cpu_lru: Table  # [keys + 1] the keys in the CPU tier by last use; [1] without one
-    table: Int32s  # [rows, 2 * blocks of a request] cached extents that a running request holds, and their blocks then
+    cpu_lru: Annotated[Table, LRU_LINK, 1]  # [keys + 1] the keys in the CPU tier by last use; [1] without one
+    table: Annotated[
+        Int32s, 2
+    ]  # [rows, 2 * blocks of a request] extents that a running request holds, and their blocks
     free_rows: Int64s
-    steps: Table  # [capacity], grows
-    segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows
+    steps: Annotated[Table, STEP, 1]  # [capacity], grows
+    segments: Annotated[Int64s, 2]  # [capacity, 3]: request, first row, rows that all gave it a token; grows
+
+
+# A state, in compiled code: of the words that an entry was given.
+state_of = reader(State)

@@ -9,8 +9,9 @@ import math
 
 from blis_replay.blis.kernel.operators import operators_us
 from blis_replay.blis.kernel.roofline import roofline_us
-from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry, index, separate
+from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry, separate
 from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.compiled.tables import stretch, table_of
 
 KernelModel = tuple[int, Int64s, Floats]
 
@@ -81,7 +82,7 @@ PS_PER_US = 1_000_000
 @entry
 def step_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch: Record, start_us: int) -> int:
     """Duration of a batch, a table of one row, for a caller in Python."""
-    return batch_duration_us(kind, int_params, float_params, batch[0], start_us)
+    return batch_duration_us(kind, table_of(int_params), table_of(float_params), batch[0], start_us)
 
 
 @entry
@@ -89,8 +90,9 @@ def step_durations_us(
     kind: int, int_params: Int64s, float_params: Floats, batches: Record, durations_us: Int64s
 ) -> None:
     """The same of each row of a table, in one call: a call takes ten times as long as a duration."""
+    ints, floats = table_of(int_params), table_of(float_params)
     for i in range(len(batches)):
-        durations_us[i] = batch_duration_us(kind, int_params, float_params, batches[i], 0)
+        durations_us[i] = batch_duration_us(kind, ints, floats, batches[i], 0)
 
 
 @separate
@@ -99,8 +101,8 @@ def batch_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch
     compiled_us = 0
     if kind >= FIRST_USE:
         first_use = int_params[len(int_params) - 1]
-        compiled_us = first_use_us(int_params[first_use:], batch)
-        int_params, kind = int_params[:first_use], kind - FIRST_USE
+        compiled_us = first_use_us(stretch(int_params, first_use, len(int_params)), batch)
+        int_params, kind = stretch(int_params, 0, first_use), kind - FIRST_USE
     return compiled_us + corrected_us(kind, int_params, float_params, batch, start_us)
 
 
@@ -108,7 +110,7 @@ def batch_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch
 def corrected_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batch, start_us: int) -> int:
     """What the model makes of the batch with what observed steps exceeded it by, in int_params us, at least 1."""
     own = len(int_params) if kind < CORRECTED else int_params[len(int_params) - 1]
-    modelled = modelled_us(kind % CORRECTED, int_params[:own], float_params, batch, start_us)
+    modelled = modelled_us(kind % CORRECTED, stretch(int_params, 0, own), float_params, batch, start_us)
     return modelled if kind < CORRECTED else plus_observed_us(int_params, batch, start_us, modelled)
 
 
@@ -122,7 +124,7 @@ def plus_observed_us(int_params: Int64s, batch: Batch, start_us: int, modelled: 
         + int_params[own + 2] * batch.decode_tokens
         + int_params[own + 3] * batch.context_tokens
     )
-    then_us = at_time(int_params[own + CORRECTION_LINE : -1], start_us)
+    then_us = at_time(stretch(int_params, own + CORRECTION_LINE, len(int_params) - 1), start_us)
     return max(modelled + (line_ns + 500) // 1000 + then_us, 1)
 
 
@@ -154,7 +156,7 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
     if kind == OPERATORS:
         return operators_us(int_params, float_params, batch)
     if kind == TREES:
-        features = float_params[-FEATURES:]
+        features = stretch(float_params, len(float_params) - FEATURES, len(float_params))
         batch_features(batch, features)
         return trees_us(int_params, float_params, features)
     return observed_us(int_params, float_params, start_us)
@@ -233,22 +235,22 @@ def bent_us(float_params: Floats, batch: Batch) -> int:
     """As ``regimes_us``, to the last bit, for the commonest regimes."""
     decodes = float(batch.decode_tokens)
     line = 0
-    while decodes > float_params[index(line)]:
+    while decodes > float_params[line]:
         line += BENT_SIZE
-    us = float_params[index(line + 1)]
-    us += float_params[index(line + 2)] * batch.prefill_tokens
-    us += float_params[index(line + 3)] * decodes
-    us += float_params[index(line + 4)] * (batch.context_tokens - batch.decode_tokens)
-    most = float_params[index(len(float_params) - 2)]
+    us = float_params[line + 1]
+    us += float_params[line + 2] * batch.prefill_tokens
+    us += float_params[line + 3] * decodes
+    us += float_params[line + 4] * (batch.context_tokens - batch.decode_tokens)
+    most = float_params[len(float_params) - 2]
     if batch.prefill_tokens > most:
-        us += float_params[index(len(float_params) - 1)] * (batch.prefill_tokens - most)
+        us += float_params[len(float_params) - 1] * (batch.prefill_tokens - most)
     return int(min(max(us, 1.0), LONGEST_STEP_US))
 
 
 @compiled
 def regimes_us(float_params: Floats, batch: Batch) -> int:
     """The first regime whose condition holds: see blis-semantics 3.7 (StepML)."""
-    features = float_params[-FEATURES:]
+    features = stretch(float_params, len(float_params) - FEATURES, len(float_params))
     batch_features(batch, features)
     us = 1.0
     for first in range(REGIME_HEAD, len(float_params) - FEATURES, REGIME_SIZE):
@@ -302,20 +304,14 @@ def batch_features(batch: Batch, x: Floats) -> None:
 
 @compiled
 def observed_us(int_params: Int64s, float_params: Floats, start_us: int) -> int:
-    """The cycle observed at this time; where steps began is known, until the cycle of the nearest observed start ends.
-
-    A step that starts a little early takes the cycle of the start ahead, so a long cycle is never taken twice.
-    """
+    """The cycle observed at this time; where steps began is known, up to the observed start that is nearest to it."""
     anchor = last_before(int_params, start_us)
     cycle_us = max(int_params[len(int_params) // 2 + anchor], 1)
     if float_params[anchor] == 0 or start_us < int_params[anchor]:
         return cycle_us
     past_us = (start_us - int_params[anchor]) % cycle_us
     to_next_us = cycle_us - past_us
-    if 2 * past_us <= cycle_us:
-        return to_next_us
-    # Cycles are rounded, so the anchor ahead may be half a cycle off the start that is counted from this one.
-    return to_next_us + max(at_time(int_params, start_us + to_next_us + cycle_us // 2), 1)
+    return to_next_us if 2 * past_us <= cycle_us else to_next_us + cycle_us
 
 
 @compiled

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from blis_replay.compiled.arrays import Int64s
+from blis_replay.compiled.tables import table_of
 from blis_replay.ingest.scan import otlp_columns
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
@@ -127,6 +128,14 @@ def scan_lines(
     there is no room (``FULL``).  ``state``: that of ``new_state``, or as the last scan left it.  ``spans`` and
     ``events``: rows one behind the other.
     """
+    text, words, state = table_of(text), table_of(words), table_of(state)
+    return _lines(text, words, at, end, line, state, table_of(spans), table_of(events), table_of(texts))
+
+
+@compiled
+def _lines(
+    text: Bytes, words: Words, at: int, end: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: Bytes
+) -> tuple[int, int, int]:
     while True:
         stop = after_newline(text, words, at, end)
         if stop < 0:

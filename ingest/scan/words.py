@@ -6,8 +6,6 @@ type allows it; ``at``: the position of a byte, from which eight have to be ther
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.compiled.files import cache_folder
-from blis_replay.compiled.functions import Intrinsic, decorators
+from blis_replay.compiled.functions import decorators
+from blis_replay.compiled.tables import word_at
 
 _FOLDER = Path(__file__).parent
 
@@ -36,23 +35,6 @@ _ZEROS = np.uint64(0x3030303030303030)  # the digit
 _UPPER_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
 _TO_BEYOND_NINE = np.uint64(0x0606060606060606)  # which takes 9 to the last code with the upper half of a digit
 _PLACES = np.uint64(0x0001020304050607)
-
-
-def _word_at(typing_context: Any, words: Any, at: Any) -> Any:
-    """The eight bytes from any position: Numba itself loads only what is aligned."""
-    del typing_context
-    ir, types = import_module("llvmlite.ir"), import_module("numba.core.types")
-
-    def load(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, given[0]).data
-        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [given[1]])
-        return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
-
-    return types.uint64(words, types.intp), load
-
-
-_made: Any = Intrinsic(lambda: _word_at)
-word_at: Callable[[NDArray[Any], int], Any] = _made
 
 
 @inlined
