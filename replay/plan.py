@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -18,24 +19,11 @@ from blis_replay.ingest.rows import Rows
 from blis_replay.replay.engine import replayed_engine, with_captured_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed import (
-    observed_cycles,
-    observed_delivery,
-    observed_hold,
-    observed_pre_queue,
-    server_stamps,
-)
-from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens, sessions_of
-from blis_replay.replay.profile import (
-    MADE,
-    blis_blocks,
-    blis_spec,
-    of_summary,
-    profile_arrivals,
-    profile_blocks,
-    profile_lengths,
-)
+from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_of
 from blis_replay.replay.warm_up import Stalls, recorded_stalls, waits_for_kernels
+
+if TYPE_CHECKING:
+    from blis_replay.replay.profile import DeclaredRequests
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -106,7 +94,10 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
     scheduled.  Raises ``ReplayError`` if the recording lacks what the mode takes from it.
     """
     made_of_summary = recording.requests.height == 0
-    recording, mode = of_summary(recording, mode)
+    if made_of_summary:
+        from blis_replay.replay.summary import MADE, of_summary
+
+        recording, mode = of_summary(recording, mode)
     engine = replayed_engine(recording, mode, entry)  # first: blocks are counted in its terms
     trace, basis = request_trace(engine.recording, mode)
     basis |= engine.basis
@@ -149,6 +140,14 @@ _Forced = tuple[RequestTrace, ObservedCycles | None, tuple[Int64s, Int64s] | Non
 
 def _forced(recording: Recording, mode: ReplayMode, trace: RequestTrace) -> _Forced:
     """The trace, step cycles and delivery with what the mode takes from the recording instead of a model."""
+    from blis_replay.replay.observed import (  # it reads steps and journeys, and only this needs it
+        observed_cycles,
+        observed_delivery,
+        observed_hold,
+        observed_pre_queue,
+        server_stamps,
+    )
+
     basis: dict[str, str] = {}
     delivery_us = None
     forced = {name for name in ("step_time", "pre_queue", "schedule") if getattr(mode, name) == "recorded"}
@@ -176,9 +175,8 @@ def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace,
     requests = recording.requests
     if requests.height == 0:
         raise ReplayError(f"{recording.slug}: the recording has no requests to replay; ingest its per-request records")
-    prompts = _prompt_tokens(recording, mode)
+    prompts, lengths, length_basis = _lengths(recording, mode)
     prefill_tokens, block_keys, prefix_basis = _prefix(recording, mode, prompts)
-    lengths, length_basis = _output_tokens(recording, mode)
     arrival_us, arrival_basis = _arrivals(recording, mode)
     if mode.rate != 1:
         arrival_us = np.rint(arrival_us / mode.rate).astype(np.int64)
@@ -201,32 +199,28 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
     caching = recording.engine.get("enable_prefix_caching")
     if caching is not None and not caching.value:
         return prompts, None, "whole prompts: the engine caches no prefixes"
-    if mode.prefix == "profile":
-        return prompts, *profile_blocks(recording, prompts)
-    if mode.prefix == "blis-spec":
-        return prompts, *blis_blocks(recording, prompts)
+    if mode.prefix != "recorded":
+        return prompts, *_declared(mode.prefix, recording).blocks(prompts)
     identity = prefix_identity(recording, prompts)
     if identity is not None:
         return prompts, *identity
+    from blis_replay.replay.prefix_estimate import estimate_prefix  # it reads steps, and only this needs it
+
     estimate = estimate_prefix(recording, prompts)
     return estimate.prefill_tokens, None, estimate.basis
 
 
-def _prompt_tokens(recording: Recording, mode: ReplayMode) -> Int64s:
-    if mode.lengths == "profile":
-        return profile_lengths(recording).prompt_tokens
-    if mode.lengths == "blis-spec":
-        return blis_spec(recording).prompt_tokens
-    return prompt_tokens(recording)
+def _declared(kind: str, recording: Recording) -> DeclaredRequests:
+    from blis_replay.replay.profile import declared_requests  # no other replay generates requests
+
+    return declared_requests(kind, recording)
 
 
-def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
-    if mode.lengths == "profile":
-        lengths_of_profile = profile_lengths(recording)
-        return lengths_of_profile.output_tokens, lengths_of_profile.basis
-    if mode.lengths == "blis-spec":
-        expanded = blis_spec(recording)
-        return expanded.output_tokens, expanded.length_basis
+def _lengths(recording: Recording, mode: ReplayMode) -> tuple[Int64s, Int64s, str]:
+    """Prompt and output tokens, and in words how the outputs are known."""
+    if mode.lengths not in ("true", "re-tokenised"):
+        return _declared(mode.lengths, recording).lengths()
+    prompts = prompt_tokens(recording)
     column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
     lengths, remark = recording.requests[column], ""
     if mode.lengths == "true":
@@ -243,7 +237,7 @@ def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]
     else:
         basis = "counted by tokenising the returned text again"
     # An empty reply counts 0 tokens when tokenised again; the engine yields at least one.
-    return np.maximum(lengths.to_numpy().astype(np.int64), 1), basis
+    return prompts, np.maximum(lengths.to_numpy().astype(np.int64), 1), basis
 
 
 def _with_those_given_up(requests: Rows, lengths: pl.Series) -> tuple[pl.Series, str]:
@@ -262,11 +256,8 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     if mode.arrivals == "recorded":
         kind = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
         return recorded, kind
-    if mode.arrivals == "profile":
-        return profile_arrivals(recording)
-    if mode.arrivals == "blis-spec":
-        expanded = blis_spec(recording)
-        return expanded.arrival_us, expanded.arrival_basis
+    if mode.arrivals != "flat":
+        return _declared(mode.arrivals, recording).arrivals()
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
     gaps = rng.exponential(planned_us / len(recorded), len(recorded))

@@ -1,29 +1,18 @@
-"""Which prompt tokens the server had to compute, as far as a recording tells.
+"""Prompts of a recording: their lengths, and their block identities, by which the simulated cache finds hits.
 
-Where the workload says which prompts share what, requests get block identities and the
-simulated cache finds out (``prefix_identity``).  Where only numbers are known, a hit enters
-a replay as the number of uncached prompt tokens (``estimate_prefix``).
+Where identities are unknown, ``prefix_estimate`` says how many tokens of each prompt were cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import comb
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import BlockKeys, RequestTrace
 from blis_replay.compiled.arrays import Int32s, Int64s
-from blis_replay.ingest.checks.prefix_cache import uncached_error_tokens, uncached_prompt_tokens
-from blis_replay.ingest.checks.reconstruction import ADMISSIONS_A_STRETCH, reconstruct_by_stretches
-from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
-from blis_replay.ingest.rows import Rows
-from blis_replay.ingest.steps.admissions import of_journeys
-from blis_replay.ingest.steps.prefill import ASSUMED
-from blis_replay.ingest.steps.reconstruction import computed_prompts, reconstruct
 from blis_replay.replay.errors import ReplayError
 
 
@@ -69,38 +58,12 @@ def _prompt_rows(tree: PromptTree, block_size: int) -> tuple[Int64s, Int64s, Int
     return start, count, keys
 
 
-def cached_tokens(keys: BlockKeys, prompt_tokens: Int64s) -> Int64s:
-    """int64[n]: prompt tokens of each request that earlier ones had, in a cache that never forgets.
-
-    Whole blocks only, and never the last token, which is always computed (vLLM ``get_computed_blocks``).
-    """
-    seen = np.zeros(int(keys.keys.max(initial=-1)) + 1, np.bool_)
-    found = np.zeros(len(prompt_tokens), np.int64)
-    for i, (start, count) in enumerate(zip(keys.start.tolist(), keys.count.tolist(), strict=True)):
-        row = keys.keys[start : start + count]
-        found[i] = np.count_nonzero(seen[row])  # where a block was seen, all before it were
-        seen[row] = True
-    cached: Int64s = np.minimum(found, np.maximum(prompt_tokens - 1, 0) // keys.block_size) * keys.block_size
-    return cached
-
-
 # Which prompt belongs to which group is not recorded, so it is drawn.
 _MEMBERSHIP_SEED = 42
 
-# A load generator that cycles through its prompts repeats the prompt length exactly;
-# recordings show 98 to 99.7 % (failed rows say 0), unrelated prompts about 4 %.
-_CYCLES_FROM = 0.9
-_FEWEST_HITS = 0.03
-# A hit rate by sampled steps is believed from so many standard errors above that.
-_STANDARD_ERRORS = 2.0
-
-
-@dataclass(frozen=True)
-class PrefixEstimate:
-    """Uncached prompt tokens per request (int64, in request order) and how they are known."""
-
-    prefill_tokens: Int64s
-    basis: str
+# A load generator that cycles through its prompts repeats prompt lengths exactly: recordings show 98 to 99.7 % (failed
+# rows say 0), unrelated prompts about 4 %.
+_MIN_REPEATED = 0.9
 
 
 def prompt_tokens(recording: Recording) -> Int64s:
@@ -117,85 +80,14 @@ def prompt_tokens(recording: Recording) -> Int64s:
         recorded: Int64s = known.to_numpy().astype(np.int64)
         return recorded
     lengths = known.cast(pl.Float64).fill_null(np.nan).to_numpy().copy()
-    period = _period(recording.shared_prefix)
-    if _cycles(lengths, period):
+    period = period_of(recording.shared_prefix)
+    if takes_turns(lengths, period):
         for prompt in range(period):
             own = lengths[prompt::period]
             if not np.isnan(own).all():
                 own[np.isnan(own)] = np.nanmedian(own)
     filled: Int64s = np.nan_to_num(lengths, nan=float(np.nanmedian(lengths))).round().astype(np.int64)
     return filled
-
-
-def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> PrefixEstimate:
-    """How many prompt tokens of each request no prefix cache held.
-
-    The first of these that the recording supports: the server's own count per request;
-    recorded prompt identities in a cache that never forgets; the cycle of a shared-prefix
-    workload (see ``_shared_prefix``); what journeys and step records leave for each prefill; an aggregate hit
-    rate, of step records or of the server, the same share for all; the whole prompt.
-    ``prompts``: int64[n], prompt tokens in place of the recorded ones.
-    """
-    recorded = prompt_tokens(recording)
-    prompts = recorded if prompts is None else prompts
-    cached = recording.requests["cached_prompt_tokens"]
-    block = int(recording.engine["block_size"].value)
-    if cached.null_count() == 0 and len(cached):
-        return PrefixEstimate(np.maximum(prompts - cached.to_numpy(), 1), "cached prompt tokens as the server reported")
-    if recording.prefix is not None:
-        found = cached_tokens(engine_block_keys(recording.prefix, prompts, block), prompts)
-        return PrefixEstimate(prompts - found, f"found in an endless cache by {recording.prefix.source}")
-    if recording.shared_prefix and _cycles(recorded.astype(float), _period(recording.shared_prefix)):
-        return _shared_prefix(prompts, recording.shared_prefix, block)
-    if (reconstructed := _from_journeys(recording, prompts)) is not None:
-        return reconstructed
-    computed = uncached_prompt_tokens(recording)
-    rate = recording.prefix_hit_rate if computed is None else 1 - computed / float(prompts.mean())
-    # Below, it is the decodes that a server under asynchronous scheduling counts as prefill.
-    # And of a sample of the steps a rate is no more sure than its draw.
-    unsure = 0.0 if computed is None else _STANDARD_ERRORS * uncached_error_tokens(recording) / float(prompts.mean())
-    if rate is not None and rate > _FEWEST_HITS + unsure:
-        source = "aggregate hit rate" if computed is None else "hit rate by the step records"
-        basis = f"{source} of {rate:.1%}, the same for all: not identified per request"
-        return PrefixEstimate(np.clip(np.rint(prompts * (1 - rate)).astype(np.int64), 1, prompts), basis)
-    return PrefixEstimate(prompts, "no prefix information: whole prompts")
-
-
-def _from_journeys(recording: Recording, prompts: Int64s) -> PrefixEstimate | None:
-    """By the tokens that the steps of an admission have left for it; None where no step tells."""
-    journeys = recording.lifecycles.where("request_index IS NOT NULL").only(["journey", "request_index"])
-    if journeys.is_empty():
-        return None
-    try:
-        work = pl.concat(_computed(recording, journeys)).unique("journey", keep="first", maintain_order=True)
-    except ReconstructionError:
-        return None
-    known = int(work["known"].sum())
-    if not known:
-        return None
-    request, computed = work["request_index"].to_numpy(), work["computed_tokens"].to_numpy()
-    share = float(computed.sum() / prompts[request].sum())
-    prefill = np.rint(prompts * share).astype(np.int64)
-    prefill[request] = computed
-    basis = f"of {known:,} of {len(prompts):,} prompts, what the recorded steps computed; of the others, the same share"
-    return PrefixEstimate(np.clip(prefill, 1, prompts), basis)
-
-
-def _computed(recording: Recording, journeys: Rows) -> Iterator[pl.DataFrame]:
-    """``request_index``, ``computed_tokens`` and whether they are ``known``, of some admissions after the others.
-
-    Of many journeys what nothing tells is assumed as in its stretch of the run; the same errors as ``reconstruct``.
-    """
-    stretches = (
-        reconstruct_by_stretches(recording, ADMISSIONS_A_STRETCH) if journeys.height > ADMISSIONS_A_STRETCH else None
-    )
-    built = [reconstruct(recording)] if stretches is None else (stretch.built for stretch in stretches)
-    for part in built:
-        work = computed_prompts(part)
-        of_part = of_journeys(journeys, work).frame()
-        yield work.join(of_part, on="journey").select(
-            "journey", "request_index", "computed_tokens", (pl.col("hit_source") != ASSUMED).alias("known")
-        )
 
 
 def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tuple[BlockKeys, str] | None:
@@ -214,10 +106,10 @@ def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tupl
     cached = recording.requests["cached_prompt_tokens"]
     if cached.null_count() == 0 and len(cached) and not by_server:
         return None
-    block, period = int(recording.engine["block_size"].value), _period(workload)
+    block, period = int(recording.engine["block_size"].value), period_of(workload)
     if recording.prefix is not None:
         return engine_block_keys(recording.prefix, prompts, block), recording.prefix.source
-    if workload is None or not _cycles(recorded.astype(float), period):
+    if workload is None or not takes_turns(recorded.astype(float), period):
         return None
     group = group_of_prompts(workload)
     shared = workload.system_prompt_tokens // block
@@ -265,39 +157,15 @@ def group_of_prompts(workload: SharedPrefix) -> Int64s:
     return drawn
 
 
-def _shared_prefix(prompts: Int64s, workload: SharedPrefix, block: int) -> PrefixEstimate:
-    """Request i carries prompt i modulo the number of prompts (groups x prompts a group).
-
-    Its first round is cold: the first request of a group computes the whole prompt, the
-    others all but the full blocks of the group's system prompt.  Which prompt belongs to
-    which group is not recorded, so the expectation over random membership is taken: of
-    the P - 1 other prompts, those before it (i of them) miss all G - 1 of its own group
-    with probability C(P - G, i) / C(P - 1, i).  Later rounds find all full blocks but the
-    one that holds the last token, which is always computed.
-    """
-    period = _period(workload)
-    group = workload.num_prompts_per_group
-    prefill = prompts - block * ((prompts - 1) // block)
-    system = block * (workload.system_prompt_tokens // block)
-    for i in range(min(period, len(prompts))):
-        first_of_group = comb(period - group, i) / comb(period - 1, i)
-        shared = min(system, int(prompts[i]) - 1)
-        prefill[i] = max(round(int(prompts[i]) - shared * (1 - first_of_group)), 1)
-    basis = (
-        f"{period} prompts in turn ({workload.num_groups} groups of {group}), the first {period} requests cold, "
-        "group membership averaged"
-    )
-    return PrefixEstimate(prefill, basis)
-
-
-def _period(workload: SharedPrefix | None) -> int:
+def period_of(workload: SharedPrefix | None) -> int:
+    """Number of distinct prompts of a shared-prefix workload, which take turns; 0 for another."""
     return workload.num_groups * workload.num_prompts_per_group if workload else 0
 
 
-def _cycles(lengths: np.ndarray[tuple[int], np.dtype[np.float64]], period: int) -> bool:
-    """Whether prompt lengths repeat at the period of the workload (nan: not known)."""
+def takes_turns(lengths: np.ndarray[tuple[int], np.dtype[np.float64]], period: int) -> bool:
+    """Whether prompt lengths (nan: unknown) repeat at the period of the workload."""
     if period < 1 or len(lengths) <= period:
         return period > 0
     same = lengths[period:] == lengths[:-period]
     known = ~(np.isnan(lengths[period:]) | np.isnan(lengths[:-period]))
-    return bool(known.any() and same[known].mean() >= _CYCLES_FROM)
+    return bool(known.any() and same[known].mean() >= _MIN_REPEATED)

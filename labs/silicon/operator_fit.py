@@ -18,8 +18,8 @@ from blis_replay.blis.releases.release import DELAYS, CoefficientRelease, Fitted
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of, model_of
+from blis_replay.replay.summary import of_aggregates
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import Data, ModelFit, Options, fitted_release, groups_of, scored_fit
 from blis_replay.validate.fit.cycle_rows import mean_lengths

@@ -30,8 +30,8 @@ from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
-from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of, model_of
+from blis_replay.replay.summary import of_aggregates
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import Data
 from blis_replay.validate.fit.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps

@@ -10,7 +10,8 @@ from recordings import make_recording
 
 from blis_replay.ingest.recording import SharedPrefix
 from blis_replay.replay import prefix
-from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
+from blis_replay.replay.prefix import prompt_tokens
+from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.frames import recording_of
 from blis_replay_labs.planted.generate import generate

@@ -19,7 +19,8 @@ from blis_replay.ingest.readers.requests import RawPrefix, in_send_order, tree_o
 from blis_replay.ingest.recording import PromptTree
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.prefix import cached_tokens, engine_block_keys
+from blis_replay.replay.prefix import engine_block_keys
+from blis_replay.replay.prefix_estimate import cached_tokens
 from blis_replay_labs.formats.arrival_traces import read_mooncake as read_requests
 
 

@@ -17,8 +17,8 @@ from blis_replay.ingest.recording import LoadProfile, Recording, SharedPrefix, S
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.prefix import cached_tokens
-from blis_replay.replay.profile import profile_arrivals, profile_blocks, profile_lengths, stage_counts
+from blis_replay.replay.prefix_estimate import cached_tokens
+from blis_replay.replay.profile import declared_requests, stage_counts
 
 STAGES = (Stage(0, 2.0, 3_000_000), Stage(1, 4.0, 2_000_000))
 # Of two users in one group: system prompt of two blocks, a question of one, half a block answered.
@@ -44,7 +44,7 @@ def declared(
 
 def test_constant_arrivals_have_the_declared_gaps_and_stages() -> None:
     """6 requests every 0.5 s, the second stage 3 s + the pause of 1 s later, 8 requests every 0.25 s."""
-    arrival_us, basis = profile_arrivals(declared(PROFILE))
+    arrival_us, basis = declared_requests("profile", declared(PROFILE)).arrivals()
     first, second = np.arange(6) * 500_000, 4_000_000 + np.arange(8) * 250_000
     assert arrival_us.tolist() == [*first, *second]
     assert basis.startswith("constant at 2 and 4 requests/s as profile.yaml declares, 1 s between stages;")
@@ -54,8 +54,8 @@ def test_constant_arrivals_have_the_declared_gaps_and_stages() -> None:
 
 def test_poisson_arrivals_fill_their_stages_and_are_seeded() -> None:
     recording = declared(replace(PROFILE, arrivals="poisson"))
-    arrival_us, _ = profile_arrivals(recording)
-    again, _ = profile_arrivals(recording)
+    arrival_us, _ = declared_requests("profile", recording).arrivals()
+    again, _ = declared_requests("profile", recording).arrivals()
     assert arrival_us.tolist() == again.tolist()
     gaps_us = np.diff(arrival_us[:6])
     assert arrival_us[0] == 0
@@ -65,7 +65,7 @@ def test_poisson_arrivals_fill_their_stages_and_are_seeded() -> None:
 
 def test_as_many_requests_a_stage_as_recorded_and_the_declared_number_is_told() -> None:
     """5 of 6 and 9 of 8; the ninth of stage 1 is sent at 4 + 8 x 0.25 s."""
-    arrival_us, basis = profile_arrivals(declared(PROFILE, stage=[0] * 5 + [1] * 9))
+    arrival_us, basis = declared_requests("profile", declared(PROFILE, stage=[0] * 5 + [1] * 9)).arrivals()
     assert (arrival_us[4], arrival_us[5], arrival_us[13]) == (2_000_000, 4_000_000, 6_000_000)
     assert "; 5 and 9 requests per stage as recorded, not the 6 and 8 declared; " in basis
 
@@ -106,26 +106,27 @@ def test_conversations_need_to_know_what_the_model_can_hold() -> None:
 
 
 def test_prompts_without_turns_have_one_length() -> None:
-    lengths = profile_lengths(declared(PROFILE))
-    assert lengths.prompt_tokens.tolist() == [48] * 14
-    assert lengths.output_tokens.tolist() == [8] * 14
-    assert lengths.basis == (
+    prompts, outputs, basis = declared_requests("profile", declared(PROFILE)).lengths()
+    assert prompts.tolist() == [48] * 14
+    assert outputs.tolist() == [8] * 14
+    assert basis == (
         "8 as profile.yaml declares, prompts of 32 + 16; 48 prompt tokens per request, 50 in the recording"
     )
 
 
 def test_conversations_grow_until_the_next_turn_would_not_fit() -> None:
     """A turn adds 16 + 8 tokens: 48 + 8, 72 + 8 and 96 + 8 = 104 fit in 110 tokens, 120 + 8 do not."""
-    lengths = profile_lengths(declared(replace(PROFILE, multi_turn=True), max_model_len=110))
+    recording = declared(replace(PROFILE, multi_turn=True), max_model_len=110)
+    prompts, _outputs, basis = declared_requests("profile", recording).lengths()
     users_turns = np.repeat([48, 72, 96, 48, 72, 96, 48], 2)
-    assert lengths.prompt_tokens.tolist() == users_turns.tolist()
-    assert "growing over 3 turns, sent whether or not the turn before was answered" in lengths.basis
+    assert prompts.tolist() == users_turns.tolist()
+    assert "growing over 3 turns, sent whether or not the turn before was answered" in basis
 
 
 def found(recording: Recording, prompts: Sequence[int]) -> list[int]:
     """Cached prompt tokens of each request in a cache that never forgets."""
     lengths = np.array(prompts, np.int64)
-    return cached_tokens(profile_blocks(recording, lengths)[0], lengths).tolist()
+    return cached_tokens(declared_requests("profile", recording).blocks(lengths)[0], lengths).tolist()
 
 
 def test_prompts_of_a_group_share_the_system_prompt_and_those_sent_again_all_but_the_last_block() -> None:
@@ -138,7 +139,7 @@ def test_prompts_of_a_group_share_the_system_prompt_and_those_sent_again_all_but
 def test_a_turn_finds_what_was_said_before_and_a_new_conversation_its_first_question() -> None:
     """User 0: of 72 tokens the 3 blocks of 48 + 8, of 96 the 5 of 72 + 8, then 48 tokens again; user 1 between."""
     recording = declared(replace(PROFILE, multi_turn=True), 10, max_model_len=110)
-    prompts = profile_lengths(recording).prompt_tokens.tolist()
+    prompts = declared_requests("profile", recording).lengths()[0].tolist()
     assert found(recording, prompts) == [0, 32, 48, 48, 80, 80, 32, 32, 48, 48]
 
 

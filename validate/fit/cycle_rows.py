@@ -16,7 +16,8 @@ import polars as pl
 
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
+from blis_replay.replay.prefix import prompt_tokens
+from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay.validate.errors import ValidateError
 
 

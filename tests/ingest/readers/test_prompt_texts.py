@@ -20,7 +20,7 @@ from blis_replay.ingest.readers.requests import RawPrompts
 from blis_replay.ingest.recording import PromptTree, Recording, SharedPrefix
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.prefix import estimate_prefix
+from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
 from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate

@@ -1,0 +1,133 @@
+"""Requests made of a summary: what is replayed where nobody recorded single requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.closed_loop import ClosedLoop
+from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Stage
+from blis_replay.ingest.rows import rows_of
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import ReplayMode
+
+_SEED = 42
+_SPREAD = 0.1  # share: lengths lie this far on either side of the mean; equal ones would be answered together
+_MAX_REQUESTS = 1_000_000  # of a summary; more is a slip
+_MAX_US = 1e15  # 30 years: a longer run is a slip, and times would leave int64 soon
+_WHOLE_RUN = -1  # stage of aggregates over all stages
+# What a replay of such requests says of them.
+MADE = (
+    "made of a summary: as many as it says, of its mean lengths, spread evenly over 10 % on either side, prompts as "
+    "far as max_model_len has room"
+)
+
+
+def of_summary(recording: Recording, mode: ReplayMode) -> tuple[Recording, ReplayMode]:
+    """With requests made of the aggregates, and sent by their clients, where a recording has nothing else.
+
+    Raises ``ReplayError`` as ``of_aggregates`` and ``clients_of`` do.
+    """
+    if recording.requests.height == 0 and mode.loop is None and (clients := clients_of(recording)):
+        mode = replace(mode, loop=clients)
+    return of_aggregates(recording), mode
+
+
+def of_aggregates(recording: Recording) -> Recording:
+    """A recording with requests made of its aggregates, where that is all it has; else as it is.
+
+    As many in each load stage as were sent, in a Poisson process at its rate, with lengths spread evenly over 10 % on
+    either side of the mean; prompts over less where longer ones would not fit ``max_model_len``, as the server took
+    them all.  Raises ``ReplayError`` for aggregates that say neither how many nor how long.
+    """
+    if recording.requests.height or not recording.is_summed_up:
+        return recording
+    random = np.random.default_rng(_SEED)
+    parts, start_us = [], 0
+    stages = recording.stages
+    if not stages and clients_of(recording) is not None:  # in a closed loop no arrival is used
+        stages = (Stage(0, 1.0, 0),)
+    for stage in stages:
+        figures = _figures(recording, stage.stage)
+        count = round(figures["requests"])
+        share = np.sort(random.random(count))
+        if not count * 1e6 / stage.rate_per_s < _MAX_US:
+            raise ReplayError(
+                f"{recording.alias}: stage {stage.stage} of its summary lasts for decades; correct its rate"
+            )
+        arrival_us = start_us + np.floor(share * count * 1e6 / stage.rate_per_s).astype(np.int64)
+        start_us += stage.duration_us
+        spread = random.uniform(1 - _SPREAD, 1 + _SPREAD, (2, count))
+        spread[0] = 1 + (spread[0] - 1) * _room(recording, figures["prompt_tokens"])
+        lengths = np.maximum(np.rint(spread * [[figures["prompt_tokens"]], [figures["output_tokens"]]]), 1)
+        parts.append((np.full(count, stage.stage), arrival_us, *lengths.astype(np.int64)))
+    if not parts:
+        raise ReplayError(
+            f"{recording.alias}: its summary says no rate, so no requests can be made of it; ingest its per-request "
+            "records"
+        )
+    of_stage, arrivals, prompts, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(arrivals, kind="stable")
+    made = {
+        "request_index": np.arange(len(order)),
+        "stage": of_stage[order],
+        "arrival_us": arrivals[order] - arrivals.min(),
+        "prompt_tokens": prompts[order],
+        "output_tokens": outputs[order],
+    }
+    frame = pl.DataFrame(made).with_columns(
+        request_id=pl.format("made-{}", "request_index"),
+        output_tokens_source=pl.lit("mean of a summary, spread by 10 %"),
+        status=pl.lit("ok"),
+    )
+    columns = (
+        (pl.col(name) if name in frame.columns else pl.lit(None).alias(name)).cast(kind)
+        for name, kind in REQUEST_SCHEMA.items()
+    )
+    return replace(recording, requests=rows_of(frame.select(columns)))
+
+
+def _room(recording: Recording, prompt_tokens: float) -> float:
+    """How much of the spread of prompts the server took: none of them can be ``max_model_len`` tokens long."""
+    if "max_model_len" not in recording.engine:
+        return 1.0
+    most = int(recording.engine["max_model_len"].value) - 1
+    return min(max(most / prompt_tokens - 1, 0.0) / _SPREAD, 1.0)
+
+
+def clients_of(recording: Recording) -> ClosedLoop | None:
+    """The clients that sent the requests of a summary, each the next when the one before was answered; None if open.
+
+    Raises ``ReplayError`` where its stages had different numbers of clients.
+    """
+    asked = recording.aggregates.filter(pl.col("metric") == "concurrency")["value"].unique().to_list()
+    if len(asked) > 1:
+        shown = ", ".join(f"{clients:g}" for clients in sorted(asked))
+        raise ReplayError(f"{recording.alias}: its stages had {shown} clients; ingest each point as a recording")
+    return ClosedLoop(max(round(asked[0]), 1)) if asked else None
+
+
+def _figures(recording: Recording, stage: int) -> dict[str, float]:
+    """What the aggregates of a stage say of its requests: how many, and the mean lengths."""
+    found = {
+        (metric, statistic): value
+        for of, metric, statistic, value in recording.aggregates.iter_rows()
+        if of == stage or (of == _WHOLE_RUN and len(recording.stages) <= 1)
+    }
+    wanted = {
+        "requests": (("requests", "sent"), ("requests", "succeeded")),
+        "prompt_tokens": (("prompt_tokens", "mean"),),
+        "output_tokens": (("output_tokens", "mean"), ("output_tokens_reported", "mean")),
+    }
+    figures = {}
+    for name, places in wanted.items():
+        value = next((found[place] for place in places if place in found), 0.0)
+        if not 1 <= value <= _MAX_REQUESTS:
+            raise ReplayError(
+                f"{recording.alias}: its summary does not say its {name.replace('_', ' ')} in stage {stage}, so no "
+                "requests can be made of it; ingest its per-request records"
+            )
+        figures[name] = value
+    return figures
