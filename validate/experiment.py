@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases
-from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.recording import Recording
@@ -86,10 +85,11 @@ def _models_that_ship(names: Sequence[str]) -> set[str]:
 
 def _bring(store: Store, slugs: Sequence[str]) -> None:
     """Store bundled experiments; to open a store for writing and for reading again takes as long as to store one."""
-    from blis_replay.ingest.ingest import ingest_recording  # every check
-
     if not slugs:
         return
+    from blis_replay.fixtures.bundled import bundled_recording  # makes them, and no stored experiment needs it
+    from blis_replay.ingest.ingest import ingest_recording  # every check
+
     with writable(store) as opened:
         for slug in slugs:
             if slug not in recorded_slugs():

@@ -240,7 +240,6 @@ def true_release(truth: SyntheticTruth) -> CoefficientRelease:
         sha256="planted",
         models=(ModelEntry(spec.model, spec.tensor_parallelism, spec.latency, spec.lifecycle),),
         fitted_on=(),
-        published_replay={},
         published_errors={},
     )
 
