@@ -1,0 +1,42 @@
+"""The command line where our labs are not installed: one line names the remedy, and everything else works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from command_line import Run
+
+from blis_replay.compiled import addons
+from blis_replay.validate.cli.main import LABS
+
+
+@pytest.fixture(autouse=True)
+def no_labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No entry points, as seen by whoever asks for an add-on."""
+    monkeypatch.setattr(addons, "entry_points", lambda **_group: ())
+    addons.addons.cache_clear()
+    yield
+    addons.addons.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        *(([verb], f"the verb '{verb}'") for verb in LABS),
+        (["coefficients", "import-defaults", "defaults.yaml"], "the verb 'coefficients import-defaults'"),
+        (["compare", "--published"], "--published"),
+        (["compare", "7b-train", "--simulators", "all"], "--simulators"),
+        (["whatif", "7b-train", "--find", "rate", "--slo", "ttft.p95=500ms"], "--find"),
+        (["validate", "7b-train", "--simulator", "floor:line"], "floor:line: this simulator"),
+    ],
+)
+def test_what_is_in_the_labs_says_what_to_install(run: Run, arguments: list[str], what: str) -> None:
+    answer = run(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: {what} is in the labs; install them with `pip install blis-replay-labs`")
+
+
+def test_help_names_no_lab_and_a_verdict_is_given(run: Run) -> None:
+    assert "Labs:" not in run("--help").out
+    assert run("validate", "7b-train").code in (0, 1)
