@@ -15,6 +15,8 @@ from blis_replay.validate.cli.options import FILE, OUT_FILE, PlacePath, experime
 from blis_replay.validate.text.answer import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blis_replay.blis.releases.release import CoefficientRelease
 
 # As in exchange.export.TARGETS, whose import would make help slow; a test compares the two.
@@ -72,7 +74,7 @@ def export_verb(name: str, target: str, out: Path | None, force: bool, store_pat
 _out_option = click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 
 
-def _write(out: Path, release: CoefficientRelease, said: str, known: dict[str, object]) -> None:
+def _write(out: Path, release: CoefficientRelease, said: str, known: Mapping[str, object]) -> None:
     """Write the release and say so: ``said`` follows the file's name, ``known`` is for programs."""
     from blis_replay.blis.releases.release import format_release
 

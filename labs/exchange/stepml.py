@@ -96,8 +96,8 @@ def import_stepml(artifact: object, origin: str) -> tuple[RegimeModel, Lifecycle
         scheduling_us=given.scheduling_processing_time_us,
         preemption_us=given.preemption_processing_time_us,
     )
-    overheads = {"overhead_us": given.step_overhead_us, "per_request_us": given.step_overhead_per_req_us}
-    return RegimeModel(tuple(regimes), **overheads), lifecycle
+    overhead_us, per_request_us = given.step_overhead_us, given.step_overhead_per_req_us
+    return RegimeModel(tuple(regimes), overhead_us=overhead_us, per_request_us=per_request_us), lifecycle
 
 
 def _regime(name: str, line: _LineText, condition: _ConditionText | None, origin: str) -> Regime:
