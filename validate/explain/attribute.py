@@ -75,10 +75,14 @@ def shapley_values(players: int, value: Mapping[Subset, Floats]) -> Floats:
     return shares
 
 
-ATTRIBUTION_RESAMPLES = 100
-
-# A server that keeps up has no component that doubles the time of a whole request by itself.
-_FAR_ABOVE = 2.0
+ATTRIBUTION_RESAMPLES = 100  # draws of blocks of requests
+MIN_DRAWS = 40  # a 95 % interval leaves 2.5 % on either side: fewer draws show none
+FAR_ABOVE = 2.0  # a server that keeps up has no component that doubles E2E and TTFT alone
+MIN_CYCLES = 100  # recorded step cycles to compare with the model's
+MIN_EXCESS = 0.05  # a median that is off by less may be that of what steps do beside their model
+WORTH_NAMING = 0.01  # errors of a mean below this share of the observed value are not worth a cause
+MIN_BESIDE = 0.25  # further causes are named from this share of the largest on
+MIN_CANCELLING = 0.03  # two causes cancel if each adds this share: less is what a tenth of the steps leaves unknown
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class Estimate:
     value_us: float
     low_us: float
     high_us: float
+
+    @property
+    def half_us(self) -> float:
+        """Half of the interval."""
+        return abs(self.high_us - self.low_us) / 2
 
 
 @dataclass(frozen=True)
@@ -109,14 +118,14 @@ class Attribution:
 
     ``error``: simulated less observed; ``residual``: the same with every component replaced, which no component
     explains.  error = sum of the causes' shares + residual = sum of their changes + residual.
-    They are of so many ``replays``, and in ``overloaded`` of these latencies are those of a queue that grows, which
-    neither the replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording
-    has no such number, or an instrument check (``unusable``) forbids it; the shares are known even then.
-    ``not_replaced``: components of which the recording says nothing, and why.  ``lost``: why the recording is not
-    the load that was served, so that nothing is blamed; but ``steps_off``, of such a recording: by how much the model's
-    time of recorded batches exceeds theirs, which no lost request changes.  ``hidden``: sentences on errors that the
-    means hide, of tails and of load stages.  ``queue``: whether the recording is overloaded, so that its latencies
-    measure its queue.  ``drawn``: in words, the blocks of requests that intervals stand on, or why there are none.
+    ``replays``: how many they rest on; ``overloaded``: how many of these have a queue that grows, which neither the
+    replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording has no such
+    number, or an instrument check (``unusable``) forbids it; the shares are known even then.  ``not_replaced``:
+    components that stay, and why.  ``lost``: why the recording is not the load that was served, so that nothing is
+    blamed; ``steps_off``, of such a recording: by how much the model's time of recorded batches exceeds theirs, which
+    no lost request changes.  ``hidden``: sentences on errors that the means hide, of tails and of load stages.
+    ``queue``: whether the recording is overloaded, so that its latencies measure its queue.  ``drawn``: in words, the
+    blocks of requests that intervals rest on, or why there are none.
     """
 
     slug: str
@@ -145,6 +154,18 @@ class Attribution:
     def is_one_way(self) -> bool:
         """Whether causes are named by what they change one after the other: inputs that are wrong come first."""
         return self.overloaded > 0 or any(cause.component.is_input for cause in self.causes)
+
+    def part(self, cause: Cause, i: int) -> Estimate:
+        """What the cause adds to a quantity: what it changes one after the other, where parts act on one another.
+
+        Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.  And where
+        a wrong input makes a queue, all else would count for more in it than it does once that is put right.
+        """
+        return (cause.changes if self.is_one_way else cause.shares)[i]
+
+    def may_be_nothing(self, estimate: Estimate) -> bool:
+        """Whether other requests of the same load may well not have it."""
+        return self.resamples >= MIN_DRAWS and estimate.low_us <= 0 <= estimate.high_us
 
 
 @dataclass(frozen=True)
@@ -187,8 +208,7 @@ def attribute(
 
     ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
     replace those of which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
-    ``options``: of the command line, repeated in the commands that are printed to go on with.
-    ``pool``: of ``map_jobs``.  Raises
+    ``options``: of the command line, repeated in the commands that are printed.  ``pool``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
     """
     mode = mode or ReplayMode()
@@ -256,7 +276,7 @@ def _not_followers(
     share_us = shapley_values(len(components), {subset: row[0] for subset, row in value.items()})[place]
     last_us = value[every][0] - value[every - {place}][0]
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean" and not isnan(observed_us[i])]
-    if any(abs(last_us[i]) > max(_BESIDE * abs(share_us[i]), WORTH_NAMING * observed_us[i]) for i in means):
+    if any(abs(last_us[i]) > max(MIN_BESIDE * abs(share_us[i]), WORTH_NAMING * observed_us[i]) for i in means):
         return components, value
     not_replaced[components[place].name] = (
         "they follow from the other components; with those replaced they change no mean"
@@ -270,10 +290,6 @@ def _hidden(run: ReplayRun, chosen: Bools, forbidden: set[str]) -> tuple[str, ..
     return tuple(hidden_errors(run, chosen, forbidden)) if single else ()
 
 
-# Fewer single cycles do not tell, and a median that is off by less may be that of what steps do beside their model.
-_FEWEST_CYCLES, _OFF = 100, 0.05
-
-
 def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     """Step times against recorded ones, batch by batch; None where they agree or are not known."""
     if any(f.severity == "unusable" and f.metric == "step_time" for f in recording.findings):
@@ -283,10 +299,11 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     except ValidateError:
         return None
     modelled_us = predicted_us(entry.latency, recorded)
-    ways = (float(np.median(modelled_us / recorded.time_us)) - 1, float(modelled_us.sum() / recorded.time_us.sum()) - 1)
-    # A line through steps some of which stall is above their median and right in the mean: then neither way is it off.
-    excess = min(ways, key=abs) if ways[0] * ways[1] > 0 else 0.0
-    enough = len(recorded.time_us) >= _FEWEST_CYCLES and abs(excess) >= _OFF
+    median = float(np.median(modelled_us / recorded.time_us)) - 1
+    whole = float(modelled_us.sum() / recorded.time_us.sum()) - 1
+    # A line through steps, some of which stall, is above their median and right in the mean: then it is not off.
+    excess = min(median, whole, key=abs) if median * whole > 0 else 0.0
+    enough = len(recorded.time_us) >= MIN_CYCLES and abs(excess) >= MIN_EXCESS
     return StepsOff(len(recorded.time_us), excess) if enough else None
 
 
@@ -329,7 +346,7 @@ def _numbers_of(shared: _Shared, run: ReplayRun) -> Floats:
 def _overloaded(answers: Sequence[Floats], ends: Floats) -> int:
     """How many of the replays have a mean E2E and TTFT far above both ends of the attribution and the recording."""
     means = [QUANTITIES.index((metric, "mean")) for metric in ("e2e", "ttft")]
-    most = _FAR_ABOVE * np.nanmax(ends[:, means], axis=0)
+    most = FAR_ABOVE * np.nanmax(ends[:, means], axis=0)
     return sum(bool((answer[0, means] > most).all()) for answer in answers)
 
 
@@ -342,13 +359,6 @@ def _estimates(values_us: Floats, blocks: Blocks) -> tuple[Estimate, ...]:
 def _reasons(forbidden: dict[tuple[str, str], Finding]) -> dict[str, str]:
     named: Sequence[tuple[str, str]] = [q for q in QUANTITIES if q in forbidden]
     return {f"{metric} {statistic}": forbidden[metric, statistic].message for metric, statistic in named}
-
-
-# Errors of a mean below this are not worth a cause.
-WORTH_NAMING = 0.01
-# Beside the largest cause of an error one of at least this share of it is named too; and where the mean is right, two
-# that cancel are, if each adds so much of what was observed: less is what a tenth of the steps leaves unknown.
-_BESIDE, _CANCELS = 0.25, 0.03
 
 
 @dataclass(frozen=True)
@@ -398,7 +408,7 @@ def blames(attribution: Attribution) -> list[Blame]:
 def _by_luck(attribution: Attribution, i: int) -> bool:
     """Whether a mean is right because two causes cancel."""
     parts = [part_of(attribution, cause, i) / attribution.observed_us[i] for cause in attribution.causes]
-    return max(parts, default=0.0) >= _CANCELS and min(parts, default=0.0) <= -_CANCELS
+    return max(parts, default=0.0) >= MIN_CANCELLING and min(parts, default=0.0) <= -MIN_CANCELLING
 
 
 def fraction(value_us: float, observed_us: float) -> float | None:
@@ -408,16 +418,7 @@ def fraction(value_us: float, observed_us: float) -> float | None:
 
 def part_of(attribution: Attribution, cause: Cause, i: int) -> float:
     """What the cause adds to a quantity, us."""
-    return estimate_of(attribution, cause, i).value_us
-
-
-def estimate_of(attribution: Attribution, cause: Cause, i: int) -> Estimate:
-    """What the cause adds to a quantity: what it changes on the one way, where parts act on one another.
-
-    Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.  And where a
-    wrong input makes a queue, all else would count for more in it than it does once that is put right.
-    """
-    return (cause.changes if attribution.is_one_way else cause.shares)[i]
+    return attribution.part(cause, i).value_us
 
 
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
@@ -427,7 +428,7 @@ def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     least_us = max(sign * attribution.residual[i].value_us, min(WORTH_NAMING, abs(error)) * attribution.observed_us[i])
     if largest is None or sign * part_of(attribution, largest, i) < least_us:
         return Blame(i, error, None, None)
-    least_us = max(_BESIDE * abs(part_of(attribution, largest, i)), WORTH_NAMING * attribution.observed_us[i])
+    least_us = max(MIN_BESIDE * abs(part_of(attribution, largest, i)), WORTH_NAMING * attribution.observed_us[i])
     # What a wrong input changes is known however much no component explains.
     modelled_us = max(least_us, abs(attribution.residual[i].value_us))
     others = [

@@ -56,8 +56,7 @@ def forced_steps(
     return ForcedSteps(steps["start_us"], steps["end_us"] - steps["start_us"], modelled_us, np.stack(tokens, axis=1))
 
 
-# Some 50 to 150 steps.
-_WINDOW_US = 1_000_000
+_WINDOW_US = 1_000_000  # corrections are constant for this long: 50 to 150 steps
 
 
 def corrected_model(
@@ -114,11 +113,13 @@ def _by_window(start_us: Int64s, left_us: Floats) -> tuple[Int64s, Int64s]:
 # What one number may make of the difference between model and server: a factor of all that a step costs, or one cost.
 PACE = "pace"
 _STEP_COSTS = (PACE, "an empty step", "a prefill token", "a decode", "a context token")
-# Intervals between two anchors, this many neighbours to a block.  Of a real server one step in five is held up: those
-# that take this many times as long as others are not its pace, and which cost is wrong the still more alike ones tell.
-_FEWEST_INTERVALS, _BLOCK, _HELD_UP, _ALIKE, _SURE = 200, 25, 3.0, 1.5, 0.975
-# A factor nearer to 1 is not one of a machine; in each quarter of the run at least this share of it is left.
-_LEAST_PACE, _ALL_ALONG = 0.02, 0.4
+MIN_INTERVALS = 200  # between two anchors
+BLOCK = 25  # neighbouring intervals that are drawn together
+HELD_UP = 3.0  # steps that take over this many times as long as others are held up: one in five of a real server
+ALIKE = 1.5  # only steps within this factor of the usual show which cost is wrong
+SURE = 0.975  # share of the draws in which the best explanation must win
+MIN_PACE = 0.02  # a factor nearer to 1 is not one of a machine
+MIN_ALL_ALONG = 0.4  # share of a factor that must be left in each quarter of the run
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Nature:
     @property
     def is_off(self) -> bool:
         """Whether steps do take other times than modelled, taken together."""
-        return (self.low > 1 or self.high < 1) and abs(self.factor - 1) >= _LEAST_PACE
+        return (self.low > 1 or self.high < 1) and abs(self.factor - 1) >= MIN_PACE
 
     @property
     def is_held_up(self) -> bool:
@@ -161,7 +162,7 @@ class Nature:
         if not self.is_held_up:
             return others
         share = f"{100 * self.held_up:.1f} % of steps, {100 * self.held_up_time:.1f} % of all step time,"
-        return f"{share} take over {_HELD_UP:.0f} times what others do; the others {others}"
+        return f"{share} take over {HELD_UP:.0f} times what others do; the others {others}"
 
 
 def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:
@@ -171,7 +172,7 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
     """
     _, interval = np.unique(interval, return_inverse=True)
     count = np.bincount(interval)
-    if len(count) < _FEWEST_INTERVALS:
+    if len(count) < MIN_INTERVALS:
         return None
     modelled_us, observed_us, *batch = (
         np.bincount(interval, column) / count for column in (steps.modelled_us, steps.observed_us, *_batch(steps).T)
@@ -179,17 +180,17 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
     ratio = observed_us / modelled_us
     off = np.abs(np.log(ratio / np.median(ratio)))
     causes = np.stack([modelled_us, *batch]) / modelled_us
-    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(_HELD_UP), count, 0), seed)
-    explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(_ALIKE), count, 0), seed)
+    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(HELD_UP), count, 0), seed)
+    explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(ALIKE), count, 0), seed)
     low, high = interval_of(1 + factors[1:, 0, 0] / factors[1:, 1, 0])
     factor = 1 + float(factors[0, 0, 0] / factors[0, 1, 0])
     best = (explained[:, 0] ** 2 / np.maximum(explained[:, 1], 1e-12)).argmax(axis=1)
-    cost = _STEP_COSTS[best[0]] if (best[1:] == best[0]).mean() >= _SURE else None
+    cost = _STEP_COSTS[best[0]] if (best[1:] == best[0]).mean() >= SURE else None
     if cost == PACE and factor != 1:
         sums = [part[..., 0].sum(axis=0) for part in np.array_split(pairs, 4)]
         least = min(product / max(square, 1e-12) / (factor - 1) for product, square in sums)
-        cost = PACE if least >= _ALL_ALONG else None
-    held_up = np.where((ratio > np.median(ratio)) & (off >= np.log(_HELD_UP)), count, 0)
+        cost = PACE if least >= MIN_ALL_ALONG else None
+    held_up = np.where((ratio > np.median(ratio)) & (off >= np.log(HELD_UP)), count, 0)
     of_time = float((held_up * observed_us).sum() / (count * observed_us).sum())
     of_all = float((count * observed_us).sum() / (count * modelled_us).sum())
     return Nature(cost, factor, low, high, of_all, float(held_up.sum() / count.sum()), of_time)
@@ -200,7 +201,7 @@ def _one_by_one(causes: Floats, ratio: Floats, weight: Floats, seed: int) -> tup
 
     Sums of weight times cause times (``ratio`` less one), and of weight times the square of the cause.
     """
-    block = np.arange(len(ratio)) // _BLOCK
+    block = np.arange(len(ratio)) // BLOCK
     terms = [[np.bincount(block, weight * c * (ratio - 1)), np.bincount(block, weight * c**2)] for c in causes]
     pairs = np.array(terms).transpose(2, 1, 0)
     draws = resampled(row_blocks(np.zeros(len(pairs), np.int64), []), seed=seed)

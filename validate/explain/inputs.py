@@ -7,13 +7,14 @@ is measured.  A further engine argument is an entry of ``ARGUMENTS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blis_replay.ingest.readers.server.engine_defaults import shown_argument
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.steps.records import detected_async
+from blis_replay.replay.engine import engine_values
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis
 
@@ -36,6 +37,10 @@ MIN_MIXES = 4  # ... with this many different numbers of decodes among them
 MIN_WAITING_STEPS = 50  # steps in which requests wait ...
 MAX_BELOW_LIMIT = 0.02  # ... at most this share of them with fewer running
 MIN_FREE_BLOCKS = 0.1  # while at least this share of the KV blocks is free
+
+
+def _tell(name: str, value: int | bool) -> str:
+    return f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
 
 
 @dataclass(frozen=True)
@@ -115,20 +120,80 @@ ARGUMENTS = (
 )
 
 
-def _stated(recording: Recording) -> dict[str, Any]:
-    return {name: setting.value for name, setting in recording.engine.items()}
+def _as_recorded(name: str, why: str, basis: str, key: str, value: str) -> Hypothesis:
+    return Hypothesis(name, why, f"replay it as recorded: --replay {key}={value}", basis, mode={key: value})
 
 
-def _seen(steps: Rows) -> dict[str, int | None]:
-    """What step records show of each argument."""
+# Fields of a mode that may be set otherwise than recorded.
+AS_RECORDED = (
+    _as_recorded(
+        "arrivals", "its requests do not come when they were sent", "the recorded arrivals", "arrivals", "recorded"
+    ),
+    _as_recorded(_LENGTHS, _OTHER_LENGTHS, "the true decode lengths", "lengths", "true"),
+    _as_recorded(
+        _PREFIX,
+        "it prefills prompts that the server had in its prefix cache",
+        "prompts cached as far as the recording tells",
+        "prefix",
+        "recorded",
+    ),
+)
+
+
+def _switch(label: str, name: str, value: bool, why: str, decides: str, proved_by: str = "") -> Hypothesis:
+    return Hypothesis(label, why, _tell(name, value), "", decides, proved_by=proved_by, engine={name: value})
+
+
+_SCHEDULING_LOG = "journeys (from scheduled to first token), or the server's start-up log"
+_CACHED_TOKENS = "prompt tokens computed (step records), or cached tokens in the server's usage"
+SYNCHRONOUS, ASYNCHRONOUS = (
+    _switch(
+        _SCHEDULING,
+        "async_scheduling",
+        asynchronous,
+        f"it schedules {other}, and the server {server}",
+        _SCHEDULING_LOG,
+        SCHEDULE,
+    )
+    for asynchronous, server, other in (
+        (False, "synchronously", "asynchronously"),
+        (True, "asynchronously", "synchronously"),
+    )
+)
+NO_CACHE = _switch(
+    _PREFIX,
+    "enable_prefix_caching",
+    False,
+    "it finds prompts in a prefix cache, and the server computed them whole",
+    _CACHED_TOKENS,
+)
+CACHE = _switch(
+    _PREFIX,
+    "enable_prefix_caching",
+    True,
+    "it computes prompts whole that the server had in its prefix cache",
+    _CACHED_TOKENS,
+)
+WARM_CACHE = Hypothesis(
+    _PREFIX,
+    "it computes prompts at first that the server had in its prefix cache from a load before the recording",
+    "restart the server before a recording, or have it count cached tokens",
+    decides="cached tokens in the server's usage",
+    warm=True,
+)
+REPORTED_LENGTHS = Hypothesis(
+    _LENGTHS,
+    _OTHER_LENGTHS,
+    "record server usage (stream_options include_usage)",
+    decides="server usage of each request",
+    mode={"lengths": "re-tokenised"},
+)
+
+
+def _seen(steps: Rows) -> dict[str, int]:
+    """What step records show of the arguments that they show."""
     found = steps.aggregate(**{argument.name: argument.seen for argument in ARGUMENTS if argument.seen})
-    return dict.fromkeys(argument.name for argument in ARGUMENTS) | {
-        k: int(v) for k, v in found.items() if v is not None
-    }
-
-
-def _tell(name: str, value: int | bool) -> str:
-    return f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
+    return {name: int(value) for name, value in found.items() if value is not None}
 
 
 def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False) -> tuple[list[Hypothesis], ...]:
@@ -136,102 +201,37 @@ def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False)
 
     ``may_be_warm``: whether prompts may have been served before the recording, which only a real server remembers.
     """
-    stated, seen = _stated(recording), _seen(recording.steps)
+    stated, seen = engine_values(recording), _seen(recording.steps)
+    caching = bool(stated.get("enable_prefix_caching", True))
 
     def others(*, last: bool) -> Iterator[Hypothesis]:
         for argument in ARGUMENTS:
-            if argument.last == last:
-                value = stated.get(argument.name, argument.default)
-                values = argument.values(seen[argument.name], recording, stated)
-                yield from (argument.hypothesis(other, value) for other in values if other != value)
+            value = stated.get(argument.name, argument.default)
+            values = argument.values(seen.get(argument.name), recording, stated) if argument.last == last else ()
+            yield from (argument.hypothesis(other, value) for other in values if other != value)
 
-    first = [*_switches(stated, mode), *others(last=False), *_requests(recording, mode)]
-    return [*first, *(_warm(stated, mode) if may_be_warm else ())], list(others(last=True))
-
-
-def _switches(stated: Mapping[str, Any], mode: ReplayMode) -> Iterator[Hypothesis]:
+    first = []
     if mode.scheduling == "recorded":
-        decides = "journeys (from scheduled to first token), or the server's start-up log"
-        yield _scheduling(not stated.get("async_scheduling", True), decides=decides)
+        first.append(SYNCHRONOUS if stated.get("async_scheduling", True) else ASYNCHRONOUS)
     if mode.prefix == "recorded":
-        caching = bool(stated.get("enable_prefix_caching", True))
-        finds = "it finds prompts in a prefix cache, and the server computed them whole"
-        lacks = "it computes prompts whole that the server had in its prefix cache"
-        yield Hypothesis(
-            _PREFIX,
-            finds if caching else lacks,
-            _tell("enable_prefix_caching", not caching),
-            decides="prompt tokens computed (step records), or cached tokens in the server's usage",
-            engine={"enable_prefix_caching": not caching},
-        )
-
-
-def _requests(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
-    """The output lengths that the server reported in place of the counted ones."""
+        first.append(NO_CACHE if caching else CACHE)
+    first += others(last=False)
     lengths = recording.requests["output_tokens_reported"]
     reported = not lengths.null_count() and not (lengths == recording.requests["output_tokens"]).all()
     if mode.lengths == "true" and reported:
-        yield Hypothesis(
-            _LENGTHS,
-            _OTHER_LENGTHS,
-            "record server usage (stream_options include_usage)",
-            decides="server usage of each request",
-            mode={"lengths": "re-tokenised"},
-        )
-
-
-def _warm(stated: Mapping[str, Any], mode: ReplayMode) -> Iterator[Hypothesis]:
-    """A prefix cache that was warm when the recording began, of a server that has one."""
-    if mode.prefix == "recorded" and stated.get("enable_prefix_caching", True):
-        yield Hypothesis(
-            _PREFIX,
-            "it computes prompts at first that the server had in its prefix cache from a load before the recording",
-            "restart the server before a recording, or have it count cached tokens",
-            decides="cached tokens in the server's usage",
-            warm=True,
-        )
-
-
-def _scheduling(asynchronous: bool, *, basis: str = "", decides: str = "") -> Hypothesis:
-    does, had = "asynchronously", "synchronously"
-    if asynchronous:
-        does, had = had, does
-    return Hypothesis(
-        _SCHEDULING,
-        f"it schedules {does}, and the server {had}",
-        _tell("async_scheduling", asynchronous),
-        basis,
-        decides,
-        proved_by=SCHEDULE,
-        engine={"async_scheduling": asynchronous},
-    )
-
-
-# Fields of a mode that were set otherwise than recorded: the component, what replaces it, and what the replay does.
-_MODES = {
-    "arrivals": ("arrivals", "the recorded arrivals", "its requests do not come when they were sent"),
-    "lengths": (_LENGTHS, "the true decode lengths", _OTHER_LENGTHS),
-    "prefix": (
-        _PREFIX,
-        "prompts cached as far as the recording tells",
-        "it prefills prompts that the server had in its prefix cache",
-    ),
-}
+        first.append(REPORTED_LENGTHS)
+    if mode.prefix == "recorded" and caching and may_be_warm:
+        first.append(WARM_CACHE)
+    return first, list(others(last=True))
 
 
 def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
     """Inputs of a replay that are proved wrong, by the recording or by what the server counted."""
-    found, default = [], ReplayMode()
-    for key, (name, basis, why) in _MODES.items():
-        value = getattr(default, key)
-        if getattr(mode, key) != value:
-            found.append(Hypothesis(name, why, _as_recorded(key, value), basis, mode={key: value}))
+    found = [one for one in AS_RECORDED if any(getattr(mode, key) != value for key, value in one.mode.items())]
     if mode.engine:
         arguments = ", ".join(f"{name}={value}" for name, value in mode.engine)
-        why, remedy = (
-            f"it runs with {arguments}, which the server did not",
-            f"replay it as recorded, without {arguments}",
-        )
+        why = f"it runs with {arguments}, which the server did not"
+        remedy = f"replay it as recorded, without {arguments}"
         found.append(Hypothesis("engine arguments", why, remedy, "the recorded arguments", mode={"engine": ()}))
     found += _counted(recording, mode)
     asynchronous = bool(recording.engine["async_scheduling"].value)
@@ -239,48 +239,43 @@ def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
         lacks = "it lacks one cycle of asynchronous scheduling"
         why = lacks if asynchronous else "it has one cycle of asynchronous scheduling that the server has not"
         basis = f"{'asynchronous' if asynchronous else 'synchronous'} scheduling, as recorded"
-        remedy = _as_recorded("scheduling", "recorded")
-        found.append(Hypothesis(_SCHEDULING, why, remedy, basis, mode={"scheduling": "recorded"}))
+        found.append(_as_recorded(_SCHEDULING, why, basis, "scheduling", "recorded"))
     return found
-
-
-def _as_recorded(key: str, value: object) -> str:
-    return f"replay it as recorded: --replay {key}={value}"
 
 
 def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
     """Engine arguments that the server's own records contradict."""
-    stated, seen = _stated(recording), _seen(recording.steps)
+    stated, seen = engine_values(recording), _seen(recording.steps)
     for argument in ARGUMENTS:
-        name, most, value = argument.name, seen[argument.name], stated.get(argument.name)
-        if not argument.counts or most is None or value is None or most == int(value):
+        name, value = argument.name, stated.get(argument.name)
+        if not argument.counts or name not in seen or value is None or seen[name] == int(value):
             continue
-        if most > int(value):
-            why = f"it has {name} {int(value):,}, and the server had {most:,} {argument.counts}"
-            yield _recorded(name, most, why, f"the most {argument.counts} that step records count")
-        elif bound := _bound(recording.steps, name, most):
-            why = f"it has {name} {int(value):,}, and the server {most:,}: {bound}"
-            yield _recorded(name, most, why, f"the bound of {argument.counts} that step records show")
-    value, blocks = stated.get(BLOCKS), seen[BLOCKS]
-    if blocks is not None and (value is None or blocks + 1 != value):  # the null block is not counted
+        most, bound = seen[name], ""
+        if most < int(value) and not (bound := _bound(recording.steps, name, most)):
+            continue
+        server = f"{most:,}: {bound}" if bound else f"had {most:,} {argument.counts}"
+        basis = (
+            f"the {'bound of' if bound else 'most'} {argument.counts} that step records {'show' if bound else 'count'}"
+        )
+        why = f"it has {name} {int(value):,}, and the server {server}"
+        yield Hypothesis(name, why, _tell(name, most), basis, engine={name: most})
+    value, blocks = stated.get(BLOCKS), seen.get(BLOCKS, -1) + 1  # the null block is not counted
+    if blocks not in (0, value):
         has = "unlimited KV memory" if value is None else f"{int(value):,} KV blocks"
-        why = f"it has {has} and the server had {blocks + 1:,} blocks"
-        yield _recorded(BLOCKS, blocks + 1, why, "the blocks that step records count", "KV blocks")
+        why, basis = f"it has {has} and the server had {blocks:,} blocks", "the blocks that step records count"
+        yield Hypothesis("KV blocks", why, _tell(BLOCKS, blocks), basis, engine={BLOCKS: blocks})
     if mode.prefix == "recorded" and not stated.get("enable_prefix_caching", True):
-        cached = "cached_prompt_tokens"
-        hits = max(recording.requests[cached].fill_null(0).sum(), recording.lifecycles[cached].fill_null(0).sum())
-        if hits:
-            why = f"it computes prompts whole, of which the server had {int(hits):,} tokens in its prefix cache"
-            basis = "a prefix cache, as the server counts hits"
-            yield _recorded("enable_prefix_caching", True, why, basis, _PREFIX)
+        counts = (
+            rows["cached_prompt_tokens"].fill_null(0).sum() for rows in (recording.requests, recording.lifecycles)
+        )
+        if hits := int(max(counts)):
+            why = f"it computes prompts whole, of which the server had {hits:,} tokens in its prefix cache"
+            yield replace(CACHE, why=why, basis="a prefix cache, as the server counts hits")
     running = detected_async(recording.steps, recording.journey_events) if mode.scheduling == "recorded" else None
     if running is not None and stated.get("async_scheduling", running) != running:
         other = "asynchronous" if running else "synchronous"
-        yield _scheduling(running, basis=f"{other} scheduling, as the server's stamps of steps and tokens have it")
-
-
-def _recorded(name: str, value: int | bool, why: str, basis: str, label: str = "") -> Hypothesis:
-    return Hypothesis(label or name, why, _tell(name, value), basis, engine={name: value})
+        basis = f"{other} scheduling, as the server's stamps of steps and tokens have it"
+        yield replace(ASYNCHRONOUS if running else SYNCHRONOUS, basis=basis)
 
 
 def _bound(steps: Rows, name: str, most: int) -> str:

@@ -14,17 +14,23 @@ from blis_replay.validate.metrics.latency import Values
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.text.cells import predicted
 
-# A quantile of fewer requests is that of a handful; one that is off by less is not worth a sentence.
-_FEWEST, _TAIL_OFF, _TIMES_THE_MEAN = {"p99": 500, "p90": 100}, 0.1, 2.0
-# Groups that stand for a tail make out so much of how differences vary, and are no smaller than this share.
-_MADE_OUT, _SMALLEST = 0.2, 0.02
-# Stages that are off by so much, one up and one down, cancel where the whole is off by less than half of the largest.
-_STAGE_OFF, _FEWEST_OF_STAGE = 0.02, 20
-_WINDOWS, _QUARTERS = 8, 4
-# A first token is late by itself where it lags so many scatters of all, and this share of a usual TTFT, behind those
-# sent around it; so many make a sentence, if no more than that share are.
-_LATE_SCATTERS, _LATE_SHARE, _AROUND, _FEWEST_LATE, _MOST_LATE = 4.0, 0.25, 3, 10, 0.05
-_NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+MIN_REQUESTS = {"p99": 500, "p90": 100}  # a quantile of fewer requests is that of a handful
+MIN_TAIL_ERROR = 0.1  # a quantile that is off by less is not worth a sentence ...
+MIN_OVER_MEAN = 2.0  # ... nor one that is off by less than this many times the mean
+MIN_VARIANCE = 0.2  # groups explain a tail if they explain this share of the variance of the differences ...
+MIN_GROUP = 0.02  # ... and have this share of the requests
+MIN_STAGE_ERROR = 0.02  # load stages cancel if one is off by this share up, and one down
+MIN_OF_STAGE = 20  # requests
+WINDOWS = 8  # stretches of time that requests are divided into
+QUARTERS = 4  # groups by length or wait
+# A first token is late on its own if it lags those sent around it (NEIGHBOURS on either side) by this many standard
+# deviations of all and this share of the median TTFT.
+LATE_DEVIATIONS = 4.0
+LATE_SHARE = 0.25
+NEIGHBOURS = 3
+MIN_LATE = 10  # requests for a sentence ...
+MAX_LATE = 0.05  # ... if no more than this share are late
+NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
 
 @dataclass(frozen=True)
@@ -60,14 +66,14 @@ def _tail(metric: str, seen_us: Values, made_us: Values, groups: list[list[_Grou
     Or those ``alone`` (bool[requests]), if little is off without them.
     """
     mean = made_us.mean() / seen_us.mean() - 1
-    for name, fewest in _FEWEST.items():
+    for name, fewest in MIN_REQUESTS.items():
         if len(seen_us) < fewest:
             continue
         seen, made = _at(name, seen_us, made_us)
-        if seen <= 0 or abs(made / seen - 1) < max(_TAIL_OFF, _TIMES_THE_MEAN * abs(mean)):
+        if seen <= 0 or abs(made / seen - 1) < max(MIN_TAIL_ERROR, MIN_OVER_MEAN * abs(mean)):
             continue
         off = f"{metric.upper()} {name} is {predicted(made / seen - 1)}, the mean {predicted(mean)}"
-        if _FEWEST_LATE <= alone.sum() <= _MOST_LATE * len(alone):
+        if MIN_LATE <= alone.sum() <= MAX_LATE * len(alone):
             seen_else, made_else = _at(name, seen_us[~alone], made_us[~alone])
             without = made_else / seen_else - 1
             if abs(without) <= abs(made / seen - 1) / 2:
@@ -100,14 +106,14 @@ def late_alone(late_us: Values, sent_us: Int64s, usual_us: float) -> Bools:
     are late together: what holds up one of them is no step that they share.
     """
     alone = np.zeros(len(late_us), bool)
-    if len(late_us) <= 2 * _AROUND:
+    if len(late_us) <= 2 * NEIGHBOURS:
         return alone
     order = np.argsort(sent_us, kind="stable")
     late, middle = late_us[order].astype(np.float64), float(np.median(late_us))
-    beside = np.concatenate([np.arange(-_AROUND, 0), np.arange(1, _AROUND + 1)])
+    beside = np.concatenate([np.arange(-NEIGHBOURS, 0), np.arange(1, NEIGHBOURS + 1)])
     places = np.clip(np.arange(len(late))[:, None] + beside, 0, len(late) - 1)
     around = np.median(late[places], axis=1)
-    bar = max(_LATE_SCATTERS * _NORMAL * float(np.median(np.abs(late - middle))), _LATE_SHARE * usual_us)
+    bar = max(LATE_DEVIATIONS * NORMAL * float(np.median(np.abs(late - middle))), LATE_SHARE * usual_us)
     alone[order] = (late - around > bar) & (np.abs(around - middle) < bar / 2)
     return alone
 
@@ -117,13 +123,13 @@ def stages_that_cancel(metric: str, seen_us: Values, made_us: Values, stage: Int
     found = {
         int(one): _error(seen_us, made_us, stage == one)
         for one in np.unique(stage)
-        if (stage == one).sum() >= _FEWEST_OF_STAGE
+        if (stage == one).sum() >= MIN_OF_STAGE
     }
     if len(found) < 2:
         return ""
     most, least = max(found, key=lambda one: found[one]), min(found, key=lambda one: found[one])
     whole = made_us.mean() / seen_us.mean() - 1
-    cancel = found[most] >= _STAGE_OFF and found[least] <= -_STAGE_OFF
+    cancel = found[most] >= MIN_STAGE_ERROR and found[least] <= -MIN_STAGE_ERROR
     if not cancel or abs(whole) > max(found[most], -found[least]) / 2:
         return ""
     return (
@@ -140,16 +146,18 @@ def _error(seen_us: Values, made_us: Values, of: Bools) -> float:
 def _which(difference_us: Values, groups: list[list[_Group]]) -> _Group | None:
     """The group that is off most, of the division of the requests that makes out most of how differences vary."""
     spread = float(((difference_us - difference_us.mean()) ** 2).sum())
-    divisions = [(_made_out(difference_us, division, spread), division) for division in groups if len(division) > 1]
+    divisions = [
+        (_explained_share(difference_us, division, spread), division) for division in groups if len(division) > 1
+    ]
     most, division = max(divisions, key=lambda pair: pair[0], default=(0.0, []))
-    if most < _MADE_OUT:
+    if most < MIN_VARIANCE:
         return None
-    large = [group for group in division if group.of.mean() >= _SMALLEST]
+    large = [group for group in division if group.of.mean() >= MIN_GROUP]
     middle = float(np.median(difference_us))
     return max(large, key=lambda group: abs(float(difference_us[group.of].mean()) - middle), default=None)
 
 
-def _made_out(difference_us: Values, division: list[_Group], spread: float) -> float:
+def _explained_share(difference_us: Values, division: list[_Group], spread: float) -> float:
     between = sum(
         int(group.of.sum()) * (float(difference_us[group.of].mean()) - float(difference_us.mean())) ** 2
         for group in division
@@ -161,7 +169,7 @@ def _groups(run: ReplayRun, recording: Recording, chosen: Bools) -> list[list[_G
     """The requests divided by time of send, by length of prompt and of output, and by whether they had to wait."""
     rows = recording.requests
     sent_us = rows["arrival_us"].to_numpy()[chosen]
-    edges = np.linspace(sent_us.min(), sent_us.max() + 1, _WINDOWS + 1)
+    edges = np.linspace(sent_us.min(), sent_us.max() + 1, WINDOWS + 1)
     window = np.searchsorted(edges, sent_us, side="right") - 1
     times = [
         _Group(f"requests sent from {edges[i] / 1e6:.0f} to {edges[i + 1] / 1e6:.0f} s", window == i)
@@ -181,7 +189,7 @@ def _groups(run: ReplayRun, recording: Recording, chosen: Bools) -> list[list[_G
 
 
 def _by_size(what: str, values: Floats, unit: str) -> Iterator[_Group]:
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, _QUARTERS + 1)))
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, QUARTERS + 1)))
     place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
     for i in np.unique(place):
         high = edges[min(i + 1, len(edges) - 1)]

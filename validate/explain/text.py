@@ -15,9 +15,7 @@ from blis_replay.validate.explain.attribute import (
     Estimate,
     StepsOff,
     blames,
-    estimate_of,
     fraction,
-    part_of,
 )
 from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
@@ -126,8 +124,7 @@ def _known(value: float) -> float | None:
 def _explained(attribution: Attribution, blame: Blame) -> str:
     """How much, by what, and what else adds to it or hides a part of it."""
     off = f"{blame.metric} is {predicted(blame.error)}"
-    if unsure := _within_uncertainty(attribution, attribution.error[blame.quantity], blame.quantity):
-        off += f", {unsure}"
+    off += _uncertainty(attribution, attribution.error[blame.quantity], blame.quantity, ", {}")
     if blame.cause is None:
         if attribution.causes:
             return f"{off}; no component that was replaced explains most of it"
@@ -143,27 +140,21 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
     return "; ".join([off, points, *remedies])
 
 
-# A 95 % interval leaves 2.5 % on either side: fewer draws than these show none.
-_FEWEST_DRAWS = 40
-
-
-def _within_uncertainty(attribution: Attribution, estimate: Estimate, i: int) -> str:
-    """Of a number that other requests of the same load may well not have: what it is uncertain by."""
-    if attribution.resamples < _FEWEST_DRAWS or not estimate.low_us <= 0 <= estimate.high_us:
+def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str) -> str:
+    """By how much a number is uncertain that may be nothing; empty for others."""
+    if not attribution.may_be_nothing(estimate):
         return ""
-    half = 50 * (estimate.high_us - estimate.low_us) / attribution.observed_us[i]
-    return f"within its uncertainty of ±{half:.1f} %"
+    return form.format(f"within its uncertainty of ±{100 * estimate.half_us / attribution.observed_us[i]:.1f} %")
 
 
 def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
     """The part of an error that is a cause's, and why."""
-    component, part_us = cause.component, part_of(attribution, cause, blame.quantity)
-    why = component.less if component.less and part_us < 0 else component.why
+    component, part = cause.component, attribution.part(cause, blame.quantity)
+    why = component.less if component.less and part.value_us < 0 else component.why
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
-    other_way = blame.cause is not None and part_of(attribution, blame.cause, blame.quantity) * part_us < 0
-    points = 100 * abs(part_us) / attribution.observed_us[blame.quantity]
-    unsure = _within_uncertainty(attribution, estimate_of(attribution, cause, blame.quantity), blame.quantity)
-    share = f"{points:.1f} points{f' ({unsure})' if unsure else ''}"
+    other_way = blame.cause is not None and attribution.part(blame.cause, blame.quantity).value_us * part.value_us < 0
+    points = 100 * abs(part.value_us) / attribution.observed_us[blame.quantity]
+    share = f"{points:.1f} points{_uncertainty(attribution, part, blame.quantity, ' ({})')}"
     come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
     return f"{come}: {_of_the_simulator(why)}"
 
@@ -256,7 +247,7 @@ def _share(estimate: Estimate, observed_us: float) -> str:
     if isnan(estimate.value_us):
         return "-"
     scale, digits, unit = (1000, 2, "ms") if isnan(observed_us) or not observed_us else (observed_us / 100, 1, "%")
-    half = abs(estimate.high_us - estimate.low_us) / 2 / scale
+    half = estimate.half_us / scale
     shown = round(estimate.value_us / scale, digits) + 0.0  # no minus before a zero
     within = "" if isnan(half) else f" ±{half:.{digits}f}"
     return f"{shown:+.{digits}f}{within} {unit}"
