@@ -5,7 +5,7 @@
     planted = planted_recording(seed=3)                      # Recording, true release, truth
     wrong = wrong_simulator(planted, "step_time")            # one of CAUSES, or several
     exact = replay(planted.recording, planted.release)       # equal to the recording, to the microsecond
-    off = replay(wrong.recording, wrong.release, parse_mode(wrong.replay, {}))
+    off = replay(wrong.recording, wrong.release, parse_mode(wrong.replay))
 
 The recording is complete: a journey of each request, the steps, prompt identities, token gaps.  It is in memory;
 ``ingest_recording`` brings it into a store (give ``token_file`` then).
