@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -38,7 +38,9 @@ from blis_replay.validate.metrics.latency import (
 )
 from blis_replay.validate.metrics.objectives import Attainment, Objectives
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection, overloaded
-from blis_replay.validate.schedule import ScheduleVerdict, schedule_verdict
+
+if TYPE_CHECKING:
+    from blis_replay.validate.schedule import ScheduleVerdict
 
 Verdict = Literal["pass", "fail", "unusable", "not decided", "not judged"]
 # With more requests than this without latencies, those that have some are not the run.
@@ -294,8 +296,16 @@ def compare_replay(
     )
     if not queues:
         return comparison
-    schedule = schedule_verdict(run.recording, run.plan.engine)
-    return replace(_with_capacity(comparison), schedule=schedule, warming=warm_up(run, selection))
+    return replace(_with_capacity(comparison), schedule=_schedule(run), warming=warm_up(run, selection))
+
+
+def _schedule(run: ReplayRun) -> ScheduleVerdict | None:
+    """How far the schedule is the recorded one; None without recorded steps."""
+    if run.recording.steps.is_empty():
+        return None
+    from blis_replay.validate.schedule import schedule_verdict  # a sixth of all modules, which few runs need
+
+    return schedule_verdict(run.recording, run.plan.engine)
 
 
 def _with_capacity(comparison: Comparison) -> Comparison:
