@@ -61,7 +61,6 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/physical.md",
         "labs/docs/roofline.md",
         "labs/docs/silicon.md",
-        "docs/trees.md",
         "labs/docs/studies.md",
         "labs/docs/faults.md",
         "docs/benchmarks.md",

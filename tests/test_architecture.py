@@ -129,7 +129,7 @@ def test_everything_beside_the_modules_is_installed() -> None:
 
 
 def test_each_dependency_has_a_row_that_says_what_it_is_for() -> None:
-    """Those of the extras that have a table of their own (trees, silicon) and of development have none."""
+    """Those of the extras that have a table of their own (silicon) and of development have none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     needed = {name.split(">=")[0] for name in (*project["dependencies"], *extras["report"], *extras["record"])}

@@ -15,15 +15,11 @@ from blis_replay.compiled.tables import stretch, table_of
 
 KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES, OPERATORS, BENT = range(8)
+LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, OPERATORS, BENT = range(7)
 
 # -- ROOFLINE: see kernel.roofline.
 
 # -- OPERATORS: see kernel.operators.
-
-# -- TREES, gradient-boosted: int_params = trees, then for each its root; then for each node its feature (-1: a leaf),
-#    left and right child.  float_params = for each node its threshold, of a leaf its value; then FEATURES places for
-#    the features.  The trees' values add up to the logarithm of the time in us.
 
 # -- LINEAR: int_params = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates); ns per 1,000 tokens attended to
@@ -155,10 +151,6 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
         return roofline_us(int_params, float_params, batch)
     if kind == OPERATORS:
         return operators_us(int_params, float_params, batch)
-    if kind == TREES:
-        features = stretch(float_params, len(float_params) - FEATURES, len(float_params))
-        batch_features(batch, features)
-        return trees_us(int_params, float_params, features)
     return observed_us(int_params, float_params, start_us)
 
 
@@ -331,20 +323,3 @@ def last_before(int_params: Int64s, start_us: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-@compiled
-def trees_us(int_params: Int64s, float_params: Floats, x: Floats) -> int:
-    """Exponential of the sum of the trees at features x, in order; truncated, at least 1 us."""
-    count = int_params[0]
-    nodes = (len(int_params) - 1 - count) // 3
-    feature = 1 + count
-    left, right = feature + nodes, feature + 2 * nodes
-    total = 0.0
-    for tree in range(count):
-        node = int_params[1 + tree]
-        while int_params[feature + node] >= 0:
-            below = x[int_params[feature + node]] <= float_params[node]
-            node = int_params[left + node] if below else int_params[right + node]
-        total += float_params[node]
-    return int(min(max(math.exp(total), 1.0), LONGEST_STEP_US))

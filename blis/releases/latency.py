@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, inspect
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel, TreesModel
+from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel
 from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.latency.roofline import RooflineModel
@@ -21,7 +21,6 @@ LATENCY_KINDS: dict[str, type[Any]] = {
     "regimes": RegimeModel,
     "physical": PhysicalModel,
     "roofline": RooflineModel,
-    "trees": TreesModel,
     "operators": OperatorModel,
 }
 # Kinds of blis-replay-labs.

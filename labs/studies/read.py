@@ -17,7 +17,6 @@ from msgspec import Meta, Struct
 
 from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
 from blis_replay.validate.errors import StudyError, UnknownStudyError
-from blis_replay.validate.fit import trees as steps_run
 from blis_replay_labs.studies import cluster as cluster_run
 from blis_replay_labs.studies import mixed_batches as sweep_run
 from blis_replay_labs.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict
@@ -28,27 +27,19 @@ from blis_replay_labs.synthetic.workload import Seed
 class Measurement:
     """``settings``: the type of a configuration; ``run``: measures it; ``measures``: the names that a run gives.
 
-    ``of_recordings``: a run is of a recording, and has no seed; ``library``: an optional one that it takes.
+    ``of_recordings``: a run is of a recording, and has no seed.
     """
 
     settings: type[Any]
     run: Callable[..., Mapping[str, float]]
     measures: tuple[str, ...]
     of_recordings: bool = False
-    library: str = ""
 
 
 MEASUREMENTS = {
     "cluster": Measurement(cluster_run.ClusterRun, cluster_run.run, cluster_run.MEASURES),
     "single queue": Measurement(cluster_run.QueueRun, cluster_run.run_queue, cluster_run.QUEUE_MEASURES),
     "load sweep": Measurement(sweep_run.SweepRun, sweep_run.run, sweep_run.MEASURES, of_recordings=True),
-    "steps left out": Measurement(
-        steps_run.LeftOutRun,
-        steps_run.run,
-        steps_run.MEASURES,
-        of_recordings=True,
-        library="lightgbm",
-    ),
 }
 
 
@@ -216,7 +207,6 @@ def _study(name: str, given: _StudyText, measurement: Measurement, runs: Mapping
         recorded=recorded,
         explanation=given.explanation,
         recordings=recordings,
-        library=measurement.library,
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -71,7 +70,7 @@ class Study:
     ``checks``: the hypothesis is confirmed if all are, refuted if one is, else inconclusive.  ``evidence``: what must
     come out for ``explanation``, of why the verdict is not the published one, to count.  ``recorded``: the verdict by
     system that this simulator is known to give.  ``recordings``: what is measured on, by slug or alias; seeds are then
-    their places.  ``library``: an optional one that it takes.
+    their places.
     """
 
     name: str
@@ -89,7 +88,6 @@ class Study:
     recorded: Mapping[str, Verdict]
     explanation: str
     recordings: tuple[str, ...] = ()
-    library: str = ""
 
 
 @dataclass(frozen=True)
@@ -303,8 +301,6 @@ def run_studies(
 
 def recordings_of(study: Study, store_path: Path | None) -> tuple[Recording, ...] | str:
     """The recordings of a study, empty if it needs none; or what is missing, in words."""
-    if study.library and find_spec(study.library) is None:
-        return f"it takes {study.library}; install the optional extra that has it"
     if not study.recordings:
         return ()
     if store_path is None or not store_path.exists():

@@ -36,11 +36,3 @@ def test_the_roofline_of_a_model_from_its_configuration(run: Run, tmp_path: Path
     errors = run("validate", "--experiment", "34b-roleplay", "--coefficients", out, "--json").json
     assert errors["experiments"][0]["metrics"]["e2e"]["mean"]["simulated_ms"] > 1_000
     assert run(*asked, "--efficiency", tmp_path).code == 3
-
-
-@pytest.mark.slow
-def test_trees_need_step_records(run: Run, tmp_path: Path) -> None:
-    """The bundled experiments have none."""
-    answer = run("coefficients", "trees", "--train", "34b-general", "--out", tmp_path / "trees.yaml")
-    assert (answer.code, (tmp_path / "trees.yaml").exists()) == (3, False)
-    assert "34b-general: no two consecutive steps of a busy engine were sampled" in answer.err

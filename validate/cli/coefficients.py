@@ -15,7 +15,6 @@ from blis_replay.validate.cli.coefficients_made import (
     for_model,
     roofline,
     silicon,
-    trees,
 )
 from blis_replay.validate.cli.options import (
     VerbGroup,
@@ -143,7 +142,6 @@ def coefficients_verb() -> None:
       blis-replay coefficients show stepml-direct
       blis-replay coefficients for-model config.json --model NAME --out OUT
       blis-replay coefficients roofline config.json --model NAME --out OUT
-      blis-replay coefficients trees --train NAME --out OUT
       blis-replay coefficients steps tiny-live-d
     """
 
@@ -222,5 +220,5 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, *errors))
 
 
-for made in (for_model, roofline, silicon, trees, steps_verb):
+for made in (for_model, roofline, silicon, steps_verb):
     coefficients_verb.add_command(made)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.compiled.files import write_whole
-from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import Command, form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
@@ -17,7 +16,6 @@ from blis_replay.validate.cli.options import (
     OUT_FILE,
     gpu_file_option,
     release_option,
-    store_option,
     verb,
 )
 from blis_replay.validate.text.answer import one_line
@@ -213,46 +211,4 @@ def silicon(
             "interpolation_mean_error": tabulated.mean_error,
             "interpolation_largest_error": tabulated.largest_error,
         },
-    )
-
-
-@verb("trees", short_help="Fit gradient-boosted trees to recorded step cycles.")
-@click.option(
-    "--train",
-    "names",
-    multiple=True,
-    required=True,
-    metavar="NAME",
-    help="Slug, alias or pattern of recordings with step records; may be given several times.",
-)
-@release_option("--delays", help_text="Release whose delays around the engine to take.  [default: our own]")
-@_out_option
-@store_option
-@form_options
-def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path) -> None:
-    """Fit gradient-boosted trees to recorded step cycles, and make a release of them.
-
-    Needs LightGBM (pip install 'blis-replay[trees]') to fit, and nothing to run. They do not
-    carry to a model that they have not seen.
-
-    \b
-    Example:
-      blis-replay coefficients trees --train tiny-live-a --out trees.yaml
-      blis-replay validate tiny-live-b --coefficients trees.yaml
-    """
-    from blis_replay.ingest.store import open_for_reading, read_stored
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, given_options
-    from blis_replay.validate.fit.calibrate import recorded_experiments
-    from blis_replay.validate.fit.trees import trees_release
-
-    with open_for_reading(store_path) as store:
-        recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
-    release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
-    _write(
-        out,
-        release,
-        f"; compare it with steps: blis-replay coefficients steps {quote(recordings[0].alias)}"
-        f"{given_options(str(out), store_path, STORE_DEFAULT)}",
-        {"models": [e.model for e in release.models]},
     )
