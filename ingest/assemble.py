@@ -63,7 +63,7 @@ def read_recording(
     given: GivenArguments | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Recording]:
-    """Every known file of a source as one :class:`Recording`, with what reading them found.
+    """Every known file of a source as one :class:`Recording`, with what was found when it was read.
 
     ``source``: a directory, or what ``discovery.sources_of`` makes of a command line.
     ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
@@ -97,7 +97,7 @@ def _content_hash(files: Sequence[SourceFile], profile: Mapping[str, object], gi
 
 @dataclass(frozen=True)
 class _Configured:
-    """What the small files say."""
+    """What the configuration files, the log, the reports and the metrics state."""
 
     experiment: experiment_config.ExperimentConfig
     load: experiment_config.LoadConfig
@@ -108,7 +108,7 @@ class _Configured:
     metrics: MetricsRead
 
     def prefix_hit_rate(self) -> float | None:
-        """Of all prompt tokens between two snapshots of metrics, else of the last lines of the server's log."""
+        """Over all prompt tokens between two snapshots of metrics, else from the last lines of the server's log."""
         counted = self.metrics.prefix_hit_rate
         return self.log.prefix_hit_rate if counted is None else counted
 
@@ -136,16 +136,16 @@ class _Assembly:
     def recording(self) -> Recording:
         configured = self._configured()
         traces = self.server.read(self.known)
-        found = self._requests(configured, traces)
+        best = self._requests(configured, traces)
         traces = replace(traces, requests=None)
-        if found is not None:
-            configured = _with_reported(configured, found)
-        if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
+        if best is not None:
+            configured = _with_reported(configured, best)
+        if best is None and configured.aggregates.is_empty() and traces.steps.is_empty():
             raise self._nothing_found()
-        ground_truth = _ground_truth(found, configured.aggregates)
-        model = self._model(configured, found, ground_truth)
-        requests, client, events, prefix = self._placed(found, configured)
-        del found
+        ground_truth = _ground_truth(best, configured.aggregates)
+        model = self._model(configured, best, ground_truth)
+        requests, client, events, prefix = self._placed(best, configured)
+        del best
         server = self.server.placed(traces, requests, client)
         traces = replace(traces, journeys=None)  # as they were read, events are many
         give_back()
@@ -196,7 +196,7 @@ class _Assembly:
         return replace(recording, iterations=placed.iterations, missing=missing)
 
     def _nothing_found(self) -> RecordingError:
-        """Why there is nothing to judge: every record was lost, or no file is of a kind that has any."""
+        """Why there is nothing to judge: every record was rejected, or no file has requests."""
         files = self._files()
         lost = next((f" ({file.loss()})" for file in files if file.rejected_count), "")
         unknown = "" if self.known else " (none of its files is of a known format)"
@@ -240,8 +240,10 @@ class _Assembly:
 
     def _header(self) -> ServerFacts:
         """What a file beside the requests says of the server: the header of a trace, or another file that tells."""
-        told = ((kind.server, self._one(kind.name)) for kind in formats.file_kinds().values() if kind.server)
-        return next((server(file) for server, file in told if server and file), ServerFacts())
+        for kind in formats.file_kinds().values():
+            if kind.server is not None and (file := self._one(kind.name)):
+                return kind.server(file)
+        return ServerFacts()
 
     def _metrics(self) -> MetricsRead:
         read = read_metrics(self.known.get(formats.METRICS, []))
@@ -258,14 +260,14 @@ class _Assembly:
 
     def _requests(self, configured: _Configured, traces: otlp_traces.TracesRead) -> RequestsRead | None:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
-        found: RequestsRead | None = None
+        best: RequestsRead | None = None
         used = used_form = ""
         # A table whose columns the user has named is what is meant.
         for form in sorted(request_formats(), key=lambda form: not (form.name == TABLE and self._table_is_meant())):
             if not (file := self._one(form.name)):
                 continue
             sums_up = bool(form.sums_up) and form.sums_up == used_form
-            if found is not None and found.rows.height and not sums_up:
+            if best is not None and best.rows.height and not sums_up:
                 self.unused[file.name] = f"the requests are those of {used}"
                 continue
             if form.name == TABLE and traces.requests is not None and not self._table_is_meant():
@@ -275,17 +277,17 @@ class _Assembly:
                 continue
             read = form.read(file, self.folder / "stamps.int64")
             self.versions[file.name] = read.version
-            if found is not None and sums_up:
-                found = with_summary(found, read)
-            elif read.rows.height or (found is None and len(read.aggregates)):
-                found, used, used_form = read, file.name, form.name
-        return found if traces.requests is None else self.server.paired_with(traces.requests, found, used)
+            if best is not None and sums_up:
+                best = with_summary(best, read)
+            elif read.rows.height or (best is None and len(read.aggregates)):
+                best, used, used_form = read, file.name, form.name
+        return best if traces.requests is None else self.server.paired_with(traces.requests, best, used)
 
     def _table_is_meant(self) -> bool:
-        """Whether the user has said that a table is to be read; by its columns alone it may be of anything."""
+        """Whether the user names the table: its column names alone do not make it a table of requests."""
         return bool(self.source.columns) or self.source.form == TABLE
 
-    def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
+    def _model(self, configured: _Configured, best: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
         candidates = {
             "--model": self.source.model,
             "exp-config.yaml": configured.experiment.model,
@@ -293,40 +295,40 @@ class _Assembly:
             "the trace header": configured.header.model,
             "the server log": configured.log.model,
             "the server's metrics": configured.metrics.model,
-            "the requests": found.model if found else None,
+            "the requests": best.model if best else None,
             "the bundled profile": text(self.profile.get("model")),
         }
-        said = {where: model for where, model in candidates.items() if model}
-        if not said and self.server.log is not None and self.server.log.model:
-            said = {
+        named = {where: model for where, model in candidates.items() if model}
+        if not named and self.server.log is not None and self.server.log.model:
+            named = {
                 "the step log": self.server.log.model
             }  # by its path, where others have the name that it is served by
-        if not said:
+        if not named:
             self.missing.append(
                 "model: it can be simulated as any, and compared with none"
                 if ground_truth == ARRIVALS
                 else "model: no file of it names one; say it with `blis-replay ingest --model NAME`"
             )
             return None
-        where, model = next(iter(said.items()))
-        for other, name in said.items():
+        where, model = next(iter(named.items()))
+        for other, name in named.items():
             if name.rsplit("/", 1)[-1].lower() != model.rsplit("/", 1)[-1].lower():
                 self.missing.append(f"agreement on the model: {where} says {model} (used), {other} says {name}")
         return model
 
     def _placed(
-        self, found: RequestsRead | None, configured: _Configured
+        self, best: RequestsRead | None, configured: _Configured
     ) -> tuple[Rows, Clock | None, TokenEvents | None, PromptTree | None]:
         """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
-        if found is None or found.rows.is_empty():
-            self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
+        if best is None or best.rows.is_empty():
+            self.missing += [*(best.lacks if best and best.lacks else ("requests",)), "token times"]
             return no_rows(REQUEST_SCHEMA), None, None, None
-        self.missing += found.remarks
-        ordered, order, zero_us = in_send_order(found.rows)
+        self.missing += best.remarks
+        ordered, order, zero_us = in_send_order(best.rows)
         self.server.order = order
         # A clock that stands at a whole second at the first send was set there by hand.
-        by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
-        client = Clock(found.clock_name, found.clock_kind, zero_us, by_hand)
+        by_hand = best.clock_kind == "epoch" and zero_us % 1_000_000 == 0
+        client = Clock(best.clock_name, best.clock_kind, zero_us, by_hand)
         load = configured.load
         counts = [inference_perf.count_of(configured.aggregates, stage.stage) for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
@@ -342,13 +344,13 @@ class _Assembly:
             first += batch.height
         requests = writer.done()
         events: TokenEvents | None = None
-        if found.events is not None:
-            raw = found.events
+        if best.events is not None:
+            raw = best.events
             events = TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us)
             requests = with_counted_lengths(requests, events)
         else:
             self.missing.append("token times")
-        identities = found.prefix
+        identities = best.prefix
         if identities is None and load.prefix_tokens is not None:
             source = f"{load.prefix_tokens:,} prompt tokens that all share, by the load profile (prefix_tokens)"
             identities = shared_by_all(requests.height, load.prefix_tokens, source)
@@ -369,7 +371,7 @@ class _Assembly:
         return path, Clock("kv events", "epoch", read.zero_us)
 
     def _engine(self, configured: _Configured, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
-        said = EngineEvidence(
+        evidence = EngineEvidence(
             configured.experiment.engine,
             configured.log,
             dict(configured.header.engine),
@@ -381,7 +383,7 @@ class _Assembly:
             configured.metrics.engine,
             configured.header.name,
         )
-        settings, findings = engine_of(said, self.given)
+        settings, findings = engine_of(evidence, self.given)
         self.missing += [
             f"engine argument {name}" for name in ("max_model_len", "num_gpu_blocks") if name not in settings
         ]
@@ -391,7 +393,7 @@ class _Assembly:
         return configured.experiment.hardware or configured.header.hardware or text(self.profile.get("hardware"))
 
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
-        said = (
+        candidates = (
             configured.experiment.tensor_parallelism,
             tokens(configured.experiment.engine.get("tensor_parallel_size")),
             configured.header.tensor_parallelism,
@@ -400,7 +402,7 @@ class _Assembly:
             ),
             tokens(self.profile.get("tensor_parallelism")),
         )
-        return next((value for value in said if value), None)
+        return next((value for value in candidates if value), None)
 
     def _files(self) -> tuple[SourceFile, ...]:
         read = [
@@ -415,24 +417,24 @@ class _Assembly:
         return tuple(sorted((*read, *self.others), key=lambda file: file.name))
 
 
-def _ground_truth(found: RequestsRead | None, aggregates: pl.DataFrame) -> GroundTruth:
+def _ground_truth(best: RequestsRead | None, aggregates: pl.DataFrame) -> GroundTruth:
     """What there is to compare with: where requests were sent and not one was timed, nothing."""
-    if found is None or found.rows.is_empty():
+    if best is None or best.rows.is_empty():
         return PUBLISHED if len(aggregates) else RECORDED
-    known = found.rows.aggregate(timed="count(ttft_us) + count(e2e_us)", failed="count(*) FILTER (status <> 'ok')")
-    return RECORDED if known["timed"] or known["failed"] or found.events is not None else ARRIVALS
+    known = best.rows.aggregate(timed="count(ttft_us) + count(e2e_us)", failed="count(*) FILTER (status <> 'ok')")
+    return RECORDED if known["timed"] or known["failed"] or best.events is not None else ARRIVALS
 
 
-def _with_reported(configured: _Configured, found: RequestsRead) -> _Configured:
+def _with_reported(configured: _Configured, best: RequestsRead) -> _Configured:
     """What the client's own file says of the run, where no configuration or report says it."""
     load = configured.load
     return replace(
         configured,
-        aggregates=found.aggregates if configured.aggregates.is_empty() else configured.aggregates,
+        aggregates=best.aggregates if configured.aggregates.is_empty() else configured.aggregates,
         load=replace(
             load,
-            stages=load.stages or found.stages,
-            configured_output_tokens=load.configured_output_tokens or found.configured_output_tokens,
-            ignore_eos=found.ignore_eos if load.ignore_eos is None else load.ignore_eos,
+            stages=load.stages or best.stages,
+            configured_output_tokens=load.configured_output_tokens or best.configured_output_tokens,
+            ignore_eos=best.ignore_eos if load.ignore_eos is None else load.ignore_eos,
         ),
     )

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 class IngestOutcome:
     """What an ingest did, in numbers.
 
-    ``rejected``: records that could not be used; ``not_read``: what nobody reads, by name; ``bytes``: of all files.
-    ``engine_given_before``: the file and names of engine arguments that an earlier ingest was given, used again.
-    ``left_out``: directories beside this one that have recorded files and are no experiment.  ``not_used``: files that
-    were named, or are of requests, and are not read, with the reason.
+    ``rejected``: records that could not be used; ``not_read``: spans of unknown names; ``bytes``: of all files.
+    ``engine_given_before``: file and names of engine arguments that an earlier ingest was given and this one reuses.
+    ``left_out``: directories beside this one with recorded files that belong to no experiment.  ``not_used``: files
+    that were named, or have requests, and are not read, with the reason.
     """
 
     slug: str
@@ -77,9 +77,9 @@ def ingest_source(
     """Read an experiment directory, or files of one experiment, check them, and store them in one transaction.
 
     ``source``, ``profile`` and ``progress`` as in ``assemble.read_recording``; ``engine_file``: YAML of engine
-    arguments that overrule all others.  What was said of columns, model and engine arguments of a source that is
-    stored holds until something else is said.  What this program has stored of the same bytes is not parsed again.
-    What is stored is replaced by what has fewer requests or steps, or lost more records, only if ``even_worse``.
+    arguments that overrule all others.  Columns, model and engine arguments given at an earlier ingest hold until
+    others are given.  Bytes that this version of the program has stored already are hashed, not parsed.
+    A copy with fewer requests or steps, or more rejected records, replaces what is stored only if ``even_worse``.
     Raises ``RecordingError`` (nothing to judge, unreadable file, a worse copy) or ``StoreError``; the store is then
     as it was.
     """
@@ -91,17 +91,17 @@ def ingest_source(
     if not isinstance(source, Source):
         source = only_source(source)
     left_out = ", ".join(source.left_out)
-    given, again, known = given_arguments(engine_file) if engine_file else None, "", None
+    given, reused, unchanged = given_arguments(engine_file) if engine_file else None, "", None
     if Path(store_path).exists():
         with open_store(store_path, read_only=True) as store:
             source = source.as_before(stored_files(store, source.slug))
             if engine_file is None and (given := _given_before(store, source.slug)):
-                again = f"{given.name} ({', '.join(given.arguments)})"
-            known = _unchanged(store, source, profile or {}, given, progress)
+                reused = f"{given.name} ({', '.join(given.arguments)})"
+            unchanged = _unchanged(store, source, profile or {}, given, progress)
             files = stored_files(store, source.slug)
-    if known:
-        known = replace(known, not_used=_not_used(files, source))
-        return replace(known, engine_given_before=again, left_out=left_out, seconds=time.perf_counter() - begin)
+    if unchanged:
+        unchanged = replace(unchanged, not_used=_not_used(files, source), left_out=left_out)
+        return replace(unchanged, engine_given_before=reused, seconds=time.perf_counter() - begin)
     with read_recording(source, profile=profile, given=given, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
@@ -110,15 +110,15 @@ def ingest_source(
             limit_writing(store)
             outcome = write_recording(store, checked, layout, _reader_hash(source.form))
         unused = _not_used([(file.name, file.kind) for file in checked.files], source)
-    told = _outcome(checked, outcome, time.perf_counter() - begin)
-    return replace(told, engine_given_before=again, left_out=left_out, not_used=unused)
+    ingested = _outcome(checked, outcome, time.perf_counter() - begin)
+    return replace(ingested, engine_given_before=reused, left_out=left_out, not_used=unused)
 
 
 _NOT_USED = re.compile(r".*\(not used: (.*)\)")
 
 
 def _not_used(files: Sequence[tuple[str, str]], source: Source) -> str:
-    """Files, by name and kind, of which nothing was taken although somebody may count on them."""
+    """Files, by name and kind, of which nothing was used although the user may expect it, with the reason."""
     found = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
     if source.paths is not None:
         found += [(name, "its format is not known") for name, kind in files if kind == "unknown"]
@@ -188,17 +188,17 @@ def _unchanged(
     counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
     if counts is None:
         return None
-    told = {name: value for name, value in asdict(counts).items() if name in _TOLD}
-    return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, not_read=not_read(counts.missing), **told)
+    kept = {name: value for name, value in asdict(counts).items() if name in _KEPT_COUNTS}
+    return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, not_read=not_read(counts.missing), **kept)
 
 
-_TOLD = ("alias", "requests", "steps", "iterations", "findings", "rejected", "bytes")
+_KEPT_COUNTS = ("alias", "requests", "steps", "iterations", "findings", "rejected", "bytes")
 _UNREAD_SPANS = re.compile(r"(\d+) spans '(.*)' of scope '.*': not read")
 _MOST_NAMES = 12
 
 
 def not_read(missing: Sequence[str]) -> str:
-    """Of what a recording lacks, spans that nobody reads, by name: ``12 spans (Load model, 2 Worker init)``."""
+    """Spans of unknown names in what a recording lacks: ``12 spans (Load model, 2 Worker init)``."""
     names = Counter[str]()
     for match in filter(None, map(_UNREAD_SPANS.fullmatch, missing)):
         names[match[2]] += int(match[1])

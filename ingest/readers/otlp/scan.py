@@ -52,7 +52,7 @@ _Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
 
 @dataclass
-class Found:
+class ScannedBatch:
     """The rows of a batch so far: of the scan as ``spans``, ``events`` and ``texts``, and of the decoder.
 
     Floats are texts in it.
@@ -73,7 +73,7 @@ class Found:
         return len(self.spans) < _MOST_ROWS
 
     def is_empty(self) -> bool:
-        """Whether the scan has found nothing yet."""
+        """Whether the scan has added nothing yet."""
         return not self.state[: otlp_rows.LINE_END].any()
 
     def grow(self) -> None:
@@ -84,7 +84,7 @@ class Found:
         self.texts = np.empty(2 * len(self.texts), np.uint8)
 
     def taken(self) -> TraceBatch:
-        """The batch; there is nothing found any more."""
+        """The batch, which is empty afterwards."""
         span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
         # Memory of its own: columns of texts are views of it, and there the next ones are filled in.
         texts = self.texts[: self.state[otlp_rows.TEXT_BYTES]].copy()
@@ -118,7 +118,7 @@ def _in_file_order(scanned: TraceBatch, decoded: TraceBatch) -> TraceBatch:
 
 @dataclass(frozen=True)
 class _Rows:
-    """BatchRows of spans or events, and what their columns of texts and floats are made of (:class:`Found`)."""
+    """BatchRows of spans or events, and what their columns of texts and floats are made of (:class:`ScannedBatch`)."""
 
     rows: Int64s
     texts: Bytes
@@ -151,33 +151,33 @@ _JOURNEY_NAMES = pl.Series(
 )
 
 
-def _spans(found: _Rows) -> pl.DataFrame:
+def _spans(rows: _Rows) -> pl.DataFrame:
     message = pl.col("status_message")
-    frame = _frame(_SPAN, found, np.arange(len(found.rows)))
+    frame = _frame(_SPAN, rows, np.arange(len(rows.rows)))
     return with_plain_ids(frame.with_columns(pl.when(message != "").then(message)))
 
 
-def _events(found: _Rows) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+def _events(rows: _Rows) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """The steps, the snapshots and the events of journeys."""
-    names = found.rows[:, event_field("name")]
+    names = rows.rows[:, event_field("name")]
     steps, snapshots = (EVENTS.index(name) for name in (STEP_EVENT, SNAPSHOT_EVENT))
     chosen = names == steps, names == snapshots, (names != steps) & (names != snapshots)
     of_steps, of_snapshots, of_journeys = (
-        _frame(columns, found, np.flatnonzero(which))
+        _frame(columns, rows, np.flatnonzero(which))
         for columns, which in zip((_STEP, _SNAPSHOT, _JOURNEY), chosen, strict=True)
     )
     return of_steps, of_snapshots, of_journeys.with_columns(_JOURNEY_NAMES[of_journeys["name"]])
 
 
-def _frame(wanted: _Columns, found: _Rows, chosen: Int64s) -> pl.DataFrame:
+def _frame(wanted: _Columns, rows: _Rows, chosen: Int64s) -> pl.DataFrame:
     if not len(chosen):
         return pl.DataFrame(schema=wanted.schema)
-    counts, known = _turned(found.rows, chosen, wanted.fields[: len(wanted.counts)])
+    counts, known = _turned(rows.rows, chosen, wanted.fields[: len(wanted.counts)])
     series = [_counts(name, counts[place], known[place]) for place, name in enumerate(wanted.counts)]
-    places, known = _turned(found.rows, chosen, wanted.fields[len(wanted.counts) :])
+    places, known = _turned(rows.rows, chosen, wanted.fields[len(wanted.counts) :])
     for place, name in enumerate(wanted.texts):
         begins, ends = places[2 * place : 2 * place + 2]
-        series.append(_texts(name, begins, ends, known[2 * place], found.texts))
+        series.append(_texts(name, begins, ends, known[2 * place], rows.texts))
     named = {one.name: one for one in series}
     # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
     return pl.DataFrame(
@@ -217,31 +217,31 @@ def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) ->
 
 def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
     """The spans and events of a file of JSON lines in batches, equal to what the decoder makes of them."""
-    window, found, line = Window(file.chunks()), Found(), 1
+    window, batch, line = Window(file.chunks()), ScannedBatch(), 1
     while window.end - window.at <= MAX_RECORD_BYTES and window.refill():
         why = FULL
         while why < 0:
-            scanned = (window.text, window.words, window.at, window.end, line)
-            why, window.at, line = scan_lines(*scanned, *found.rows())
-            if why == FULL and not found.is_empty():
-                yield found.taken()
-            elif why == FULL and found.can_grow():
-                found.grow()
+            text = (window.text, window.words, window.at, window.end, line)
+            why, window.at, line = scan_lines(*text, *batch.rows())
+            if why == FULL and not batch.is_empty():
+                yield batch.taken()
+            elif why == FULL and batch.can_grow():
+                batch.grow()
             elif why < 0:
-                end = int(found.state[otlp_rows.LINE_END])
-                yield from _decoded(file, records_in_lines([(line, window.take(window.at, end - 1))]), found)
+                end = int(batch.state[otlp_rows.LINE_END])
+                yield from _decoded(file, records_in_lines([(line, window.take(window.at, end - 1))]), batch)
                 window.at, line = end, line + 1
     rest = lines_of(file, window.rest(), MAX_RECORD_BYTES, line)
-    yield from _decoded(file, records_in_lines(rest), found)
-    yield found.taken()
+    yield from _decoded(file, records_in_lines(rest), batch)
+    yield batch.taken()
 
 
-def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], found: Found) -> Iterator[TraceBatch]:
+def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], batch: ScannedBatch) -> Iterator[TraceBatch]:
     """Add records by the decoder; a batch whenever there are enough rows."""
     for number, content in records:
-        for _ in read_json(content, f"{_UNIT} {number}", number, found.decoded, file.tally):
-            if found.decoded.full:
-                yield found.taken()
+        for _ in read_json(content, f"{_UNIT} {number}", number, batch.decoded, file.tally):
+            if batch.decoded.full:
+                yield batch.taken()
 
 
 # -- The part of a stream that a compiled scan is working on -------------------------------------

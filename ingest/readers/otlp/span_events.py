@@ -12,7 +12,7 @@ import polars as pl
 
 from blis_replay.compiled.arrays import Bools, Int64s
 
-# Lifecycle stamp -> its event.  The first SCHEDULED and the way a request left are told apart below.
+# Lifecycle stamp -> its event.  The first SCHEDULED and the way a request left are columns apart below.
 STAMPS = {
     "arrived": "api.ARRIVED",
     "handoff": "api.HANDOFF_TO_CORE",
@@ -67,28 +67,28 @@ def stamps_of_spans(events: pl.DataFrame) -> pl.DataFrame:
 
     ``events``: sound ones of ``JOURNEY_EVENT_SCHEMA``, by span, each with its ``monotonic_ns``.
     """
-    told = _told(_by_time(events))
-    rows, time_ns, step = (told[name].to_numpy() for name in ("span_row", "monotonic_ns", "step_id"))
+    columns = _stamp_columns(_by_time(events))
+    rows, time_ns, step = (columns[name].to_numpy() for name in ("span_row", "monotonic_ns", "step_id"))
     spans = _spans_of(rows)
-    at = {stamp: spans.first(told[f"is_{stamp}"].to_numpy()) for stamp in (*STAMPS, "scheduled", "departed")}
+    at = {stamp: spans.first(columns[f"is_{stamp}"].to_numpy()) for stamp in (*STAMPS, "scheduled", "departed")}
     counts = {
         **{f"{stamp}_ns": _taken(time_ns, first) for stamp, first in at.items()},
         **{f"{stamp}_step": _taken(step, at[stamp]) for stamp in STAMPED_STEPS},
-        **{name: spans.highest(told[column]) for name, column in _HIGHEST.items()},
+        **{name: spans.highest(columns[column]) for name, column in _HIGHEST.items()},
     }
-    aborted, finished = (spans.first(told[name].to_numpy()) for name in ("is_aborted", "has_finish_status"))
+    aborted, finished = (spans.first(columns[name].to_numpy()) for name in ("is_aborted", "has_finish_status"))
     said = pl.DataFrame({"span_row": rows[spans.begins], **counts, "aborted": aborted != _NONE}).with_columns(
         pl.when(pl.col(name) != _NONE).then(name) for name in counts
     )
     texts = {"finish_status": finished, "reason": aborted}
     return said.with_columns(
-        *(told[name].gather(_or_null(first)) for name, first in texts.items()),
-        pl.Series("records", np.diff(spans.begins, append=len(told))),
+        *(columns[name].gather(_or_null(first)) for name, first in texts.items()),
+        pl.Series("records", np.diff(spans.begins, append=len(columns))),
     )
 
 
-def _told(events: pl.DataFrame) -> pl.DataFrame:
-    """What is asked of the events, worked out at once: numbers, ``_NONE`` for null, and which events make a stamp."""
+def _stamp_columns(events: pl.DataFrame) -> pl.DataFrame:
+    """The columns that stamps are made of: numbers (``_NONE`` for null) and which events give which stamp."""
     name, kind = pl.col("name"), pl.col("schedule_kind")
     # The event of the first admission may have been dropped, and a later SCHEDULED be left.
     first = (kind == "FIRST") | (kind.is_null() & (pl.col("preemptions") == 0))

@@ -102,7 +102,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
     if not files:
         return TracesRead(no_rows(READ_STEP_SCHEMA), no_rows(SNAPSHOT_SCHEMA), None, None, None, 0, {}, False, ())
     scratch = scratch or Scratch()
-    found = _Collected(
+    collected = _Collected(
         steps=scratch.writer(READ_STEP_SCHEMA),
         snapshots=scratch.writer(READ_SNAPSHOT_SCHEMA),
         journey_spans=scratch.writer(otlp_journeys.SPAN_SCHEMA),
@@ -110,30 +110,33 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
     )
     for number, file in enumerate(files):
         for batch in trace_batches(file):
-            found.add(batch, number, file)
-    read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
+            collected.add(batch, number, file)
+    read_steps, parts = (
+        collected.steps.done(),
+        JourneyParts(collected.journey_spans.done(), collected.journey_events.done()),
+    )
     ended_ns = spans.end_of_earlier_starts(read_steps)
-    unread = f"{found.other_events} span events of unknown names: not read"
-    remarks = [unread] if found.other_events else []
+    unread = f"{collected.other_events} span events of unknown names: not read"
+    remarks = [unread] if collected.other_events else []
     if ended_ns is not None:
         remarks.append(_earlier(read_steps, parts, ended_ns))
     steps = _steps(read_steps, ended_ns, files[0], scratch)
-    snapshots = _snapshots(found.snapshots.done(), ended_ns, files[0], scratch)
+    snapshots = _snapshots(collected.snapshots.done(), ended_ns, files[0], scratch)
     bridge = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
     journeys = None
     if not parts.spans.is_empty():
         offset_ns, hits = bridge.offset_ns if bridge else None, otlp_journeys.cache_hits(snapshots)
         journeys = otlp_journeys.joined(parts, hits, offset_ns, ended_ns, files, scratch)
         remarks += journeys.remarks
-    step_spans = _whole(found.step_spans).unique("identity", keep="last")
+    step_spans = _whole(collected.step_spans).unique("identity", keep="last")
     return TracesRead(
         steps=steps,
         snapshots=snapshots,
         journeys=journeys if journeys and journeys.lifecycles.height else None,
-        requests=(requests_of(journeys, scratch) if journeys else None) or _upstream(found, files),
+        requests=(requests_of(journeys, scratch) if journeys else None) or _upstream(collected, files),
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
-        other_spans=dict(found.others),
+        other_spans=dict(collected.others),
         sequential_span_ids=_counting(step_spans.filter("named")["number"]),
         remarks=tuple(remarks),
     )
@@ -142,19 +145,19 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
 _NOT_LATER = "SELECT step_id, lag(step_id) OVER () AS before FROM steps"
 
 
-def _steps(found: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scratch) -> Rows:
+def _steps(rows: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scratch) -> Rows:
     """The steps since then by id, none twice."""
     ids = {"step_id": pl.Int64, "before": pl.Int64}
-    if ended_ns is None and query(_NOT_LATER, ids, steps=found).where("step_id <= before").is_empty():
-        return found
-    return _once(is_since(found, ended_ns, "epoch_ns"), ["step_id"], scratch, file, "step")
+    if ended_ns is None and query(_NOT_LATER, ids, steps=rows).where("step_id <= before").is_empty():
+        return rows
+    return _once(is_since(rows, ended_ns, "epoch_ns"), ["step_id"], scratch, file, "step")
 
 
-def _snapshots(found: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scratch) -> Rows:
+def _snapshots(rows: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scratch) -> Rows:
     """The snapshots since then by step and request, none twice."""
-    if found.is_empty():
+    if rows.is_empty():
         return no_rows(SNAPSHOT_SCHEMA)
-    since = is_since(found, ended_ns, "epoch_ns")
+    since = is_since(rows, ended_ns, "epoch_ns")
     return _once(since, ["step_id", "request_id"], scratch, file, "snapshot of step").only([*SNAPSHOT_SCHEMA])
 
 
@@ -174,10 +177,10 @@ def _whole(frames: list[pl.DataFrame]) -> pl.DataFrame:
     return whole
 
 
-def _upstream(found: _Collected, files: Sequence[RecordedFile]) -> RequestsRead | None:
-    if not found.requests:
+def _upstream(collected: _Collected, files: Sequence[RecordedFile]) -> RequestsRead | None:
+    if not collected.requests:
         return None
-    requests, repeated = first_spans(_whole(found.requests))
+    requests, repeated = first_spans(_whole(collected.requests))
     reject_repeated([repeated], files)
     return RequestsRead(rows_of(requests.select(READ_SCHEMA.keys())), "server", "epoch") if len(requests) else None
 
