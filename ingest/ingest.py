@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blis_replay.compiled.addons import addons
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.errors import RecordingError, counted
 from blis_replay.ingest.recording import PUBLISHED, Recording
@@ -211,10 +213,16 @@ def not_read(missing: Sequence[str]) -> str:
 
 @cache
 def _reader_hash(form: str) -> str:
-    """SHA-256 over the program that reads (this room's files), and the format that its files are said to have."""
+    """SHA-256 over the program that reads, and the format that its files are said to have.
+
+    The program: this room's files, and the modules of formats that other distributions plug in.
+    """
     digest, room = hashlib.sha256(form.encode()), Path(__file__).parent
     for path in sorted(path for path in room.rglob("*") if path.suffix in (".py", ".sql")):
         digest.update(path.relative_to(room).as_posix().encode() + path.read_bytes())
+    for name, point in addons("format").items():
+        found = find_spec(point.module)
+        digest.update(name.encode() + (Path(found.origin).read_bytes() if found and found.origin else b""))
     return digest.hexdigest()
 
 

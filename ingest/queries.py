@@ -92,16 +92,6 @@ SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
 FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
 """
 
-PREFIX_IDENTITY = "SELECT source FROM prefix_identity WHERE slug = ?"
-
-PROMPTS = "SELECT prompt, parent, shared_tokens, tokens FROM prompts WHERE slug = $slug ORDER BY prompt"
-
-INSERT_PROMPTS = "INSERT INTO prompts SELECT ?, prompt, parent, shared_tokens, tokens FROM prompts_to_store"
-
-REQUEST_PROMPTS = "SELECT request_index, prompt FROM request_prompts WHERE slug = $slug ORDER BY request_index"
-
-INSERT_REQUEST_PROMPTS = "INSERT INTO request_prompts SELECT ?, request_index, prompt FROM prompts_to_store"
-
 # One row a kind of KV-cache event and medium, blocks and tokens summed.
 KV_EVENT_COUNTS = """
 SELECT event, medium, target_medium, count(*) AS events, sum(blocks)::BIGINT AS blocks,

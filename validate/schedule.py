@@ -17,7 +17,7 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import COUNTS, Divergence, ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import NOT_KNOWN_US, recorded_schedule
-from blis_replay.validate.explain.schedule import Meaning, blocks_that_fit, meaning_of
+from blis_replay.validate.explain.schedule import Meaning, blocks_that_fit, has_every_step, meaning_of
 
 NAME = "schedule"
 MEASURES = "requests and tokens of every recorded step against those that the engine schedules for the same queue"
@@ -47,7 +47,7 @@ class ScheduleVerdict:
 
 def schedule_verdict(recording: Recording, engine: EngineConfig) -> ScheduleVerdict | None:
     """What the checksum says of a replay with these engine arguments; None where not every step was recorded."""
-    if not _may_have_every_step(recording):
+    if not has_every_step(recording):
         return None
     if engine.data_parallel_size > 1:
         reason = f"the steps of {engine.data_parallel_size} ranks are not told apart"
@@ -58,11 +58,6 @@ def schedule_verdict(recording: Recording, engine: EngineConfig) -> ScheduleVerd
         return ScheduleVerdict(f"not compared: {error}", {"compared": False, "reason": str(error)})
     meaning = meaning_of(recording, check)
     return ScheduleVerdict(sentence(check, meaning), _document(check, meaning))
-
-
-def _may_have_every_step(recording: Recording) -> bool:
-    """By the findings, as rows of a store take time to look at."""
-    return any(finding.check in ("iterations", "recorder") for finding in recording.findings)
 
 
 def sentence(check: ScheduleCheck, meaning: Meaning | None) -> str:

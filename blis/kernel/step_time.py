@@ -296,14 +296,20 @@ def batch_features(batch: Batch, x: Floats) -> None:
 
 @compiled
 def observed_us(int_params: Int64s, float_params: Floats, start_us: int) -> int:
-    """The cycle observed at this time; where steps began is known, up to the observed start that is nearest to it."""
+    """The cycle observed at this time; where steps began is known, until the cycle of the nearest observed start ends.
+
+    A step that starts a little early takes the cycle of the start ahead, so a long cycle is never taken twice.
+    """
     anchor = last_before(int_params, start_us)
     cycle_us = max(int_params[len(int_params) // 2 + anchor], 1)
     if float_params[anchor] == 0 or start_us < int_params[anchor]:
         return cycle_us
     past_us = (start_us - int_params[anchor]) % cycle_us
     to_next_us = cycle_us - past_us
-    return to_next_us if 2 * past_us <= cycle_us else to_next_us + cycle_us
+    if 2 * past_us <= cycle_us:
+        return to_next_us
+    # Cycles are rounded, so the anchor ahead may be half a cycle off the start that is counted from this one.
+    return to_next_us + max(at_time(int_params, start_us + to_next_us + cycle_us // 2), 1)
 
 
 @compiled

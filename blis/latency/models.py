@@ -273,10 +273,10 @@ class RegimeModel:
 class ObservedCycles:
     """Teacher forcing: the step cycles that were observed, by the time of the run.
 
-    A step that starts at t takes the cycle of the last anchor at or before t.  ``from_us``:
-    int64, ascending; ``cycle_us``: int64 of the same length.  ``begins``: bool of the same length, whether
-    a step began at that anchor, so that the next ones began whole cycles later: a step then
-    ends where one of these did, the nearest to a cycle after its start.  None: that is known of no anchor.
+    A step that starts at t takes the cycle of the last anchor at or before t.  ``from_us``: int64, ascending;
+    ``cycle_us``: int64 of the same length.  ``begins``: bool of the same length, whether a step began at that anchor,
+    so that the next ones began whole cycles later: a step is then the one whose observed start is nearest, and ends
+    with its cycle.  None: that is known of no anchor.
     """
 
     from_us: Int64s

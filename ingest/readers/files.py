@@ -246,6 +246,11 @@ def is_large(file: RecordedFile) -> bool:
     return size * (_USUAL_EXPANSION if packed else 1) >= LARGE_BYTES
 
 
+def has_keys(head: bytes, *keys: str) -> bool:
+    """Whether all of these JSON keys stand somewhere in the bytes."""
+    return all(f'"{key}"'.encode() in head for key in keys)
+
+
 class _Packed(io.RawIOBase):
     """Pieces of bytes as the file that a decompressor reads."""
 

@@ -6,13 +6,14 @@ A new format of request records is one module and one entry of :data:`REQUEST_FO
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from blis_replay.compiled.addons import addons
+from blis_replay.compiled.addons import addons, needed_addon
 from blis_replay.ingest.readers import step_log
 from blis_replay.ingest.readers.clients import aiperf, guidellm, guidellm_table, inference_perf, vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
@@ -21,7 +22,8 @@ from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts
 from blis_replay.ingest.readers.server import kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.iterations import IterationLines
-from blis_replay.ingest.readers.tables import load_levels, parquet_requests, requests_table, tracev2
+from blis_replay.ingest.readers.tables import load_levels, requests_table, tracev2
+from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC
 
 TABLE, LOAD_LEVELS = "table", "load-levels"
 EXPERIMENT, PROFILE, RESOLVED = "experiment configuration", "load profile", "inference-perf configuration"
@@ -69,11 +71,26 @@ class RequestFormat(FileKind):
     levels: Callable[[RecordedFile], list[str]] | None = None
 
 
+# Key of the metadata at the end of a Parquet file that `blis-replay export` wrote.
+EXPORTED_TABLE = b"blis-replay"
+_MAX_FOOTER_BYTES = 16 << 20
+
+
+def _is_exported(path: Path) -> bool:
+    with path.open("rb") as raw:
+        size = raw.seek(0, os.SEEK_END)
+        raw.seek(max(0, size - 8))
+        footer_bytes = int.from_bytes(raw.read(4), "little")
+        raw.seek(max(0, size - 8 - min(footer_bytes, _MAX_FOOTER_BYTES)))
+        return EXPORTED_TABLE in raw.read(_MAX_FOOTER_BYTES)
+
+
 def _read_parquet(file: RecordedFile, stamps_path: Path) -> RequestsRead:
-    """Our own export, or any table."""
-    if parquet_requests.is_export(file.path):
-        return parquet_requests.read_requests(file)
-    return requests_table.read_requests(file, stamps_path)
+    """A table of the user's own, or the export of the labs, who read it."""
+    if not _is_exported(file.path):
+        return requests_table.read_requests(file, stamps_path)
+    exported: RequestFormat = needed_addon("format", "parquet-export", "reading what `blis-replay export` wrote")
+    return exported.read(file, stamps_path)
 
 
 # A load generator may put a prefix of the user's before the names of its reports.
@@ -91,7 +108,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("sglang-bench", vllm_bench.recognises_sglang, read=vllm_bench.read_sglang),
     RequestFormat("aiperf", aiperf.recognises, read=aiperf.read_requests),
     RequestFormat("tracev2", tracev2.recognises, r"trace\.csv", read=tracev2.read_requests),
-    RequestFormat("parquet", parquet_requests.recognises, read=_read_parquet),
+    RequestFormat("parquet", lambda head: head.startswith(PARQUET_MAGIC), read=_read_parquet),
     RequestFormat("aiperf-summary", aiperf.recognises_summary, read=aiperf.read_summary, sums_up="aiperf"),
     RequestFormat(
         "guidellm-csv",
@@ -161,7 +178,14 @@ def file_kinds() -> dict[str, FileKind]:
 def input_formats() -> tuple[str, ...]:
     """What ``--input-format`` takes."""
     of_steps = (kind.name for kind in _plugged_in() if kind.iterations)
-    return (OTLP, KV_EVENTS, STEP_LOG, METRICS, *of_steps, *(form.name for form in request_formats()))
+    return (
+        OTLP,
+        KV_EVENTS,
+        STEP_LOG,
+        METRICS,
+        *of_steps,
+        *(form.name for form in request_formats() if form.recognises),
+    )
 
 
 def labs_formats() -> tuple[str, ...]:

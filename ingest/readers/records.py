@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import ijson
+import msgspec
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import RecordedFile, Tally, lines
 
 # What lies between brackets and strings is taken in one run, and the end of the text matches
@@ -38,6 +40,35 @@ def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, by
             scan.check_size(file, len(scan.buffer))
     yield from scan.feed(b"".join(held))
     scan.finish(file.damage)
+
+
+def decoded_records(
+    file: RecordedFile, raws: Iterable[tuple[str, bytes]], decoder: msgspec.json.Decoder[Any], expected: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Place and content of each record that is not blank; one that cannot be decoded is rejected.
+
+    Where nothing follows such a record, the file is cut off there.  ``expected``: what was wanted, before the reason.
+    """
+    broken: tuple[str, str] | None = None
+    for place, raw in raws:
+        if not raw.strip():
+            continue
+        if broken:
+            file.tally.reject(*broken)
+            broken = None
+        try:
+            record = decoder.decode(raw)
+        except DECODE_ERRORS as error:
+            broken = place, f"{expected} ({error})" if expected else str(error)
+            continue
+        yield place, record
+    if broken:
+        file.tally.cut_off(*broken)
+
+
+def numbered_lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file, each with its place in words."""
+    return ((f"line {number}", line) for number, line in lines(file, limit_bytes))
 
 
 class ObjectScan:
@@ -231,26 +262,47 @@ def _problem(error: Exception) -> str:
     return words.strip().partition("\n")[0]
 
 
+# A text (to its end, or that of the bytes), or a number that Python writes and JSON does not have.
+_TEXT_OR_NOT_FINITE = re.compile(rb'"(?:[^"\\]|\\.)*"?|-?\bInfinity\b|\bNaN\b', re.DOTALL)
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+
+
 class _Bounded:
-    """The file for ijson: small reads, and an end to a token that never ends."""
+    """The file for ijson: small reads, an end to a token that never ends, and numbers that are not finite as texts."""
 
     def __init__(self, file: RecordedFile) -> None:
         self.file, self.since_token = file, 0
         self.chunks = file.chunks()
         self.held = memoryview(b"")
+        self.rest, self.in_text = b"", False
 
     def read(self, size: int) -> bytes:
         if size == 0:
             return b""
-        if not self.held:
-            self.held = memoryview(next(self.chunks, b""))
-        piece, self.held = bytes(self.held[:_READ_BYTES]), self.held[_READ_BYTES:]
+        piece, read = b"", b"more"
+        while read and not piece:
+            if not self.held:
+                self.held = memoryview(next(self.chunks, b""))
+            read, self.held = bytes(self.held[:_READ_BYTES]), self.held[_READ_BYTES:]
+            piece = self._finite(self.rest + read, last=not read)
         self.since_token += len(piece)
         if self.since_token > MAX_TOKEN_BYTES:
             raise RecordingError(
                 self.file.path, "", f"a text of more than {MAX_TOKEN_BYTES >> 20} MB in it", "check that it is whole"
             )
         return piece
+
+    def _finite(self, content: bytes, last: bool) -> bytes:
+        """The bytes up to their last comma, where no token is cut in two, with numbers that are not finite as texts."""
+        end = len(content) if last else content.rfind(b",") + 1 or len(content.rstrip(b"\\"))
+        piece, self.rest = content[:end], content[end:]
+        before = b'"' if self.in_text else b""
+        quotes = (_ESCAPED.sub(b"", piece) if b"\\" in piece else piece).count(b'"')
+        self.in_text ^= bool(quotes % 2)
+        if b"Infinity" not in piece and b"NaN" not in piece:
+            return piece
+        plain = _TEXT_OR_NOT_FINITE.sub(lambda one: one[0] if one[0][:1] == b'"' else b'"%b"' % one[0], before + piece)
+        return plain[len(before) :]
 
 
 class _Walk:

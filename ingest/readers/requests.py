@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.readers.documents import quoted_value, tokens
+from blis_replay.ingest.readers.documents import US_PER_S, quoted_value, tokens
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     PROMPT_SCHEMA,
@@ -179,6 +179,17 @@ def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
         configured_output_tokens=summary.configured_output_tokens,
         ignore_eos=summary.ignore_eos,
     )
+
+
+def stage_of_sends(number: int, rate_per_s: float, duration_us: int, requests: float | None) -> Stage:
+    """A stage at a rate that was asked for, until its last send.
+
+    The duration that tools report goes on until the last answer, which a queue puts off by minutes; so many
+    ``requests`` at that rate are sent earlier.
+    """
+    if requests is not None and requests > 0:
+        duration_us = round(min(duration_us, max(requests / rate_per_s * US_PER_S, 1)))
+    return Stage(number, rate_per_s, duration_us)
 
 
 def no_requests(version: str, aggregates: pl.DataFrame, *lacks: str, **others: Any) -> RequestsRead:

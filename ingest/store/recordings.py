@@ -68,12 +68,13 @@ def kv_event_counts(store: Store, slug: str) -> tuple[KvEventCount, ...]:
 
 def read_prefix(store: Store, slug: str) -> PromptTree | None:
     """The identities of an experiment's prompts, None if it has none."""
-    row = first_row(store.connection, queries.PREFIX_IDENTITY, [slug])
+    row = first_row(store.connection, "SELECT source FROM prefix_identity WHERE slug = ?", [slug])
     if row is None:
         return None
-    prompts = fetch(store.connection, queries.PROMPTS, {"slug": slug}, PROMPT_SCHEMA)
-    requests = fetch(store.connection, queries.REQUEST_PROMPTS, {"slug": slug}, REQUEST_PROMPT_SCHEMA)
-    return PromptTree(str(row[0]), prompts, requests)
+    prompts = _frame(store, "prompts", slug, PROMPT_SCHEMA, "prompt")
+    return PromptTree(
+        str(row[0]), prompts, _frame(store, "request_prompts", slug, REQUEST_PROMPT_SCHEMA, "request_index")
+    )
 
 
 # Of more than these, whose columns take 10 MB each, a column is read whenever it is asked for.

@@ -62,25 +62,16 @@ def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Reco
     slug, prefix = recording.slug, recording.prefix
     if prefix is not None:
         connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
-        connection.register("prompts_to_store", typed(prefix.prompts, PROMPT_SCHEMA).to_arrow())
-        connection.execute(queries.INSERT_PROMPTS, [slug])
-        connection.register("prompts_to_store", typed(prefix.requests, REQUEST_PROMPT_SCHEMA).to_arrow())
-        connection.execute(queries.INSERT_REQUEST_PROMPTS, [slug])
-        connection.unregister("prompts_to_store")
+        _insert_table(connection, "prompts", slug, rows_of(typed(prefix.prompts, PROMPT_SCHEMA)))
+        _insert_table(connection, "request_prompts", slug, rows_of(typed(prefix.requests, REQUEST_PROMPT_SCHEMA)))
     if recording.kv_events is not None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns = ", ".join(KV_EVENT_SCHEMA)
         with pq.ParquetFile(recording.kv_events) as events:
             # The store's own connection opens no files.
             batches = pa.RecordBatchReader.from_batches(events.schema_arrow, events.iter_batches())
-            connection.register("events_to_store", batches)
-            connection.execute(
-                f"INSERT INTO kv_events (slug, {columns}) SELECT ?, {columns} FROM events_to_store",  # noqa: S608
-                [slug],
-            )
-            connection.unregister("events_to_store")
+            _insert_stream(connection, "kv_events", slug, list(KV_EVENT_SCHEMA), batches)
 
 
 def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
@@ -173,15 +164,19 @@ def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequen
 
 
 def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: Rows) -> None:
-    """Insert rows as one stream: what an INSERT leaves of a row group stays in memory until the commit."""
-    columns = ", ".join(rows.schema)
     with rows.reader() as stream:
-        connection.register("rows_to_store", stream)
-        connection.execute(
-            f"INSERT INTO {table} (slug, {columns}) SELECT ?, {columns} FROM rows_to_store",  # noqa: S608
-            [slug],
-        )
-        connection.unregister("rows_to_store")
+        _insert_stream(connection, table, slug, list(rows.schema), stream)
+
+
+def _insert_stream(
+    connection: duckdb.DuckDBPyConnection, table: str, slug: str, columns: Sequence[str], stream: Any
+) -> None:
+    """Insert rows as one Arrow stream: what an INSERT leaves of a row group stays in memory until the commit."""
+    listed = ", ".join(columns)
+    connection.register("rows_to_store", stream)
+    sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)
+    connection.execute(sql, [slug])
+    connection.unregister("rows_to_store")
 
 
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:

@@ -16,7 +16,7 @@ import polars as pl
 
 from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
 from blis_replay.compiled.files import naming, whole_files
-from blis_replay.ingest.readers.tables.parquet_requests import METADATA, PROMPT_COLUMNS
+from blis_replay.ingest.readers.formats import EXPORTED_TABLE
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
 from blis_replay.replay.engine import with_engine
@@ -24,6 +24,7 @@ from blis_replay.replay.errors import ReplayError, exists_already
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.prefix import recorded_block_keys
+from blis_replay_labs.exchange.parquet_table import PROMPT_COLUMNS
 
 
 def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:
@@ -154,7 +155,7 @@ def write_parquet(recording: Recording, folder: Path) -> list[str]:
         frame = frame.join(prompts, on="request_index", how="left", maintain_order="left")
     table = frame.to_arrow()
     write_table(
-        table.replace_schema_metadata({METADATA: json.dumps(metadata).encode()}),
+        table.replace_schema_metadata({EXPORTED_TABLE: json.dumps(metadata).encode()}),
         folder / "requests.parquet",
         compression="zstd",
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blis_replay.ingest.readers.documents import json_mapping, section, text, tokens
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import RecordedFile, has_keys
 from blis_replay.ingest.readers.formats import FileKind, RequestFormat
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS
@@ -40,7 +40,7 @@ _RENAMED = {"policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype"}
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this has the requests of such a run."""
     first = head.lstrip().partition(b"\n")[0]
-    return first[:1] == b"{" and all(f'"{key}"'.encode() in first for key in ("input_toks", "queued_ts"))
+    return first[:1] == b"{" and has_keys(first, "input_toks", "queued_ts")
 
 
 def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:

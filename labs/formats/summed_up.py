@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.ingest.readers.documents import WHOLE_RUN, aggregate_frame, finite, text
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import RecordedFile, has_keys
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import JsonPath, wanted_values
 from blis_replay.ingest.readers.requests import RequestsRead, no_requests
@@ -35,7 +35,7 @@ _COUNTS = {
 def recognises_llmperf(head: bytes) -> bool:
     """Whether a file that begins like this is llmperf's ``..._individual_responses.json``."""
     keys = ("error_code", "ttft_s", "end_to_end_latency_s", "number_input_tokens")
-    return head.lstrip()[:1] == b"[" and all(f'"{key}"'.encode() in head for key in keys)
+    return head.lstrip()[:1] == b"[" and has_keys(head, *keys)
 
 
 def recognises_genai_bench(head: bytes) -> bool:

@@ -21,7 +21,7 @@ from blis_replay.strict.document import Number, document_of
 from blis_replay.validate.metrics.latency import statistics
 from blis_replay_labs.studies.study import System
 from blis_replay_labs.synthetic.generate import generate
-from blis_replay_labs.synthetic.workload import LoadText
+from blis_replay_labs.synthetic.workload import Workload
 from blis_replay_labs.verification.theory import CoefficientSet, calibrate, mm1_wait_us, simulate_waits, wait_interval
 
 MEASURES = (
@@ -161,7 +161,7 @@ class ClusterRun(ClusterText, frozen=True, kw_only=True):
     ``counted_at_s``: when requests are counted.  ``twice``: whether it runs a second time, to compare.
     """
 
-    workload: LoadText
+    workload: Workload
     engine: EngineText = EngineText()
     counted_at_s: Number | None = None
     twice: bool = False
@@ -171,7 +171,7 @@ def run(described: ClusterRun, system: System | None, seed: int) -> Mapping[str,
     """Its measures with the coefficients of a system; the seed is that of the load."""
     if system is None:
         raise ValueError("a cluster needs the coefficients of a system")
-    trace = generate(described.workload.workload(seed)).trace
+    trace = generate(described.workload, seed).trace
     engine, chosen = _engine(described.engine, system), system.coefficients
     result = simulate_cluster(trace, described.cluster(), engine, chosen.latency, chosen.lifecycle)
     found = measures(trace, result, described.counted_at_s)

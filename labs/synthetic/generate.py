@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay_labs.synthetic.workload import (
     MOST_REQUESTS,
     Client,
@@ -49,18 +50,19 @@ class ClientRequests:
     repeated_tokens: Int64s
 
 
-def client_requests(client: Client, workload: Workload) -> ClientRequests:
+def client_requests(name: str, workload: Workload, seed: int) -> ClientRequests:
     """All that a client may send within the workload: at least what will be taken of it.
 
     Raises ``WorkloadError`` for more than ``MOST_REQUESTS`` requests, or a load that lasts for decades.
     """
+    client, draws = workload.clients[name], partial(stream, seed, name)
     turns = client.conversations.turns if client.conversations else 1
     gap_us = client.conversations.gap_s * 1e6 if client.conversations else 0.0
-    first_us = _first_arrivals_us(client, workload)
+    first_us = _first_arrivals_us(name, workload, seed)
     count = len(first_us)
-    _refuse_too_much(client, count * turns, float(first_us[-1]) + turns * gap_us if count else 0.0)
-    questions = draw_lengths(client.prompt_tokens, count * turns, stream(workload.seed, client.name, "prompts"))
-    outputs = draw_lengths(client.output_tokens, count * turns, stream(workload.seed, client.name, "outputs"))
+    _refuse_too_much(name, count * turns, float(first_us[-1]) + turns * gap_us if count else 0.0)
+    questions = draw_lengths(client.prompt_tokens, count * turns, draws("prompts"))
+    outputs = draw_lengths(client.output_tokens, count * turns, draws("outputs"))
     # A conversation's draws stand together, so more conversations leave the earlier ones as they are.
     said = np.cumsum((questions + outputs).reshape(count, turns), axis=1).reshape(-1) - outputs
     prefix = client.prefix
@@ -68,7 +70,7 @@ def client_requests(client: Client, workload: Workload) -> ClientRequests:
     prompts = before + said
     shared = np.minimum(prompts, prefix.tokens if prefix is not None else 0)
     members = prefix.members if prefix is not None else 1
-    member = np.floor(stream(workload.seed, client.name, "prefixes").random(count) * members).astype(np.int64)
+    member = np.floor(draws("prefixes").random(count) * members).astype(np.int64)
     sent_us = np.floor(np.repeat(first_us, turns) + np.tile(np.arange(turns), count) * gap_us).astype(np.int64)
     return ClientRequests(
         arrival_us=sent_us,
@@ -80,29 +82,32 @@ def client_requests(client: Client, workload: Workload) -> ClientRequests:
     )
 
 
-def _first_arrivals_us(client: Client, workload: Workload) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _first_arrivals_us(name: str, workload: Workload, seed: int) -> Floats:
     """When conversations begin: as many as requests are wanted of all clients, or all within the duration."""
+    client = workload.clients[name]
+
+    def times_us(count: int) -> Floats:
+        return arrival_times_us(client.process, client.rate_per_s, count, stream(seed, name, "arrivals"))
+
     if workload.requests is not None:
-        random = stream(workload.seed, client.name, "arrivals")
-        return arrival_times_us(client.arrivals, client.rate_per_s, workload.requests, random)
+        return times_us(workload.requests)
     duration_us = workload.duration_us or 0
     count = int(client.rate_per_s * duration_us / 1e6) + 16
     while True:
-        _refuse_too_much(client, count, duration_us)
-        random = stream(workload.seed, client.name, "arrivals")
-        times_us = arrival_times_us(client.arrivals, client.rate_per_s, count, random)
-        if times_us[-1] >= duration_us:
-            return times_us[times_us < duration_us]
+        _refuse_too_much(name, count, duration_us)
+        arrivals_us = times_us(count)
+        if arrivals_us[-1] >= duration_us:
+            return arrivals_us[arrivals_us < duration_us]
         count *= 2
 
 
-def _refuse_too_much(client: Client, requests: int, last_us: float) -> None:
+def _refuse_too_much(name: str, requests: int, last_us: float) -> None:
     if requests > MOST_REQUESTS:
         raise WorkloadError(
-            f"client {client.name}: more than {MOST_REQUESTS:,} requests; lower its rate, requests or duration"
+            f"client {name}: more than {MOST_REQUESTS:,} requests; lower its rate, requests or duration"
         )
     if not last_us < _LONGEST_US:
-        raise WorkloadError(f"client {client.name}: its requests last for decades; raise its rate")
+        raise WorkloadError(f"client {name}: its requests last for decades; raise its rate")
 
 
 _MOST_KEYS = 1 << 28
@@ -187,15 +192,16 @@ class GeneratedLoad:
     client: Int64s
 
 
-def generate(workload: Workload, block_size: int = 16) -> GeneratedLoad:
-    """The requests of all clients; equal workloads give equal requests.
+def generate(workload: Workload, seed: int, block_size: int = 16) -> GeneratedLoad:
+    """The requests of all clients; equal workloads and seeds give equal requests.
 
     Every client draws from streams of its own.  Requests that arrive together go by the name of their client.
     ``block_size``: tokens of a KV block, of the engine that will serve them.  Raises ``WorkloadError`` for a load
     too large to make, or without a request.
     """
-    parts = [client_requests(client, workload) for client in workload.clients]
-    names = sorted(range(len(parts)), key=lambda i: workload.clients[i].name)
+    clients = list(workload.clients.values())
+    parts = [client_requests(name, workload, seed) for name in workload.clients]
+    names = np.argsort(list(workload.clients))
     client = np.repeat(np.arange(len(parts)), [len(part.arrival_us) for part in parts])
     arrival_us = np.concatenate([part.arrival_us for part in parts])
     order = np.lexsort((np.argsort(names)[client], arrival_us))
@@ -204,9 +210,9 @@ def generate(workload: Workload, block_size: int = 16) -> GeneratedLoad:
         order = order[arrival_us[order] < workload.duration_us]
     if not len(order):
         raise WorkloadError("no request arrives within the workload's duration; raise it or the rates")
-    keys = block_identities(workload.clients, parts, block_size)
+    keys = block_identities(clients, parts, block_size)
     prompts = np.concatenate([part.prompt_tokens for part in parts])[order]
-    priority = np.array([one.priority for one in workload.clients], np.int64)[client[order]]
+    priority = np.array([one.priority for one in clients], np.int64)[client[order]]
     trace = RequestTrace(
         arrival_us=arrival_us[order],
         prompt_tokens=prompts,

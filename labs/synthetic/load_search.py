@@ -58,14 +58,14 @@ def find_most(
     Limits are taken to be missed by all of more load than a load that misses them.  Raises ``NothingToJudgeError`` if
     nothing can be simulated, ``ReplayError`` as ``map_jobs``.
     """
-    work = partial(_most, recording, release, load, objectives)
+    work = partial(_found, recording, release, load, objectives)
     found = map_jobs(work, [(), *changes], **pool)
     if all(not one.tried for one in found):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {found[0].reason}")
     return tuple(found)
 
 
-def _most(
+def _found(
     recording: Recording,
     release: CoefficientRelease,
     load: Load,
@@ -154,7 +154,11 @@ def load_answer(
     ``again``: options of the command line, which the command that is printed repeats.
     """
     columns = (_COLUMNS[0], Column(f"most {load}", "text"), *_COLUMNS[2:])
-    rows = [[_name(one.overrides), *_cells(one, load)] for one in found]
+    records = [_record(one, load) for one in found]
+    rows = [
+        [record["overrides"], _most(one, load), *(record[name] for name in _RATES)]
+        for one, record in zip(found, records, strict=True)
+    ]
     what = "times the recorded arrivals" if load == "rate" else "clients that each wait for an answer"
     lines: list[Part] = [
         *(_beyond(one) for one in found),
@@ -177,27 +181,27 @@ def load_answer(
             "coefficients_hash": release.sha256,
         },
     }
-    data = [
-        {
-            "overrides": _name(one.overrides),
-            load: _load(one.most, load),
-            "requests_per_s": _value(one.most, "requests_per_s"),
-            "output_tokens_per_s": _value(one.most, "output_tokens_per_s"),
-            "goodput": one.most.attained.goodput if one.most and one.most.attained else None,
-            "missed_from": _load(one.beyond, load),
-            "reason": one.reason,
-        }
-        for one in found
-    ]
-    return Answer([head, Table("", columns, rows), Block(lines)], document, table_of(data))
+    return Answer([head, Table("", columns, rows), Block(lines)], document, table_of(records))
 
 
-def _cells(one: MostLoad, load: Load) -> list[str | float | None]:
+_RATES = ("requests_per_s", "output_tokens_per_s", "goodput")
+
+
+def _record(one: MostLoad, load: Load) -> dict[str, str | float | None]:
+    values = (one.most.values if one.most else None) or {}
+    return {
+        "overrides": _name(one.overrides),
+        load: _load(one.most, load),
+        **{name: values.get(name) for name in _RATES},
+        "goodput": one.most.attained.goodput if one.most and one.most.attained else None,
+        "missed_from": _load(one.beyond, load),
+        "reason": one.reason,
+    }
+
+
+def _most(one: MostLoad, load: Load) -> str | None:
     most = _load(one.most, load)
-    share = one.most.attained.goodput if one.most and one.most.attained else None
-    values = [_value(one.most, name) for name in ("requests_per_s", "output_tokens_per_s")]
-    more = "" if one.beyond is not None else "at least "
-    return [None if most is None else f"{more}{most:g}", *values, share]
+    return None if most is None else f"{'' if one.beyond is not None else 'at least '}{most:g}"
 
 
 def _beyond(one: MostLoad) -> str:
@@ -211,31 +215,24 @@ def _beyond(one: MostLoad) -> str:
 
 
 def _json(one: MostLoad, load: Load) -> dict[str, object]:
-    sides = {"most": one.most, "beyond": one.beyond}
     return {
         "overrides": dict(one.overrides),
-        **{
-            name: None
-            if point is None
-            else {
-                load: _load(point, load),
-                "values": point.values,
-                "slo": None if point.attained is None else attainment_json(point.attained),
-                "reason": point.reason,
-            }
-            for name, point in sides.items()
-        },
+        "most": _point_json(one.most, load),
+        "beyond": _point_json(one.beyond, load),
         "tried": [{load: value, "met": met} for value, met in one.tried],
         "reason": one.reason,
     }
 
 
+def _point_json(point: WhatIfPoint | None, load: Load) -> dict[str, object] | None:
+    if point is None:
+        return None
+    slo = None if point.attained is None else attainment_json(point.attained)
+    return {load: _load(point, load), "values": point.values, "slo": slo, "reason": point.reason}
+
+
 def _load(point: WhatIfPoint | None, load: Load) -> float | None:
     return None if point is None else float(dict(point.overrides)[load] or 0)
-
-
-def _value(point: WhatIfPoint | None, name: str) -> float | None:
-    return None if point is None or point.values is None else point.values[name]
 
 
 def _name(overrides: EngineOverrides) -> str:

@@ -150,7 +150,7 @@ def generated_table(path: Path, engine: EngineConfig) -> RequestTable:
     Raises ``WorkloadError`` naming the file, the field and what is wrong with it.
     """
     workload = parse_workload(page_of_text(path, "a workload", WorkloadError), str(path))
-    trace = generate(workload, engine.block_size).trace
+    trace = generate(workload, workload.seed, engine.block_size).trace
     rows = np.arange(len(trace))
     return RequestTable(trace, rows, None, (), path, "request", rows)
 

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
-from msgspec.structs import astuple
 
 from blis_replay.blis.errors import SimulatorError
 from blis_replay.compiled.arrays import Floats, Int64s
@@ -217,49 +216,15 @@ class Conversations:
     gap_s: NonNegative
 
 
-@dataclass(frozen=True)
-class Client:
-    """One kind of traffic; ``rate_per_s`` counts arrivals, which are conversations where there are such.
-
-    ``priority``: lower is served first by an engine that goes by it.
-    """
-
-    name: str
-    rate_per_s: float
-    arrivals: ArrivalProcess
-    prompt_tokens: LengthDistribution
-    output_tokens: LengthDistribution
-    prefix: SharedPrefix | None = None
-    conversations: Conversations | None = None
-    priority: int = 0
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Clients and how much of their traffic: the first ``requests`` of all, or what arrives within ``duration_s``.
-
-    One of the two is None.
-    """
-
-    seed: int
-    clients: tuple[Client, ...]
-    requests: int | None = None
-    duration_s: float | None = None
-
-    @property
-    def duration_us(self) -> int | None:
-        """The duration in whole microseconds: as a float, 1.000007 s times 1e6 is a little more than 1,000,007."""
-        return None if self.duration_s is None else round(self.duration_s * 1e6)
-
-
-# -- As YAML -------------------------------------------------------------------------------
-
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 _BY_NAME: dict[str, ArrivalProcess] = {"poisson": Poisson(), "constant": Constant()}
 
 
-class ClientText(Struct, frozen=True):
-    """A client as it is written, under its name; the fields of ``Client`` in its order."""
+class Client(Struct, frozen=True):
+    """One kind of traffic; ``rate_per_s`` counts arrivals, which are conversations where there are such.
+
+    ``priority``: lower is served first by an engine that goes by it.
+    """
 
     rate_per_s: Positive
     arrivals: Literal["poisson", "constant"] | ArrivalProcess
@@ -269,16 +234,16 @@ class ClientText(Struct, frozen=True):
     conversations: Conversations | None = None
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
 
-    def named(self, name: str) -> Client:
-        """The client; ``poisson`` or ``constant`` as a word are processes without parameters."""
-        rate_per_s, arrivals, *others = astuple(self)
-        return Client(name, rate_per_s, _BY_NAME[arrivals] if isinstance(arrivals, str) else arrivals, *others)
+    @property
+    def process(self) -> ArrivalProcess:
+        """The arrival process; a word names one without parameters."""
+        return _BY_NAME[self.arrivals] if isinstance(self.arrivals, str) else self.arrivals
 
 
-class LoadText(Struct, frozen=True, kw_only=True):
-    """A load as it is written in a study: a workload without schema and seed."""
+class Workload(Struct, frozen=True, kw_only=True):
+    """Clients by name, and how much of their traffic: ``requests`` in all, or what arrives within ``duration_s``."""
 
-    clients: Annotated[dict[str, ClientText], Meta(min_length=1)]
+    clients: Annotated[dict[str, Client], Meta(min_length=1)]
     requests: Annotated[int, Meta(ge=1, le=MOST_REQUESTS)] | None = None
     duration_s: Positive | None = None
 
@@ -286,21 +251,22 @@ class LoadText(Struct, frozen=True, kw_only=True):
         if (self.requests is None) == (self.duration_s is None):
             raise FieldError("requests", "or duration_s, one of them, must say how much to send", "write one of them")
 
-    def workload(self, seed: int) -> Workload:
-        """The workload with this seed."""
-        clients = tuple(client.named(name) for name, client in self.clients.items())
-        return Workload(seed, clients, self.requests, self.duration_s)
+    @property
+    def duration_us(self) -> int | None:
+        """The duration in whole microseconds: as a float, 1.000007 s times 1e6 is a little more than 1,000,007."""
+        return None if self.duration_s is None else round(self.duration_s * 1e6)
 
 
-class _WorkloadText(LoadText, frozen=True, kw_only=True):
+class WorkloadFile(Workload, frozen=True, kw_only=True):
+    """A workload with the seed of its draws, as a YAML file has it."""
+
     schema: Literal["blis-replay/workload/1"]
     seed: Seed
 
 
-def parse_workload(text: str, origin: str) -> Workload:
+def parse_workload(text: str, origin: str) -> WorkloadFile:
     """Read a workload from its YAML text; ``origin`` names it in errors.
 
     Raises ``WorkloadError`` naming the field and what is wrong with it.
     """
-    given = read_yaml(text, _WorkloadText, origin, "a workload", WorkloadError)
-    return given.workload(given.seed)
+    return read_yaml(text, WorkloadFile, origin, "a workload", WorkloadError)

@@ -152,6 +152,13 @@ def test_observed_cycles_end_where_an_observed_step_did() -> None:
     assert [duration_us(observed, 0, 1, start_us=start) for start, _ in ends] == [lasts for _, lasts in ends]
 
 
+def test_a_step_that_is_a_little_early_takes_the_long_cycle_ahead_once() -> None:
+    """Steps began at 0, 10 and 1,010 us: one cycle in between took 1,000, as the first step of a cold server."""
+    observed = ObservedCycles(np.array([0, 10, 1_010]), np.array([10, 1_000, 10]), np.ones(3, np.bool_))
+    ends = [(0, 10), (9, 1_010), (10, 1_010), (11, 1_010), (400, 1_010), (1_009, 1_020), (1_011, 1_020)]
+    assert [start + duration_us(observed, 0, 1, start_us=start) for start, _ in ends] == [end for _, end in ends]
+
+
 def test_a_corrected_model_is_the_model_and_what_it_lacked() -> None:
     """1000 + 3 * 10 + 2 * 20 = 1,070; the line adds 100 - 3 * 5 + 2 * 1 + 50 * 0.1 = 92; then 7, and from 500 us -9."""
     model = LatencyModel("blackbox", 1_000_000, 10_000, 20_000)

@@ -52,7 +52,7 @@ def test_half_a_cycle_of_waiting_for_the_engine_is_no_delay() -> None:
     assert delay.value_us == 9_000
     assert delay.low_us < 8_000
     assert delay.high_us > 10_000
-    assert delay.source.startswith("median of arrival to queued of 3 journeys, less half a step cycle")
+    assert delay.remark.startswith("median of arrival to queued of 3 journeys, less half a step cycle")
 
 
 def test_the_way_back_is_measured_too() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
+from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis, Replayed
 from blis_replay.validate.explain.inputs import contradicted, to_try
 from blis_replay.validate.explain.parts import parts_of
+from blis_replay.validate.explain.schedule import proof_of
 from blis_replay.validate.explain.search import Explanation, best_input
 
 MAX_INPUTS = 2  # open inputs that are wrong at once; a third is hardly told from chance
@@ -22,14 +23,17 @@ def candidates(replayed: Replayed, reference: CoefficientRelease | None) -> tupl
     inputs = contradicted(recording, replayed.mode)
     lost = any(finding.severity == "unusable" and not finding.metric for finding in recording.findings)
     server = replayed.put_right(inputs)
+    proof = proof_of(server.recording, server.mode)
+    proved = {SCHEDULE: proof} if proof else {}
     for _ in range(0 if lost else MAX_INPUTS):
-        open_ones = to_try(server.recording, server.mode, may_be_warm=True)
+        groups = to_try(server.recording, server.mode, may_be_warm=True)
+        open_ones = [[one for one in group if one.proved_by not in proved] for group in groups]
         found = None if server.trial is None else best_input(server.trial, open_ones)
         if found is None:
             break
         inputs.append(_tried(found))
         server = replayed.put_right(inputs)
-    parts, unable = parts_of(replayed, inputs, reference)
+    parts, unable = parts_of(replayed, inputs, reference, proved)
     return [*inputs, *parts], {name: why.removeprefix(f"{recording.alias}: ") for name, why in unable.items()}
 
 

@@ -6,6 +6,7 @@ fits the latencies of single requests; else by the coefficients of a reference r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,11 +89,15 @@ PARTS = (_PRE_QUEUE, _DECISIONS, _OUTPUT, _STEP_TIME)
 
 
 def parts_of(
-    replayed: Replayed, inputs: list[Hypothesis], reference: CoefficientRelease | None
+    replayed: Replayed,
+    inputs: list[Hypothesis],
+    reference: CoefficientRelease | None,
+    proved: Mapping[str, str],
 ) -> tuple[list[Hypothesis], dict[str, str]]:
     """The modelled parts that can be replaced once ``inputs`` are put right, and why others cannot.
 
-    ``reference``: a release whose coefficients stand in for what was not recorded; None: nothing does.
+    ``reference``: a release whose coefficients stand in for what was not recorded; None: nothing does.  ``proved``:
+    checks that prove the replay right, with what they found: what they compare is not blamed.
     """
     fitted = _fitted(replayed.put_right(inputs))
     if fitted is not None:
@@ -105,6 +110,8 @@ def parts_of(
         # Whom the scheduler passes over follows from its arguments: replaced as well, it would share their blame.
         found = [one for one in found if "schedule" not in one.mode]
         unable[DECISIONS] = "they follow from the engine arguments that are replaced"
+    unable |= {one.name: proved[one.proved_by] for one in found if one.proved_by in proved}
+    found = [one for one in found if one.proved_by not in proved]
     if replayed.mode.step_time == "modelled":
         step_time = _step_time(replayed.put_right([*inputs, *found]), reference)
         if isinstance(step_time, Hypothesis):

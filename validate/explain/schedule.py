@@ -17,8 +17,9 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.trace import RELEASE_ARGUMENTS, EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.followed import SERVED_SCHEMA, served_requests
-from blis_replay.replay.engine import with_engine
+from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RecordedSchedule, recorded_schedule
 from blis_replay.strict.engine_packs import engine_packs
@@ -70,6 +71,25 @@ class _Trial:
     engine: EngineConfig
     argument: str = ""
     value: int | bool | None = None
+
+
+def has_every_step(recording: Recording) -> bool:
+    """Whether every step may have been recorded: by the findings, as rows of a store take time to read."""
+    return any(finding.check in ("iterations", "recorder") for finding in recording.findings)
+
+
+def proof_of(recording: Recording, mode: ReplayMode) -> str:
+    """In words, that the replayed engine schedules every recorded step as the server did; else empty."""
+    if not has_every_step(recording):
+        return ""
+    try:
+        engine = replayed_engine(recording, mode).config
+        if engine.data_parallel_size > 1:
+            return ""
+        check = check_schedule(recorded_schedule(recording), engine)
+    except ReplayError:
+        return ""
+    return f"the engine's schedule is equal to the recorded one in all {check.steps:,} steps" if check.whole else ""
 
 
 def meaning_of(recording: Recording, check: ScheduleCheck) -> Meaning | None:

@@ -35,7 +35,6 @@ from blis_replay.validate.fit.cycle_rows import COEFFICIENTS
 from blis_replay.validate.fit.every_step import FORM, has_every_step, measure, was_recorded
 from blis_replay.validate.fit.evidence import (
     SCALE,
-    MeasuredDelay,
     SchedulingEvidence,
     configured_scheduling,
     is_load_level,
@@ -310,7 +309,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
 
 
 def _first_fit(
-    recordings: Sequence[Recording], priors: Priors, measured: dict[str, MeasuredDelay], options: Options
+    recordings: Sequence[Recording], priors: Priors, measured: dict[str, CoefficientFit], options: Options
 ) -> tuple[SchedulingEvidence | None, Fitted, Start]:
     """A line under each scheduling mode, which mode the latencies tell, and the line under the one to use."""
     window = (0.0, options.split[0])
@@ -356,7 +355,7 @@ def _gathered(
     return found
 
 
-def _coefficients(fitted: Fitted, measured: dict[str, MeasuredDelay], stalled_us: float) -> tuple[CoefficientFit, ...]:
+def _coefficients(fitted: Fitted, measured: dict[str, CoefficientFit], stalled_us: float) -> tuple[CoefficientFit, ...]:
     vector, bounds = fitted.minimum.vector, fitted.bounds
     fits = []
     for i, name in enumerate(fitted.form.names):
@@ -370,7 +369,7 @@ def _coefficients(fitted: Fitted, measured: dict[str, MeasuredDelay], stalled_us
     if "post_request" in measured:
         delay = measured["post_request"]
         digits = _in_digits(delay.value_us, delay.low_us, delay.high_us)
-        fits.append(CoefficientFit("post_request", *digits, "measured", delay.source))
+        fits.append(CoefficientFit("post_request", *digits, "measured", delay.remark))
     return tuple(fits)
 
 
@@ -384,7 +383,7 @@ def _in_digits(value_us: float, low_us: float, high_us: float) -> tuple[float, f
     return round(value_us, decimals), round(low_us, decimals), round(high_us, decimals)
 
 
-def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, MeasuredDelay]) -> dict[str, float]:
+def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, CoefficientFit]) -> dict[str, float]:
     rows: dict[str, list[Floats]] = {"cycle": [], "e2e": [], "ttft": []}
     delays = lifecycle_of(measured)
     for cycles in gathered.cycles:

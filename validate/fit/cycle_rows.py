@@ -46,15 +46,14 @@ def mean_lengths(recording: Recording) -> MeanLengths:
     return MeanLengths(float(prompts.mean()), float(outputs.mean()), context)
 
 
-# Long enough that what is not known of the offset between the step clock and the client's
-# moves few prefills across an edge, short enough that a cold start of 10 seconds makes
-# several rows.
+# us of a row of steps: long enough that the unknown offset between the clocks of steps and client
+# moves few prefills across an edge, short enough that a cold start of 10 seconds makes several rows.
 _WINDOW_US = 5_000_000
 
-# Of the requests those that must be timed to say what context a window had.
+# Least share of the requests that must be timed to tell the context of a window.
 _MOST_KNOWN = 0.9
 
-# With fewer requests running, the engine may have been idle between two sampled steps.
+# Running requests below which the engine may have been idle between two sampled steps.
 BUSY_DEPTH = 4
 
 
@@ -235,14 +234,14 @@ def _mean_level(start_us: Floats, end_us: Floats, height: Floats, low_us: Floats
     return (area_until(high_us) - area_until(low_us)) / (high_us - low_us)
 
 
-# Cycles scatter by 1-3 % of 8 to 20 ms; beyond this residual a row counts linearly, not
-# squared, so that stalls do not bend the line.
+# us, residual above which a row counts linearly, so that stalls do not bend the line: cycles of the bundled H100 runs
+# scatter by 1 to 3 % of 8 to 20 ms.
 _ROBUST_US = 200.0
 
 # Intercept, and per prefill, decode and context token.
 COEFFICIENTS = 4
 
-# Correlation of two columns from which a fit cannot share a cost between them.
+# Correlation from which a fit cannot share a cost between two columns.
 _ALIKE_FROM = 0.99
 
 

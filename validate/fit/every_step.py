@@ -34,17 +34,22 @@ from blis_replay.validate.metrics.resampling import SEED, interval, resampled, r
 # prefill tokens attend to.
 STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context_token", "per_1000_attended")
 FORM = "line through every step"
+# Fewest steps that a line is fitted to.
 _FEWEST_STEPS = 100
 # A step that took more than this many times what the line says was held up by something else.
 _OUTLIER = 10.0
-# The interval of a coefficient is over draws of blocks of neighbouring steps.
+# Steps of a block, and draws of blocks, for the interval of a coefficient.
 _BLOCK_STEPS, _DRAWS = 50, 200
-# Requests that must have been measured around the engine, or in it.
+# Fewest requests that must have been measured around the engine, or in it.
 _FEWEST_REQUESTS = 20
+# us before a request was queued in which others ended, for the engine to have been busy: a pause between two steps.
 _JUST_NOW_US = 2_000
+# Standard deviation of a delay around the engine, us: servers of our own recordings (tiny-live-a to e).
 _WAY_SPREAD_US = 3_000.0
-# Ways beyond these shares of all are drawn in; those of so many times the median are of a machine that stood still.
-_DRAWN_IN, _STOOD_STILL = (0.02, 0.98), 20.0
+# Quantiles to which longer and shorter delays are clipped.
+_DRAWN_IN = (0.02, 0.98)
+# A delay above this many times the median is of a machine that stood still, as for 9 s of tiny-live-e.
+_STOOD_STILL = 20.0
 
 
 @dataclass(frozen=True)
@@ -290,7 +295,7 @@ def _digits(value: float, low: float, high: float) -> tuple[float, float, float]
     return round(float(value), 3), round(float(low), 3), round(float(high), 3)
 
 
-# Of the steps of a log those that the requests must explain.
+# Least share of the steps of a log that the requests explain.
 _EXPLAINED = 0.9
 
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.releases.fit import Scheduling, Told
+from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
@@ -28,47 +28,25 @@ from blis_replay.validate.metrics.observed import numbers_from_aggregates, obser
 from blis_replay.validate.metrics.resampling import RESAMPLES, SEED, interval, resampled, row_blocks, spread
 
 
-@dataclass(frozen=True)
-class MeasuredDelay:
-    """The median of a delay over requests with stamps, its bounds of 95 %, and in words what it is."""
-
-    value_us: float
-    low_us: float
-    high_us: float
-    source: str
-
-
-def measured_delays(recordings: Sequence[Recording], seed: int = SEED) -> dict[str, MeasuredDelay]:
-    """``pre_queue`` and ``post_request`` where stamps show them.
+def measured_delays(recordings: Sequence[Recording], seed: int = SEED) -> dict[str, CoefficientFit]:
+    """``pre_queue`` and ``post_request`` where stamps show them: medians over requests.
 
     Pre-queue: arrival to queued in journeys less the wait for the engine's turn, else TTFT less queue and
     prefill time of the server.  Post-request: last token in the engine to answer sent, in journeys.
     """
     journeys = pl.concat([recording.lifecycles.frame() for recording in recordings])
     requests = pl.concat([recording.requests.frame(["ttft_us", "queue_us", "prefill_us"]) for recording in recordings])
-    served = journeys.filter(pl.col("status") == "ok")
-    sources = {
-        "pre_queue": [
-            (
-                np.concatenate([_pre_queue_us(recording) for recording in recordings]),
-                "arrival to queued of {} journeys, less half a step cycle where others were in the engine",
-            ),
-            (
-                _numbers(requests, pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us")),
-                "TTFT - queue - prefill over {} server-side requests",
-            ),
-        ],
-        "post_request": [
-            (_numbers(served, pl.col("departed_us") - pl.col("finished_us")), "finished to departed of {} journeys")
-        ],
-    }
-    found = {}
-    for name, choices in sources.items():
-        for delays_us, words in choices:
-            if len(delays_us):
-                found[name] = _median(delays_us, words.format(f"{len(delays_us):,}"), seed)
-                break
-    return found
+    answered = journeys.filter(pl.col("status") == "ok")
+    queued_us = np.concatenate([_pre_queue_us(recording) for recording in recordings])
+    before_us = _numbers(requests, pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us"))
+    after_us = _numbers(answered, pl.col("departed_us") - pl.col("finished_us"))
+    queued_words = "arrival to queued of {} journeys, less half a step cycle where others were in the engine"
+    stamps = [
+        ("post_request", after_us, "finished to departed of {} journeys"),
+        ("pre_queue", before_us, "TTFT - queue - prefill over {} server-side requests"),
+        ("pre_queue", queued_us, queued_words),  # the better one, if there are both
+    ]
+    return {name: _median(name, delays_us, words, seed) for name, delays_us, words in stamps if len(delays_us)}
 
 
 def _pre_queue_us(recording: Recording) -> Floats:
@@ -92,23 +70,23 @@ def _numbers(frame: pl.DataFrame, delay: pl.Expr) -> Floats:
     return frame.select(delay.alias("delay")).drop_nulls()["delay"].to_numpy().astype(np.float64)
 
 
-def _median(delays_us: Floats, what: str, seed: int) -> MeasuredDelay:
+def _median(name: str, delays_us: Floats, words: str, seed: int) -> CoefficientFit:
     median_us = float(np.median(delays_us))
     # A median moves by the share of delays above it: that is what has to be alike in neighbours.
     blocks = row_blocks(np.zeros(len(delays_us), np.int64), [np.sign(delays_us - median_us)])
     draws = spread(np.array([np.median(delays_us[draw]) for draw in resampled(blocks, seed=seed)]), blocks)
-    low_us, high_us = interval(draws)
-    return MeasuredDelay(max(median_us, 0.0), max(low_us, 0.0), max(high_us, 0.0), source=f"median of {what}")
+    values = [max(value, 0.0) for value in (median_us, *interval(draws))]
+    return CoefficientFit(name, *values, "measured", f"median of {words.format(f'{len(delays_us):,}')}")
 
 
-# The unit of residuals: the largest error wanted of a window (the bars of the project), 1 % of E2E and cycles, 3 % of
-# TTFT.
+# The unit of residuals, as a fraction: the largest error wanted of a window.
 SCALE = {"cycle": 0.01, "e2e": 0.01, "ttft": 0.03}
 
-# Where prompts are found in a prefix cache, only the first requests, which find it cold, show what prefill costs: their
-# windows are short, so that there are enough of them.  Elsewhere all are alike, or the start of a run would count five
-# times as much as the rest; those of a short run are shorter.
-_COLD_REQUESTS, _COLD_WINDOW, _WINDOW, _WINDOWS = 200, 10, 50, 50
+# Requests of a window, whose mean latencies are one row; fewer in a short run, so that it has some ``_WINDOWS``.
+_WINDOW, _WINDOWS = 50, 50
+# Where prompts are found in a prefix cache, only the first requests find it cold and show what prefill costs: so many,
+# in shorter windows.  Elsewhere windows are alike, or the start of a run would count five times as much as the rest.
+_COLD_REQUESTS, _COLD_WINDOW = 200, 10
 
 
 @dataclass(frozen=True)
@@ -338,7 +316,7 @@ def _windows(places: Int64s, cold: int, size: int) -> Int64s:
     return np.unique(raw, return_inverse=True)[1].astype(np.int64)
 
 
-# Share of resamples that one mode has to win.
+# Share of resamples that a scheduling mode has to win to be told: an interval of 95 %, on one side.
 _SURE_FROM = 0.975
 
 

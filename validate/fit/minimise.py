@@ -1,8 +1,11 @@
-"""Least robust squares without derivatives, for residuals that a simulator gives, and how sure the result is.
+"""The search engine: least robust squares of residuals that a simulator gives, without derivatives, and their bounds.
 
 A simulated run is a step function of its coefficients: which step a request just catches is chance.  So slopes come
-from many runs around a point at once, in which that chance averages out, and every kind of residual is weighed by
-its own scatter: a mean TTFT has far more of that chance than a mean E2E.
+from planes through many runs around a point, in which chance averages out, and each kind of residual is weighed by
+its own scatter: a mean TTFT scatters far more than a mean E2E.
+
+Constants without another origin are those with which servers of known coefficients come back: 44 of 50 within 1 %
+(``blis-replay verify --calibration``).  Lengths are in probes, residuals in the unit of their kind.
 """
 
 from __future__ import annotations
@@ -19,52 +22,56 @@ from blis_replay.validate.metrics.resampling import RESAMPLES, interval, resampl
 
 Residuals = Callable[[Floats], Floats]
 
-# Beyond this many times the scatter of its kind something else is going on.
+# Scale of Cauchy's loss: residuals above this many times the scatter of their kind count less and less.
 _TAIL = 3.0
-# The least scatter that is believed of a kind of residual, in their unit, and the fewest rows a coefficient that show
-# it: as many coefficients as rows pass through all of them.
-_LEAST_SCALE, _ROWS = 0.05, 4
+# Least scatter of a kind: as many coefficients as rows pass through all of them, which would leave none.
+_LEAST_SCALE = 0.05
+# Fewest rows for each coefficient that tell the scatter of a kind.
+_ROWS = 4
+# Median of the absolute value of a standard normal variable.
+_NORMAL_MEDIAN = 0.6745
 
-# Radius of the runs around a point, in probes: where a search begins, the largest, and where it ends.
+# Radius of the runs around a point where a search begins, and the largest.
 _RADIUS, _LARGEST_RADIUS = 2.0, 8.0
-# Of runs closer together than ROUGH chance makes more of a slope than what was changed.
+# Radius where a search ends.  Closer together than ROUGH, runs differ by chance more than by what was changed.
 ROUGH, FINE = 0.5, 0.1
+# Most planes of a search; it ends by its radius long before.
 _MOST_ROUNDS = 40
-# At last planes are so wide; so many steps lead there, so many are averaged.
-_WIDE_RADIUS, _UNSETTLED, _SETTLING = 2.0, 2, 8
-# A step may be this many times longer than the radius: slopes say something beyond where they were taken.
+# Radius of the planes at the end, whose slopes are averaged.
+_WIDE_RADIUS = 2.0
+# Steps at the end that only lead there, and steps of which the mean is taken.
+_BURN_IN, _AVERAGED = 2, 8
+# Longest step, in radii: slopes hold a little beyond the runs that they were taken from.
 _REACH = 12.0
+# Dampings of a step (Levenberg and Marquardt), as shares of the diagonal; the first that lowers the cost is taken.
 _DAMPINGS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
-# A slope per probe below this is rounding: nothing shows the coefficient.
+# Largest slope per probe that is rounding: no run shows the coefficient.
 _ROUNDING = 1e-9
-# A probe changes residuals by about one unit on average; more than _CLEAR in one row is chance.
-_SHOWN, _CLEAR, _NOTHING = (0.5, 2.0), 10.0, 1e-3
+# Mean change of a kind of residual that a probe is scaled to, least and most.
+_SHOWN = (0.5, 2.0)
+# Change of one residual above which it is chance: a request that just misses a step.
+_CLEAR = 10.0
+# Mean change below which no residual follows a probe, however long.
+_NOTHING = 1e-3
+# Most trials to scale a probe, each by at most a factor of ten.
 _PROBE_TRIES = 8
-# A search from another start that ends within this share of the least cost found as good a minimum.
+# Share of the least cost within which the end of a search from another start is as good.
 _AS_GOOD = 0.10
-
-
-@dataclass(frozen=True)
-class Settled:
-    """Where a search settled: ``vector``; mean ``residuals`` around it; ``slopes``: float64[planes, rows, coefficients]
-    per unit, of each plane; ``scatter``: float64[coefficients], standard error of the vector by the search's chance.
-    """
-
-    vector: Floats
-    residuals: Floats
-    slopes: Floats
-    scatter: Floats
+# Least share of the squares in a direction that is not called chance of the slopes.
+_LEAST_KNOWN = 0.1
+# Condition of the squares of one kind of rows above which they tell nothing alone.
+_SINGULAR = 1e14
 
 
 @dataclass(frozen=True)
 class Minimum:
     """Where the search ended.
 
-    ``vector``; ``residuals`` there, float64[rows]; ``scales``: float64[rows], the scatter of the kind of each;
-    ``slopes``: float64[planes, rows, coefficients], change of a residual per unit of a coefficient, as each plane that
-    was taken there has it; ``cost``: the robust cost of the residuals over their scales; ``evaluations`` made.
-    ``ends``: float64[k, coefficients], where searches from all starts ended that came as low, this one among them;
-    ``starts`` made.  ``scatter``: float64[coefficients], standard error of where the search ended.
+    ``vector``: float64[coefficients]; ``residuals`` there, float64[rows]; ``scales``: float64[rows], the scatter of
+    the kind of each.  ``slopes``: float64[planes, rows, coefficients], change of a residual per unit of a coefficient,
+    by each plane that was taken there.  ``cost``: robust cost of the residuals over their scales.  ``evaluations``:
+    runs made.  ``ends``: float64[k, coefficients], where searches ended that came as low, this one among them;
+    ``starts``: searches made.  ``scatter``: float64[coefficients], standard error of where the search ended.
     """
 
     vector: Floats
@@ -81,8 +88,8 @@ class Minimum:
 def losses(residuals: Floats) -> Floats:
     """float64[rows]: Cauchy's loss of residuals over their scales, squares up to ``_TAIL`` and then ever flatter.
 
-    A one-second stall costs little more than one of half a second, so what happens once at start-up
-    (kernels compiled, caches filled) does not distort the cost of every step.
+    A stall of one second costs little more than one of half a second, so what happens once (kernels compiled, caches
+    filled) does not distort the cost of every step.
     """
     return np.asarray(_TAIL**2 * np.log1p((residuals / _TAIL) ** 2), np.float64)
 
@@ -100,8 +107,7 @@ def weights(residuals: Floats) -> Floats:
 def scales_of(residuals: Floats, kinds: Int64s, coefficients: int) -> Floats:
     """float64[rows]: the median absolute deviation of each kind from 0, as of a normal distribution.
 
-    At most 1, the unit of residuals, or a kind that is far off would count for nothing; 1 for a kind of fewer rows
-    than show it.
+    At most 1, or a kind that is far off would count for nothing; 1 for a kind with too few rows.
     """
     scales = np.ones(len(residuals))
     for kind in np.unique(kinds):
@@ -110,10 +116,6 @@ def scales_of(residuals: Floats, kinds: Int64s, coefficients: int) -> Floats:
             scatter = float(np.median(np.abs(residuals[rows]))) / _NORMAL_MEDIAN
             scales[rows] = min(max(scatter, _LEAST_SCALE), 1.0)
     return scales
-
-
-# Median of the absolute value of a standard normal variable.
-_NORMAL_MEDIAN = 0.6745
 
 
 def minimise(
@@ -135,9 +137,9 @@ def minimise(
     scatter, planes = np.zeros(len(vector)), slopes[None]
     as_good = costs <= costs.min() * (1 + _AS_GOOD) + 1e-9
     if least_radius < ROUGH and len(search.free):
-        found = search.settled(vector)
-        if search.as_low(found.vector, vector):
-            vector, r, planes, scatter = found.vector, found.residuals, found.slopes, found.scatter
+        settled = search.settled(vector)
+        if search.as_low(settled[0], vector):
+            vector, r, planes, scatter = settled
         else:
             # Where residuals have a kink and no plane there is nothing to settle on.
             vector, r, slopes = search.from_(vector, ROUGH, least_radius)
@@ -168,8 +170,8 @@ def level(residuals: Residuals, x: Floats, probe: Floats, free: Bools, kinds: In
 def agreed(values: Floats, units: Floats) -> Floats:
     """``values`` to a hundred-thousandth of their ``units`` (above 0), or finer: the digits on which processors agree.
 
-    Linear algebra takes other instructions on another processor, and its last digits differ.  A simulated run is a step
-    function, and a search through such runs would end elsewhere; so it only ever looks at points of this grid.
+    The last digits of linear algebra differ between processors, and a search through a step function would end
+    elsewhere.  So a search only looks at points of this grid.
     """
     places = [5 - math.floor(math.log10(unit)) for unit in units.tolist()]
     return np.array([round(value, place) for value, place in zip(values.tolist(), places, strict=True)])
@@ -218,9 +220,9 @@ class _Search:
         for i in self.free:
             seen = 0.0
             for _ in range(_PROBE_TRIES):
-                beside = x.copy()
-                beside[i] += probe[i]
-                change = np.minimum(np.abs(self.at(beside) - r), _CLEAR)
+                moved = x.copy()
+                moved[i] += probe[i]
+                change = np.minimum(np.abs(self.at(moved) - r), _CLEAR)
                 seen = max(float(change[self.kinds == kind].mean()) for kind in np.unique(self.kinds))
                 if _SHOWN[0] <= seen <= _SHOWN[1]:
                     break
@@ -246,45 +248,42 @@ class _Search:
         scales = scales_of(at_other, self.kinds, len(self.free))
         return robust_cost(at_x / scales) <= (1 + _AS_GOOD) * robust_cost(at_other / scales)
 
-    def settled(self, x: Floats) -> Settled:
-        """Where steps from wide planes come to rest.
+    def settled(self, x: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Where steps from wide planes come to rest: vector, mean residuals around it, slopes of each plane, scatter.
 
-        Slopes are of wide planes, the level of narrow ones: where a queue builds up residuals are curved, and their
-        mean over a wide plane is not what they are in its middle.  Each step has some of the chance left.  The first
-        ones are taken as they are; after that the point is the mean of where all others would go (Robbins and Monro
-        1951), and what these scatter by is how sure the search itself is.
+        Slopes are per unit of a coefficient; ``scatter`` is the standard error of the vector.  Slopes are of wide
+        planes, the level of narrow ones: where a queue builds up residuals are curved, and their mean over a wide plane
+        is not what they are in its middle.  Each step has some chance left.  After the burn-in the point is the mean
+        of where all steps so far would go (Robbins and Monro 1951).
         """
         points, levels, goals, planes = [], [], [], list[Floats]()
-        for turn in range(_UNSETTLED + _SETTLING):
+        for turn in range(_BURN_IN + _AVERAGED):
             planes.append(self.plane(x, _WIDE_RADIUS)[1])
             level, slopes = self.plane(x, ROUGH)[0], np.mean(planes, axis=0)
             scales = scales_of(level, self.kinds, len(self.free))
-            scaled, columns = level / scales, slopes / scales[:, None]
-            w = weights(scaled)
-            square, gradient = columns.T @ (w[:, None] * columns), columns.T @ (w * scaled)
+            square, gradient = _normal_equations(slopes / scales[:, None], level / scales)
             by = _bounded_step(square, gradient, _DAMPINGS[0], x[self.free] / self.probe[self.free])
             by *= min(1.0, _REACH * _WIDE_RADIUS / max(float(np.abs(by).max()), 1e-9))
-            if turn >= _UNSETTLED:
+            if turn >= _BURN_IN:
                 points.append(x)
                 levels.append(level)
                 goals.append(self.moved(x, by))
-            x = self.moved(x, by / max(turn - _UNSETTLED + 1, 1))
+            x = self.moved(x, by / max(turn - _BURN_IN + 1, 1))
         each = np.array(planes)
         moves = [(x - point)[self.free] / self.probe[self.free] for point in points]
         at = [level + each.mean(axis=0) @ move for level, move in zip(levels, moves, strict=True)]
         per_unit = np.zeros((len(each), len(at[0]), len(x)))
         per_unit[:, :, self.free] = each / self.probe[self.free]
-        scatter = np.std(goals, axis=0, ddof=1) / np.sqrt(_SETTLING)
-        return Settled(x, np.mean(at, axis=0), per_unit, scatter)
+        scatter = np.std(goals, axis=0, ddof=1) / np.sqrt(_AVERAGED)
+        return x, np.mean(at, axis=0), per_unit, scatter
 
     def step(
         self, x: Floats, r: Floats, smooth: Floats, slopes: Floats, radius: float
     ) -> tuple[Floats, Floats, float, float]:
         """The first damped step after which the cost is lower: where, residuals, length in probes, share gained."""
         scales = scales_of((smooth + r) / 2, self.kinds, len(self.free))
-        scaled, columns = smooth / scales, slopes / scales[:, None]
-        w, cost = weights(scaled), robust_cost(r / scales)
-        square, gradient = columns.T @ (w[:, None] * columns), columns.T @ (w * scaled)
+        cost = robust_cost(r / scales)
+        square, gradient = _normal_equations(slopes / scales[:, None], smooth / scales)
         room = x[self.free] / self.probe[self.free]
         for damping in _DAMPINGS:
             by = _bounded_step(square, gradient, damping, room)
@@ -295,6 +294,12 @@ class _Search:
             if (cost_near := robust_cost(r_near / scales)) < cost:
                 return near, r_near, float(np.abs(by).max()), 1 - cost_near / cost
         return x, r, 0.0, 0.0
+
+
+def _normal_equations(columns: Floats, scaled: Floats) -> tuple[Floats, Floats]:
+    """The weighted squares of the columns, and their gradient, for residuals over their scales."""
+    w = weights(scaled)
+    return columns.T @ (w[:, None] * columns), columns.T @ (w * scaled)
 
 
 def _two_levels(coefficients: int) -> Floats:
@@ -358,19 +363,18 @@ def confidence(
     """Bounds of 95 % of each free coefficient, by drawing blocks of windows with replacement.
 
     ``group``: int64[rows], rows that are drawn together (the E2E and the TTFT of a window), in order of time.
-    ``stratum``: int64[groups], the load stage and the part of the evidence that each is of.  Blocks are as long as what
-    a window says of any coefficient is like what its neighbours say.  Each draw moves the coefficients by one
-    Gauss-Newton step from the minimum, so no run is simulated again.  ``cycles``: bool[rows],
-    which are of step records: where these and the latencies differ by more than each by itself is unsure, bounds are
-    wider by that.
+    ``stratum``: int64[groups], the load stage and the part of the evidence of each.  Blocks are as long as neighbouring
+    windows say alike of any coefficient.  Each draw moves the coefficients by one Gauss-Newton step from the minimum,
+    so nothing is simulated.  ``cycles``: bool[rows], which rows are of step records: bounds are wider where these and
+    the latencies disagree by more than their uncertainty.
     """
     chosen = np.flatnonzero(free)
     scaled = minimum.residuals / minimum.scales
     planes, w = minimum.slopes[:, :, chosen] / minimum.scales[:, None], weights(scaled)
     columns = planes.mean(axis=0)
     groups = len(stratum)
-    says = np.linalg.lstsq(columns.T @ (w[:, None] * columns), (columns * (w * scaled)[:, None]).T, rcond=None)[0]
-    blocks = row_blocks(stratum, [np.asarray(np.bincount(group, row, groups), np.float64) for row in says])
+    influence = np.linalg.lstsq(columns.T @ (w[:, None] * columns), (columns * (w * scaled)[:, None]).T, rcond=None)[0]
+    blocks = row_blocks(stratum, [np.asarray(np.bincount(group, row, groups), np.float64) for row in influence])
     draws, chance = np.empty((RESAMPLES, len(chosen))), _chance(planes, w)
     for i, drawn in enumerate(resampled(blocks, RESAMPLES, seed)):
         times = np.bincount(drawn, minlength=groups)[group] * w
@@ -429,10 +433,6 @@ def _without(square: Floats, chance: Floats) -> Floats:
     return np.asarray(back @ np.diag(np.maximum(share, _LEAST_KNOWN)) @ back.T, np.float64)
 
 
-# More than nine tenths of what slopes show in a direction is never called chance.
-_LEAST_KNOWN = 0.1
-
-
 def _disagreement(columns: Floats, scaled: Floats, w: Floats, one: Bools) -> Floats:
     """float64[coefficients]: by what factor two kinds of rows differ more than each by itself is unsure, at least 1.
 
@@ -452,7 +452,3 @@ def _disagreement(columns: Floats, scaled: Floats, w: Floats, one: Bools) -> Flo
         variances[kind, seen] = np.diag(np.linalg.inv(square)) * variance
     unsure = np.sqrt(np.maximum(variances.sum(axis=0), 1e-300))
     return np.asarray(np.maximum(np.abs(steps[0] - steps[1]) / unsure, 1.0), np.float64)
-
-
-# Rows of one kind whose squares are worse conditioned than this say nothing by themselves.
-_SINGULAR = 1e14

@@ -13,7 +13,7 @@ import numpy as np
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
-from blis_replay.blis.releases.fit import Status
+from blis_replay.blis.releases.fit import CoefficientFit, Status
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
@@ -24,7 +24,6 @@ from blis_replay.validate.fit.evidence import (
     CycleEvidence,
     Evidence,
     LatencyEvidence,
-    MeasuredDelay,
     cycle_evidence,
     is_load_level,
     latency_evidence,
@@ -50,27 +49,26 @@ from blis_replay.validate.fit.minimise import (
 from blis_replay.validate.fit.step_form import CONTEXT, DECODE, FIRST_TOKEN, INTERCEPT, PRE_QUEUE, PREFILL, StepForm
 from blis_replay.validate.metrics.resampling import RESAMPLES, resampled, row_blocks, spread
 
-# Variance inflation of a coefficient from which the others can stand in for it: 100 is a column of
-# which they explain 99 %.
+# Variance inflation from which the other coefficients stand in for one: 100 if they explain 99 % of its column.
 ALIKE_FROM = 100.0
 
-# Where dense and mixture models may cost more or less per further decode: tiles of 16, 32 and 64 rows.
+# Decodes at which the cost of one more may change: matrix products are made of tiles of 16, 32 or 64 rows.
 _BENDS: tuple[tuple[int, ...], ...] = ((16,), (32,), (64,), (32, 64))
-# So many standard errors better: of four bends one is better by one of them by chance.
+# Standard errors by which a bend must do better than a line; one of four is better by one standard error by chance.
 _CLEARLY = 2.0
-# A slope is worth having where this share of the windows lies on either side of its bend.
+# Least share of the windows on either side of a bend.
 _BEND_SHARE = 0.1
 
-# The shortest empty step that changes are in proportion to: a line through latencies may pass through 0.
+# us, least empty step that probes are shares of: a line through latencies may pass through 0.
 _LEAST_STEP_US = 1_000.0
 
-# A cost per token below this is none; a context token costs some 0.02 us.
+# us, unit of the digits of a cost that is 0; a context token costs some 0.02 us.
 _LEAST_COST_US = 1e-6
 
-# A coefficient is not determined if its bounds of 95 % are further apart than this share of it.
+# Distance of the bounds of 95 %, as a share of a coefficient, from which it is not determined.
 _WIDE = 1.0
 
-# What the line through latencies makes of a prefill token can be far off where the first requests stalled.
+# Multiples of the line's cost of a prefill token to start from: it is far off where the first requests stalled.
 _PREFILL_STARTS = (0.25, 0.5, 1.0, 2.0)
 
 
@@ -211,7 +209,7 @@ def fit_form(
     form: StepForm,
     start: Start,
     priors: Priors,
-    measured: dict[str, MeasuredDelay],
+    measured: dict[str, CoefficientFit],
     seed: int,
     *,
     everywhere: bool = False,
@@ -254,12 +252,12 @@ def fit_form(
 
 
 def _held_from_the_start(
-    gathered: Gathered, form: StepForm, start: Start, priors: Priors, measured: dict[str, MeasuredDelay]
+    gathered: Gathered, form: StepForm, start: Start, priors: Priors, measured: dict[str, CoefficientFit]
 ) -> tuple[dict[int, tuple[Status, str]], Floats]:
     """Coefficients that the recordings cannot determine, with the reason, and the vector with their values."""
     vector, held = form.vector(start.vector), dict[int, tuple[Status, str]]()
     if "pre_queue" in measured:
-        held[PRE_QUEUE], vector[PRE_QUEUE] = ("measured", measured["pre_queue"].source), measured["pre_queue"].value_us
+        held[PRE_QUEUE], vector[PRE_QUEUE] = ("measured", measured["pre_queue"].remark), measured["pre_queue"].value_us
     elif not gathered.latencies:
         held[PRE_QUEUE] = ("prior", f"no latencies to fit it to; {priors[PRE_QUEUE].why}")
         vector[PRE_QUEUE] = priors[PRE_QUEUE].value
@@ -299,7 +297,7 @@ def _starts(
     return starts
 
 
-def lifecycle_of(measured: dict[str, MeasuredDelay]) -> Lifecycle:
+def lifecycle_of(measured: dict[str, CoefficientFit]) -> Lifecycle:
     """The delays that were measured."""
     return Lifecycle(**{f"{name}_us": delay.value_us for name, delay in measured.items()})
 
@@ -310,7 +308,7 @@ def choose_form(
     line: Fitted,
     start: Start,
     priors: Priors,
-    measured: dict[str, MeasuredDelay],
+    measured: dict[str, CoefficientFit],
     seed: int,
 ) -> Fitted:
     """The line, or a bent form that does better on later windows by more than two standard errors."""

@@ -42,27 +42,31 @@ def missed(
     ``agreement``: as in ``ModelFit``; latencies count only where they were fitted to.  What only tested is left out.
     One load level is few requests, whose draw moves its TTFT by a tenth: of levels the mean absolute error counts.
     """
-    found = []
+    misses = []
     aliases = {recording.slug: recording.alias for recording in recordings if not is_load_level(recording)}
     levels = [score.errors for score in scores if score.experiment not in aliases] if "e2e" in agreement else []
     for metric, most in MOST_MISSED.items() if levels else ():
         off = float(np.mean([abs(errors.get(metric, 0.0)) for errors in levels]))
         if off > most:
             named = f"{len(levels)} load levels"
-            found.append(f"{named}: mean {metric.upper()} by {off:.1%} on average (at most {most:.1%})")
+            misses.append(f"{named}: mean {metric.upper()} by {off:.1%} on average (at most {most:.1%})")
     if agreement.get("cycle", 0.0) > MOST_MISSED_CYCLE_PERCENT:
-        found.append(f"step cycles by {agreement['cycle']:.1f} % of a window (at most {MOST_MISSED_CYCLE_PERCENT:g} %)")
+        misses.append(
+            f"step cycles by {agreement['cycle']:.1f} % of a window (at most {MOST_MISSED_CYCLE_PERCENT:g} %)"
+        )
     for score in scores if "e2e" in agreement else ():
         for metric, most in MOST_MISSED.items() if score.experiment in aliases else ():
             error = score.errors.get(metric)
             if score.part != "test" and error is not None and abs(error) > most:
                 named = f"{aliases[score.experiment]} ({score.part})"
-                found.append(f"{named}: mean {metric.upper()} by {error:+.1%} (at most {most:.1%})")
-    return tuple(found)
+                misses.append(f"{named}: mean {metric.upper()} by {error:+.1%} (at most {most:.1%})")
+    return tuple(misses)
 
 
-# Each run is cut into so many pieces.  A mean E2E that a fit misses by less is that of a run of many minutes.
-_PIECES, _RECURS = 10, 0.003
+# Pieces of each run: a stall that recurs is in most of them.
+_PIECES = 10
+# Least share of E2E that recurring stalls must take; less is within the interval of a run of many minutes.
+_RECURS = 0.003
 
 
 def with_stalls(gathered: Gathered, fitted: Fitted) -> tuple[Fitted, float]:

@@ -12,16 +12,20 @@ from blis_replay.compiled.arrays import Floats
 
 # Places in the vector of a form, in us: costs of a step and its tokens, and delays around the engine.
 INTERCEPT, PREFILL, CONTEXT, PRE_QUEUE, FIRST_TOKEN, DECODE = range(6)
-_FIXED_NAMES = (
+_LINE = (
     *("intercept", "per_prefill_token", "per_context_token", "pre_queue", "first_token_per_decode"),
     *("per_decode_token",),
 )
 
-# A change of each that shows in a simulated run above the whole us to which it rounds and the chance of
-# which request just catches a step, and that is small against the whole: as shares of an empty step, delays
-# in us.
-_PROBE_SHARE = (1e-2, 7e-4, 6e-7, 0.0, 0.0, 4e-4)
-_PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US = 300.0, 5.0
+# Lengths of probes before ``minimise`` scales them: of costs, as shares of an empty step; of delays, in us.  Each is
+# above the whole us to which a simulated run rounds, and small against what it changes.
+_PROBE_SHARES = {
+    "intercept": 1e-2,
+    "per_prefill_token": 7e-4,
+    "per_context_token": 6e-7,
+    "per_decode_token": 4e-4,
+}
+_PROBES_US = {"pre_queue": 300.0, "first_token_per_decode": 5.0}
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,12 @@ class StepForm:
     @property
     def names(self) -> tuple[str, ...]:
         """The coefficients, in the order of the vector."""
-        return (*_FIXED_NAMES, *(f"per_decode_token_above_{bend}" for bend in self.bends))
+        return (*_LINE, *(f"per_decode_token_above_{bend}" for bend in self.bends))
 
     def probe_us(self, intercept_us: float) -> Floats:
         """float64[coefficients]: a change of each that a simulated run can show."""
-        probe = intercept_us * np.array([*_PROBE_SHARE, *([_PROBE_SHARE[DECODE]] * len(self.bends))])
-        probe[PRE_QUEUE], probe[FIRST_TOKEN] = _PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US
-        return probe
+        costs = {name: intercept_us * share for name, share in _PROBE_SHARES.items()}
+        return self.vector(np.array([(costs | _PROBES_US)[name] for name in _LINE]))
 
     def design(self, batch: Floats) -> Floats:
         """float64[rows, coefficients] for ``batch`` of float64[rows, 4]: 1, prefill, decode, context tokens."""

@@ -24,7 +24,6 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from blis_replay.ingest.readers.documents import (
-    DECODE_ERRORS,
     MAX_INTEGER,
     WHOLE_RUN,
     Reported,
@@ -37,7 +36,8 @@ from blis_replay.ingest.readers.documents import (
     tokens,
     whole,
 )
-from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.files import RecordedFile, has_keys
+from blis_replay.ingest.readers.records import decoded_records, numbered_lines
 from blis_replay.ingest.readers.requests import RequestsRead, frame_of, no_requests, raw_events, request_row
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
@@ -80,7 +80,7 @@ _RECORD = msgspec.json.Decoder(_Record)
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this has AIPerf's records (its raw export has no metrics)."""
     first = head.lstrip().partition(b"\n")[0]
-    return first[:1] == b"{" and all(f'"{key}"'.encode() in first for key in ("request_start_ns", "metrics"))
+    return first[:1] == b"{" and has_keys(first, "request_start_ns", "metrics")
 
 
 def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
@@ -98,19 +98,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
 
 
 def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Iterator[dict[str, object]]:
-    broken: tuple[str, str] | None = None
-    for number, line in lines(file, MAX_LINE_BYTES):
-        place = f"line {number}"
-        if not line.strip():
-            continue
-        if broken:
-            file.tally.reject(*broken)
-            broken = None
-        try:
-            record = _RECORD.decode(line)
-        except DECODE_ERRORS as error:
-            broken = place, str(error)  # where nothing follows the file is cut off
-            continue
+    for place, record in decoded_records(file, numbered_lines(file, MAX_LINE_BYTES), _RECORD):
         if record.metadata.benchmark_phase == "warmup":
             file.tally.reject(place, "of the warm-up phase, left out")
             continue
@@ -121,8 +109,6 @@ def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Ite
         counts.append(len(stamps_us))
         stream.write(stamps_us.tobytes())
         yield row
-    if broken:
-        file.tally.cut_off(*broken)
 
 
 def _row(record: _Record) -> tuple[str, dict[str, object], NDArray[np.int64]]:
@@ -217,8 +203,7 @@ _STATISTIC = re.compile(r"avg|min|max|p\d{1,2}(?:\.\d{1,4})?", re.ASCII)
 
 def recognises_summary(head: bytes) -> bool:
     """Whether a file that begins like this is AIPerf's summary of a run."""
-    keys = (b'"request_throughput"', b'"request_latency"', b'"unit"')
-    return head.lstrip()[:1] == b"{" and all(key in head for key in keys)
+    return head.lstrip()[:1] == b"{" and has_keys(head, "request_throughput", "request_latency", "unit")
 
 
 def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:

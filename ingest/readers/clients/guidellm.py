@@ -33,7 +33,14 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
-from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead, frame_of, request_row, shared_by_all
+from blis_replay.ingest.readers.requests import (
+    RawPrompts,
+    RequestsRead,
+    frame_of,
+    request_row,
+    shared_by_all,
+    stage_of_sends,
+)
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -235,12 +242,9 @@ def _stage(number: int, results: _Results) -> Stage | None:
     asked = finite(_strategy(benchmark).get("rate"))
     if not asked or asked <= 0:
         return Stage(number, results.sent.get(number, 0) / (duration_us / US_PER_S), duration_us)
-    # The reported duration goes on until the last answer; of so many requests at a rate the last send is earlier.
     most = finite(section(benchmark, "config", "constraints", "max_requests").get("max_num"))
     most = most or finite(section(benchmark, "args").get("max_number"))
-    if most is not None and most > 0:
-        duration_us = round(min(duration_us, max(most / asked * US_PER_S, 1)))
-    return Stage(number, asked, duration_us)
+    return stage_of_sends(number, asked, duration_us, most)
 
 
 def _backend_model(results: _Results) -> str | None:

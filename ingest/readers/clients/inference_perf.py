@@ -42,7 +42,7 @@ from blis_replay.ingest.readers.documents import (
     tokens,
     whole,
 )
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import RecordedFile, has_keys
 from blis_replay.ingest.readers.records import json_objects
 from blis_replay.ingest.readers.requests import NONE, RequestsRead, frame_of, raw_events, request_row
 from blis_replay.ingest.recording import Stage
@@ -208,7 +208,7 @@ def _failure_of(error: object) -> str:
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this is a per-request report."""
-    return head.lstrip()[:1] == b"[" and b'"start_time"' in head and b'"end_time"' in head
+    return head.lstrip()[:1] == b"[" and has_keys(head, "start_time", "end_time")
 
 
 def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:

@@ -33,9 +33,9 @@ from blis_replay.ingest.readers.documents import (
     tokens,
     whole,
 )
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import RecordedFile, has_keys
 from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
-from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, request_row, stage_of_sends
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -81,13 +81,13 @@ class _Run:
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this is a result of ``vllm bench serve``."""
-    return head.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in head for key in ("tokenizer_id", "num_prompts"))
+    return head.lstrip()[:1] == b"{" and has_keys(head, "tokenizer_id", "num_prompts")
 
 
 def recognises_sglang(head: bytes) -> bool:
     """Whether a file that begins like this is a result of ``sglang.bench_serving``."""
     keys = ("backend", "total_output_tokens_retokenized", "request_throughput")
-    return head.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in head for key in keys)
+    return head.lstrip()[:1] == b"{" and has_keys(head, *keys)
 
 
 def read_sglang(file: RecordedFile, events_path: Path) -> RequestsRead:
@@ -262,18 +262,16 @@ def _counted_by_server(run: _Run) -> bool:
 def _stage(number: int, run: _Run) -> Stage | None:
     """The run as a load stage; its rate is the achieved one where none was asked for (``inf``).
 
-    The reported duration goes on until the last answer, which a queue puts off by minutes; at a rate that was asked
-    for the stage ends with the last send (vLLM scales the gaps between sends to that).
+    At a rate that was asked for it ends with the last send: vLLM scales the gaps between sends to that.
     """
     duration_us = microseconds(run.scalars.get("duration"))
     asked = run.scalars.get("request_rate")
     rate_per_s = finite(run.scalars.get("request_throughput") if isinstance(asked, str) else asked)
     if not duration_us or duration_us < 0 or rate_per_s is None or rate_per_s <= 0:
         return None
-    sent = finite(_sent(run.scalars))
-    if not isinstance(asked, str) and sent is not None and sent > 0:
-        duration_us = round(min(duration_us, max(sent / rate_per_s * US_PER_S, 1)))
-    return Stage(number, rate_per_s, duration_us)
+    return stage_of_sends(
+        number, rate_per_s, duration_us, None if isinstance(asked, str) else finite(_sent(run.scalars))
+    )
 
 
 def _sent(scalars: dict[str, Any]) -> Any:

@@ -11,9 +11,8 @@ import ijson
 import msgspec
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import DECODE_ERRORS
-from blis_replay.ingest.readers.files import RecordedFile, lines
-from blis_replay.ingest.readers.records import cells_of, json_objects, named_rows
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.records import cells_of, decoded_records, json_objects, named_rows, numbered_lines
 from blis_replay.ingest.readers.tables.columns import Columns
 
 Record = Mapping[str, object]
@@ -102,10 +101,10 @@ def table_of(file: RecordedFile, scratch: Path) -> Table:
         return Table(_parquet(file, scratch.with_name("table.parquet")), alike=True)
     if head.startswith(b"["):
         objects = ((f"record {number}", raw) for number, raw in json_objects(file, MAX_RECORD_BYTES))
-        return Table(_decoded(file, objects), alike=False)
+        return Table(decoded_records(file, objects, _OBJECT, "not a JSON object"), alike=False)
     if head.startswith(b"{"):
-        numbered = ((f"line {number}", line) for number, line in lines(file, MAX_RECORD_BYTES))
-        return Table(_decoded(file, numbered), alike=False)
+        numbered = numbered_lines(file, MAX_RECORD_BYTES)
+        return Table(decoded_records(file, numbered, _OBJECT, "not a JSON object"), alike=False)
     separator = separator_of(head.partition(b"\n")[0])
     rows = named_rows(file, (), "write a line with the names of the columns", separator)
     named = ((place, {name.strip(): cell for name, cell in values.items()}) for place, _cells, values in rows)
@@ -113,22 +112,6 @@ def table_of(file: RecordedFile, scratch: Path) -> Table:
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
-
-
-def _decoded(file: RecordedFile, raws: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, Record]]:
-    broken: tuple[str, str] | None = None
-    for place, raw in raws:
-        if not raw.strip():
-            continue
-        if broken:
-            file.tally.reject(*broken)
-            broken = None
-        try:
-            yield place, _OBJECT.decode(raw)
-        except DECODE_ERRORS as error:
-            broken = place, f"not a JSON object ({error})"  # where nothing follows the file is cut off
-    if broken:
-        file.tally.cut_off(*broken)
 
 
 def _parquet(file: RecordedFile, link: Path) -> Iterator[tuple[str, Record]]:

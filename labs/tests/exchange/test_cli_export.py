@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from command_line import Run
 
-from blis_replay.ingest.readers.tables.parquet_requests import PROMPT_COLUMNS
 from blis_replay.ingest.recording import REQUEST_SCHEMA
+from blis_replay_labs.exchange.parquet_table import PROMPT_COLUMNS
 
 
 def table(run: Run, name: str) -> pl.DataFrame:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel
@@ -32,6 +31,7 @@ from blis_replay_labs.synthetic.workload import (
     Weibull,
     Workload,
     WorkloadError,
+    WorkloadFile,
     arrival_times_us,
     draw_lengths,
     parse_workload,
@@ -66,18 +66,13 @@ prefixes = st.one_of(
 conversations = st.one_of(st.none(), st.builds(Conversations, st.integers(1, 4), st.floats(0, 2)))
 
 
-def clients(names: st.SearchStrategy[str]) -> st.SearchStrategy[Client]:
-    return st.builds(
-        Client, names, st.floats(0.5, 50), processes, lengths, lengths, prefixes, conversations, st.integers(0, 2)
-    )
-
-
+clients = st.builds(Client, st.floats(0.5, 50), processes, lengths, lengths, prefixes, conversations, st.integers(0, 2))
 workloads = st.builds(
     Workload,
-    st.integers(0, 1_000),
-    st.lists(clients(st.sampled_from(list("abcde"))), min_size=1, max_size=3, unique_by=lambda c: c.name).map(tuple),
-    st.integers(1, 60),
+    clients=st.dictionaries(st.sampled_from("abcde"), clients, min_size=1, max_size=3),
+    requests=st.integers(1, 60),
 )
+SEED = 7
 
 
 def generator() -> np.random.Generator:
@@ -85,8 +80,8 @@ def generator() -> np.random.Generator:
 
 
 def requests_of(workload: Workload, name: str) -> RequestTrace:
-    load = generate(workload)
-    return load.trace.part(load.client == [client.name for client in workload.clients].index(name))
+    load = generate(workload, SEED)
+    return load.trace.part(load.client == list(workload.clients).index(name))
 
 
 def sharing(trace: RequestTrace) -> list[tuple[int, ...]]:
@@ -155,13 +150,13 @@ def test_normal_lengths_are_clipped_not_redrawn() -> None:
 
 
 @pytest.mark.slow
-@given(workloads, clients(st.just("new")))
+@given(workloads, clients)
 @settings(max_examples=60, deadline=None)
 def test_a_new_client_changes_no_other_clients_draws(workload: Workload, new: Client) -> None:
     """A second client takes its place in the list of all requests; what the others send stays what it was."""
-    larger = replace(workload, clients=(new, *workload.clients))
+    larger = replace(workload, clients={"new": new, **workload.clients})
     for client in workload.clients:
-        alone, beside = requests_of(workload, client.name), requests_of(larger, client.name)
+        alone, beside = requests_of(workload, client), requests_of(larger, client)
         first = slice(len(beside))
         for name in ("arrival_us", "prompt_tokens", "output_tokens"):
             assert (getattr(alone, name)[first] == getattr(beside, name)).all()
@@ -171,7 +166,7 @@ def test_a_new_client_changes_no_other_clients_draws(workload: Workload, new: Cl
 @given(workloads, st.integers(1, 60))
 @settings(max_examples=60, deadline=None)
 def test_a_longer_load_begins_like_a_shorter_one(workload: Workload, requests: int) -> None:
-    one, other = generate(workload), generate(replace(workload, requests=requests))
+    one, other = generate(workload, SEED), generate(replace(workload, requests=requests), SEED)
     common = min(len(one.trace), len(other.trace))
     for name in ("arrival_us", "prompt_tokens", "output_tokens", "priority"):
         assert (getattr(one.trace, name)[:common] == getattr(other.trace, name)[:common]).all()
@@ -180,29 +175,29 @@ def test_a_longer_load_begins_like_a_shorter_one(workload: Workload, requests: i
 
 def test_a_duration_in_seconds_ends_at_its_microsecond() -> None:
     """1.000007 * 1e6 is 1000007.0000000001 as a float: what arrives at 1,000,007 us would still be within it."""
-    assert Workload(0, (), duration_s=1.000007).duration_us == 1_000_007
+    assert Workload(clients={}, duration_s=1.000007).duration_us == 1_000_007
 
 
 @given(workloads)
 @settings(max_examples=40, deadline=None)
 def test_a_duration_takes_what_arrives_within_it(workload: Workload) -> None:
     """Cut at an arrival of the counted load, all that comes before is there, and nothing else."""
-    counted = generate(workload).trace
+    counted = generate(workload, SEED).trace
     end_us = int(counted.arrival_us[-1])
     timed = replace(workload, requests=None, duration_s=end_us / 1e6)
     before = int((counted.arrival_us < end_us).sum())
     if before == 0:
         with pytest.raises(WorkloadError, match="no request arrives"):
-            generate(timed)
+            generate(timed, SEED)
         return
-    assert (generate(timed).trace.arrival_us == counted.arrival_us[:before]).all()
+    assert (generate(timed, SEED).trace.arrival_us == counted.arrival_us[:before]).all()
 
 
 @given(workloads)
 @settings(max_examples=30, deadline=None)
 def test_the_engine_serves_what_is_made(workload: Workload) -> None:
     """Shared texts hit: an engine with caching never computes more than one without, and serves everything."""
-    trace = generate(workload).trace
+    trace = generate(workload, SEED).trace
     engine = EngineConfig(8, 256, 20_000, async_scheduling=False)
     result = simulate(trace, engine, LatencyModel("blackbox", 1_000_000, 10_000, 5_000))
     assert result.completed.all()
@@ -211,27 +206,26 @@ def test_the_engine_serves_what_is_made(workload: Workload) -> None:
 
 def test_a_shared_text_stands_before_or_within_the_prompt() -> None:
     """40 tokens of text are two full blocks of 16; before a prompt of 100 they make it 140 tokens long."""
-    client = Client("c", 1.0, Constant(), Fixed(100), Fixed(5), SharedPrefix("text", 40))
-    before = generate(Workload(1, (client,), 3)).trace
+    client = Client(1.0, Constant(), Fixed(100), Fixed(5), SharedPrefix("text", 40))
+    before = generate(Workload(clients={"c": client}, requests=3), 1).trace
     assert before.prompt_tokens.tolist() == [140, 140, 140]
     assert sharing(before) == [(0, 1)] * 3
-    assert client.prefix is not None
-    within = replace(client, prefix=replace(client.prefix, place="within"))
-    assert generate(Workload(1, (within,), 3)).trace.prompt_tokens.tolist() == [100, 100, 100]
+    within = replace(client, prefix=SharedPrefix("text", 40, place="within"))
+    assert generate(Workload(clients={"c": within}, requests=3), 1).trace.prompt_tokens.tolist() == [100, 100, 100]
     short = replace(within, prompt_tokens=Fixed(20))
-    assert sharing(generate(Workload(1, (short,), 2)).trace) == [(0,), (0,)]
+    assert sharing(generate(Workload(clients={"c": short}, requests=2), 1).trace) == [(0,), (0,)]
 
 
 def test_clients_of_one_group_share_its_texts() -> None:
-    one = Client("one", 1.0, Constant(), Fixed(8), Fixed(5), SharedPrefix("text", 48))
-    other = replace(one, name="other", prefix=SharedPrefix("text", 32))
-    assert sharing(generate(Workload(1, (one, other), 2)).trace) == [(0, 1, 2), (0, 1)]
+    one = Client(1.0, Constant(), Fixed(8), Fixed(5), SharedPrefix("text", 48))
+    other = replace(one, prefix=SharedPrefix("text", 32))
+    assert sharing(generate(Workload(clients={"one": one, "other": other}, requests=2), 1).trace) == [(0, 1, 2), (0, 1)]
 
 
 def test_a_turn_repeats_what_was_said_before() -> None:
     """Questions of 20 and answers of 12: prompts of 20, 52, 84, of which 32 and 64 are known (blocks of 16)."""
-    client = Client("chat", 0.1, Constant(), Fixed(20), Fixed(12), None, Conversations(3, 2.0))
-    trace = generate(Workload(1, (client,), 3)).trace
+    client = Client(0.1, Constant(), Fixed(20), Fixed(12), None, Conversations(3, 2.0))
+    trace = generate(Workload(clients={"c": client}, requests=3), 1).trace
     assert trace.arrival_us.tolist() == [10_000_000, 12_000_000, 14_000_000]
     assert trace.prompt_tokens.tolist() == [20, 52, 84]
     engine = EngineConfig(8, 256, 2_000, async_scheduling=False)
@@ -257,21 +251,15 @@ clients:
 
 def test_a_workload_is_read_from_yaml() -> None:
     workload = parse_workload(GOOD, "load.yaml")
-    assert workload == Workload(
-        42,
-        (
-            Client(
-                "chat",
-                5.0,
-                Gamma(3.0),
-                Normal(256.0, 50.0, min=64, max=512),
-                Empirical((10, 20), (1.0, 3.0)),
-                SharedPrefix("system", 256, 4),
-                Conversations(2, 0.5),
-            ),
-        ),
-        requests=10,
+    chat = Client(
+        5.0,
+        Gamma(3.0),
+        Normal(256.0, 50.0, min=64, max=512),
+        Empirical((10, 20), (1.0, 3.0)),
+        SharedPrefix("system", 256, 4),
+        Conversations(2, 0.5),
     )
+    assert workload == WorkloadFile(schema="blis-replay/workload/1", seed=42, clients={"chat": chat}, requests=10)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +282,6 @@ def test_a_mistake_is_named_with_its_place(old: str, new: str, place: str) -> No
 
 
 def test_too_much_is_refused() -> None:
-    client = Client("c", 1e6, Poisson(), Fixed(1), Fixed(1))
+    client = Client(1e6, Poisson(), Fixed(1), Fixed(1))
     with pytest.raises(WorkloadError, match="more than 5,000,000 requests"):
-        generate(Workload(1, (client,), None, 1_000.0))
+        generate(Workload(clients={"c": client}, duration_s=1_000.0), 1)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.formats import EXPORTED_TABLE, file_kinds
 from blis_replay.ingest.readers.requests import RawPrompts
-from blis_replay.ingest.readers.tables.parquet_requests import METADATA, read_requests, recognises
+from blis_replay_labs.exchange.parquet_table import read_requests
 
 PLAIN = {"arrival_us": [0, 5], "prompt_tokens": [10, 20], "output_tokens": [3, 4]} | {
     "output_tokens_source": ["server usage"] * 2
@@ -27,7 +28,7 @@ def recorded(folder: Path, columns: dict[str, Any], told: object = None) -> Reco
     path = folder / "requests.parquet"
     table = pl.DataFrame(columns, strict=False).to_arrow()
     raw = told if isinstance(told, bytes) else json.dumps(told or {}).encode()
-    pq.write_table(table.replace_schema_metadata({METADATA: raw}), path)
+    pq.write_table(table.replace_schema_metadata({EXPORTED_TABLE: raw}), path)
     return RecordedFile(path, path.name)
 
 
@@ -118,6 +119,8 @@ def test_damage_is_a_recording_error_or_leaves_usable_rows(
 
 
 def test_it_is_known_by_its_first_bytes() -> None:
+    recognises = file_kinds()["parquet"].recognises
+    assert recognises is not None
     assert recognises(b"PAR1\x15\x04")
     assert not recognises(b"PAR")
 

@@ -15,40 +15,23 @@ from numpy.typing import NDArray
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import MAX_INTEGER, MAX_TOKENS, text, whole
 from blis_replay.ingest.readers.files import FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO, RecordedFile
+from blis_replay.ingest.readers.formats import EXPORTED_TABLE, RequestFormat
 from blis_replay.ingest.readers.requests import NONE, READ_SCHEMA, RawPrompts, RequestsRead
 from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, PROMPT_SCHEMA, REQUEST_SCHEMA, STATUSES
 from blis_replay.ingest.rows import rows_of
 
-METADATA = b"blis-replay"
 # Of PROMPT_SCHEMA, the names under which a row has them of its request's prompt.
 PROMPT_COLUMNS = {name: f"prefix_{name}" for name in PROMPT_SCHEMA}
 _PROMPT = {PROMPT_COLUMNS[name]: kind for name, kind in PROMPT_SCHEMA.items()}
 _READ = READ_SCHEMA | _PROMPT
-_MAGIC = b"PAR1"
 _BATCH_ROWS = 10_000
 _MAX_METADATA_BYTES = 1 << 16
-_MAX_FOOTER_BYTES = 16 << 20
 _LENGTHS = ("prompt_tokens", "output_tokens", "output_tokens_reported", "max_tokens", "cached_prompt_tokens")
 _TIMES = ("arrival_us", "ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us", "stage")
 _TEXTS = tuple(name for name, kind in REQUEST_SCHEMA.items() if kind == pl.String)
 _MAX_TEXT_CHARS = 500
 _FREE_VALUES = 16_000_000
 _KINDS = ("epoch", "monotonic", "relative")
-
-
-def recognises(head: bytes) -> bool:
-    """Whether a file begins like Parquet."""
-    return head.startswith(_MAGIC)
-
-
-def is_export(path: Path) -> bool:
-    """Whether the metadata at the end of a Parquet file are those of the export."""
-    with path.open("rb") as raw:
-        size = raw.seek(0, os.SEEK_END)
-        raw.seek(max(0, size - 8))
-        footer_bytes = int.from_bytes(raw.read(4), "little")
-        raw.seek(max(0, size - 8 - min(footer_bytes, _MAX_FOOTER_BYTES)))
-        return METADATA in raw.read(_MAX_FOOTER_BYTES)
 
 
 def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
@@ -88,7 +71,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
 
 def _told(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     """What the export says of the whole table; ``clock`` is always a mapping."""
-    raw = (metadata or {}).get(METADATA, b"{}")
+    raw = (metadata or {}).get(EXPORTED_TABLE, b"{}")
     told = json.loads(raw) if len(raw) <= _MAX_METADATA_BYTES and raw.count(b"[") + raw.count(b"{") < 100 else {}
     told = told if isinstance(told, dict) else {}
     return told | {"clock": told["clock"] if isinstance(told.get("clock"), dict) else {}}
@@ -185,3 +168,6 @@ def _prefix(rows: pl.DataFrame, source: str) -> RawPrompts | None:
 
 def _numbered(values: pl.Series, numbers: pl.DataFrame) -> NDArray[np.int64]:
     return values.replace_strict(numbers["prompt"], numbers["number"], default=NONE).fill_null(NONE).to_numpy()
+
+
+FORMAT = RequestFormat("parquet-export", read=read_requests)
