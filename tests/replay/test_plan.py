@@ -1,15 +1,25 @@
-"""From recording and mode to what the simulator is given."""
+"""From recording and mode to what the simulator is given: each substitution, with numbers worked out by hand."""
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import numpy as np
 import pytest
+from load_levels import level
 from recordings import make_recording
 
+from blis_replay.blis.closed_loop import ClosedLoop
+from blis_replay.blis.latency.models import CorrectedModel, FirstUse, FirstUseModel, LatencyModel, Lifecycle
+from blis_replay.blis.releases.fit import FitRecord
+from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.recording import UNKNOWN, Recording, Setting, SharedPrefix, Stage
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode, parse_mode
-from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.plan import ReplayPlan, plan_replay
+from blis_replay.replay.warm_up import Stalls
 
 COLUMNS = {
     "arrival_us": [0, 10, 20],
@@ -105,3 +115,252 @@ def test_a_request_that_was_given_up_goes_on_as_long_as_it_was_asked_to() -> Non
     assert plan.trace.output_tokens.tolist() == [20, 8, 8]
     assert (plan.trace.abort_us < 2**40).tolist() == [True, False, True]
     assert plan.basis["output tokens"].endswith("; 2 that were given up: what they asked for, else the longest")
+
+
+# Mixture of experts whose kernels take half a second each.
+KERNELS = FirstUse(compile_us=500_000, experts=8, experts_per_token=2)
+MODEL = LatencyModel("blackbox", 10_000_000, 0, 0)
+
+
+def entry(**fields: Any) -> ModelEntry:
+    return ModelEntry("some/Model", 1, MODEL, Lifecycle(), **fields)
+
+
+def exact(columns: dict[str, Any], **engine: int | bool) -> ReplayPlan:
+    return plan_replay(make_recording(columns, engine=engine), ReplayMode())
+
+
+class TestArrivals:
+    def test_a_rate_brings_them_closer_together(self) -> None:
+        """4 times as fast: 0, 10 and 21 us become 0, 2.5 and 5.25 us, rounded half to even."""
+        columns = COLUMNS | {"arrival_us": [0, 10, 21]}
+        plan = plan_replay(make_recording(columns), ReplayMode(rate=4))
+        assert plan.trace.arrival_us.tolist() == [0, 2, 5]
+        assert plan.basis["arrivals"] == "as recorded, 4 times as fast"
+
+    def test_in_a_closed_loop_nobody_gives_up(self) -> None:
+        recording = make_recording(COLUMNS | {"status": ["ok", "timeout", "ok"], "e2e_us": [5, 300, 5]})
+        plan = plan_replay(recording, ReplayMode(loop=ClosedLoop(2)))
+        assert plan.mode.loop == ClosedLoop(2)
+        assert plan.trace.abort_us.tolist() == [NEVER_US] * 3
+        assert plan.basis["arrivals"] == "a closed loop of 2 clients, none of which gives up"
+
+    def test_a_summary_is_replayed_by_its_clients(self) -> None:
+        """4 clients with 10 requests each; lengths are drawn within 10 % of the mean."""
+        plan = plan_replay(level(4, 200, 60, {}), ReplayMode())
+        assert plan.mode.loop == ClosedLoop(4)
+        assert len(plan.trace) == plan.recording.requests.height == 40
+        assert np.abs(plan.trace.prompt_tokens - 200).max() <= 20
+        assert np.abs(plan.trace.output_tokens - 60).max() <= 6
+        assert plan.basis["requests"].startswith("made of a summary")
+
+    def test_turns_of_a_client_need_prompts_that_are_known(self) -> None:
+        mode = ReplayMode(loop=ClosedLoop(1), sessions="prompts")
+        with pytest.raises(ReplayError, match="identities of its prompts are not known; leave out sessions=prompts"):
+            plan_replay(make_recording(COLUMNS), mode)
+
+
+class TestPrompts:
+    def test_cached_tokens_are_those_that_the_server_counted(self) -> None:
+        """At least one token is computed, of a prompt that was cached as a whole too."""
+        plan = exact(COLUMNS | {"cached_prompt_tokens": [0, 64, 100]})
+        assert plan.trace.prefill_tokens.tolist() == [100, 36, 1]
+        assert plan.basis["prefix cache"] == "cached prompt tokens as the server reported"
+
+    def test_without_a_prefix_cache_prompts_are_computed_whole(self) -> None:
+        plan = plan_replay(make_recording(COLUMNS | {"cached_prompt_tokens": [0, 64, 100]}), ReplayMode(prefix="none"))
+        assert plan.trace.prefill_tokens.tolist() == [100] * 3
+        assert plan.basis["prefix cache"] == "whole prompts"
+        plan = exact(COLUMNS | {"cached_prompt_tokens": [0, 64, 100]}, enable_prefix_caching=False)
+        assert plan.trace.prefill_tokens.tolist() == [100] * 3
+        assert plan.basis["prefix cache"] == "whole prompts: the engine caches no prefixes"
+
+    def test_prompts_that_take_turns_have_identities(self) -> None:
+        """Two groups of one prompt: 32 of 100 tokens are shared in a group, so 2 blocks; the third request repeats."""
+        shared = SharedPrefix(2, 1, 32, 68, 8)
+        plan = plan_replay(make_recording(COLUMNS, shared_prefix=shared), ReplayMode())
+        keys = plan.trace.block_keys
+        assert keys is not None
+        rows = [keys.keys[start : start + count].tolist() for start, count in zip(keys.start, keys.count, strict=True)]
+        assert [len(row) for row in rows] == [6, 6, 6]
+        assert rows[0] == rows[2]
+        assert not set(rows[0]) & set(rows[1])
+
+    def test_lost_prompt_lengths_are_the_median_and_none_at_all_is_refused(self) -> None:
+        plan = exact(COLUMNS | {"prompt_tokens": [100, None, 200]})
+        assert plan.trace.prompt_tokens.tolist() == [100, 150, 200]
+        with pytest.raises(ReplayError, match="no request has a prompt length"):
+            exact(COLUMNS | {"prompt_tokens": [None] * 3})
+
+
+class TestEngine:
+    def test_arguments_of_the_mode_stand_in_place_of_the_recorded(self) -> None:
+        plan = plan_replay(make_recording(COLUMNS), parse_mode("max_num_seqs=7"))
+        assert plan.engine.max_num_seqs == 7
+        assert plan.arguments["max_num_seqs"] == Setting(7, "replay")
+        assert plan.arguments["block_size"] == Setting(16, "recorded")
+        assert plan.recording.engine["max_num_seqs"] == Setting(128, "recorded")
+
+    def test_an_unknown_model_length_is_that_of_the_longest_request(self) -> None:
+        recording = without(make_recording(COLUMNS | {"output_tokens": [8, 9, 8]}), "max_model_len")
+        plan = plan_replay(recording, ReplayMode())
+        assert plan.engine.max_model_len == 109
+        assert plan.basis["max_model_len"].startswith("not recorded; 109, of the longest request")
+
+    @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "async_scheduling"])
+    def test_another_unknown_argument_is_refused_by_name(self, name: str) -> None:
+        with pytest.raises(ReplayError, match=f"{name} is not known; write `{name}: VALUE`"):
+            plan_replay(without(make_recording(COLUMNS), name), ReplayMode())
+
+    def test_a_policy_that_the_engine_does_not_have_is_refused(self) -> None:
+        recording = make_recording(COLUMNS)
+        engine = recording.engine | {"scheduling_policy": Setting("shortest", "recorded")}
+        with pytest.raises(ReplayError, match="scheduling_policy is 'shortest'; the engine knows fcfs and priority"):
+            plan_replay(replace(recording, engine=engine), ReplayMode())
+
+    @pytest.mark.parametrize(
+        ("source", "mode", "fitted", "expected"),
+        [
+            # Where the recording does not say, as the coefficients were fitted.
+            (UNKNOWN, "exact", "asynchronous", True),
+            (UNKNOWN, "exact", "synchronous", False),
+            # What was recorded or forced wins.
+            ("recorded", "exact", "asynchronous", False),
+            (UNKNOWN, "scheduling=synchronous", "asynchronous", False),
+        ],
+    )
+    def test_scheduling_that_was_not_recorded_is_that_of_the_fit(
+        self, source: str, mode: str, fitted: Any, expected: bool
+    ) -> None:
+        recording = make_recording(COLUMNS)
+        recording = replace(recording, engine=recording.engine | {"async_scheduling": Setting(False, source)})
+        plan = plan_replay(
+            recording, parse_mode(mode), entry(fit=FitRecord("linear", 1.0, 1.0, fitted, fitted, "", (), ()))
+        )
+        assert plan.engine.async_scheduling is expected
+        told = plan.basis.get("scheduling")
+        assert told == (
+            f"{fitted}, as the coefficients were fitted; the recording does not say"
+            if source == UNKNOWN and mode == "exact"
+            else None
+        )
+
+
+class TestNewServer:
+    @pytest.mark.parametrize(
+        ("engine", "captured_tokens"),
+        [
+            # vLLM's usual number: twice max_num_seqs, at most 512.
+            ({"max_num_seqs": 32}, 64),
+            ({"max_num_seqs": 400}, 512),
+            ({"cudagraph_capture_sizes": "1 2 4 8..32/8"}, 32),
+            ({"cudagraph_capture_sizes": "none"}, 0),
+            ({"enforce_eager": True}, 0),
+        ],
+    )
+    def test_it_has_kernels_up_to_the_largest_captured_graph(
+        self, engine: dict[str, Any], captured_tokens: int
+    ) -> None:
+        plan = plan_replay(make_recording(COLUMNS, engine=engine), ReplayMode(), entry(first_use=KERNELS))
+        assert plan.captured_tokens == captured_tokens
+        assert plan.latency(MODEL) == KERNELS.on(MODEL, captured_tokens, 2048)
+
+    @pytest.mark.parametrize(
+        ("ttft_ms", "waits", "words"),
+        [
+            (600, True, "0.50 s for each kernel that a batch is the first to need, as the server was new: "),
+            (249, False, "none, as the server had compiled its kernels: "),
+        ],
+    )
+    def test_it_waits_where_its_first_long_prompt_did(self, ttft_ms: int, waits: bool, words: str) -> None:
+        """Half of the time of one kernel, 250 ms, decides; prompts of up to 64 tokens need none."""
+        columns = COLUMNS | {"prompt_tokens": [64, 100, 100], "ttft_us": [5_000, ttft_ms * 1_000, 9_000_000]}
+        recording = make_recording(columns, engine={"max_num_seqs": 32})
+        plan = plan_replay(recording, ReplayMode(), entry(first_use=KERNELS))
+        assert plan.basis["warm-up"] == f"{words}the first prompt has its first token after {ttft_ms / 1000:.2f} s"
+        assert isinstance(plan.latency(MODEL), FirstUseModel) is waits
+
+    def test_nothing_is_assumed_of_it_if_the_mode_says_so_or_the_coefficients_know_nothing(self) -> None:
+        for mode, of in ((ReplayMode(warm_up="none"), entry(first_use=KERNELS)), (ReplayMode(), entry())):
+            plan = plan_replay(make_recording(COLUMNS), mode, of)
+            assert plan.latency(MODEL) is MODEL
+            assert "warm-up" not in plan.basis
+
+    def test_recorded_stalls_come_before_kernels_and_are_not_replayed_at_other_arrivals(self) -> None:
+        plan = plan_replay(make_recording(COLUMNS), ReplayMode(warm_up="recorded", rate=2), entry(first_use=KERNELS))
+        plan = plan.with_recorded_stalls(np.ones(3, np.bool_), np.zeros(3, np.int64))
+        assert plan.basis["warm-up"] == "not replayed, as the arrivals are not the recorded ones"
+        assert not plan.teacher_forced
+        stalled = replace(plan, stalls=Stalls(np.array([0]), np.array([700])), first_use=KERNELS)
+        assert stalled.teacher_forced
+        assert isinstance(stalled.latency(MODEL), CorrectedModel)
+
+
+def traced(count: int = 24) -> Recording:
+    """Requests 1 s apart whose spans say: 20 ms on the way, 80 ms queued, 20 ms prefill, then 4 gaps of 50 ms."""
+    return make_recording(
+        {
+            "arrival_us": [1_000_000 * i for i in range(count)],
+            "prompt_tokens": [100] * count,
+            "output_tokens": [5] * count,
+            "ttft_us": [120_000] * count,
+            "e2e_us": [320_000] * count,
+            "queue_us": [80_000] * count,
+            "prefill_us": [20_000] * count,
+            "decode_us": [200_000] * count,
+        }
+    )
+
+
+class TestObserved:
+    def test_delays_before_the_queue_and_decisions_are_those_of_the_spans(self) -> None:
+        """A request that is alone waits for no cycle; of its 80 ms in the queue a call of the scheduler explains 50."""
+        plan = plan_replay(traced(), parse_mode("pre_queue=recorded,schedule=recorded"), entry(first_use=KERNELS))
+        assert plan.trace.pre_queue_us is not None
+        assert plan.trace.held_us is not None
+        assert set(plan.trace.pre_queue_us.tolist()) == {20_000}
+        assert set(plan.trace.held_us.tolist()) == {30_000}
+        assert plan.cycles is None
+        assert plan.first_use is KERNELS
+        assert {"delay before the queue", "schedule"} <= plan.basis.keys()
+
+    def test_step_times_are_the_observed_cycles(self) -> None:
+        """Four gaps in 200 ms; with them the server's kernels are observed too."""
+        plan = plan_replay(traced(), parse_mode("step_time=recorded"), entry(first_use=KERNELS))
+        assert plan.cycles is not None
+        assert set(plan.cycles.cycle_us.tolist()) == {50_000}
+        assert plan.latency(MODEL) is plan.cycles
+        assert plan.first_use is None
+        assert plan.trace.pre_queue_us is None
+
+    @pytest.mark.parametrize(
+        ("mode", "complaint"),
+        [
+            ("step_time=recorded", "step cycles were not recorded, and 0 requests with their latencies do not tell"),
+            ("pre_queue=recorded", "step cycles were not recorded"),
+            ("output_processing=recorded", "the way of a token to the client was not recorded for any request"),
+        ],
+    )
+    def test_what_was_not_recorded_is_refused_by_name(self, mode: str, complaint: str) -> None:
+        with pytest.raises(ReplayError, match=complaint):
+            plan_replay(make_recording(COLUMNS), parse_mode(mode))
+
+    def test_durations_of_spans_do_not_tell_when_a_token_left(self) -> None:
+        with pytest.raises(ReplayError, match="do not tell when a token left the engine; record journeys"):
+            plan_replay(traced(), parse_mode("output_processing=recorded"))
+
+    def test_without_stamps_no_decision_is_known(self) -> None:
+        recording = traced()
+        unstamped = recording.requests.frame().with_columns(queue_us=None, prefill_us=None, decode_us=None)
+        columns = {name: unstamped[name].to_list() for name in unstamped.columns}
+        with pytest.raises(ReplayError, match="too few requests have a record of when they were queued and scheduled"):
+            plan_replay(make_recording(columns), parse_mode("schedule=recorded"))
+
+
+def test_a_plan_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        exact(COLUMNS).stalls = None  # type: ignore[misc]
+
+
+def without(recording: Recording, name: str) -> Recording:
+    return replace(recording, engine={other: value for other, value in recording.engine.items() if other != name})
