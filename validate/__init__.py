@@ -155,7 +155,7 @@ def validate(
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.comparison.comparison_text import comparison_answer
+    from blis_replay.validate.comparison.pages import comparison_answer
     from blis_replay.validate.comparison.validated import validate_experiment
     from blis_replay.validate.experiment import find_experiment, release_for
 

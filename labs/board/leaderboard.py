@@ -17,7 +17,8 @@ from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.segments import segments_of
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.errors import NothingToJudgeError

@@ -8,7 +8,7 @@ from typing import Any
 
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.validate.comparison.summary_text import UNSEEN
+from blis_replay.validate.judgement import UNSEEN
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay_labs.board.leaderboard import SHOWN, Board, Cost, Score
 from blis_replay_labs.board.simulators import AS_SHIPPED

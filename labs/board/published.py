@@ -16,9 +16,10 @@ from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.strict.document import load_yaml
-from blis_replay.validate.comparison.compare import Comparison, MetricCell, compare_replay, light
-from blis_replay.validate.comparison.summary_text import UNSEEN
+from blis_replay.validate.comparison.compare import compare_replay, light
+from blis_replay.validate.comparison.comparison import Comparison, MetricCell
 from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.judgement import UNSEEN
 from blis_replay.validate.metrics.latency import relative_error
 from blis_replay.validate.metrics.observed import Observed, read_observed
 from blis_replay.validate.text.answer import Answer, Block, Line, Part

@@ -18,8 +18,8 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
-from blis_replay.validate.comparison.comparison_text import exit_code
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.explain.attribute import (
     WORTH_NAMING,
     Attribution,
@@ -32,6 +32,7 @@ from blis_replay.validate.explain.attribute import (
 )
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.judgement import exit_code
 from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay_labs.planted.causes import PACE, STEP_TIME

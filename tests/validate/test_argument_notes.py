@@ -12,10 +12,11 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Finding, Recording, Setting
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import not_simulated
-from blis_replay.validate.comparison.arguments import OpenArgument, argument_lines, open_arguments
+from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks, open_arguments
 from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.comparison.comparison_text import exit_code
-from blis_replay.validate.comparison.summary_text import verdict_sentence
+from blis_replay.validate.comparison.verdict_text import verdict_sentence
+from blis_replay.validate.judgement import exit_code
+from blis_replay.validate.text.messages import words
 
 # Every step takes 10 ms, and nothing is added.
 RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())
@@ -80,7 +81,9 @@ def test_the_release_that_stands_for_a_newer_one_has_a_line() -> None:
         ENGINE_CHECK, "note", "", "vLLM 0.99.0 is newer than any: scheduled as 0.33.0", {"scheduled_as": "0.33.0"}
     )
     recording = replace(burst(1, 10, {}), findings=(newer,))
-    assert argument_lines(recording, ()) == ["scheduler: vLLM 0.99.0 is newer than any: scheduled as 0.33.0"]
+    assert [words(r) for r in argument_remarks(recording, ())] == [
+        "scheduler: vLLM 0.99.0 is newer than any: scheduled as 0.33.0"
+    ]
 
 
 def test_a_line_for_what_is_open_and_one_for_each_contradiction() -> None:
@@ -92,12 +95,12 @@ def test_a_line_for_what_is_open_and_one_for_each_contradiction() -> None:
         OpenArgument("num_gpu_blocks", None, "unlimited KV memory"),
         OpenArgument("async_scheduling", True, "it governs every step"),
     )
-    assert argument_lines(recording, found) == [
+    assert [words(r) for r in argument_remarks(recording, found)] == [
         "not recorded: num_gpu_blocks (unlimited KV memory), async_scheduling (true assumed; it governs every step); "
         "give what you know with `blis-replay ingest --engine FILE`",
         "sources disagree: max_num_seqs is 32 in a (used) and 64 in b",
     ]
-    assert argument_lines(replace(recording, findings=()), ()) == []
+    assert argument_remarks(replace(recording, findings=()), ()) == []
 
 
 def test_arguments_that_no_simulator_has_are_named_where_they_do_something() -> None:
@@ -125,7 +128,7 @@ def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str
     comparison = compare_replay(replayed(recording))
     assert comparison.verdict == "not judged"
     assert exit_code([comparison.verdict]) == 3
-    assert verdict_sentence(comparison).startswith(f"verdict: could not be judged: not simulated: {argument} {value}")
+    assert verdict_sentence(comparison).startswith(f"could not be judged: not simulated: {argument} {value}")
 
 
 def test_an_unknown_model_length_is_that_of_the_longest_request() -> None:

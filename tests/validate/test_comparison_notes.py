@@ -11,9 +11,11 @@ from blis_replay.ingest.recording import Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
-from blis_replay.validate.comparison.comparison_text import notes
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.pages import notes
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.text.messages import words
 
 SLUG = "20260218-150304-codellama-34b-tp2-general"
 
@@ -26,7 +28,8 @@ def comparison() -> Comparison:
 
 def on(comparison: Comparison, hardware: str | None) -> list[str]:
     """The notes, had the recording named this hardware."""
-    return notes(replace(comparison, recording=replace(comparison.recording, hardware=hardware)))
+    named = replace(comparison, recording=replace(comparison.recording, hardware=hardware))
+    return [words(note) for note in notes(named)]
 
 
 def test_coefficients_of_another_gpu_are_said(comparison: Comparison) -> None:
@@ -45,7 +48,7 @@ def test_a_data_type_that_the_coefficients_do_not_name_is_said(comparison: Compa
     def shown(dtype: str) -> list[str]:
         engine = {**comparison.recording.engine, "dtype": Setting(dtype, "log")}
         other = replace(comparison.recording, slug="other", content_hash="other", engine=engine)
-        return [n for n in notes(replace(comparison, recording=other)) if n.startswith("data type")]
+        return [words(n) for n in notes(replace(comparison, recording=other)) if n.code == "data_type"]
 
     assert shown("fp8") == ["data type: fp8; the coefficients do not say theirs, and 16 bits are usual"]
     assert shown("bfloat16") == []
@@ -59,6 +62,6 @@ def test_numbers_that_are_missing_for_one_reason_share_a_line(comparison: Compar
         for name, cell in cells.items()
     }
     shown = notes(replace(comparison, metrics={**comparison.metrics, "itl": stripped}))
-    assert [note for note in shown if note.startswith("ITL")] == [
+    assert [words(note) for note in shown if note.code == "missing"] == [
         "ITL p50, p90, p99 not observed: no token times recorded"
     ]

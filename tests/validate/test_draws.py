@@ -13,39 +13,40 @@ from blis_replay.ingest.recording import RECORDED
 from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
-from blis_replay.validate.comparison.comparison_text import comparison_answer
-from blis_replay.validate.comparison.first_screen import first_screen, tail_errors
-from blis_replay.validate.comparison.spread import Draws, decided
-from blis_replay.validate.comparison.summary_text import draws_sentence
+from blis_replay.validate.comparison.compare import compare_replay, with_draws
+from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
+from blis_replay.validate.comparison.pages import comparison_answer
+from blis_replay.validate.comparison.text import first_screen
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.judgement import state_of
 from blis_replay.validate.text.answer import Answer
+from blis_replay.validate.text.messages import words
 
 CELL = ("ttft", "mean")
 
 
 @pytest.mark.parametrize(
-    ("errors", "decision"),
-    [([-0.1, 0.1], "pass"), ([-0.16, -0.2], "fail"), ([-0.2, 0.2], "fail"), ([-0.34, -0.24, 0.06], "not decided")],
+    ("errors", "state"),
+    [([-0.1, 0.1], "within"), ([-0.16, -0.2], "beyond"), ([-0.2, 0.2], "beyond"), ([-0.34, -0.24, 0.06], "open")],
 )
-def test_a_verdict_needs_all_reconstructions_on_one_side_of_15_percent(errors: list[float], decision: str) -> None:
-    assert Draws({CELL: np.array(errors)}).decide(CELL, 0.15) == decision
+def test_a_verdict_needs_all_reconstructions_on_one_side_of_15_percent(errors: list[float], state: str) -> None:
+    assert state_of(np.array(errors), 0.15) == state
 
 
 @pytest.mark.parametrize(
-    ("error", "unsure", "decision"),
+    ("error", "unsure", "state"),
     [
-        (-0.156, 0.0, "fail"),
-        (-0.156, 0.07, "not decided"),  # -21.5 to -9.7 %
-        (-0.10, 0.04, "pass"),  # -13.6 to -6.4 %
-        (0.14, 0.02, "not decided"),  # +11.7 to +16.3 %
-        (-0.35, 0.10, "fail"),  # -41.5 to -28.5 %
-        (0.40, 0.40, "not decided"),  # -16 to +96 %: beyond on both sides, and anything between
+        (-0.156, 0.0, "beyond"),
+        (-0.156, 0.07, "open"),  # -21.5 to -9.7 %
+        (-0.10, 0.04, "within"),  # -13.6 to -6.4 %
+        (0.14, 0.02, "open"),  # +11.7 to +16.3 %
+        (-0.35, 0.10, "beyond"),  # -41.5 to -28.5 %
+        (0.40, 0.40, "open"),  # -16 to +96 %: beyond on both sides, and anything between
     ],
 )
-def test_what_is_unsure_beyond_the_fit_leaves_a_verdict_open(error: float, unsure: float, decision: str) -> None:
+def test_what_is_unsure_beyond_the_fit_leaves_a_verdict_open(error: float, unsure: float, state: str) -> None:
     """An error of e is one of (1 + e) (1 - unsure) - 1 to (1 + e) (1 + unsure) - 1; 15 % pass."""
-    assert decided(np.array([error]), 0.15, unsure) == decision
+    assert state_of(np.array([error]), 0.15, unsure) == state
 
 
 def test_what_was_published_is_the_same_in_every_reconstruction() -> None:
@@ -78,12 +79,15 @@ def test_a_mean_ttft_that_hangs_on_the_draw_is_not_decided() -> None:
     assert comparison.draws is not None and comparison.draws.count == 20
     low, middle, high = comparison.draws.range_of(CELL)
     assert (low, middle, high) == pytest.approx((-0.326, -0.294, -0.112), abs=0.01)
-    assert (comparison.undecided, comparison.verdict) == (("ttft",), "not decided")
+    assert ([q.key for q in comparison.judgement.judged if q.state == "open"], comparison.verdict) == (
+        ["ttft"],
+        "not decided",
+    )
     answer = comparison_answer(comparison)
     assert answer.exit_code == 3
     text = " ".join(str(answer).split())
     assert "verdict: not decided by this reconstruction (errors of the mean: E2E -0.9 %" in text
-    assert "TTFT -29.4 % (-32.6 % to -11.2 %)" in draws_sentence(comparison)
+    assert "TTFT -29.4 % (-32.6 % to -11.2 %)" in words(draws_remarks(comparison)[0])
 
 
 @pytest.mark.slow
@@ -96,11 +100,12 @@ def test_a_tail_that_hangs_on_the_draw_is_open() -> None:
     comparison = drawn("mixtral-general")
     assert comparison.draws is not None
     assert comparison.draws.range_of(("ttft", "p99")) == pytest.approx((-0.699, -0.324, 0.122), abs=0.01)
-    assert (tail_errors(comparison), list(tail_errors(comparison, "not decided"))) == ({}, ["ttft"])
-    page = str(Answer(first_screen(comparison, "", "good"), {})).splitlines()
+    assert [q.metric for q in comparison.judgement.tails_that_are("open")] == ["ttft"]
+    assert comparison.judgement.tails_that_are("beyond") == ()
+    page = str(Answer(first_screen(comparison), {})).splitlines()
     assert page[1] == "TAIL OPEN  p99 error: TTFT -44.4 %, -69.9 % to +12.2 % by when each request came"
     assert page[-1].startswith("next: blis-replay report mixtral-general")
-    assert not tail_errors(drawn("7b-codegen"), "not decided")
+    assert not drawn("7b-codegen").judgement.tails_that_are("open")
 
 
 @pytest.mark.slow

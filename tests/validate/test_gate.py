@@ -28,8 +28,8 @@ from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import (
     Check,
     Coverage,
+    Gated,
     GateReport,
-    Judgement,
     Ordered,
     Policy,
     Ranking,
@@ -319,9 +319,9 @@ def test_a_margin_is_what_a_significant_change_must_exceed(store: Store) -> None
     assert gate(store, new, old, lenient, BOTH).verdict == "pass"
 
 
-def judgement(alias: str, observed_us: float | None, simulated_us: float, **more: object) -> Judgement:
+def judgement(alias: str, observed_us: float | None, simulated_us: float, **more: object) -> Gated:
     p99 = Ordered(observed_us, simulated_us, **more)  # type: ignore[arg-type]
-    return Judgement(alias, alias, "m", "recorded", "held out", "gated", "", {}, {"e2e": p99}, ())
+    return Gated(alias, alias, "m", "recorded", "held out", "gated", "", {}, {"e2e": p99}, ())
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def judgement(alias: str, observed_us: float | None, simulated_us: float, **more
         (judgement("a", None, 140.0, unusable="clocks"), judgement("b", 120.0, 130.0), "not judged", 0),
     ],
 )
-def test_the_order_of_p99s(first: Judgement, second: Judgement, outcome: str, inverted: int) -> None:
+def test_the_order_of_p99s(first: Gated, second: Gated, outcome: str, inverted: int) -> None:
     (check,) = ranking_checks([first, second], Ranking(("e2e",), 0.05))
     assert (check.outcome, check.value) == (outcome, inverted)
 

@@ -19,7 +19,8 @@ from blis_replay.ingest.store.file import open_store
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR

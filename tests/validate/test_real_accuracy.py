@@ -7,7 +7,7 @@ import pytest
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.validated import by_stage, validate_experiment
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.fit.calibrate import Options, calibrate
@@ -68,7 +68,7 @@ def test_without_the_cycle_of_asynchronous_scheduling_ttft_is_a_third_short(
     lost = error(comparison, "ttft") - error(validated(real_store, name), "ttft")
     assert lost == pytest.approx(synchronous - asynchronous, abs=0.02)
     assert comparison.verdict == "fail"
-    assert comparison.failed_thresholds == ("ttft",)
+    assert [quantity.key for quantity in comparison.judgement.beyond] == ["ttft"]
 
 
 def test_without_prefix_hits_the_replay_prefills_far_too_much(real_store: Store) -> None:
@@ -119,7 +119,7 @@ def test_overloaded_runs_are_judged_by_what_they_served(
     comparison = validated(real_store, name)
     assert comparison.verdict == verdict
     assert comparison.excluded["failed in the recording"] == failed
-    measures = {measure.slug: measure for measure in comparison.capacity or ()}
+    measures = {quantity.key: quantity for quantity in comparison.judgement.judged}
     assert measures["tokens_per_s"].error == pytest.approx(throughput, abs=0.01)
     if name == "34b-reasoning":
         assert measures["tokens_per_s"].observed == pytest.approx(128 / 0.0268, rel=0.02)

@@ -22,15 +22,15 @@ from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
-from blis_replay.validate.comparison.comparison_text import comparison_answer
-from blis_replay.validate.comparison.first_screen import before_the_queue
-from blis_replay.validate.comparison.saturation import Saturation, saturation
-from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
-from blis_replay.validate.comparison.summary_text import mean_abs_errors
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.pages import comparison_answer
+from blis_replay.validate.comparison.saturation import Saturation, saturation, saturation_json, saturation_remarks
+from blis_replay.validate.comparison.verdict_text import command_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.judgement import mean_abs_errors
 from blis_replay.validate.metrics.observed import Selection
-from blis_replay.validate.text.answer import part_text
+from blis_replay.validate.text.messages import words
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
 from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
@@ -104,7 +104,9 @@ def test_the_next_command_of_a_saturated_run_compares_what_came_before_the_queue
     """Causes of latencies that measure a queue are those of the queue, so not `explain`."""
     comparison = compare_replay(replayed(loaded(60)), queues=True)
     assert comparison.saturation is not None and comparison.saturation.from_us is not None
-    command, _, share = before_the_queue(comparison).partition(" --window 0:")
+    assert comparison.before_the_queue is not None
+    assert comparison.judgement.next == comparison.before_the_queue
+    command, _, share = command_text(comparison.before_the_queue).partition(" --window 0:")
     assert command == f"blis-replay validate {comparison.alias}"
     last_us = int(comparison.recording.requests["arrival_us"].to_numpy()[-1])
     assert 0 <= comparison.saturation.from_us / last_us - float(share) < 0.01
@@ -112,7 +114,7 @@ def test_the_next_command_of_a_saturated_run_compares_what_came_before_the_queue
     selected = Selection(window=(0.0, float(share)))
     before = compare_replay(comparison.run, None, selected, queues=True)
     assert comparison.overloaded and not before.overloaded
-    assert {*before.decisions()} == {"e2e", "ttft", "itl"} and before_the_queue(before) == ""
+    assert {q.key for q in before.judgement.judged} == {"e2e", "ttft", "itl"} and before.before_the_queue is None
 
 
 def test_a_queue_that_stands_at_the_end_has_no_end() -> None:
@@ -156,7 +158,7 @@ def test_a_simulator_within_the_thresholds_passes_an_overloaded_recording(slower
     assert comparison.verdict == "pass"
     answer = comparison_answer(comparison)
     assert answer.exit_code == 0
-    errors = {measure.slug: measure.error for measure in comparison.capacity or ()}
+    errors = {quantity.key: quantity.error for quantity in comparison.judgement.judged}
     assert set(errors) == {"tokens_per_s", "requests_per_s", "e2e_outside", "ttft_outside", "makespan", "itl"}
     assert errors["tokens_per_s"] == pytest.approx(1 / slower - 1, abs=0.01)
     assert errors["itl"] == pytest.approx(slower - 1, abs=0.01)
@@ -166,12 +168,12 @@ def test_a_simulator_within_the_thresholds_passes_an_overloaded_recording(slower
 def test_a_wrong_simulator_fails_an_overloaded_recording(slower: float) -> None:
     comparison = overloaded_at(slower)
     assert comparison.verdict == "fail"
-    assert {"tokens_per_s", "itl"} <= set(comparison.failed_thresholds)
+    assert {"tokens_per_s", "itl"} <= {quantity.key for quantity in comparison.judgement.beyond}
     answer = comparison_answer(comparison)
     assert answer.exit_code == 1
     text = " ".join(str(answer).split())
     assert "verdict: fail (overloaded, so judged by what was served: output tokens/s while the queue grows" in text
-    assert mean_abs_errors([comparison])["e2e"] is None
+    assert mean_abs_errors([comparison.judgement])["e2e"] is None
 
 
 def burst() -> SyntheticExperiment:
@@ -183,7 +185,7 @@ def burst() -> SyntheticExperiment:
 def test_a_burst_is_judged_by_how_long_it_took(slower: float, verdict: str) -> None:
     comparison = overloaded_at(slower, burst())
     assert comparison.verdict == verdict
-    errors = {measure.slug: measure.error for measure in comparison.capacity or ()}
+    errors = {quantity.key: quantity.error for quantity in comparison.judgement.judged}
     assert errors["makespan"] == pytest.approx(slower - 1, abs=0.02)
 
 
@@ -262,10 +264,8 @@ def test_an_open_load_has_no_limit(rate_per_s: float) -> None:
 
 def test_the_sentence_names_cause_and_second_and_json_has_the_numbers() -> None:
     found = judged(loaded(60), 1.2)
-    text, document = part_text(saturation_block(found)), saturation_json(found)
-    assert max(map(len, text.splitlines())) <= 80
-    said = " ".join(text.split())
-    assert said.startswith("saturation: the server saturates at 21.")
+    said, document = words(saturation_remarks(found)[0]), saturation_json(found)
+    assert said.startswith("the server saturates at 21.")
     assert "latencies after that are not comparable; the simulator is off by more than the queue explains" in said
     assert document["explains"] == "simulator"
     assert document["meaningless_from_s"] == pytest.approx(21.3, abs=0.3)

@@ -172,8 +172,8 @@ def test_colour_is_where_it_was_asked_for(
 
 def test_a_command_that_would_be_broken_has_a_line_of_its_own() -> None:
     command = "blis-replay calibrate --train 7b-fcfs-async --out mine.yaml"
-    assert wrap(f"calibrate: {command}") == f"calibrate: {command}"
-    assert wrap(f"its steps do not take as long as the server's; calibrate: {command}").splitlines() == [
+    assert wrap("calibrate:", command=command) == f"calibrate: {command}"
+    assert wrap("its steps do not take as long as the server's; calibrate:", command=command).splitlines() == [
         "its steps do not take as long as the server's; calibrate:",
         f"  {command}",
     ]

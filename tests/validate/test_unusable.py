@@ -15,11 +15,13 @@ from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
-from blis_replay.validate.comparison.comparison_text import comparison_answer, exit_code
-from blis_replay.validate.comparison.first_screen import first_screen, fit_words
-from blis_replay.validate.comparison.summary_text import mean_abs_errors, means_by_fit
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.pages import comparison_answer
+from blis_replay.validate.comparison.text import first_screen
+from blis_replay.validate.comparison.verdict_text import fit_words
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.judgement import exit_code, mean_abs_errors, means_by_fit
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import unusable_cells
 from blis_replay.validate.text.answer import page_text
@@ -85,15 +87,15 @@ def test_a_gated_metric_that_must_not_be_used_is_not_judged(run: ReplayRun) -> N
     for name in ("mean", "p50", "p90", "p99"):
         (row,) = [line for line in text.splitlines() if line.startswith(f"ITL {name} ")]
         assert row.split() == ["ITL", name, "unusable:", "token_events"]
-    assert mean_abs_errors([comparison])["e2e"] is None
+    assert mean_abs_errors([comparison.judgement])["e2e"] is None
 
 
 def test_the_first_screen_names_the_check_once_and_fits_80_columns(run: ReplayRun) -> None:
-    page = page_text(first_screen(compared(run, unusable("output_length", "itl")), "unusable", "caution"))
+    page = page_text(first_screen(compared(run, unusable("output_length", "itl"))))
     assert max(map(len, page.splitlines())) <= 80
     (row,) = [line for line in page.splitlines() if line.startswith("ITL ")]
     assert row.split()[1] == "unusable"
-    assert page.count("output_length") == 1
+    assert page.count("instrument checks: unusable: output_length (ITL)") == 1
 
 
 def test_another_gated_metric_that_fails_is_a_failure(run: ReplayRun) -> None:
@@ -101,7 +103,7 @@ def test_another_gated_metric_that_fails_is_a_failure(run: ReplayRun) -> None:
     mode = ReplayMode(prefix="none")
     slow = replay(run.recording, load_release(DEFAULT_RELEASE), mode)
     comparison = compared(slow, unusable("token_events", "itl"))
-    assert (comparison.verdict, "itl" in comparison.failed_thresholds) == ("fail", False)
+    assert (comparison.verdict, "itl" in [q.key for q in comparison.judgement.beyond]) == ("fail", False)
     assert exit_code([comparison.verdict]) == 1
     assert "; not judged: ITL unusable (token_events: no itl)" in " ".join(str(comparison_answer(comparison)).split())
 
@@ -164,6 +166,6 @@ def test_coefficients_fitted_to_nothing_are_not_those_of_unknown_runs() -> None:
     release = load_release(DEFAULT_RELEASE)
     runs = [compare_replay(replay(recording, replace(release, fitted_on=stated))) for stated in ((), None)]
     assert [run.uses for run in runs] == ["fitted on no recording", "unknown"]
-    assert [fit_words(run) for run in runs] == ["fitted on no recording", "fitted on unknown runs"]
-    assert [list(means_by_fit([run])) for run in runs] == [["held out"], ["unknown"]]
+    assert [fit_words(run.uses) for run in runs] == ["fitted on no recording", "fitted on unknown runs"]
+    assert [list(means_by_fit([run.judgement])) for run in runs] == [["held out"], ["unknown"]]
     assert [parse_release(format_release(run.run.release), "x").fitted_on for run in runs] == [(), None]

@@ -18,7 +18,7 @@ from blis_replay.replay.executors import EXECUTORS
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison import validated as module
-from blis_replay.validate.comparison.comparison_text import validation_answer
+from blis_replay.validate.comparison.text import validation_answer
 from blis_replay.validate.comparison.validated import (
     Validated,
     by_stage,

@@ -25,7 +25,9 @@ from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.fit.scores import first_use_of
+from blis_replay.validate.judgement import remark
 from blis_replay.validate.metrics.observed import Selection
+from blis_replay.validate.text.messages import words
 
 MS = 1_000
 
@@ -58,7 +60,7 @@ def test_the_first_thirty_requests_came_late_with_a_pause_between(run: ReplayRun
     assert found.until_us == int(run.recording.requests["arrival_us"][29] - run.recording.requests["arrival_us"][0])
     p99_us = float(np.quantile(run.ttft_us[30:], 0.99))
     assert found.p99_without == pytest.approx(p99_us / (p99_us + MS) - 1)
-    assert str(found).startswith("warm-up: the first 30 requests (until second ")
+    assert words(remark("warm_up", **vars(found))).startswith("warm-up: the first 30 requests (until second ")
 
 
 @pytest.mark.parametrize("late_ms", [{}, {6: 5_000}, {0: 2}])

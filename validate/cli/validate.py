@@ -114,7 +114,7 @@ def validate_verb(
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.simulators import SimulatorInputs, simulator_named
-        from blis_replay.validate.comparison.comparison_text import validation_answer
+        from blis_replay.validate.comparison.text import validation_answer
         from blis_replay.validate.comparison.validated import validate_many
         from blis_replay.validate.experiment import release_for
         from blis_replay.validate.metrics.objectives import parse_objectives

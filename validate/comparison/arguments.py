@@ -19,6 +19,7 @@ from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.strict.engine_packs import least_default
+from blis_replay.validate.judgement import Remark, remark
 
 _BOUNDS = ("max_num_seqs", "max_num_batched_tokens")
 
@@ -102,15 +103,12 @@ def _memory_could_bind(plan: ReplayPlan, result: SimResult) -> bool:
     return int(filled.sum()) > certain
 
 
-def argument_lines(recording: Recording, found: tuple[OpenArgument, ...]) -> list[str]:
-    """What is open, on a line, each contradiction between sources, and which release stands for the recorded one."""
-    lines = []
-    if found:
-        named = ", ".join(
-            f"{one.name} ({'' if one.value is None else f'{shown_argument(one.value)} assumed; '}{one.why})"
-            for one in found
-        )
-        lines.append(f"not recorded: {named}; give what you know with `blis-replay ingest --engine FILE`")
-    found_of = [finding for finding in recording.findings if finding.check == ENGINE_CHECK]
-    lines += [f"sources disagree: {finding.message}" for finding in found_of if "used" in finding.measured]
-    return lines + [f"scheduler: {finding.message}" for finding in found_of if "scheduled_as" in finding.measured]
+def argument_remarks(recording: Recording, found: tuple[OpenArgument, ...]) -> list[Remark]:
+    """What is open, each contradiction between sources, and which release stands for the recorded one."""
+    arguments = [(one.name, None if one.value is None else shown_argument(one.value), one.why) for one in found]
+    engine = [finding for finding in recording.findings if finding.check == ENGINE_CHECK]
+    return [
+        *([remark("not_recorded", arguments=arguments)] if arguments else []),
+        *(remark("sources_disagree", what=finding.message) for finding in engine if "used" in finding.measured),
+        *(remark("scheduler", what=finding.message) for finding in engine if "scheduled_as" in finding.measured),
+    ]

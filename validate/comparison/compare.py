@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blis_replay.compiled.arrays import Bools
 from blis_replay.ingest.identity import requests_hash
-from blis_replay.ingest.recording import PUBLISHED, Finding, GroundTruth, Recording
+from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import without_rows
-from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
-from blis_replay.validate.comparison.capacity import Measure, capacity
-from blis_replay.validate.comparison.saturation import Saturation, saturation
+from blis_replay.validate.comparison.arguments import open_arguments
+from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing, Promised
+from blis_replay.validate.comparison.saturation import capacity, saturation
 from blis_replay.validate.comparison.sides import (
     Side,
     observed_attainment,
@@ -24,223 +24,15 @@ from blis_replay.validate.comparison.sides import (
     replay_side,
     simulated_attainment,
 )
-from blis_replay.validate.comparison.spread import Decision, Draws, NoiseFloor, decided, draw_errors, unsure_of
-from blis_replay.validate.comparison.warm_up import WarmUp, warm_up
+from blis_replay.validate.comparison.spread import draw_errors
+from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.metrics.latency import (
-    METRICS,
-    STATISTICS,
-    THRESHOLDS,
-    LatencySamples,
-    correlation,
-    paired_mape,
-    relative_error,
-)
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, correlation, paired_mape
 from blis_replay.validate.metrics.objectives import Attainment, Objectives
-from blis_replay.validate.metrics.observed import Gaps, Number, Selection, overloaded
+from blis_replay.validate.metrics.observed import Gaps, Number, Selection
 
 if TYPE_CHECKING:
     from blis_replay.validate.schedule import ScheduleVerdict
-
-Verdict = Literal["pass", "fail", "unusable", "not decided", "not judged"]
-# With more requests than this without latencies, those that have some are not the run.
-_MOST_WITHOUT = 0.1
-WITHOUT_LATENCIES = "without recorded latencies"
-
-
-@dataclass(frozen=True)
-class MetricCell:
-    """One number on both sides, us.  Where a replay is compared with its recording, A is observed and B simulated.
-
-    A side that cannot give it is None, with a ``reason``; ``between_us`` are bounds of A where it has only
-    those.  ``unusable``: the instrument check that forbids A's number, which is then None.
-    """
-
-    a_us: float | None
-    b_us: float | None
-    reason: str | None = None
-    between_us: tuple[float, float] | None = None
-    unusable: str | None = None
-
-    @property
-    def error(self) -> float | None:
-        """B / A - 1, None if a side is missing."""
-        return relative_error(self.a_us, self.b_us)
-
-    @property
-    def difference_us(self) -> float | None:
-        """B less A, None if a side is missing."""
-        return None if self.a_us is None or self.b_us is None else self.b_us - self.a_us
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """Request-by-request agreement of one metric: MAPE as a fraction, Pearson's r."""
-
-    mape: float | None
-    correlation: float | None
-
-
-@dataclass(frozen=True)
-class Promised:
-    """What came of objectives on the server and in the replay.
-
-    Of published aggregates only the statistics that were published are known, and no goodput.
-    """
-
-    observed: Attainment
-    simulated: Attainment
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two sides compared.
-
-    ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
-    ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
-    of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
-    change the replay.  ``requests_hash``: of a recording that the release of the replay does not name.
-    ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``capacity``: what of a run that
-    had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
-    of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
-    the errors of many reconstructions.  ``noise``: what recordings of this load differ by; no threshold is below it.
-    ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
-    """
-
-    recording: Recording
-    replay: ReplayRun | None
-    selection: Selection
-    compared: tuple[int, int]
-    metrics: dict[str, dict[str, MetricCell]]
-    paired: dict[str, Pairing]
-    excluded: dict[str, int]
-    saturation: Saturation | None = None
-    capacity: tuple[Measure, ...] | None = None
-    open_arguments: tuple[OpenArgument, ...] = ()
-    schedule: ScheduleVerdict | None = None
-    requests_hash: str = ""
-    draws: Draws | None = None
-    noise: NoiseFloor | None = None
-    promised: Promised | None = None
-    warming: WarmUp | None = None
-
-    @property
-    def run(self) -> ReplayRun:
-        """The replay that side B is; raises ``ValueError`` if it is none."""
-        if self.replay is None:
-            raise ValueError("side B of this comparison is not a replay")
-        return self.replay
-
-    @property
-    def slug(self) -> str:
-        """Of the recording of side A."""
-        return self.recording.slug
-
-    @property
-    def alias(self) -> str:
-        """Of the recording of side A."""
-        return self.recording.alias
-
-    @property
-    def ground_truth(self) -> GroundTruth:
-        """Of the recording of side A."""
-        return self.recording.ground_truth
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Of the recording of side A."""
-        return self.recording.findings
-
-    @property
-    def requests(self) -> int:
-        """How many were compared, of side B where A has published numbers only."""
-        return self.compared[1]
-
-    @property
-    def overloaded(self) -> bool:
-        """Whether the server had more load than it could serve, so that its latencies judge no simulator."""
-        return not self.is_before_the_queue and (self.capacity is not None or overloaded(self.findings))
-
-    @property
-    def is_before_the_queue(self) -> bool:
-        """Whether only requests are compared that were sent before the queue grew: latencies judge these."""
-        return self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
-
-    @property
-    def failed_thresholds(self) -> tuple[str, ...]:
-        """Metrics whose mean is off by more than its threshold; of an overloaded run the measures that are."""
-        return tuple(name for name, decision in self.decisions().items() if decision == "fail")
-
-    @property
-    def undecided(self) -> tuple[str, ...]:
-        """Those that some reconstructions of the requests pass and others fail, or that steps beyond the fit may."""
-        return tuple(name for name, decision in self.decisions().items() if decision == "not decided")
-
-    def decisions(self, share: float | None = None) -> dict[str, Decision]:
-        """By metric, or measure if overloaded; ``share``: how far simulated means may be off, None as of the fit."""
-        unsure = unsure_of(self.replay) if share is None else share
-        if self.overloaded:
-            judged = [(measure.slug, measure.error, self.limit(measure)) for measure in self.capacity or ()]
-        else:
-            errors = {metric: self.metrics[metric]["mean"].error for metric in THRESHOLDS}
-            judged = [(m, error, self.limit(m)) for m, error in errors.items() if error is not None]
-        return {name: self.decide((name, "mean"), error, limit, unsure) for name, error, limit in judged}
-
-    def limit(self, judged: str | Measure) -> float:
-        """The largest absolute error of the mean of a metric, or of a measure, that passes."""
-        if isinstance(judged, Measure):  # of these only the ITL does not grow with a queue
-            return self.limit("itl") if judged.slug == "itl" else judged.limit
-        limit = THRESHOLDS[judged]
-        return limit if self.noise is None else self.noise.at_least((judged, "mean"), limit)
-
-    def decide(self, cell: tuple[str, str], error: float, limit: float, unsure: float) -> Decision:
-        """What an error of a metric or measure comes to, or those of all reconstructions (``decided``)."""
-        if self.draws is not None and cell in self.draws.errors:
-            return self.draws.decide(cell, limit, unsure)
-        return decided(np.array([error]), limit, unsure)
-
-    @property
-    def unusable(self) -> dict[str, str]:
-        """Gated metrics whose mean must not be used, each with check and reason."""
-        means = {metric: self.metrics[metric]["mean"] for metric in THRESHOLDS}
-        return {m: (cell.reason or "").removeprefix("unusable: ") for m, cell in means.items() if cell.unusable}
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
-        not_simulated = self.replay.not_simulated if self.replay else ()
-        reasons = [f"not simulated: {what}" for what in not_simulated]
-        reasons += [f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric]
-        without = self.excluded.get(WITHOUT_LATENCIES, 0)
-        if without > _MOST_WITHOUT * (without + self.requests):
-            reasons.append(f"only {self.requests:,} of {without + self.requests:,} requests have latencies")
-        return tuple(reasons)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of a replay: ``not judged``: there is nothing to judge by, or it does not stand for the run.
-
-        ``unusable``: a gated metric must not be used, and none of the others fails.  ``not decided``: it passes with
-        some reconstructions of the requests, and fails with others, or what lies outside of the fit may decide it.
-        """
-        if self.lost:
-            return "not judged"
-        if self.failed_thresholds:
-            return "fail"
-        if self.unusable:
-            return "unusable"
-        if self.undecided:
-            return "not decided"
-        return "pass" if self.decisions() else "not judged"
-
-    @property
-    def uses(self) -> str:
-        """``fitted on this run`` (its latencies), ``its steps`` or ``no recording``; ``held out``; ``unknown``."""
-        release, recording = self.run.release, self.recording
-        if not release.fitted_on:
-            return "unknown" if release.fitted_on is None else "fitted on no recording"
-        used = release.used(recording.slug, recording.content_hash, self.requests_hash)
-        return {"steps": "fitted on its steps", "latencies": "fitted on this run", None: "held out"}[used]
 
 
 def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
@@ -319,9 +111,10 @@ def _with_capacity(comparison: Comparison) -> Comparison:
         return comparison
     itl = comparison.metrics["itl"]["mean"]
     measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.unusable)
-    if found is not None and found.from_us is not None and any(measure.beyond for measure in measures):
-        found = replace(found, explains="simulator")
-    comparison = replace(comparison, saturation=found, capacity=measures)
+    comparison = replace(comparison, capacity=measures)
+    beyond = any(comparison.held_measure(measure).state == "beyond" for measure in measures)
+    if found is not None and found.from_us is not None and beyond:
+        comparison = replace(comparison, saturation=replace(found, explains="simulator"))
     return comparison if comparison.overloaded else replace(comparison, capacity=None)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
-from blis_replay.validate.comparison.compare import Comparison, MetricCell, Pairing, compare, requests_of_both
-from blis_replay.validate.comparison.saturation_text import overload_sentence
+from blis_replay.validate.comparison.compare import compare, requests_of_both
+from blis_replay.validate.comparison.comparison import Comparison, MetricCell, Pairing
+from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.comparison.segments import Segments, segments_between
 from blis_replay.validate.comparison.sides import Side, changed_inputs, only_on_one_side
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples

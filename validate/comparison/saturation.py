@@ -8,6 +8,7 @@ at once; what can still be compared is how much is served meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Literal
@@ -18,6 +19,7 @@ import polars as pl
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.fixtures.catalogue import published_failures
 from blis_replay.ingest.checks.overload import (
     FAILED_SHARE,
     FEWEST,
@@ -26,11 +28,14 @@ from blis_replay.ingest.checks.overload import (
     Queue,
     client_limits,
     in_flight_at,
+    overloaded,
     queue,
 )
+from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.judgement import Remark, remark
 from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
-from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay.validate.metrics.observed import observed_requests, on_both_sides
 
 # Of fewer ends a rate is that of the moment.
 _FEWEST_ENDS = 100
@@ -258,3 +263,181 @@ def _explanation(found: Saturation) -> Literal["simulator", "recording", "neithe
     if found.observed.from_us is None:
         return "simulator"  # it queues and the server did not
     return "not told" if throughput is None and outside["e2e"] is None else "recording"
+
+
+# -- What of a run beyond its capacity can be judged ------------------------------------------------------------
+#
+# While requests come faster than they are served, E2E and TTFT measure how long that has lasted: a step 5 % longer can
+# double them.  How much was served meanwhile does not grow like that, nor does the gap between two tokens, nor do the
+# latencies of the time without a queue.
+
+# With more failures than this a reconstruction, which does not know whose they were, is not the load that was served.
+_MOST_FAILED = 0.01
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of both sides; ``metric`` is the one whose threshold it shares (a rate is one over a time).
+
+    ``slug``: ``tokens_per_s``, ``requests_per_s``, ``makespan``, ``itl``, ``e2e_outside`` or ``ttft_outside``.
+    """
+
+    slug: str
+    name: str
+    metric: str
+    observed: float
+    simulated: float
+    unit: str
+
+
+def capacity(
+    run: ReplayRun,
+    found: Saturation | None,
+    requests: int,
+    itl_us: tuple[float | None, float | None],
+    unusable: Collection[str],
+) -> tuple[Measure, ...]:
+    """What of a run beyond its capacity can be judged; empty if nothing can.
+
+    ``itl_us``: its mean, observed and simulated, over so many ``requests``.  ``unusable``: metrics that instrument
+    checks forbid.
+    """
+    if requests < FEWEST:
+        return ()
+    measures = [] if "e2e" in unusable else [*_measures(found, "ttft" in unusable), *_makespan(run)]
+    observed_us, simulated_us = itl_us
+    known = load_is_known(run.recording.slug, run.recording.ground_truth) and "itl" not in unusable
+    if known and observed_us is not None and simulated_us is not None:
+        measures.append(Measure("itl", "ITL", "itl", observed_us / 1000, simulated_us / 1000, "ms"))
+    return tuple(measure for measure in measures if measure.observed > 0)
+
+
+def _measures(found: Saturation | None, no_first_tokens: bool) -> list[Measure]:
+    if found is None or no_first_tokens:
+        return []
+    measures = []
+    if found.served is not None:
+        growing, of = "while the queue grows", found.served
+        measures.append(Measure("tokens_per_s", f"output tokens/s {growing}", "e2e", *of.tokens_per_s, "tokens/s"))
+        if of.requests_per_s is not None:
+            measures.append(Measure("requests_per_s", f"requests/s {growing}", "e2e", *of.requests_per_s, "requests/s"))
+    for metric, sides_us in found.outside_us.items():
+        observed_ms, simulated_ms = (us / 1000 for us in sides_us)
+        name = f"{metric.upper()} outside the queue"
+        measures.append(Measure(f"{metric}_outside", name, metric, observed_ms, simulated_ms, "ms"))
+    return measures
+
+
+def _makespan(run: ReplayRun) -> list[Measure]:
+    """From the first arrival to the last end of a request that both finished."""
+    requests = run.recording.requests
+    both = on_both_sides(run)
+    if both.sum() < FEWEST:
+        return []
+    arrival_us, e2e_us = (requests[name].to_numpy() for name in ("arrival_us", "e2e_us"))
+    sides = _last_end_s(arrival_us, e2e_us, both), _last_end_s(run.plan.trace.arrival_us, run.e2e_us, both)
+    return [Measure("makespan", "makespan", "e2e", *sides, "s")]
+
+
+def _last_end_s(arrival_us: Int64s, e2e_us: Int64s, both: Bools) -> float:
+    return float((arrival_us[both] + e2e_us[both]).max() - arrival_us[0]) / 1e6
+
+
+def load_is_known(slug: str, ground_truth: GroundTruth) -> bool:
+    """Whether a replay can serve what was served: a reconstruction does not know who gave up, and when."""
+    return ground_truth != PUBLISHED or published_failures(slug) <= _MOST_FAILED
+
+
+# -- As remarks and JSON ---------------------------------------------------------------------------------------
+
+
+def saturation_remarks(found: Saturation) -> list[Remark]:
+    """The verdict on the queue, and then what it rests on."""
+    return [_verdict(found), *_queues(found), *_judged_by(found), *_limits(found)]
+
+
+def _verdict(found: Saturation) -> Remark:
+    if found.from_us is None:
+        return remark("short_queues_only")
+    server = found.observed.from_us is not None
+    return remark(
+        "saturates", server=server, from_s=_s(found.from_us), until_s=_s(found.until_us), explains=found.explains
+    )
+
+
+def _queues(found: Saturation) -> list[Remark]:
+    remarks = []
+    for name, side in (("observed", found.observed), ("simulated", found.simulated)):
+        longest_s = side.longest_us / 1e6
+        if side.from_us is not None:
+            in_flight = found.in_flight if name == "observed" else None
+            remarks.append(
+                remark("queues", side=name, from_s=_s(side.from_us), in_flight=in_flight, longest_s=longest_s)
+            )
+        elif side.touched_us:
+            remarks.append(remark("shorter_queues", side=name, total_s=side.touched_us / 1e6, longest_s=longest_s))
+        elif found.from_us is not None:
+            remarks.append(remark("no_queue", side=name))
+    if found.failed and found.first_failure_us is not None:
+        remarks.append(remark("failures", count=found.failed, from_s=_s(found.first_failure_us)))
+    return remarks
+
+
+def _judged_by(found: Saturation) -> list[Remark]:
+    remarks = []
+    if found.outside["e2e"] is not None:
+        ends = found.until_us is not None
+        remarks.append(remark("errors_outside", ends=ends, requests=found.requests_outside, **found.outside))
+    if found.served is not None:
+        remarks.append(remark("throughput", error=found.throughput_error, offered=found.served.offered))
+        # Small errors of what is served make large ones of how fast the wait grows, so that is not judged.
+        growth = {"observed": found.observed.growth, "simulated": found.simulated.growth}
+        remarks += [remark("growth", **growth)] if None not in growth.values() else []
+    return remarks
+
+
+def _limits(found: Saturation) -> list[Remark]:
+    limits = [(limit.stage, limit.from_us / 1e6, limit.in_flight) for limit in found.client_limits]
+    return [remark("client_limits", limits=limits)] if limits else []
+
+
+def saturation_json(found: Saturation) -> dict[str, object]:
+    """Times in s of the recording, errors as fractions."""
+    return {
+        "explains": found.explains,
+        "meaningless_from_s": _s(found.from_us),
+        "meaningless_until_s": _s(found.until_us),
+        "in_flight": found.in_flight,
+        "observed": _queue_json(found.observed),
+        "simulated": _queue_json(found.simulated),
+        "client_limits": [
+            {"stage": limit.stage, "in_flight": limit.in_flight, "from_s": _s(limit.from_us)}
+            for limit in found.client_limits
+        ],
+        "failed": found.failed,
+        "first_failure_s": _s(found.first_failure_us),
+        "requests_outside": found.requests_outside,
+        "error_outside": found.outside,
+        "throughput_error": found.throughput_error,
+        "offered_per_served": None if found.served is None else found.served.offered,
+    }
+
+
+def _queue_json(side: Queue) -> dict[str, float | None]:
+    return {
+        "from_s": _s(side.from_us),
+        "until_s": _s(side.until_us),
+        "longest_wait_s": side.longest_us / 1e6,
+        "shorter_queues_s": side.touched_us / 1e6,
+    }
+
+
+def _s(time_us: int | None) -> float | None:
+    return None if time_us is None else time_us / 1e6
+
+
+def overload_sentence(recording: Recording) -> str:
+    """What is said beside the latencies of an overloaded recording; empty for any other."""
+    is_overloaded, reason = overloaded(recording)
+    queue = "its latencies measure how long the queue has grown"
+    return f"{recording.alias} is overloaded: {reason}; {queue}" if is_overloaded else ""

@@ -15,7 +15,7 @@ from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.observed import CLIENT_ONLY, SPANS, server_stamps
-from blis_replay.validate.comparison.saturation_text import overload_sentence
+from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.observed import on_both_sides
 

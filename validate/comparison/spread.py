@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import select_experiments
+from blis_replay.validate.judgement import Draws
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps, simulated_samples
 from blis_replay.validate.metrics.resampling import MetricStatistic, cell_values, resamplable
 
@@ -135,41 +135,6 @@ def _load(recording: Recording) -> dict[str, float]:
 
 
 # -- Reconstructions ------------------------------------------------------------------------
-
-Decision = Literal["pass", "fail", "not decided"]
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Signed errors (float64[reconstructions]) by metric and statistic; of ITL only those of the mean."""
-
-    errors: Mapping[MetricStatistic, Floats]
-
-    @property
-    def count(self) -> int:
-        """How many reconstructions were replayed."""
-        return max((len(errors) for errors in self.errors.values()), default=0)
-
-    def range_of(self, cell: MetricStatistic) -> tuple[float, float, float]:
-        """The smallest, the median and the largest error."""
-        errors = self.errors[cell]
-        return float(errors.min()), float(np.median(errors)), float(errors.max())
-
-    def decide(self, cell: MetricStatistic, limit: float, unsure: float = 0.0) -> Decision:
-        """``pass`` if all errors are within the limit, ``fail`` if none is; ``unsure`` as of ``decided``."""
-        return decided(self.errors[cell], limit, unsure)
-
-
-def decided(errors: Floats, limit: float, unsure: float = 0.0) -> Decision:
-    """``pass`` if all that signed errors may be is within the limit, ``fail`` if none of it is.
-
-    ``unsure``: how far what was simulated may be off, either way, as a share of it: an error e may be anything from
-    (1 + e) (1 - unsure) - 1 to (1 + e) (1 + unsure) - 1.
-    """
-    low, high = ((1 + errors) * (1 + off) - 1 for off in (-unsure, unsure))
-    if bool(((low >= -limit) & (high <= limit)).all()):
-        return "pass"
-    return "fail" if bool(((high < -limit) | (low > limit)).all()) else "not decided"
 
 
 def unsure_of(run: ReplayRun | None) -> float:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+import polars as pl
+
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import ARRIVALS
@@ -25,9 +27,9 @@ from blis_replay.replay.store import (
     why_not_stored,
     writable_folder,
 )
-from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws, with_objectives
+from blis_replay.validate.comparison.compare import compare_replay, light, with_draws, with_objectives
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.spread import noise_floors
-from blis_replay.validate.comparison.summary_text import errors_frame
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
 from blis_replay.validate.metrics.objectives import Objectives
@@ -208,3 +210,14 @@ def _validated_in_a_job(path: Path, scratch: Path, task: _Task, slug: str) -> _O
     if run is not None:
         leave_tables(scratch, run)
     return outcome
+
+
+def errors_frame(comparison: Comparison) -> pl.DataFrame:
+    """The table of a comparison in the store's form."""
+    columns = ("metric", "statistic", "observed_us", "simulated_us", "error", "reason")
+    rows = [
+        dict(zip(columns, (metric, statistic, cell.a_us, cell.b_us, cell.error, cell.reason), strict=True))
+        for metric, cells in comparison.metrics.items()
+        for statistic, cell in cells.items()
+    ]
+    return pl.DataFrame(rows, infer_schema_length=None)

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.errors import counted
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.replay.warm_up import seen_warm_up
 from blis_replay.validate.metrics.observed import Selection, on_both_sides
-from blis_replay.validate.text.cells import percent
 
 
 @dataclass(frozen=True)
@@ -31,17 +29,6 @@ class WarmUp:
     stalls: int
     stalled_us: int
     p99_replayed: float | None
-
-    def __str__(self) -> str:
-        """In a sentence."""
-        replayed = "" if self.p99_replayed is None else f", with --replay warm_up=recorded {percent(self.p99_replayed)}"
-        return (
-            f"warm-up: the first {counted(self.requests, 'request')} (until second {self.until_us / 1e6:.1f}) got "
-            f"first tokens {self.late_us / 1e6:.2f} s later than simulated, as the server was warming up "
-            f"({counted(self.stalls, 'stall')}, {self.stalled_us / 1e6:.1f} s together); without them the TTFT error "
-            "at p99 is "
-            f"{percent(self.p99_without)}{replayed}"
-        )
 
 
 def warm_up(run: ReplayRun, selection: Selection) -> WarmUp | None:

@@ -188,7 +188,15 @@ def _head(attribution: Attribution) -> Block:
 
 def _sentence(sentence: str) -> Line:
     """What is off stands out, up to the first comma or semicolon."""
-    return Line(sentence, mark=Toned(sentence.partition(",")[0].partition(";")[0], "heading"))
+    said, command = advice(sentence)
+    mark = Toned(said.partition(",")[0].partition(";")[0], "heading")
+    return Line(f"{said}:" if command else said, mark=mark, command=command)
+
+
+def advice(sentence: str) -> tuple[str, str]:
+    """An explanation and the command that it ends with, empty if there is none."""
+    said, colon, command = sentence.partition(": blis-replay ")
+    return said, f"blis-replay {command}" if colon else ""
 
 
 def _shares(attribution: Attribution) -> Table:

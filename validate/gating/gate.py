@@ -11,17 +11,17 @@ from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
-from blis_replay.validate.comparison.capacity import load_is_known
+from blis_replay.validate.comparison.saturation import load_is_known
 from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
-from blis_replay.validate.gating.policy import Check, Coverage, GateReport, Judgement, Ordered, Outcome, Policy, Ranking
+from blis_replay.validate.gating.policy import Check, Coverage, Gated, GateReport, Ordered, Outcome, Policy, Ranking
 from blis_replay.validate.metrics.observed import read_observed
 from blis_replay.validate.text.cells import milliseconds
 
 
-def ranking_checks(judgements: Sequence[Judgement], ranking: Ranking) -> list[Check]:
+def ranking_checks(judgements: Sequence[Gated], ranking: Ranking) -> list[Check]:
     """One check for each metric of the ranking over the p99s of the gated experiments.
 
     Two experiments have an order if their observed p99s differ by more than the tolerance
@@ -31,7 +31,7 @@ def ranking_checks(judgements: Sequence[Judgement], ranking: Ranking) -> list[Ch
     return [_check(metric, gated, ranking.tolerance) for metric in ranking.metrics if gated]
 
 
-def _check(metric: str, gated: Sequence[Judgement], tolerance: float) -> Check:
+def _check(metric: str, gated: Sequence[Gated], tolerance: float) -> Check:
     p99s = {judgement.slug: judgement.ordered[metric] for judgement in gated}
     aliases = {judgement.slug: judgement.alias for judgement in gated}
     named = f"{metric.upper()} p99"
@@ -135,7 +135,7 @@ def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str
     return sorted(slugs), left_out
 
 
-def _covered(judgements: Sequence[Judgement], coverage: Coverage) -> Check:
+def _covered(judgements: Sequence[Gated], coverage: Coverage) -> Check:
     judged = [j for j in judgements if j.standing == "gated" and j.outcome != "not judged"]
     missing = [m for m in coverage.models if m.lower() not in {j.model.lower() for j in judged}]
     enough = len(judged) >= coverage.experiments and not missing

@@ -17,11 +17,13 @@ from blis_replay.ingest.readers.formats import request_formats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, entry_of
-from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
-from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
-from blis_replay.validate.comparison.summary_text import UNSEEN, beyond_fit
-from blis_replay.validate.gating.policy import Check, Interval, Judgement, Ordered, Outcome, Policy, Standing
-from blis_replay.validate.metrics.latency import LatencySamples
+from blis_replay.validate.comparison.compare import compare_replay, with_draws
+from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.spread import NoiseFloor
+from blis_replay.validate.comparison.verdict_text import beyond_fit
+from blis_replay.validate.gating.policy import Check, Gated, Interval, Ordered, Outcome, Policy, Standing
+from blis_replay.validate.judgement import UNSEEN, Quantity, State
+from blis_replay.validate.metrics.latency import THRESHOLDS, LatencySamples
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
 from blis_replay.validate.metrics.resampling import (
     MetricStatistic,
@@ -133,7 +135,7 @@ class GateJob:
     noise: NoiseFloor | None = None
 
 
-def judge_experiment(job: GateJob) -> Judgement:
+def judge_experiment(job: GateJob) -> Gated:
     """Replay one experiment with the candidate, and with the baseline if there is one, and judge it."""
     try:
         with faults_named(job.experiment.recording.slug):
@@ -153,7 +155,7 @@ def judge_experiment(job: GateJob) -> Judgement:
         checks = _capacity(comparison, job.policy)
     elif standing == "gated":
         checks = [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
-    return Judgement(
+    return Gated(
         slug=comparison.slug,
         alias=comparison.alias,
         model=job.experiment.recording.model or "",
@@ -179,12 +181,12 @@ def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) ->
     )
 
 
-def _refused(job: GateJob, why: str) -> Judgement:
+def _refused(job: GateJob, why: str) -> Gated:
     """An experiment that could not be replayed."""
     recording = job.experiment.recording
     check = Check("release", recording.alias, "", "", "not judged", why)
     known = (recording.slug, recording.alias, recording.model or "", recording.ground_truth)
-    return Judgement(*known, reason=why, checks=(check,))
+    return Gated(*known, reason=why, checks=(check,))
 
 
 def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
@@ -201,33 +203,30 @@ def _capacity(comparison: Comparison, policy: Policy) -> list[Check]:
     """What an overloaded run is judged by, against the limit that the policy has for the mean of its metric."""
     checks = []
     for measure in comparison.capacity or ():
-        limit = policy.thresholds.get((measure.metric, "mean"), measure.limit)
-        checks.append(_held("capacity", comparison, (measure.slug, "mean"), measure.name, measure.error, limit))
+        limit = policy.thresholds.get((measure.metric, "mean"), THRESHOLDS[measure.metric])
+        checks.append(_held("capacity", comparison, comparison.held_measure(measure, limit)))
     nothing = "overloaded, and nothing that was served can be judged"
     refused = [f"{metric.upper()}: unusable: {why}" for metric, why in comparison.unusable.items()]
     refused = refused or ([] if checks else [nothing])
     return [*checks, *(Check("capacity", comparison.alias, "", "", "not judged", reason) for reason in refused)]
 
 
-def _held(rule: str, comparison: Comparison, cell: MetricStatistic, named: str, error: float, limit: float) -> Check:
-    """One error against its limit, or what reality differs by; of reconstructed requests those of all of them."""
-    if comparison.noise is not None and rule == "threshold":
-        limit = comparison.noise.at_least(cell, limit)
-    message = f"{named}: error {100 * error:+.2f} %"
-    if comparison.draws is not None and cell in comparison.draws.errors:
+_OUTCOMES: dict[State, Outcome] = {"within": "pass", "beyond": "fail", "open": "not judged", "absent": "not judged"}
+
+
+def _held(rule: str, comparison: Comparison, quantity: Quantity) -> Check:
+    """One error against its limit; of reconstructed requests those of all of them."""
+    message = f"{quantity.name}: error {100 * (quantity.error or 0.0):+.2f} %"
+    cell = (quantity.key, quantity.statistic)
+    if comparison.draws is not None and quantity.interval is not None:
         low, middle, high = (100 * value for value in comparison.draws.range_of(cell))
         message += f" ({comparison.draws.count} reconstructions: {middle:+.2f} %, {low:+.2f} to {high:+.2f})"
-    message += f", at most {100 * limit:g} % either way"
-    outcome: str = comparison.decide(cell, error, limit, unsure_of(comparison.replay))
-    if outcome == "not decided":
-        by_draws = comparison.decide(cell, error, limit, 0.0) == outcome
-        why = " by this reconstruction" if by_draws else f": {beyond_fit(comparison)}"
-        message, outcome = f"{message}: not decided{why}", "not judged"
-    metric, statistic = cell
-    return Check(rule, comparison.alias, metric, statistic, _OUTCOMES[outcome], message, error, limit)
-
-
-_OUTCOMES: dict[str, Outcome] = {"pass": "pass", "fail": "fail", "not judged": "not judged"}
+    message += f", at most {100 * quantity.limit:g} % either way"
+    if quantity.state == "open":
+        by_draws = quantity.by_draws == "open"
+        message += f": not decided{' by this reconstruction' if by_draws else f': {beyond_fit(comparison.judgement)}'}"
+    outcome = _OUTCOMES[quantity.state]
+    return Check(rule, comparison.alias, *cell, outcome, message, quantity.error, quantity.limit)
 
 
 def _recording(job: GateJob, comparison: Comparison) -> list[Check]:
@@ -257,7 +256,9 @@ def _thresholds(comparison: Comparison, policy: Policy) -> list[Check]:
             message = f"{named}: {cell.reason or 'nothing observed'}"
             checks.append(Check("threshold", comparison.alias, metric, statistic, "not judged", message, limit=limit))
         else:
-            checks.append(_held("threshold", comparison, (metric, statistic), named, cell.error, limit))
+            least = limit if comparison.noise is None else comparison.noise.at_least((metric, statistic), limit)
+            quantity = replace(comparison.held(metric, statistic, least), name=named)
+            checks.append(_held("threshold", comparison, quantity))
     return checks
 
 

@@ -181,7 +181,7 @@ class Ordered:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Gated:
     """What a gate found of one experiment.
 
     ``standing``: ``gated``; ``overloaded``: judged by what was served only; ``fitted`` (on this run, under
@@ -227,7 +227,7 @@ class GateReport:
     candidate: CoefficientRelease
     baseline: CoefficientRelease | None
     policy: Policy
-    judgements: tuple[Judgement, ...]
+    judgements: tuple[Gated, ...]
     checks: tuple[Check, ...]
     left_out: dict[str, str]
 

@@ -9,8 +9,8 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
-from blis_replay.validate.comparison.summary_text import verdict_tone
-from blis_replay.validate.gating.policy import Check, GateReport, Judgement, Ordered, Policy
+from blis_replay.validate.comparison.verdict_text import verdict_tone
+from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
 from blis_replay.validate.text.cells import in_ms
 
@@ -63,7 +63,7 @@ def against(report: GateReport) -> str:
     return f"candidate {report.candidate.name}; baseline {baseline}; policy {report.policy.name}"
 
 
-def outcome(judgement: Judgement) -> str:
+def outcome(judgement: Gated) -> str:
     """What became of an experiment: the worst of its checks, or why it is not gated."""
     return judgement.outcome or "not held out"
 
@@ -100,7 +100,7 @@ def _errors(report: GateReport) -> Table:
     return Table("", columns, [limits, *rows])
 
 
-def _error(judgement: Judgement, cell: tuple[str, str]) -> Cell:
+def _error(judgement: Gated, cell: tuple[str, str]) -> Cell:
     """An error; one that the policy does not let pass stands out, and an overloaded run has none that says anything."""
     if judgement.standing == "overloaded":
         return None
@@ -185,7 +185,7 @@ def _policy(policy: Policy) -> dict[str, object]:
     }
 
 
-def _judgement(judgement: Judgement) -> dict[str, object]:
+def _judgement(judgement: Gated) -> dict[str, object]:
     return {
         "slug": judgement.slug,
         "alias": judgement.alias,
@@ -258,7 +258,7 @@ def gate_junit(report: GateReport) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(root: Element, name: str, checks: tuple[Check, ...], judgement: Judgement | None = None) -> None:
+def _suite(root: Element, name: str, checks: tuple[Check, ...], judgement: Gated | None = None) -> None:
     suite = SubElement(root, "testsuite", name=printable(name))
     for check in checks:
         _case(suite, name, check)

@@ -14,7 +14,7 @@ from blis_replay.ingest.checks.registry import check_evidence, named_check
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.validated import by_stage, compare_experiment
 from blis_replay.validate.explain.attribute import Attribution, attribute
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -15,40 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.errors import counted
-from blis_replay.ingest.recording import GroundTruth
 from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
-from blis_replay.validate.comparison.capacity import Measure
-from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
-from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
-from blis_replay.validate.comparison.first_screen import before_the_queue, fit_words, saturated
-from blis_replay.validate.comparison.saturation_text import saturation_sentences
-from blis_replay.validate.comparison.summary_text import draws_sentence, mean_abs_errors, verdict_sentence
+from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
+from blis_replay.validate.comparison.pages import notes, observed_cell, pairs_sentence
+from blis_replay.validate.comparison.saturation import saturation_remarks
+from blis_replay.validate.comparison.verdict_text import command_text, fit_words, verdict_sentence
 from blis_replay.validate.explain.attribute import blames
-from blis_replay.validate.explain.text import explanations
-from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, TAIL_LIMITS, THRESHOLDS
+from blis_replay.validate.explain.text import advice, explanations
+from blis_replay.validate.judgement import Judgement, Quantity, mean_abs_errors
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.svg import Chart, inline
 from blis_replay.validate.text.answer import html, html_text, html_verbatim
 from blis_replay.validate.text.cells import cell_text, percent, percent_brief, percent_plain, time_text
+from blis_replay.validate.text.messages import words
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# Statistic and limit of each card; a p99 is reported and never gated.
-_CARDS = (
-    *((metric, "mean", limit) for metric, limit in THRESHOLDS.items()),
-    ("ttft", "p99", TAIL_LIMITS["ttft"]),
-)
+# Numbers of an overloaded run that have a card.
+_MOST_CARDS = 4
 
 
 @dataclass(frozen=True)
 class Card:
     """One error: its text, and its bar in % of a track that reaches from one limit to the other.
 
-    ``state``: ``within``, ``beyond`` its limit, or ``absent`` (no error: ``numbers`` has what there is).
+    ``state``: as of ``Quantity``; without an error ``numbers`` has what there is.
     """
 
     title: str
@@ -60,12 +55,15 @@ class Card:
     length: float
 
 
-def cards_of(comparison: Comparison) -> tuple[Card, ...]:
+def cards_of(judgement: Judgement) -> tuple[Card, ...]:
     """What is judged, and p99 of TTFT; of an overloaded run what was served, the largest error for its limit first."""
-    if comparison.overloaded:
-        measures = sorted(comparison.capacity or (), key=lambda m: -abs(m.error) / comparison.limit(m))
-        return tuple(_served_card(measure, comparison.limit(measure)) for measure in measures[: len(_CARDS)])
-    return tuple(_card_of(comparison, metric, statistic, limit) for metric, statistic, limit in _CARDS)
+    if judgement.overloaded:
+        return tuple(_card(f"{q.name[0].upper()}{q.name[1:]}", q) for q in judgement.worst_first[:_MOST_CARDS])
+    tails = [tail for tail in judgement.tails if tail.metric == "ttft"]
+    return (
+        *(_card(f"{quantity.name} mean", quantity) for quantity in judgement.judged),
+        *(_card(f"{tail.name} (not gated)", tail) for tail in tails),
+    )
 
 
 def basis_of(comparison: Comparison) -> str:
@@ -73,26 +71,12 @@ def basis_of(comparison: Comparison) -> str:
     run = comparison.run
     parts = (
         counted(comparison.requests, "request"),
-        fit_words(comparison),
+        fit_words(comparison.uses),
         comparison.ground_truth,
         run.release.name,
         f"replay {run.mode.name}",
     )
     return " · ".join(parts)
-
-
-def _card_of(comparison: Comparison, metric: str, statistic: str, limit: float) -> Card:
-    cell = comparison.metrics[metric][statistic]
-    title = f"{METRIC_NAMES[metric]} {statistic}{'' if statistic == 'mean' else ' (not gated)'}"
-    return _card(title, cell.error, limit, _from_to(time_text(cell.a_us), time_text(cell.b_us)))
-
-
-def _served_card(measure: Measure, limit: float) -> Card:
-    if measure.unit in _UNITS_US:
-        sides = [time_text(value * _UNITS_US[measure.unit]) for value in (measure.observed, measure.simulated)]
-    else:
-        sides = [f"{value:,.4g} {measure.unit}" for value in (measure.observed, measure.simulated)]
-    return _card(f"{measure.name[0].upper()}{measure.name[1:]}", measure.error, limit, _from_to(*sides))
 
 
 def _from_to(observed: str, simulated: str) -> str:
@@ -101,17 +85,24 @@ def _from_to(observed: str, simulated: str) -> str:
     return f"{number if unit and simulated.endswith(f' {unit}') else observed} → {simulated}"
 
 
-def _card(title: str, error: float | None, limit: float, numbers: str) -> Card:
-    reach = 0.0 if error is None else 50 * min(abs(error) / limit, 1.0)
+def _card(title: str, quantity: Quantity) -> Card:
+    error = quantity.error
+    reach = 50 * min(quantity.excess, 1.0)
     return Card(
         title=title,
         error="not available" if error is None else percent_brief(error),
-        state="absent" if error is None else "beyond" if abs(error) > limit else "within",
-        limit=cell_text(limit, "limit"),
-        numbers=numbers,
+        state=quantity.state,
+        limit=cell_text(quantity.limit, "limit"),
+        numbers=_from_to(*(_number(value, quantity.unit) for value in (quantity.observed, quantity.simulated))),
         start=50 - reach if (error or 0.0) < 0 else 50.0,
         length=reach,
     )
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None or unit in _UNITS_US:
+        return time_text(None if value is None else value * _UNITS_US[unit])
+    return f"{value:,.4g} {unit}"
 
 
 # What is shown of each experiment, with the error at which a cell is as hot as can be.
@@ -133,47 +124,16 @@ class HeatCell:
     heat: int
 
 
-@dataclass(frozen=True)
-class OverviewRow:
-    """One experiment, as ``Comparison`` has it, without the requests of its recording and replay.
-
-    ``fitted``: what the coefficients were fitted on, in words.  ``cells``: by COLUMNS.  ``worst``: the largest absolute
-    error of a mean over its threshold.
-    """
-
-    slug: str
-    alias: str
-    verdict: Verdict
-    overloaded: bool
-    uses: str
-    fitted: str
-    ground_truth: GroundTruth
-    metrics: Mapping[str, Mapping[str, MetricCell]]
-    cells: tuple[HeatCell, ...]
-    worst: float
+def heat_cells(judgement: Judgement) -> tuple[HeatCell, ...]:
+    """The errors of a row by COLUMNS; those of an overloaded run are cold."""
+    errors = [(judgement.errors[cell], hottest) for cell, hottest in COLUMNS]
+    return tuple(HeatCell(percent(e), 0 if judgement.overloaded else _heat(e, hottest)) for e, hottest in errors)
 
 
-def overview_row(comparison: Comparison) -> OverviewRow:
-    """The row of an experiment."""
-    metrics = comparison.metrics
-    errors = [(metrics[metric][statistic].error, hottest) for (metric, statistic), hottest in COLUMNS]
-    return OverviewRow(
-        slug=comparison.slug,
-        alias=comparison.alias,
-        verdict=comparison.verdict,
-        overloaded=comparison.overloaded,
-        uses=comparison.uses,
-        fitted=fit_words(comparison),
-        ground_truth=comparison.ground_truth,
-        metrics=metrics,
-        cells=tuple(HeatCell(percent(e), 0 if comparison.overloaded else _heat(e, hottest)) for e, hottest in errors),
-        worst=max(abs(metrics[m]["mean"].error or 0.0) / limit for m, limit in THRESHOLDS.items()),
-    )
-
-
-def by_worst(row: OverviewRow) -> tuple[int, bool, float, str]:
+def by_worst(judgement: Judgement) -> tuple[int, bool, float, str]:
     """Failed, not decided, passed, unusable, not judged; of each the overloaded last, the worst first."""
-    return _VERDICTS.index(row.verdict), row.overloaded, -row.worst, row.slug
+    worst = max(abs(judgement.errors[m, "mean"] or 0.0) / limit for m, limit in THRESHOLDS.items())
+    return _VERDICTS.index(judgement.verdict), judgement.overloaded, -worst, judgement.slug
 
 
 def header() -> list[str]:
@@ -270,8 +230,8 @@ class Section:
     the numbers rest on.
     """
 
-    row: OverviewRow
-    before: OverviewRow | str | None
+    judgement: Judgement
+    before: Judgement | str | None
     verdict: str
     basis: str
     cards: tuple[Card, ...]
@@ -286,21 +246,22 @@ class Section:
     provenance: tuple[Table, ...]
 
 
-def section_of(evidence: Evidence, command: str, before: OverviewRow | str | None = None) -> Section:
+def section_of(evidence: Evidence, command: str, before: Judgement | str | None = None) -> Section:
     """What the page says of an experiment; small, however large the recording."""
     comparison = evidence.comparison
     cause, why, remedy = _explained(evidence)
-    beside = [pairs_sentence(comparison), draws_sentence(comparison)]
+    draws = [] if comparison.judgement.open_by_fit else draws_remarks(comparison)
+    beside = [pairs_sentence(comparison), *map(words, draws)]
     return Section(
-        row=overview_row(comparison),
+        judgement=comparison.judgement,
         before=before,
-        verdict=verdict_sentence(comparison).removeprefix("verdict: "),
+        verdict=verdict_sentence(comparison),
         basis=basis_of(comparison),
-        cards=cards_of(comparison),
+        cards=cards_of(comparison.judgement),
         cause=cause,
         why=why,
         remedy=remedy,
-        notes=(*(sentence for sentence in beside if sentence), *notes(comparison)),
+        notes=(*(sentence for sentence in beside if sentence), *map(words, notes(comparison))),
         metrics=metric_table(evidence),
         stages=stage_table(evidence),
         charts=charts_of(evidence),
@@ -321,25 +282,33 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     Of a saturated or overloaded run the saturation comes first, and no fit: its latencies measure how long the queue
     has grown, so coefficients fitted to them would be wrong.  The command compares what came before that.
     """
-    attribution, saturation = evidence.attribution, evidence.comparison.saturation
-    sentences = [] if attribution is None else explanations(attribution)
+    attribution, comparison = evidence.attribution, evidence.comparison
+    queue = [] if comparison.saturation is None else [words(r) for r in saturation_remarks(comparison.saturation)]
+    if comparison.saturated:
+        found = comparison.saturation is not None and comparison.saturation.from_us is not None
+        before = comparison.before_the_queue
+        return "saturation", tuple(queue if found else [_OVERLOADED]), command_text(before) if before else ""
+    advised = [advice(sentence) for sentence in (explanations(attribution) if attribution else ())]
     blamed = [] if attribution is None else blames(attribution)
     cause = blamed[0].cause.component.name if blamed and blamed[0].cause is not None else ""
-    found = [] if saturation is None else saturation_sentences(saturation)
-    if saturated(evidence.comparison):
-        said = found if saturation is not None and saturation.from_us is not None else [_OVERLOADED]
-        return "saturation", tuple(said), before_the_queue(evidence.comparison)
-    remedies = [command for sentence in sentences if (command := command_of(sentence))]
-    return cause, (*map(without_command, sentences), *found), remedies[0] if remedies else ""
+    remedies = [command for _, command in advised if command]
+    sentences = [_without_command(said) if command else said for said, command in advised]
+    return cause, (*sentences, *queue), remedies[0] if remedies else ""
+
+
+def _without_command(said: str) -> str:
+    """What the command is for becomes a sentence of its own."""
+    problem, _, remedy = said.rpartition("; ")
+    return f"{problem}. Next, {remedy}." if problem else said
 
 
 def page(
     sections: Sequence[Section], not_judged: Mapping[str, str], release: str, mode: str, baseline: str | None = None
 ) -> str:
     """The HTML document: the overview, worst first, and the experiments in its order; equal input, equal bytes."""
-    ordered = sorted(sections, key=lambda section: by_worst(section.row))
-    means = _means([section.row for section in sections])
-    means_before = _means([section.before for section in sections if isinstance(section.before, OverviewRow)])
+    ordered = sorted(sections, key=lambda section: by_worst(section.judgement))
+    means = _means([section.judgement for section in sections])
+    means_before = _means([section.before for section in sections if isinstance(section.before, Judgement)])
     return (
         _environment()
         .get_template("page.html")
@@ -357,8 +326,8 @@ def page(
     )
 
 
-def _means(rows: Sequence[OverviewRow]) -> dict[str, str]:
-    known = {metric: value for metric, value in mean_abs_errors(rows).items() if value is not None}
+def _means(judgements: Sequence[Judgement]) -> dict[str, str]:
+    known = {metric: value for metric, value in mean_abs_errors(judgements).items() if value is not None}
     return {metric.upper(): percent_plain(value) for metric, value in known.items()}
 
 
@@ -392,6 +361,8 @@ def _environment() -> Environment:
 
     environment.filters |= {
         "drawing": drawing,
+        "fit": fit_words,
+        "heat": heat_cells,
         "measured": measured_text,
         "table": table,
         "verbatim": verbatim,
@@ -410,22 +381,6 @@ def measured_text(name: str, value: Value) -> str:
     share = isinstance(value, float) and ("share" in name or name == "coverage")
     shown = percent_plain(float(value)) if share and isinstance(value, float) else cell_text(value)
     return f"{name.replace('_', ' ')}: {shown}"
-
-
-_COMMAND = re.compile(r": (blis-replay [^:]*)$")
-
-
-def command_of(sentence: str) -> str:
-    """The command that a sentence ends with; empty if none."""
-    found = _COMMAND.search(sentence)
-    return found[1] if found else ""
-
-
-def without_command(sentence: str) -> str:
-    """A sentence without the command at its end; what the command is for becomes a sentence of its own."""
-    said, commands = _COMMAND.subn("", sentence)
-    problem, _, remedy = said.rpartition("; ")
-    return f"{problem}. Next, {remedy}." if commands and problem else said
 
 
 def _safe(value: Any) -> Any:

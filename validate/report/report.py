@@ -17,8 +17,9 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import release_for, release_that_ships
+from blis_replay.validate.judgement import Judgement
 from blis_replay.validate.report.evidence import gather
-from blis_replay.validate.report.page import OverviewRow, Section, overview_row, page, section_of
+from blis_replay.validate.report.page import Section, page, section_of
 from blis_replay.validate.text.answer import Answer, Verbatim
 
 # What the extra `report` installs.
@@ -80,7 +81,7 @@ def report(
         raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))
     names = dict.fromkeys(release_that_ships([slug]) for slug in answers) if ships else [release.name]
     html = page(sections, not_judged, ", ".join(names), job.mode.name, baseline.name if baseline else None)
-    return Report(html, {section.row.slug: section.row.verdict for section in sections}, not_judged)
+    return Report(html, {section.judgement.slug: section.judgement.verdict for section in sections}, not_judged)
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ def _answer(job: _Job, slug: str) -> Section | str:
             return str(error)
 
 
-def _before(store: Store, slug: str, job: _Job) -> OverviewRow | str | None:
+def _before(store: Store, slug: str, job: _Job) -> Judgement | str | None:
     """The row with the baseline, or why there is none; None where none is asked for."""
     if job.baseline is None:
         return None
     try:
-        return overview_row(compare_experiment(store, slug, job.baseline, job.mode))
+        return compare_experiment(store, slug, job.baseline, job.mode).judgement
     except ExperimentError as error:
         return str(error)

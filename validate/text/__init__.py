@@ -1,4 +1,4 @@
 """Answers as text for a terminal.
 
-May import: ingest.
+May import: ingest, validate.judgement, validate.metrics.
 """

@@ -30,11 +30,16 @@ RECONSTRUCTED = "* ground truth: published aggregates, requests reconstructed fr
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence that is broken at the width there is, later lines indented; ``mark``: words in it that stand out."""
+    """A sentence that is broken at the width there is, later lines indented.
+
+    ``mark``: words in it that stand out.  ``command``: to be copied, at its end; on a line of its own if it would be
+    broken.
+    """
 
     text: str
     indent: str = "  "
     mark: Toned | None = None
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def part_text(part: Part) -> str:
         case str():
             return wrap(part)
         case Line():
-            return wrap(part.text, part.indent, part.mark)
+            return wrap(part.text, part.indent, part.mark, part.command)
         case Verbatim():
             return part.text
         case Table():
@@ -260,7 +265,7 @@ def part_html(part: Part) -> str:
         case str():
             return f"<p>{html_text(part)}</p>"
         case Line():
-            return f"<p>{html_text(part.text)}</p>"
+            return f"<p>{html_text(f'{part.text} {part.command}'.rstrip())}</p>"
         case Verbatim():
             return f"<pre>{html_verbatim(part.text)}</pre>"
         case Table():

@@ -25,9 +25,6 @@ _GAP = "  "
 _BELOW = " " * 6
 _LONGEST_BAR = 40
 
-# What a sentence ends with to say what to do.
-_COMMAND = re.compile(r": (blis-replay [^:]*)$")
-
 # Between a number and its unit, where no line ends.
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|us|ms|s)(?!\w))")
 
@@ -182,15 +179,16 @@ def _line(cells: Sequence[_Shown], widths: Sequence[int], left: Collection[int])
     return _GAP.join(shown).rstrip()
 
 
-def wrap(text: str, indent: str = "  ", mark: Toned | None = None) -> str:
+def wrap(text: str, indent: str = "  ", mark: Toned | None = None, command: str = "") -> str:
     """Text made printable and broken at the width there is (100 columns at most), later lines indented.
 
-    A command at its end that would be broken has a line of its own, to be copied.  ``mark``: words in it to be
-    shown in their tone.
+    ``mark``: words in it to be shown in their tone.  ``command``: what it ends with, to be copied: it has a line of its
+    own where it would be broken.
     """
-    filled, command = _filled(printable(text), indent), _COMMAND.search(printable(text))
-    if command and command[1] not in filled:
-        filled = _filled(printable(text)[: command.start(1)].rstrip(), indent) + f"\n{indent}{command[1]}"
+    said, copied = printable(text), printable(command)
+    filled = _filled(f"{said} {copied}".rstrip(), indent)
+    if copied not in filled:
+        filled = f"{_filled(said, indent)}\n{indent}{copied}"
     return filled if mark is None else filled.replace(printable(str(mark.value)), toned(str(mark.value), mark.tone), 1)
 
 

@@ -21,14 +21,13 @@ from blis_replay.ingest.checks.overload import Queue
 from blis_replay.ingest.store import list_runs, open_store
 from blis_replay.replay.executors import Progress, pool_map
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.comparison.capacity import Measure
-from blis_replay.validate.comparison.saturation import Saturation
+from blis_replay.validate.comparison.saturation import Measure, Saturation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.report.charts import charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart
-from blis_replay.validate.report.page import by_worst, measured_text, metric_table, overview_row, section_of
+from blis_replay.validate.report.page import by_worst, heat_cells, measured_text, metric_table, section_of
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.report.series import QuantileCurve, quantile_curve
 from blis_replay.validate.report.svg import COLOURS
@@ -169,7 +168,7 @@ def test_an_overloaded_run_shows_what_it_is_judged_by(wrong_evidence: Evidence) 
         ("Output tokens/s while the queue grows", "-12.0 %", "beyond", "1,000 → 880 tokens/s"),
         ("ITL", "+5.0 %", "within", "20.00 → 21.00 ms"),
     ]
-    assert {cell.heat for cell in section.row.cells} == {0}
+    assert {cell.heat for cell in heat_cells(section.judgement)} == {0}
     assert (section.cause, section.remedy) == ("saturation", "")
 
 
@@ -212,12 +211,12 @@ def test_the_worst_comes_first_and_is_the_hottest(planted_report: Report, wrong_
     assert [e.attributes.get("open") for e in document.named("details") if e.attributes.get("class") == "fold"] == [
         *("", None)
     ], "the worst is open, the others are folded"
-    row = overview_row(wrong_evidence.comparison)
+    judgement = wrong_evidence.comparison.judgement
     error = wrong_evidence.comparison.metrics["ttft"]["mean"].error
     assert error is not None
-    assert row.worst == pytest.approx(error / THRESHOLDS["ttft"])
-    assert [cell.heat for cell in row.cells] == [1, 0, 4, 4, 0]
-    assert by_worst(row)[0] == 0
+    assert by_worst(judgement)[2] == pytest.approx(-error / THRESHOLDS["ttft"])
+    assert [cell.heat for cell in heat_cells(judgement)] == [1, 0, 4, 4, 0]
+    assert by_worst(judgement)[0] == 0
 
 
 def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_report: Report) -> None:

@@ -1,0 +1,299 @@
+"""Two sides compared, as data: every number of both, and the judgement of a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from blis_replay.blis.latency.datasheets import same_gpu
+from blis_replay.ingest.checks.overload import CHECK as OVERLOAD_CHECK
+from blis_replay.ingest.recording import Finding, GroundTruth, Recording
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
+from blis_replay.validate.comparison.saturation import Measure, Saturation, saturation_remarks
+from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
+from blis_replay.validate.comparison.warm_up import WarmUp
+from blis_replay.validate.judgement import Command, Draws, Judgement, Quantity, Remark, Verdict, held, remark
+from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS, relative_error
+from blis_replay.validate.metrics.objectives import Attainment, attainment_json
+from blis_replay.validate.metrics.observed import Selection, overloaded
+
+if TYPE_CHECKING:
+    from blis_replay.validate.schedule import ScheduleVerdict
+
+# With more requests than this without latencies, those that have some are not the run.
+_MOST_WITHOUT = 0.1
+WITHOUT_LATENCIES = "without recorded latencies"
+
+
+@dataclass(frozen=True)
+class MetricCell:
+    """One number on both sides, us.  Where a replay is compared with its recording, A is observed and B simulated.
+
+    A side that cannot give it is None, with a ``reason``; ``between_us`` are bounds of A where it has only
+    those.  ``unusable``: the instrument check that forbids A's number, which is then None.
+    """
+
+    a_us: float | None
+    b_us: float | None
+    reason: str | None = None
+    between_us: tuple[float, float] | None = None
+    unusable: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """B / A - 1, None if a side is missing."""
+        return relative_error(self.a_us, self.b_us)
+
+    @property
+    def difference_us(self) -> float | None:
+        """B less A, None if a side is missing."""
+        return None if self.a_us is None or self.b_us is None else self.b_us - self.a_us
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Request-by-request agreement of one metric: MAPE as a fraction, Pearson's r."""
+
+    mape: float | None
+    correlation: float | None
+
+
+@dataclass(frozen=True)
+class Promised:
+    """What came of objectives on the server and in the replay.
+
+    Of published aggregates only the statistics that were published are known, and no goodput.
+    """
+
+    observed: Attainment
+    simulated: Attainment
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides compared.
+
+    ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
+    ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
+    of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
+    change the replay.  ``requests_hash``: of a recording that the release of the replay does not name.
+    ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``capacity``: what of a run that
+    had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
+    of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
+    the errors of many reconstructions.  ``noise``: what recordings of this load differ by; no threshold is below it.
+    ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
+    """
+
+    recording: Recording
+    replay: ReplayRun | None
+    selection: Selection
+    compared: tuple[int, int]
+    metrics: dict[str, dict[str, MetricCell]]
+    paired: dict[str, Pairing]
+    excluded: dict[str, int]
+    saturation: Saturation | None = None
+    capacity: tuple[Measure, ...] | None = None
+    open_arguments: tuple[OpenArgument, ...] = ()
+    schedule: ScheduleVerdict | None = None
+    requests_hash: str = ""
+    draws: Draws | None = None
+    noise: NoiseFloor | None = None
+    promised: Promised | None = None
+    warming: WarmUp | None = None
+
+    @property
+    def run(self) -> ReplayRun:
+        """The replay that side B is; raises ``ValueError`` if it is none."""
+        if self.replay is None:
+            raise ValueError("side B of this comparison is not a replay")
+        return self.replay
+
+    @property
+    def slug(self) -> str:
+        """Of the recording of side A."""
+        return self.recording.slug
+
+    @property
+    def alias(self) -> str:
+        """Of the recording of side A."""
+        return self.recording.alias
+
+    @property
+    def ground_truth(self) -> GroundTruth:
+        """Of the recording of side A."""
+        return self.recording.ground_truth
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of the recording of side A."""
+        return self.recording.findings
+
+    @property
+    def requests(self) -> int:
+        """How many were compared, of side B where A has published numbers only."""
+        return self.compared[1]
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the server had more load than it could serve, so that its latencies judge no simulator."""
+        return not self.is_before_the_queue and (self.capacity is not None or overloaded(self.findings))
+
+    @property
+    def is_before_the_queue(self) -> bool:
+        """Whether only requests are compared that were sent before the queue grew: latencies judge these."""
+        return self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the server queued so long, from some second on, that its latencies say nothing of a component."""
+        queued = self.saturation is not None and self.saturation.observed.from_us is not None
+        return not self.is_before_the_queue and (queued or self.overloaded)
+
+    def limit(self, metric: str, statistic: str = "mean") -> float:
+        """The largest absolute error that passes; never below what recordings of this load differ by."""
+        limit = THRESHOLDS[metric]
+        return limit if self.noise is None else self.noise.at_least((metric, statistic), limit)
+
+    def held(self, metric: str, statistic: str, limit: float, unsure: float | None = None) -> Quantity:
+        """One number of the table against a limit; ``unsure``: as of ``judgement.held``, None as of the fit."""
+        cell, name = self.metrics[metric][statistic], METRIC_NAMES[metric]
+        named = name if statistic == "mean" else f"{name} {statistic}"
+        share = unsure_of(self.replay) if unsure is None else unsure
+        sides = cell.a_us, cell.b_us
+        return held((metric, statistic), limit, sides, name=named, draws=self.draws, unsure=share)
+
+    def held_measure(self, measure: Measure, limit: float | None = None) -> Quantity:
+        """One measure of an overloaded run against a limit, None: its own."""
+        # Of these only the ITL does not grow with a queue, and differs between recordings as theirs does.
+        usual = self.limit("itl") if measure.slug == "itl" else THRESHOLDS[measure.metric]
+        return held(
+            (measure.slug, "mean"),
+            usual if limit is None else limit,
+            (measure.observed, measure.simulated),
+            name=measure.name,
+            unit=measure.unit,
+            metric=measure.metric,
+            draws=self.draws,
+            unsure=unsure_of(self.replay),
+        )
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """What is to be said of this replay: worked out here, and nowhere else."""
+        means = [self.held(metric, "mean", self.limit(metric)) for metric in THRESHOLDS]
+        served = [self.held_measure(measure) for measure in self.capacity or ()]
+        return Judgement(
+            slug=self.slug,
+            alias=self.alias,
+            ground_truth=self.ground_truth,
+            requests=self.requests,
+            uses=self.uses,
+            overloaded=self.overloaded,
+            judged=tuple(served if self.overloaded else means),
+            tails=tuple(self.held(metric, "p99", limit, 0.0) for metric, limit in TAIL_LIMITS.items()),
+            refused=self.unusable,
+            lost=self.lost,
+            unsure=unsure_of(self.replay),
+            errors={(m, s): cell.error for m, cells in self.metrics.items() for s, cell in cells.items()},
+            of_queue=self._of_queue,
+            remarks=tuple(_remarks(self)),
+        )
+
+    @property
+    def before_the_queue(self) -> Command | None:
+        """Compares what came before the server saturated; None if it did not, or too little came."""
+        if not self.saturated or self.saturation is None or not self.saturation.share_before:
+            return None
+        return Command("validate", self.alias, f" --window 0:{self.saturation.share_before:g}")
+
+    @property
+    def _of_queue(self) -> Command | None:
+        """What a reader of a saturated run wants next: causes of latencies that measure a queue are the queue's."""
+        if not self.saturated:
+            return None
+        check = f" --check {OVERLOAD_CHECK}" if self.overloaded else ""
+        return self.before_the_queue or Command("inspect", self.alias, check, of_release=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """As of its judgement."""
+        return self.judgement.verdict
+
+    @property
+    def unusable(self) -> dict[str, str]:
+        """Gated metrics whose mean must not be used, each with check and reason."""
+        means = {metric: self.metrics[metric]["mean"] for metric in THRESHOLDS}
+        return {m: (cell.reason or "").removeprefix("unusable: ") for m, cell in means.items() if cell.unusable}
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
+        not_simulated = self.replay.not_simulated if self.replay else ()
+        reasons = [f"not simulated: {what}" for what in not_simulated]
+        reasons += [f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric]
+        without = self.excluded.get(WITHOUT_LATENCIES, 0)
+        if without > _MOST_WITHOUT * (without + self.requests):
+            reasons.append(f"only {self.requests:,} of {without + self.requests:,} requests have latencies")
+        return tuple(reasons)
+
+    @property
+    def uses(self) -> str:
+        """``fitted on this run`` (its latencies), ``its steps`` or ``no recording``; ``held out``; ``unknown``."""
+        release, recording = self.run.release, self.recording
+        if not release.fitted_on:
+            return "unknown" if release.fitted_on is None else "fitted on no recording"
+        used = release.used(recording.slug, recording.content_hash, self.requests_hash)
+        return {"steps": "fitted on its steps", "latencies": "fitted on this run", None: "held out"}[used]
+
+
+# A release that names no data type is taken for one of these, unless it was fitted on this run.
+_SIXTEEN_BITS = ("auto", "bfloat16", "float16", "half")
+
+
+def hardware_remarks(comparison: Comparison) -> list[Remark]:
+    """Coefficients are of one GPU and data type: the recording ran on another, or does not say on which."""
+    recording, release, entry = comparison.recording, comparison.run.release, comparison.run.entry
+    remarks = []
+    if not same_gpu(recording.hardware or "not recorded", release.hardware):
+        recorded = recording.hardware or "not recorded"
+        remarks.append(remark("hardware", recorded=recorded, release=release.hardware))
+    dtype, own = recording.served_dtype, comparison.uses in ("fitted on this run", "fitted on its steps")
+    if dtype is not None and dtype not in _SIXTEEN_BITS and entry is not None and entry.dtype is None and not own:
+        remarks.append(remark("data_type", recorded=dtype))
+    return remarks
+
+
+def draws_remarks(comparison: Comparison) -> list[Remark]:
+    """Median and range of the errors of all reconstructions, where they decide something."""
+    draws = comparison.draws
+    if draws is None or not draws.count:
+        return []
+    ranges = {m: draws.range_of((m, "mean")) for m in THRESHOLDS if (m, "mean") in draws.errors}
+    return [remark("draws", count=draws.count, ranges=ranges)]
+
+
+def _remarks(comparison: Comparison) -> list[Remark]:
+    noise, found, beyond = comparison.noise, comparison.saturation, comparison.run.outside
+    remarks = []
+    if found is not None and found.from_us is not None:
+        remarks.append(remark("saturation", verdict=saturation_remarks(found)[0]))
+    remarks += draws_remarks(comparison)
+    if noise is not None:
+        apart = {m: noise.apart[m, "mean"] for m in THRESHOLDS if (m, "mean") in noise.apart}
+        errors = {m: comparison.metrics[m]["mean"].error for m in apart}
+        within = [m for m, error in errors.items() if error is not None and abs(error) <= apart[m]]
+        remarks.append(remark("repeats", recordings=noise.recordings, apart=apart, within=within))
+    for side, attained in (vars(comparison.promised) if comparison.promised else {}).items():
+        remarks.append(remark("slo", side=side, attained=attainment_json(attained)))
+    remarks += hardware_remarks(comparison)
+    if comparison.warming is not None:
+        remarks.append(remark("warm_up", **vars(comparison.warming)))
+    if beyond is not None and beyond.matters:
+        remarks.append(remark("extrapolated", what=str(beyond)))
+    remarks += argument_remarks(comparison.recording, comparison.open_arguments)
+    if left_out := sum(comparison.excluded.values()):
+        remarks.append(remark("left_out", requests=left_out))
+    changed = [(f.severity, f.check, f.metric or "") for f in comparison.findings if f.severity != "note"]
+    return [*remarks, *([remark("checks", findings=changed)] if changed else [])]

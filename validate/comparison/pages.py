@@ -1,0 +1,369 @@
+"""The whole page of an experiment, the table of many, and both for programs: rows and JSON.
+
+Times of a table are in us and written in ms; JSON has ms, and errors as fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blis_replay.ingest.errors import counted
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
+from blis_replay.replay.store import provenance_of
+from blis_replay.validate.comparison.arguments import argument_remarks
+from blis_replay.validate.comparison.comparison import Comparison, MetricCell, hardware_remarks
+from blis_replay.validate.comparison.saturation import saturation_json, saturation_remarks
+from blis_replay.validate.comparison.validated import Validated
+from blis_replay.validate.comparison.verdict_text import (
+    beyond_fit,
+    error_cell,
+    fit_words,
+    held_text,
+    marked,
+    verdict_line,
+    verdict_tone,
+    why_not_judged,
+)
+from blis_replay.validate.judgement import Draws, Quantity, Remark, exit_code, mean_abs_errors, means_by_fit, remark
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.metrics.objectives import attainment_json
+from blis_replay.validate.metrics.resampling import MetricStatistic
+from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
+from blis_replay.validate.text.cells import in_ms, milliseconds, percent_plain
+from blis_replay.validate.text.messages import words
+
+# -- The whole page of one experiment --------------------------------------------------------------------------
+
+_METRIC_COLUMNS = (
+    *(Column(""), Column("observed ms", "ms"), Column("simulated ms", "ms"), Column("error", "error")),
+    Column("difference ms", "ms_difference", wide=1),
+)
+_SIDE_BY_SIDE_COLUMNS = (
+    *(Column("side by side"), Column("observed ms", "ms"), Column("embedded ms", "ms"), Column("error", "error")),
+    *(Column("BLIS ms", "ms"), Column("error", "error")),
+)
+
+
+def comparison_page(comparison: Comparison) -> list[Part]:
+    """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
+    changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
+    judgement = comparison.judgement
+    beside = [r for r in judgement.remarks if r.code in ("draws", "repeats", "slo")]
+    rows: list[list[Cell]] = [
+        [
+            f"{METRIC_NAMES[m]} {s}",
+            observed_cell(c),
+            *([""] * 3 if c.unusable else [c.b_us, error_cell(comparison, m, s), c.difference_us]),
+        ]
+        for m, cells in comparison.metrics.items()
+        for s, c in cells.items()
+    ]
+    return [
+        _head(comparison),
+        Table("", _METRIC_COLUMNS, rows),
+        pairs_sentence(comparison),
+        Block([words(note) for note in notes(comparison)]),
+        verdict_line(comparison),
+        *(words(r) for r in beside if r.code != "draws" or not judgement.open_by_fit),
+        *([_saturation_block(comparison)] if comparison.saturation else []),
+        Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),
+    ]
+
+
+def notes(comparison: Comparison) -> list[Remark]:
+    """What the numbers rest on, who was left out, and why a number is missing."""
+    simulated, missing = comparison.run.simulated, {}
+    for metric, cells in comparison.metrics.items():
+        for name, cell in cells.items():
+            if cell.reason and not cell.unusable:
+                lacks = "observed" if cell.b_us is not None else "compared"
+                missing.setdefault((METRIC_NAMES[metric], metric, lacks, cell.reason), []).append(name)
+    return [
+        *(remark("basis", what=what, how=how) for what, how in comparison.run.basis.items()),
+        *([remark("schedule", sentence=comparison.schedule.sentence)] if comparison.schedule else []),
+        *hardware_remarks(comparison),
+        *argument_remarks(comparison.recording, comparison.open_arguments),
+        *(remark("left_out", requests=count, why=why) for why, count in comparison.excluded.items()),
+        *(remark("not_simulated", what=what) for what in comparison.run.not_simulated),
+        *(remark("known_difference", what=what) for what in simulated.differences),
+        *(
+            remark("missing", metric=metric, statistics=names, lacks=lacks, why=why)
+            for (_, metric, lacks, why), names in sorted(missing.items())
+        ),
+    ]
+
+
+def _head(comparison: Comparison) -> Block:
+    run = comparison.run
+    truth = "recorded" if comparison.ground_truth == "recorded" else "published aggregates, requests reconstructed"
+    by = "" if run.simulator == "embedded" else f"simulator: {run.simulator}; "
+    scheduling = "asynchronous" if run.simulated.asynchronous else "synchronous"
+    replayed = f"coefficients: {run.release.name} ({fit_words(comparison.uses)}); replay {run.mode.name}"
+    return Block(
+        [
+            Line(f"{comparison.alias}  ({comparison.slug})", mark=Toned(comparison.alias, "heading")),
+            Line(f"  ground truth: {truth}; {counted(comparison.requests, 'request')} compared", "    "),
+            Line(f"  {by}{replayed}, {scheduling} scheduling", "    "),
+        ]
+    )
+
+
+def _saturation_block(comparison: Comparison) -> Block:
+    verdict, *reasons = map(words, saturation_remarks(comparison.saturation) if comparison.saturation else [])
+    return Block([marked(f"saturation: {verdict}", "saturation"), *(f"- {reason}" for reason in reasons)])
+
+
+def observed_cell(cell: MetricCell) -> str | float | None:
+    """The observed value in us; as text its bounds in ms, or the check that forbids it."""
+    if cell.unusable:
+        return f"unusable: {cell.unusable}"
+    if cell.between_us:
+        return f"{milliseconds(cell.between_us[0])} .. {milliseconds(cell.between_us[1])}"
+    return cell.a_us
+
+
+def pairs_sentence(comparison: Comparison) -> str:
+    """How well single requests agree; empty where none were recorded."""
+    parts = [
+        f"{METRIC_NAMES[metric]} MAPE {percent_plain(pair.mape)}"
+        + ("" if pair.correlation is None else f", r {pair.correlation:.3f}")
+        for metric, pair in comparison.paired.items()
+    ]
+    return "request by request: " + "; ".join(parts) if parts else ""
+
+
+def side_by_side_page(embedded: Comparison, blis: Comparison) -> list[Part]:
+    """The page of the embedded engine's comparison, then BLIS beside it and where it differs."""
+    rows: list[list[Cell]] = []
+    for metric in METRICS:
+        for name, cell in embedded.metrics[metric].items():
+            sides = [(side.metrics[metric][name].b_us, error_cell(side, metric, name)) for side in (embedded, blis)]
+            numbers: list[Cell] = [""] * 4 if cell.unusable else [number for side in sides for number in side]
+            rows.append([f"{metric.upper()} {name}", observed_cell(cell), *numbers])
+    ran = f"BLIS ran with coefficients: {blis.run.release.name}"
+    return [
+        *comparison_page(embedded),
+        Table("", _SIDE_BY_SIDE_COLUMNS, rows),
+        Block([ran, verdict_line(blis)]),
+        Block([f"- {line}" for line in blis.run.simulated.differences], "where the engines differ")
+        if blis.run.simulated.differences
+        else "no known difference between the engines applies to these requests",
+    ]
+
+
+# -- Many experiments, or the load stages of one ---------------------------------------------------------------
+
+ERROR_COLUMNS = (*((metric, name) for metric in ("e2e", "ttft", "itl") for name in STATISTICS), ("tpot", "mean"))
+# What 80 columns leave room for, and the others in the order in which they are wanted.
+_ALWAYS = {("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")}
+_WANTED = sorted(
+    (cell for cell in ERROR_COLUMNS if cell not in _ALWAYS),
+    key=lambda cell: ("p99", "p50", "p90", "mean").index(cell[1]),
+)
+# The metric's name stands over its mean.
+_ERRORS = tuple(
+    Column(
+        cell[0].upper() if cell[1] == "mean" else cell[1],
+        "error_short",  # so that a row of an experiment has 80 columns
+        wide=_WANTED.index(cell) + 1 if cell in _WANTED else 0,
+        spare=int(cell == ("itl", "mean")),  # no verdict rests on it
+    )
+    for cell in ERROR_COLUMNS
+)
+_NAMED = (Column("experiment", "text"), Column("fit on", "text"))
+_JUDGED = (
+    *(*_NAMED, *_ERRORS, Column("verdict", "word")),
+    Column("requests", "count", wide=len(_WANTED) + 1),
+    Column("slug", "text", wide=len(_WANTED) + 2),
+)
+_MEASURES = {"tokens_per_s": "tokens/s", "makespan": "makespan", "itl": "ITL", "e2e_outside": "unqueued"}
+_SERVED = (*_NAMED, *columns_named(*_MEASURES.values(), kind="error"), Column("verdict", "word"))
+_BY_DRAWS = "some reconstructions of the requests pass and others fail"
+
+
+def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
+    """A row per load stage of the experiment, also where there was nothing to compare."""
+    compared = {c.selection.stage: [c.requests, *_error_cells(c)] for c in stages}
+    nothing: list[Cell] = [0, *(None for _ in ERROR_COLUMNS)]
+    columns = (Column(f"{whole.alias} by load stage", "text"), Column("requests", "count"), *_ERRORS)
+    return Table("", columns, [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.recording.stages])
+
+
+def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
+    """The table of all experiments, with means; the overloaded ones apart, with what they are judged by."""
+    ordered = sorted(comparisons, key=lambda c: c.alias)
+    means = [
+        [f"mean, {kind}", "", *(percent_plain(of[m]) if s == "mean" else "" for m, s in ERROR_COLUMNS), "", "", ""]
+        for kind, of in means_by_fit([c.judgement for c in comparisons]).items()
+    ]
+    gated = [[*_name(c), *_error_cells(c), _verdict(c), c.requests, c.slug] for c in ordered if not c.overloaded]
+    apart = [_served(c) for c in ordered if c.overloaded]
+    return [
+        Table("", _JUDGED, [*gated, *means]),
+        *([Table("overloaded: judged by what was served, not by latencies", _SERVED, apart)] if apart else []),
+        *([RECONSTRUCTED] if any(c.ground_truth != "recorded" for c in comparisons) else []),
+        Block(_outcome(ordered, not_judged)),
+    ]
+
+
+def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
+    """How many experiments pass; then which do not, each reason once."""
+    of_kind: dict[str, dict[str, list[str]]] = {"failed": {}, "open": {}, "not judged": {}}
+    for c in ordered:
+        judgement = c.judgement
+        if judgement.verdict == "fail":
+            of_kind["failed"].setdefault(", ".join(map(held_text, judgement.beyond)), []).append(c.alias)
+        elif judgement.verdict == "not decided":
+            why = beyond_fit(judgement) if judgement.open_by_fit else _BY_DRAWS
+            of_kind["open"].setdefault(why, []).append(c.alias)
+        elif judgement.verdict != "pass":
+            of_kind["not judged"].setdefault(why_not_judged(c), []).append(c.alias)
+    for alias, why in not_judged.items():
+        of_kind["not judged"].setdefault(why, []).append(alias)
+    others = {kind: sum(map(len, reasons.values())) for kind, reasons in of_kind.items()}
+    passed = sum(c.verdict == "pass" for c in ordered)
+    total = passed + sum(others.values())
+    count = ", ".join([f"{passed} of {total} pass", *(f"{n} {kind}" for kind, n in others.items() if n)])
+    named = [
+        Line(f"{kind}: {', '.join(aliases)}: {why}", mark=Toned(kind, "bad" if kind == "failed" else "caution"))
+        for kind, reasons in of_kind.items()
+        for why, aliases in reasons.items()
+    ]
+    more = Line("more of one:", command="blis-replay validate NAME")
+    return [Line(count, mark=Toned(count, "heading")), *named, more]
+
+
+def _served(c: Comparison) -> list[Cell]:
+    """A row of the overloaded runs; what is beyond its limit stands out."""
+    measures = {quantity.key: quantity for quantity in c.judgement.judged}
+    found = [measures.get(key) for key in _MEASURES]
+    cells = [q and (Toned(q.error, "bad") if q.state == "beyond" else q.error) for q in found]
+    return [*_name(c), *cells, _verdict(c)]
+
+
+def _verdict(c: Comparison) -> Toned:
+    """In few letters: the table has to fit 80 columns."""
+    return Toned("open" if c.verdict == "not decided" else c.verdict, verdict_tone(c.verdict))
+
+
+def _name(c: Comparison) -> list[Cell]:
+    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), c.uses.removeprefix("fitted on ")]
+
+
+def _error_cells(comparison: Comparison) -> list[Cell]:
+    return [error_cell(comparison, metric, name) for metric, name in ERROR_COLUMNS]
+
+
+# -- For programs -----------------------------------------------------------------------------------------------
+
+DATA_COLUMNS = (
+    *columns_named("experiment", "alias", "simulator", "stage", "verdict", "metric", "statistic", kind="data"),
+    *columns_named("observed_ms", "simulated_ms", "error", kind="real"),
+    Column("reason", "data"),
+)
+
+
+def comparison_answer(comparison: Comparison) -> Answer:
+    """What is said of one experiment; its rows are one per metric and statistic."""
+    rows = Table("", DATA_COLUMNS, data_rows(comparison))
+    return Answer(comparison_page(comparison), comparison_json(comparison), rows, exit_code([comparison.verdict]))
+
+
+def data_rows(c: Comparison) -> list[list[Cell]]:
+    """A row per metric and statistic."""
+    named = (c.slug, c.alias, c.run.simulator, c.selection.stage, c.verdict)
+    return [
+        [*named, m, s, *(us and us / 1000 for us in (cell.a_us, cell.b_us)), cell.error, cell.reason]
+        for m, cells in c.metrics.items()
+        for s, cell in cells.items()
+    ]
+
+
+def report_json(report: Validated) -> dict[str, object]:
+    """Experiments, means over the gated ones, and what could not be judged."""
+    experiments = []
+    for comparison in report.comparisons:
+        entry = comparison_json(comparison)
+        if comparison.slug in report.stages:
+            entry["stages"] = [comparison_json(stage) for stage in report.stages[comparison.slug]]
+        experiments.append(entry)
+    first = report.comparisons[0].run if report.comparisons else None
+    judgements = [comparison.judgement for comparison in report.comparisons]
+    return {
+        "experiments": experiments,
+        "mean_abs_error": mean_abs_errors(judgements),
+        "mean_abs_error_by_fit": means_by_fit(judgements),
+        "not_judged": report.not_judged,
+        "thresholds": THRESHOLDS,
+        "provenance": {
+            "coefficients": first.release.name if first else None,
+            "coefficients_hash": first.release.sha256 if first else None,
+            "replay": first.mode.name if first else None,
+        },
+    }
+
+
+def comparison_json(comparison: Comparison) -> dict[str, object]:
+    """One experiment; times in ms, errors and MAPE as fractions."""
+    judgement, noise = comparison.judgement, comparison.noise
+    served = None if comparison.capacity is None else [comparison.held_measure(m) for m in comparison.capacity]
+    return {
+        "slug": comparison.slug,
+        "alias": comparison.alias,
+        "ground_truth": comparison.ground_truth,
+        "requests": comparison.requests,
+        "excluded": comparison.excluded,
+        "stage": comparison.selection.stage,
+        "metrics": {m: {s: _cell_json(cell) for s, cell in cells.items()} for m, cells in comparison.metrics.items()},
+        "paired": {metric: vars(pairing) for metric, pairing in comparison.paired.items()},
+        "coefficients_use": judgement.uses,
+        "verdict": judgement.verdict,
+        "failed_thresholds": [quantity.key for quantity in judgement.beyond],
+        "capacity": served and [_measure_json(quantity) for quantity in served],
+        "unusable": judgement.refused,
+        "repeats": noise and {"recordings": list(noise.recordings), "apart": _by_metric(noise.apart)},
+        "slo": comparison.promised and {side: attainment_json(one) for side, one in vars(comparison.promised).items()},
+        "reconstructions": comparison.draws and _draws_json(comparison.draws),
+        "unsure": judgement.unsure,
+        "warm_up": comparison.warming and vars(comparison.warming),
+        "findings": [vars(finding) for finding in comparison.findings],
+        "saturation": comparison.saturation and saturation_json(comparison.saturation),
+        "open_arguments": [vars(argument) for argument in comparison.open_arguments],
+        "schedule": comparison.schedule and comparison.schedule.document,
+        "known_differences": list(comparison.run.simulated.differences),
+        "not_simulated": list(comparison.run.not_simulated),
+        "provenance": provenance_of(comparison.run),
+    }
+
+
+def _draws_json(draws: Draws) -> dict[str, object]:
+    ranges = {cell: dict(zip(("low", "median", "high"), draws.range_of(cell), strict=True)) for cell in draws.errors}
+    return {"count": draws.count, "errors": _by_metric(ranges)}
+
+
+def _by_metric(values: Mapping[MetricStatistic, object]) -> dict[str, dict[str, object]]:
+    named: dict[str, dict[str, object]] = {}
+    for (metric, statistic), value in values.items():
+        named.setdefault(metric, {})[statistic] = value
+    return named
+
+
+def _measure_json(quantity: Quantity) -> dict[str, object]:
+    return {
+        "measure": quantity.key,
+        "unit": quantity.unit,
+        "observed_value": quantity.observed,
+        "simulated_value": quantity.simulated,
+        "error": quantity.error,
+        "limit": quantity.limit,
+    }
+
+
+def _cell_json(cell: MetricCell) -> dict[str, object]:
+    return {
+        "observed_ms": in_ms(cell.a_us),
+        "simulated_ms": in_ms(cell.b_us),
+        "error": cell.error,
+        **({"reason": cell.reason} if cell.reason else {}),
+        **({"observed_between_ms": [in_ms(bound) for bound in cell.between_us]} if cell.between_us else {}),
+    }

@@ -1,0 +1,155 @@
+"""The words of every remark on a judgement, by its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from blis_replay.ingest.errors import counted
+from blis_replay.validate.judgement import Remark
+from blis_replay.validate.metrics.latency import METRIC_NAMES
+from blis_replay.validate.metrics.objectives import attainment_line
+from blis_replay.validate.text.cells import percent, percent_plain
+
+
+def words(remark: Remark) -> str:
+    """A remark as a sentence."""
+    return MESSAGES[remark.code](**remark.values)
+
+
+def _named(errors: Mapping[str, float], written: Callable[[float], str]) -> str:
+    return ", ".join(f"{METRIC_NAMES[metric]} {written(value)}" for metric, value in errors.items())
+
+
+def _draws(count: int, ranges: Mapping[str, tuple[float, float, float]]) -> str:
+    parts = [
+        f"{METRIC_NAMES[metric]} {percent(middle)} ({percent(low)} to {percent(high)})"
+        for metric, (low, middle, high) in ranges.items()
+    ]
+    return (
+        f"When each request came was not published. {count} reconstructions of it, median error of the mean "
+        f"and range: {', '.join(parts)}"
+    )
+
+
+def _repeats(recordings: Sequence[str], apart: Mapping[str, float], within: Sequence[str]) -> str:
+    said = f"; the error of {', '.join(METRIC_NAMES[metric] for metric in within)} is no larger" if within else ""
+    return (
+        f"{len(recordings)} recordings of this load differ in the mean by up to {_named(apart, percent_plain)} "
+        f"({', '.join(recordings)}); no error below that is a failure{said}"
+    )
+
+
+def _warm_up(
+    requests: int,
+    until_us: int,
+    late_us: float,
+    p99_without: float,
+    stalls: int,
+    stalled_us: int,
+    p99_replayed: float | None,
+) -> str:
+    replayed = "" if p99_replayed is None else f", with --replay warm_up=recorded {percent(p99_replayed)}"
+    return (
+        f"warm-up: the first {counted(requests, 'request')} (until second {until_us / 1e6:.1f}) got first tokens "
+        f"{late_us / 1e6:.2f} s later than simulated, as the server was warming up ({counted(stalls, 'stall')}, "
+        f"{stalled_us / 1e6:.1f} s together); without them the TTFT error at p99 is {percent(p99_without)}{replayed}"
+    )
+
+
+def _not_recorded(arguments: Sequence[tuple[str, str | None, str]]) -> str:
+    named = ", ".join(
+        f"{name} ({'' if value is None else f'{value} assumed; '}{why})" for name, value, why in arguments
+    )
+    return f"not recorded: {named}; give what you know with `blis-replay ingest --engine FILE`"
+
+
+def _checks(findings: Sequence[tuple[str, str, str]]) -> str:
+    """Severity, check and metric of the findings that changed or removed a number."""
+    parts = []
+    for severity in ("unusable", "corrected"):
+        of_severity = [(check, metric) for found, check, metric in findings if found == severity]
+        named = [
+            f"{check} ({METRIC_NAMES[metric]})" if metric in METRIC_NAMES else check for check, metric in of_severity
+        ]
+        parts += [f"{severity}: {', '.join(dict.fromkeys(named))}"] if named else []
+    return f"instrument checks: {'; '.join(parts)}"
+
+
+_SIDES = {"observed": "the recording", "simulated": "the replay"}
+_EXPLAINS = {
+    "recording": "; elsewhere the simulator is within its limits",
+    "simulator": "; the simulator is off by more than the queue explains",
+    "not told": "; too little was served elsewhere to judge the simulator",
+    "neither": "",
+}
+
+
+def _saturates(server: bool, from_s: float, until_s: float | None, explains: str) -> str:
+    who = "server" if server else "simulated server"
+    if until_s is None:
+        where = f"the {who} saturates at {from_s:,.1f} s; latencies after that are not comparable"
+    else:
+        where = f"the {who} is saturated from {from_s:,.1f} s to {until_s:,.1f} s; latencies between are not comparable"
+    return where + _EXPLAINS[explains]
+
+
+def _queues(side: str, from_s: float, in_flight: int | None, longest_s: float) -> str:
+    flight = "" if in_flight is None else f", with {in_flight:,} requests in flight"
+    return f"{_SIDES[side]} queues from {from_s:,.1f} s on{flight}; the longest wait is {longest_s:,.1f} s"
+
+
+def _client_limits(limits: Sequence[tuple[int | None, float, int]]) -> str:
+    held = [
+        f"{'' if stage is None else f'in stage {stage}, '}from second {from_s:,.1f} on, {in_flight:,}"
+        for stage, from_s, in_flight in limits
+    ]
+    return (
+        f"the client held its requests in flight at a limit ({'; '.join(held)}): it sent one when another was done. "
+        "Its arrivals carry the server's speed, so a slower simulator builds a queue that this client would not have "
+        "built, and a faster one idles"
+    )
+
+
+MESSAGES: Mapping[str, Callable[..., str]] = {
+    "saturation": lambda verdict: f"saturation: {words(verdict)}",
+    "saturates": _saturates,
+    "short_queues_only": lambda: "short queues only: every latency can be compared",
+    "queues": _queues,
+    "shorter_queues": lambda side, total_s, longest_s: (
+        f"{_SIDES[side]} has shorter queues, {total_s:,.1f} s in all, that go away again; the longest wait is "
+        f"{longest_s:,.1f} s"
+    ),
+    "no_queue": lambda side: f"{_SIDES[side]} does not queue",
+    "failures": lambda count, from_s: f"{count:,} requests failed, the first one sent at second {from_s:,.1f}",
+    "errors_outside": lambda ends, requests, e2e, ttft: (
+        f"before {'and after ' if ends else ''}that, over {requests:,} requests, the errors of the mean are "
+        f"E2E {percent(e2e)}, TTFT {percent(ttft)}"
+    ),
+    "throughput": lambda error, offered: (
+        f"while the recorded queue grows, the error of the throughput is {percent(error)}; demand was {offered:.2f} "
+        "times what the server delivered"
+    ),
+    "growth": lambda observed, simulated: (
+        f"the wait grows by {observed:.2f} s per second in the recording, by {simulated:.2f} s in the replay"
+    ),
+    "client_limits": _client_limits,
+    "draws": _draws,
+    "repeats": _repeats,
+    "slo": lambda side, attained: f"{side}: {attainment_line(attained)}",
+    "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are for {release}",
+    "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
+    "warm_up": _warm_up,
+    "extrapolated": lambda what: f"extrapolated: {what}",
+    "not_recorded": _not_recorded,
+    "sources_disagree": lambda what: f"sources disagree: {what}",
+    "scheduler": lambda what: f"scheduler: {what}",
+    "left_out": lambda requests, why="": f"left out: {counted(requests, 'request')}{why and f' {why}'}",
+    "checks": _checks,
+    "basis": lambda what, how: f"{what}: {how}",
+    "schedule": lambda sentence: f"schedule: {sentence}",
+    "not_simulated": lambda what: f"not simulated: {what}",
+    "known_difference": lambda what: f"known difference: {what}",
+    "missing": lambda metric, statistics, lacks, why: (
+        f"{METRIC_NAMES[metric]} {', '.join(statistics)} not {lacks}: {why}"
+    ),
+}
