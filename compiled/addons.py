@@ -7,6 +7,7 @@ Sockets:
 - ``simulator``: a function of a simulator's name and ``SimulatorInputs`` (replay/simulators.py) that makes it.
 - ``compare``: what ``blis-replay compare --simulators`` and ``--published`` answer.
 - ``whatif``: ``find``, what ``blis-replay whatif --find`` answers.
+- ``requests``: the type of ``DeclaredRequests`` (replay/declared.py) for a kind of ``--replay arrivals=KIND``.
 - ``latency``: the type of latency models of that kind, see ``blis.releases.latency``.
 - ``format``: a ``RequestFormat`` (ingest/readers/formats.py) of request records.
 - ``fit``: what ``blis-replay calibrate --operators`` fits with.

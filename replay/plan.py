@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -16,14 +15,12 @@ from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
 from blis_replay.ingest.rows import Rows
+from blis_replay.replay.declared import declared_requests
 from blis_replay.replay.engine import replayed_engine, with_captured_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_of
 from blis_replay.replay.warm_up import Stalls, recorded_stalls, waits_for_kernels
-
-if TYPE_CHECKING:
-    from blis_replay.replay.profile import DeclaredRequests
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -200,7 +197,7 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
     if caching is not None and not caching.value:
         return prompts, None, "whole prompts: the engine caches no prefixes"
     if mode.prefix != "recorded":
-        return prompts, *_declared(mode.prefix, recording).blocks(prompts)
+        return prompts, *declared_requests(mode.prefix, recording).blocks(prompts)
     identity = prefix_identity(recording, prompts)
     if identity is not None:
         return prompts, *identity
@@ -210,16 +207,10 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
     return estimate.prefill_tokens, None, estimate.basis
 
 
-def _declared(kind: str, recording: Recording) -> DeclaredRequests:
-    from blis_replay.replay.profile import declared_requests  # no other replay generates requests
-
-    return declared_requests(kind, recording)
-
-
 def _lengths(recording: Recording, mode: ReplayMode) -> tuple[Int64s, Int64s, str]:
     """Prompt and output tokens, and in words how the outputs are known."""
     if mode.lengths not in ("true", "re-tokenised"):
-        return _declared(mode.lengths, recording).lengths()
+        return declared_requests(mode.lengths, recording).lengths()
     prompts = prompt_tokens(recording)
     column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
     lengths, remark = recording.requests[column], ""
@@ -257,7 +248,7 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
         kind = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
         return recorded, kind
     if mode.arrivals != "flat":
-        return _declared(mode.arrivals, recording).arrivals()
+        return declared_requests(mode.arrivals, recording).arrivals()
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
     gaps = rng.exponential(planned_us / len(recorded), len(recorded))

@@ -56,7 +56,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/commands.md",
     ),
     "Research notes": (
-        "docs/workload-spec.md",
+        "labs/docs/workload-spec.md",
         "docs/engine.md",
         "docs/physical.md",
         "labs/docs/roofline.md",

@@ -14,11 +14,12 @@ from recordings import make_recording
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import LoadProfile, Recording, SharedPrefix, Stage
+from blis_replay.replay.declared import declared_requests
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.prefix_estimate import cached_tokens
-from blis_replay.replay.profile import declared_requests, stage_counts
+from blis_replay_labs.synthetic.declared import stage_counts
 
 STAGES = (Stage(0, 2.0, 3_000_000), Stage(1, 4.0, 2_000_000))
 # Of two users in one group: system prompt of two blocks, a question of one, half a block answered.

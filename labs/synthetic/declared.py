@@ -1,7 +1,6 @@
 """Requests as the load profile of a recording declares them: what a simulator would be given without a trace.
 
-Request i of what is generated stands for request i of the recording, so that a replay can be compared request by
-request.  Two readings of a profile, each with arrivals, lengths and block identities of its own:
+Two readings of a profile, each with arrivals, lengths and block identities of its own:
 
 - ``profile``, as its load generator sends it, as many requests in each stage as were recorded.  Request i is sent by
   user i modulo their number.  Without turns each of a user's requests has the same prompt: the system prompt of the
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -31,34 +29,6 @@ _MAX_KEYS = 1 << 28  # block identities: 1 GB
 _MAX_US = 1e15  # 30 years: a rate or pause beyond that is a slip, and times would leave int64 soon
 # BLIS: turns of each arrival, and us between them beside an output token each.
 _TURNS, _TURN_GAP_US = 5, 500_000
-
-
-class DeclaredRequests(Protocol):
-    """Requests of a load profile: int64[n] each, and in words what they rest on."""
-
-    def arrivals(self) -> tuple[Int64s, str]:
-        """Arrival times, us."""
-
-    def lengths(self) -> tuple[Int64s, Int64s, str]:
-        """Prompt and output tokens."""
-
-    def blocks(self, prompts: Int64s) -> tuple[BlockKeys, str]:
-        """Block identities of prompts of these lengths."""
-
-
-def declared_requests(kind: str, recording: Recording) -> DeclaredRequests:
-    """The requests of the recording's load profile, read as ``profile`` or ``blis-spec``.
-
-    Raises ``ReplayError`` without a profile.  So do the methods for what it does not declare, for more than 2^28
-    blocks, and where prompts grow and ``max_model_len`` is not known.
-    """
-    if recording.load_profile is None:
-        raise ReplayError(
-            f"{recording.alias}: no load profile is recorded, so no requests can be generated from it; ingest the "
-            "recording with its profile.yaml or results/config.yaml"
-        )
-    kinds: dict[str, type[LoadGenerator | BlisExpansion]] = {"profile": LoadGenerator, "blis-spec": BlisExpansion}
-    return kinds[kind](recording, recording.load_profile)
 
 
 def _max_model_len(recording: Recording) -> int:
