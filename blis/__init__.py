@@ -1,4 +1,4 @@
 """The simulator: scheduler, latency models, coefficient releases.  Knows no recordings.
 
-May import: compiled, strict.
+May import: base.
 """

@@ -11,12 +11,12 @@ from operator import itemgetter
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import EngineLatency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int64s
 
 # Unsent requests are parked at times that no run reaches, further apart than any pre-queue delay.
 _UNSENT_US, _APART_US = NEVER_US // 4, 2**32

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import drafting, loop
 from blis_replay.blis.kernel import state as k
@@ -20,7 +21,6 @@ from blis_replay.blis.long_run import LongRun
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_flight, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int64s
 
 # Requests; of more only those under way are in memory.
 LONG_RUN = 100_000

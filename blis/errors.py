@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.base.errors import ExperimentError
 
 
 class SimulatorError(ExperimentError, ValueError):

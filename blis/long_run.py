@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Int32s, Int64s
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.result import SimResult, outcomes_of, result_of
 from blis_replay.blis.setup import enter, state_and_facts
 from blis_replay.blis.trace import MOST_STEPS, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int32s, Int64s
 
 # Requests whose rows enter and leave memory together.
 STRETCH = 50_000

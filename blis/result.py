@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Bools, Int32s, Int64s
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.compiled.arrays import Bools, Int32s, Int64s
 
 # Steps that are looked at together where they lie in a file.
 _STEPS_AT_A_TIME = 1 << 18

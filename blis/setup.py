@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Int32s, Int64s
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.draft_batch import DRAFT_CONFIG, DRAFTED, Flight
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.speculation import no_drafts
 from blis_replay.blis.trace import MOST_STEPS, MOST_TABLE_CELLS, MOST_TOKENS, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int32s, Int64s
 
 # Blocks of an engine whose number is not known.
 _MOST_BLOCKS = 1_000_000

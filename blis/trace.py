@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Int32s, Int64s
+from blis_replay.base.engine_packs import choose_pack
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.speculation import Drafts, Speculation
-from blis_replay.compiled.arrays import Bools, Int32s, Int64s
-from blis_replay.strict.engine_packs import choose_pack
 
 NEVER_US = 2**62
 # The table of steps counts requests in two bytes.

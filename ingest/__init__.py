@@ -1,4 +1,4 @@
 """Recordings: read from files, checked, and kept in the ground-truth store.
 
-May import: compiled.
+May import: base.
 """

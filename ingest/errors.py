@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blis_replay.compiled.errors import WRONG_USE, BlisReplayError
+from blis_replay.base.errors import WRONG_USE, BlisReplayError
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blis_replay.compiled.addons import addons
+from blis_replay.base.addons import addons
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.errors import RecordingError, counted
 from blis_replay.ingest.recording import PUBLISHED, Recording

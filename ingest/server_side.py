@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import OTLP, STEP_LOG
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys

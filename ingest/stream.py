@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest import queries
 from blis_replay.ingest.recording import COUNTED, OUTPUT_LENGTH_SOURCES, RETOKENISED, TokenEvents
 from blis_replay.ingest.rows import Rows, query, rows_of

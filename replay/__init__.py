@@ -1,4 +1,4 @@
 """The driver: observed requests through the simulator.
 
-May import: blis, compiled, ingest, strict.
+May import: base, blis, ingest.
 """

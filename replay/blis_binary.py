@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.blis_files import (

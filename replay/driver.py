@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
-from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.engine import engine_values, not_simulated, refuse_sizes
 from blis_replay.replay.errors import ReplayError

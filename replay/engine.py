@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blis_replay.base.engine_packs import choose_pack
 from blis_replay.blis.latency.models import Latency
 from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.releases.release import ModelEntry
@@ -15,7 +16,6 @@ from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.ingest.recording import UNKNOWN, Recording, Setting
 from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
-from blis_replay.strict.engine_packs import choose_pack
 
 # Models whose names say that each token is served by some of many experts.
 _EXPERTS = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+(\.\d+)?b|gpt-oss|deepseek-?(v[2-9]|r1)|kimi-k2|dbrx|llama-4|minimax")

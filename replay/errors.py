@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blis_replay.compiled.errors import WRONG_USE, ExperimentError
+from blis_replay.base.errors import WRONG_USE, ExperimentError
 
 
 class ReplayError(ExperimentError):

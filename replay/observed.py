@@ -11,8 +11,8 @@ from weakref import ref
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows

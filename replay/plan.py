@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.latency.models import EngineLatency, FirstUse, Latency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
 from blis_replay.ingest.rows import Rows

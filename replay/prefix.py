@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Int32s, Int64s
 from blis_replay.blis.trace import BlockKeys, RequestTrace
-from blis_replay.compiled.arrays import Int32s, Int64s
 from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
 from blis_replay.replay.errors import ReplayError
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.latency.models import Lifecycle, durations_us
@@ -32,7 +33,6 @@ from blis_replay.blis.latency.operators import (
     TokenTimes,
 )
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.compiled.arrays import Floats
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import unfitted_release
 

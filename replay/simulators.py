@@ -1,7 +1,7 @@
 """Which simulator a name stands for: our engine, the BLIS binary, a command, or one that an add-on brings.
 
 A name is ``KIND``, ``KIND-VARIANT``, ``KIND:WHERE`` or ``KIND@WHICH``; the kind decides who makes the simulator.  An
-add-on plugs in as ``simulator.KIND`` (compiled/addons.py), a function like ``embedded`` below.
+add-on plugs in as ``simulator.KIND`` (base/addons.py), a function like ``embedded`` below.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from blis_replay.base.addons import addon, addons, in_labs
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.addons import addon, addons, in_labs
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator

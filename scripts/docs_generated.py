@@ -109,7 +109,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_ROOMS = ("validate", "replay", "fixtures", "ingest", "blis", "recorder", "strict", "compiled")
+_ROOMS = ("validate", "replay", "fixtures", "ingest", "blis", "recorder", "base")
 
 
 def rooms_table() -> list[str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.latency.datasheets import gpu_named
-from blis_replay.compiled.arrays import Floats
 
 EXPERTS, BYTES, TOKENS = 8, 2, (16, 64)
 # Shorter reads than these are all latency, longer ones all bandwidth (us).

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.latency.operators import OperatorCoefficients, OperatorModel, batch_times_us
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store.file import open_store
 from blis_replay.ingest.store.recordings import read_stored

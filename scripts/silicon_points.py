@@ -22,11 +22,11 @@ import numpy as np
 import polars as pl
 from scipy.optimize import linprog
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.operators import AS_MEASURED, OperatorCoefficients, OperatorModel, OperatorTables
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Floats
 from blis_replay.replay.silicon import Deployment, tabulate
 
 # Above it queues begin to decide, and memory, whose size the points do not state.

@@ -20,7 +20,7 @@ from docs_generated import statements
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "blis_replay."
-ROOMS = ("compiled", "strict", "recorder", "blis", "ingest", "fixtures", "replay", "validate")
+ROOMS = ("base", "recorder", "blis", "ingest", "fixtures", "replay", "validate")
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 FOLDERS = sorted({path.parent for path in FILES})
 _MAY_IMPORT = re.compile(r"^May import: (.+?)\.$", re.MULTILINE | re.DOTALL)

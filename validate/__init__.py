@@ -15,10 +15,10 @@ JSON values, ``.exit_code`` what the command ends with.
 ``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file
 (None: the one that ships for it); ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the
 ground-truth store, by default that of the command line.  Errors are ``BlisReplayError``, one line each that says what
-to do (``compiled/errors.py``).  Nothing heavy is imported before a function is called.  Each function has an example,
+to do (``base/errors.py``).  Nothing heavy is imported before a function is called.  Each function has an example,
 which tests run; ``mine`` stands for a recording of your own.
 
-May import: blis, compiled, fixtures, ingest, recorder, replay.
+May import: base, blis, fixtures, ingest, recorder, replay.
 """
 
 from __future__ import annotations
@@ -292,8 +292,8 @@ def calibrate(
 
     Example: ``br.calibrate("mine", out="mine.yaml").frame``
     """
+    from blis_replay.base.files import write_whole
     from blis_replay.blis.releases.release import format_release
-    from blis_replay.compiled.files import write_whole
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import given_options
@@ -374,7 +374,7 @@ def report_page(
 
     Example: ``br.report_page("34b-general", out="report.html").verdicts``
     """
-    from blis_replay.compiled.files import write_whole
+    from blis_replay.base.files import write_whole
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release

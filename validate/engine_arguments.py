@@ -12,9 +12,9 @@ from typing import Unpack
 
 import numpy as np
 
+from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of

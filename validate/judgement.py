@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
+from blis_replay.base.arrays import Floats
 from blis_replay.validate.metrics.latency import METRICS, relative_error
 from blis_replay.validate.metrics.resampling import MetricStatistic
 

@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from blis_replay import recorder
-from blis_replay.compiled.errors import require_extra
-from blis_replay.compiled.files import whole_file
+from blis_replay.base.errors import require_extra
+from blis_replay.base.files import whole_file
 from blis_replay.ingest.errors import counted, printable
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.step_log import MAX_LINE_BYTES

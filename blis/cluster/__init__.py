@@ -1,5 +1,4 @@
 """Several instances behind a router: the cluster layer above the engine.
 
-May import: blis.errors, blis.kernel, blis.latency, blis.result, blis.setup, blis.trace, compiled,
-strict.
+May import: base, blis.errors, blis.kernel, blis.latency, blis.result, blis.setup, blis.trace.
 """

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
+from blis_replay.base.tables import Tables, reader
 from blis_replay.blis.cluster.state import Stack, compiled
 from blis_replay.blis.kernel.state import ABORTED, COMPLETED, NEVER, Record, Table, dtype_of, i64
 from blis_replay.blis.trace import EngineConfig
-from blis_replay.compiled.arrays import Int64s
-from blis_replay.compiled.tables import Tables, reader
 
 # The coordinator publishes what has changed this often, and else this often; and not in a lull shorter than the last.
 CHANGED_MS, UNCHANGED_MS, LULL_MS = 100, 5_000, 50

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
+from blis_replay.base.arrays import Int64s
+from blis_replay.base.document import Number, read_values
 from blis_replay.blis.errors import TraceError
-from blis_replay.compiled.arrays import Int64s
-from blis_replay.strict.document import Number, read_values
 
 
 class RoundRobin(Struct, frozen=True, tag_field="kind", tag="round-robin"):

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.tables import table_of
 from blis_replay.blis.cluster.balancer import (
     Balancer,
     balancer_of,
@@ -33,8 +35,6 @@ from blis_replay.blis.latency.models import EngineLatency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.tables import table_of
 
 _OF_STEPS = ("scheduled_step", "first_step", "last_step")
 

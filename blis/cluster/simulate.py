@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.tables import table_of
 from blis_replay.blis.cluster.config import ClusterConfig, Random, Recorded, RoundRobin, TokenBucket, Weighted
 from blis_replay.blis.cluster.state import (
     ALWAYS_BUSIEST,
@@ -36,8 +38,6 @@ from blis_replay.blis.latency.models import EngineLatency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
-from blis_replay.compiled.tables import table_of
 
 REFUSED = -1
 

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Int64s
+from blis_replay.base.functions import decorators
+from blis_replay.base.tables import AS_PYTHON, Tables, reader
 from blis_replay.blis.cluster.config import ROUTER_MEMORY_BLOCKS, AlwaysBusiest, ClusterConfig, LeastLoaded, Weighted
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, f64, i64, state_of
 from blis_replay.blis.setup import eligible_times, empty_lru, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int64s
-from blis_replay.compiled.functions import decorators
-from blis_replay.compiled.tables import AS_PYTHON, Tables, reader
 
 entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
 

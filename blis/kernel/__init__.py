@@ -7,5 +7,5 @@ gives its blocks up, and what it leads to, section 5), ``schedule`` (one ``sched
 ``loop`` (the engine loop, sections 1, 7 and 9); ``drafting`` has the last two for speculative
 decoding.  ``step_time`` and ``roofline`` say how long a batch takes.
 
-May import: compiled.
+May import: base.
 """

@@ -6,11 +6,11 @@ asking what else there might be to do.
 
 from __future__ import annotations
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.kernel.batch import end_last_decodes
 from blis_replay.blis.kernel.queues import finish_all
 from blis_replay.blis.kernel.state import NEVER, NONE, UNKEYED, State, compiled
 from blis_replay.blis.kernel.step_time import quick_duration_us
-from blis_replay.compiled.arrays import Floats, Int64s
 
 
 @compiled

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from blis_replay.base.arrays import Int8s, Int64s
+from blis_replay.base.tables import Tables, reader
 from blis_replay.blis.kernel.batch import begin_interval, choose_victim, end_interval, enter_running, given_now
 from blis_replay.blis.kernel.pool import (
     allocate_slots,
@@ -22,8 +24,6 @@ from blis_replay.blis.kernel.pool import (
 from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill, vacate
 from blis_replay.blis.kernel.schedule import blocks_to_admit, note_admission, prefill_cap
 from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, dtype_of, i32, separate
-from blis_replay.compiled.arrays import Int8s, Int64s
-from blis_replay.compiled.tables import Tables, reader
 
 
 class Drafted:

@@ -6,6 +6,8 @@ requests have to be walked for another reason (``EngineConfig.walked``).
 
 from __future__ import annotations
 
+from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.tables import table_of
 from blis_replay.blis.kernel.draft_batch import (
     Flight,
     close_segment,
@@ -42,8 +44,6 @@ from blis_replay.blis.kernel.state import (
     state_of,
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us
-from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.tables import table_of
 
 
 @entry

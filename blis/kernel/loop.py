@@ -7,6 +7,8 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 
 from __future__ import annotations
 
+from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.tables import table_of
 from blis_replay.blis.kernel.decodes import run_decodes
 from blis_replay.blis.kernel.pool import full_blocks
 from blis_replay.blis.kernel.queues import (
@@ -26,8 +28,6 @@ from blis_replay.blis.kernel.state import (
     state_of,
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us, quick_duration_us
-from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.tables import table_of
 
 # What next_batch and advance answer.
 BATCH, IDLE, REACHED, NEEDS_ROOM, STUCK = range(5)

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled
-from blis_replay.compiled.arrays import Floats, Int64s
 
 # -- int_params
 TOKEN_ROWS, PREFILL_KNOTS, ATTENDED_KNOTS, DECODE_KNOTS, CONTEXT_KNOTS = range(5)

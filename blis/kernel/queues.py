@@ -8,6 +8,8 @@ place by (priority, arrival time, request id).
 
 from __future__ import annotations
 
+from blis_replay.base.arrays import Int32s
+from blis_replay.base.tables import column
 from blis_replay.blis.kernel.pool import blocks_for, enter_cache, modulo_block, release_blocks
 from blis_replay.blis.kernel.state import (
     ABORTED,
@@ -24,8 +26,6 @@ from blis_replay.blis.kernel.state import (
     compiled,
     separate,
 )
-from blis_replay.compiled.arrays import Int32s
-from blis_replay.compiled.tables import column
 
 # -- waiting ----------------------------------------------------------------------------
 

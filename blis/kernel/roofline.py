@@ -6,8 +6,8 @@ knots of the decode grid.  ``float_params``: ``HEAD`` numbers, then these tables
 
 from __future__ import annotations
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled, separate
-from blis_replay.compiled.arrays import Floats, Int64s
 
 # -- how a step with prefill and decode tokens takes its time from one with either
 WEIGHTED, TOKEN_PROPORTIONAL, ADDITIVE, LARGEST = range(4)

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Int32s, Int64s
-from blis_replay.compiled.files import cache_folder
-from blis_replay.compiled.functions import decorators
-from blis_replay.compiled.tables import Tables, reader
+from blis_replay.base.arrays import Int32s, Int64s
+from blis_replay.base.files import cache_folder
+from blis_replay.base.functions import decorators
+from blis_replay.base.tables import Tables, reader
 
 FOLDER = Path(__file__).parent
 entry, compiled = decorators(FOLDER, inline=True)

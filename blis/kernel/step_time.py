@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
+from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.tables import stretch, table_of
 from blis_replay.blis.kernel.operators import operators_us
 from blis_replay.blis.kernel.roofline import roofline_us
 from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry, separate
-from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.tables import stretch, table_of
 
 KernelModel = tuple[int, Int64s, Floats]
 

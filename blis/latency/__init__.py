@@ -1,4 +1,4 @@
 """How long a step takes: latency models, and the facts about models and GPUs behind them.
 
-May import: blis.errors, blis.kernel, compiled, strict.
+May import: base, blis.errors, blis.kernel.
 """

@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
+from blis_replay.base.document import Bytes, BytesPerS, FieldError, FlopsPerS, Text, read_values, read_yaml
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.strict.document import Bytes, BytesPerS, FieldError, FlopsPerS, Text, read_values, read_yaml
 
 # Matrices of a gated feed-forward network: gate, up and down.
 _GATED = 3

@@ -2,7 +2,7 @@
 
 A model is data, and the kernel gets it as arrays.  Linear coefficients are integer
 nanoseconds, so that a step time is exact and the same on every machine.  Annotations say how a
-release writes a field (``strict.document``).
+release writes a field (``base.document``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,8 @@ import numpy as np
 from msgspec import Meta
 from msgspec import inspect as types
 
-from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.kernel import step_time
-from blis_replay.blis.kernel.state import BATCH
-from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
-from blis_replay.strict.document import (
+from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.document import (
     IF_SET,
     REQUIRED,
     UNWRITTEN,
@@ -39,6 +35,10 @@ from blis_replay.strict.document import (
     shown,
     written_as,
 )
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel import step_time
+from blis_replay.blis.kernel.state import BATCH
+from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel
 
 
 @runtime_checkable

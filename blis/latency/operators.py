@@ -11,11 +11,8 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec import inspect as types
 
-from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.kernel import operators, step_time
-from blis_replay.blis.kernel.state import LONGEST_STEP_US
-from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import (
+from blis_replay.base.arrays import Floats
+from blis_replay.base.document import (
     INLINE,
     REQUIRED,
     UNWRITTEN,
@@ -25,6 +22,9 @@ from blis_replay.strict.document import (
     shown,
     written_as,
 )
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel import operators, step_time
+from blis_replay.blis.kernel.state import LONGEST_STEP_US
 
 
 class _Line:

@@ -14,11 +14,11 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
+from blis_replay.base.arrays import Floats
+from blis_replay.base.document import UNWRITTEN, FieldError, NonNegativeTime
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.latency.datasheets import Architecture, Gpu
-from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import UNWRITTEN, FieldError, NonNegativeTime
 
 # What of a batch costs time, after the step itself: prefill tokens, decode tokens, KV tokens that the decodes attend
 # to, KV tokens that the prefill tokens attend to, and requests.

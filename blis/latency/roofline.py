@@ -15,13 +15,13 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
+from blis_replay.base.arrays import Floats
+from blis_replay.base.document import REQUIRED, UNWRITTEN, FieldError, NonNegativeTime
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import roofline, step_time
 from blis_replay.blis.kernel.state import LONGEST_STEP_US
 from blis_replay.blis.latency.datasheets import Architecture, Gpu, Size
 from blis_replay.blis.latency.physical import all_reduced_bytes_per_token, expert_read_us, touched_table
-from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import REQUIRED, UNWRITTEN, FieldError, NonNegativeTime
 
 # Of the smooth curves, from a least-squares fit to the published H100 tables (112 products of 8-bit numbers within
 # 5 % on average, 30 prefills within 11 %, 700 decodes in 18 tables within 5 %; labs/docs/roofline.md).

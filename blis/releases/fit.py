@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
+from blis_replay.base.document import FieldError, Number, Text, written_as
 from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.blis.result import step_parts
-from blis_replay.compiled.arrays import Floats
-from blis_replay.strict.document import FieldError, Number, Text, written_as
 
 Bounds = tuple[Number, Number]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, inspect
 
+from blis_replay.base.addons import addon, addons, in_labs
+from blis_replay.base.document import FieldError, document_of, shown
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel
 from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.latency.roofline import RooflineModel
-from blis_replay.compiled.addons import addon, addons, in_labs
-from blis_replay.strict.document import FieldError, document_of, shown
 
 # The type of the models of a ``kind``.  An add-on ``latency.KIND`` plugs in another.
 LATENCY_KINDS: dict[str, type[Any]] = {
@@ -28,7 +28,7 @@ LAB_KINDS: tuple[str, ...] = ()
 
 
 class _LatencyKinds:
-    """``LATENCY_KINDS`` and what is plugged in, as ``strict.document.Kinds``."""
+    """``LATENCY_KINDS`` and what is plugged in, as ``base.document.Kinds``."""
 
     def type_of(self, kind: object, place: str) -> type[Any]:
         if isinstance(kind, str):

@@ -1,5 +1,5 @@
 """Instrument checks: what a recording says about its own instruments, as findings.
 
-May import: compiled, ingest.errors, ingest.recording, ingest.rows, ingest.steps, ingest.store, ingest.stream,
+May import: base, ingest.errors, ingest.recording, ingest.rows, ingest.steps, ingest.store, ingest.stream,
 ingest.tables.
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.checks.evidence import (
     Context,
     by_arrival,

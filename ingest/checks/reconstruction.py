@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Finding, Recording, Severity

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
+from blis_replay.base.arrays import Floats
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked, recorded_requests, true_output_tokens
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows

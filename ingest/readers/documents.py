@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from blis_replay.base.document import YAML_ERRORS, load_yaml, yaml_problem
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA
-from blis_replay.strict.document import YAML_ERRORS, load_yaml, yaml_problem
 
 # Real ones have a few KB; a MB of one number in base 60 takes a minute.
 MAX_YAML_BYTES = 256 << 10

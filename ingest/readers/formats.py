@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from blis_replay.compiled.addons import addons, needed_addon
+from blis_replay.base.addons import addons, needed_addon
 from blis_replay.ingest.readers import step_log
 from blis_replay.ingest.readers.clients import aiperf, guidellm, guidellm_table, inference_perf, vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.readers.documents import US_PER_S, quoted_value, tokens
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,

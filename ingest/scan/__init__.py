@@ -1,4 +1,4 @@
 """Compiled scans of large recordings: what matters goes straight into arrays, anything unusual to a decoder.
 
-May import: compiled.
+May import: base.
 """

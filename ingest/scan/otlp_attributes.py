@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
     CLOSE_BRACKET,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Int64s
-from blis_replay.compiled.tables import table_of
+from blis_replay.base.arrays import Int64s
+from blis_replay.base.tables import table_of
 from blis_replay.ingest.scan import otlp_columns
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,

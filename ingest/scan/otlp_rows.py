@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.scan.json_text import Bytes, names_of
 from blis_replay.ingest.scan.otlp_columns import (
     EVENT_FLOATS,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.ingest.rows import Rows, query
 
 FEWEST_STEPS = 50

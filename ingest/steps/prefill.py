@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import one_a_step
 

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.admissions import SEVERAL_TOKENS, Admissions, admissions_of

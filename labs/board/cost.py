@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
 from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.replay.driver import ReplayRun

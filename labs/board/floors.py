@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Bools, Int64s
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.errors import ExperimentError
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun, replay

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from blis_replay.base.document import load_yaml
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.store import Store
 from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
-from blis_replay.strict.document import load_yaml
 from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell
 from blis_replay.validate.experiment import find_experiment

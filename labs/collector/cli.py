@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blis_replay.compiled.errors import require_extra
+from blis_replay.base.errors import require_extra
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Column, Table, columns_named
 from blis_replay.validate.cli.answers import ask_form

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.compiled.files import whole_file
+from blis_replay.base.files import whole_file
 from blis_replay.validate.span_receiver import json_line
 from blis_replay_labs.collector.batches import Batch, Counts, batch_of
 from blis_replay_labs.collector.frames import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.compiled.files import write_whole
+from blis_replay.base.files import write_whole
 from blis_replay.ingest.errors import counted
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import FILE, OUT_FILE, PlacePath, experiment_option, store_option, verb

@@ -15,12 +15,12 @@ from typing import Annotated, NoReturn
 import yaml
 from msgspec import Meta, Struct
 
+from blis_replay.base.document import Number, Text, read_values, yaml_values
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 from blis_replay.replay.blis_binary import blackbox_coefficients
 from blis_replay.replay.release_file import page_of_text
-from blis_replay.strict.document import Number, Text, read_values, yaml_values
 
 
 def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from blis_replay.base.files import naming, whole_files
 from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
-from blis_replay.compiled.files import naming, whole_files
 from blis_replay.ingest.readers.formats import EXPORTED_TABLE
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows

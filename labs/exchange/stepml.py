@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from blis_replay.base.document import FieldError, Number, Text, read_values
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel.step_time import FEATURE_NAMES
 from blis_replay.blis.latency.models import Lifecycle, Regime, RegimeModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.replay.release_file import page_of_text
-from blis_replay.strict.document import FieldError, Number, Text, read_values
 from blis_replay_labs.exchange.defaults import imported
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.speculation import Speculation
-from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.faults import (

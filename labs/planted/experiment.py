@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import SharedPrefix, Stage
 
 _SHARED_PREFIX = SharedPrefix(

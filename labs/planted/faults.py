@@ -19,10 +19,10 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
-from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import (
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,

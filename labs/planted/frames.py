@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.identity import alias_of, workload_of
 from blis_replay.ingest.readers.requests import NONE, prompt_tree
 from blis_replay.ingest.recording import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.compiled.arrays import Int64s
 from blis_replay.fixtures.bundled import stage_arrivals
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
 

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from blis_replay.base.errors import ExperimentError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import ReplayMode

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Literal
 
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.base.errors import ExperimentError
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks

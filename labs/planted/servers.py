@@ -12,11 +12,11 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, Lifecycle, Regime, RegimeModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     RECORDED,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 from blis_replay_labs.planted.experiment import SyntheticTruth
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay_labs.planted.experiment import SyntheticTruth
 
 VERSION = "0.15.1"

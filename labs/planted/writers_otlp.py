@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay_labs.planted.experiment import (
     SyntheticTruth,
     api_request_id,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec.structs import astuple
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.latency.operators import OperatorCoefficients, OperatorModel, batch_times_us
 from blis_replay.blis.latency.physical import CONTEXT, DECODE, PREFILL
 from blis_replay.blis.releases.fit import CoefficientFit, Told
 from blis_replay.blis.releases.release import DELAYS, CoefficientRelease, FittedOn
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of

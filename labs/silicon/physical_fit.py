@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
 from blis_replay.blis.latency.physical import (
     ATTENDED,
@@ -26,7 +27,6 @@ from blis_replay.blis.latency.physical import (
     batch_times_us,
 )
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay

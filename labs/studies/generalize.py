@@ -10,12 +10,12 @@ from typing import Literal, Unpack
 import numpy as np
 import polars as pl
 
+from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, GroundTruth, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from msgspec import Meta, Struct
 
-from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
+from blis_replay.base.document import FieldError, Number, Text, read_values, yaml_values
 from blis_replay.validate.errors import StudyError, UnknownStudyError
 from blis_replay_labs.studies import cluster as cluster_run
 from blis_replay_labs.studies import mixed_batches as sweep_run

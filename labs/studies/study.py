@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
+from blis_replay.base.arrays import Floats
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
 from blis_replay.replay.executors import Pool, map_jobs

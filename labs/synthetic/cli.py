@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.compiled.files import write_whole
+from blis_replay.base.files import write_whole
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay_labs.synthetic.workload import (
     MOST_REQUESTS,
     Client,

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace, chain_blocks
-from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.errors import printable
 from blis_replay.replay.errors import ReplayError
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.files import whole_file, whole_files
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
 from blis_replay.blis.cluster.config import ClusterConfig
 from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
@@ -20,7 +21,6 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
-from blis_replay.compiled.files import whole_file, whole_files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta, Struct
 
+from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.document import FieldError, Text, read_yaml
 from blis_replay.blis.errors import SimulatorError
-from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.strict.document import FieldError, Text, read_yaml
 
 
 class WorkloadError(SimulatorError):

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.kernel.state import NEVER
 from blis_replay.blis.result import SimResult
-from blis_replay.compiled.arrays import Bools
 from blis_replay_labs.verification.conservation import check_conservation, check_limits, check_liveness, check_overload
 from blis_replay_labs.verification.theory import (
     LLAMA_8B_TP2,

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay_labs.verification.workloads import VerificationRow, plain_trace
 
 Values = Int64s | Floats

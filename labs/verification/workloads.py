@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int64s
 
 _GROUPS, _SHARED_BLOCKS = 5, 12
 _MOST_PROMPT, _MOST_OUTPUT = 300, 60

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay.replay.schedule.recorded import NEVER, NOT_KNOWN_US, RECORDS, RecordedSchedule
 
 COUNTS = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.followed import NONE, Followed, followed_requests, served_requests
 from blis_replay.ingest.steps.placed import remark_of, whole_iterations, why_not

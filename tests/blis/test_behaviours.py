@@ -10,11 +10,11 @@ import pytest
 from engine_cases import ENGINE, make_trace
 from scenario import first_difference, read_scenario
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import SimulatorError, TraceError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import Behaviours, BlockKeys, EngineConfig
-from blis_replay.compiled.arrays import Int64s
 
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0, 0)
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("vllm-*"))

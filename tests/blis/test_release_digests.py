@@ -13,9 +13,9 @@ from oracle_workloads import SERIES, named_specs
 from recorded_schedules import table
 from scenario import digest_of, engine_of, latency_of, simulated_schedule, trace_of
 
+from blis_replay.base.engine_packs import EnginePack, choose_pack, engine_packs
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.strict.engine_packs import EnginePack, choose_pack, engine_packs
 
 DIGESTS = {
     path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "digests").glob("*.json")

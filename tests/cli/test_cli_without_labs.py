@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from command_line import Run
 
-from blis_replay.compiled import addons
+from blis_replay.base import addons
 from blis_replay.validate.cli.main import LABS
 
 

@@ -16,11 +16,11 @@ from logged import ENGINE, LATENCY, Request, logged, served, workload
 from pack import live_recording
 from steplog import with_step_log
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
 from blis_replay.ingest.rows import Scratch, no_rows, rows_of

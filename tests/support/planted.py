@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.engine import with_engine
 from blis_replay_labs.planted.causes import OUTPUT, PRE_QUEUE, delay, line, mode

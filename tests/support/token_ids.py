@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay_labs.planted.experiment import SyntheticTruth
 
 VOCABULARY = 32_000

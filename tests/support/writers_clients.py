@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.ingest.recording import Stage
 from blis_replay_labs.planted.experiment import SyntheticTruth, client_request_id, completion_id, hex_id
 from blis_replay_labs.planted.writers_inference_perf import prompt_text

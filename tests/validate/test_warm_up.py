@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.latency.models import FirstUse
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.arrays import Int64s
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import Recording, Setting

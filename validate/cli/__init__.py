@@ -1,4 +1,4 @@
 """The command line: each verb is a thin shell over a function, and verbs of one subject share a file.
 
-May import: blis, compiled, fixtures, ingest, replay, validate.
+May import: base, blis, fixtures, ingest, replay, validate.
 """

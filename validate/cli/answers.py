@@ -110,7 +110,7 @@ def print_answer(answer: Answer) -> int:
             click.echo(printable(sentence), err=True)
         text = csv(answer.table) if form == "csv" else markdown(answer.table) + "\n"
     if file is not None:
-        from blis_replay.compiled.files import write_whole
+        from blis_replay.base.files import write_whole
 
         write_whole(file, click.unstyle(text))
     elif not quiet():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from blis_replay.compiled.files import write_whole
+from blis_replay.base.files import write_whole
 from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
@@ -110,8 +110,8 @@ def calibrate_verb(
       ----------  ------  ------  ------  ------  ------  ------
       7b-train    test    -0.2 %  -0.7 %  +1.1 %  +2.4 %  -0.2 %
     """
+    from blis_replay.base.addons import needed_addon
     from blis_replay.blis.releases.release import format_release
-    from blis_replay.compiled.addons import needed_addon
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release, refuse_other_file
     from blis_replay.replay.simulator import model_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from blis_replay.compiled.files import write_whole
+from blis_replay.base.files import write_whole
 from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
@@ -114,7 +114,7 @@ def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path
       blis-replay segments tiny-live-d
       blis-replay segments mine --replay scheduling=synchronous --out requests.csv
     """
-    from blis_replay.compiled.files import whole_file
+    from blis_replay.base.files import whole_file
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode
     from blis_replay.validate.comparison.segments import segment_frame, segments_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from blis_replay.compiled.addons import addon, addons, in_labs
+from blis_replay.base.addons import addon, addons, in_labs
 from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import Command, set_out_file
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.compiled.addons import in_labs
+from blis_replay.base.addons import in_labs
 from blis_replay.ingest.errors import counted, printable
 from blis_replay.validate.cli.answers import asked_form, form_options, has_out_file, print_answer, quiet
 from blis_replay.validate.cli.options import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Bools
+from blis_replay.base.arrays import Bools
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.replay.driver import ReplayRun

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.comparison.compare import compare, requests_of_both
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell, Pairing

@@ -16,9 +16,9 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.fixtures.catalogue import published_failures
 from blis_replay.ingest.checks.overload import (
     FAILED_SHARE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blis_replay.compiled.arrays import Floats
+from blis_replay.base.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
 from blis_replay.validate.comparison.segments import Segment, Segments
 from blis_replay.validate.metrics.latency import statistics

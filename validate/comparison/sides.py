@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.releases.latency import format_latency
 from blis_replay.blis.releases.release import DELAYS, ModelEntry, bundled_releases
-from blis_replay.compiled.arrays import Bools
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store import RunRecord, Store, list_runs, read_run, read_stored

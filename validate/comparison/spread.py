@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.arrays import Floats
 from blis_replay.fixtures.bundled import RECONSTRUCTIONS, redrawn
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, read_stored

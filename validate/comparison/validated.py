@@ -11,8 +11,8 @@ from typing import Unpack
 
 import polars as pl
 
+from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay

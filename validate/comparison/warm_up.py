@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.replay.warm_up import seen_warm_up

@@ -16,8 +16,8 @@ from typing import Unpack
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs

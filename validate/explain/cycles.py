@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles, durations_us
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import observed_cycles

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.engine_packs import engine_packs
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.trace import RELEASE_ARGUMENTS, EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording
@@ -22,7 +23,6 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RecordedSchedule, recorded_schedule
-from blis_replay.strict.engine_packs import engine_packs
 from blis_replay.validate.explain.rule import best_first
 
 ARGUMENT, PREFIX, ABORTED, UNKNOWN, VERSION = (

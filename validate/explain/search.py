@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import ExperimentError
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.validate.explain.hypothesis import Hypothesis
 from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS

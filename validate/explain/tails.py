@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import Values

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import CorrectedModel, EngineLatency, ObservedCycles
@@ -21,7 +22,6 @@ from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import server_stamps

@@ -11,6 +11,7 @@ from typing import Literal, Unpack
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, PrefillBeyond, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, StepRange, Told
@@ -22,7 +23,6 @@ from blis_replay.blis.releases.release import (
     format_release,
     parse_release,
 )
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import RECORDED, Recording

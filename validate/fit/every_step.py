@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import query
 from blis_replay.ingest.steps.followed import Followed, followed_requests, served_requests

@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
 from blis_replay.blis.trace import RequestTrace
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.stream import published

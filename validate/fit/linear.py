@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
+from blis_replay.base.arrays import Floats
 
 # Most times that weights are taken anew, and the change of a weight, as a share of the largest, that ends it.  Soft-l1
 # weights of 10,000 cycles settle in some ten rounds.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.validate.metrics.resampling import RESAMPLES, interval, resampled, row_blocks, spread
 
 Residuals = Callable[[Floats], Floats]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit, Status
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.errors import ValidateError

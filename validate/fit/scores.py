@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.datasheets import bundled_architectures
@@ -15,7 +16,6 @@ from blis_replay.blis.latency.models import FirstUse
 from blis_replay.blis.releases.fit import CoefficientFit, Part, PartScore, StepRange, range_of
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult
-from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay

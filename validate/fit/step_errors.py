@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Latency, durations_us
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.validate.errors import ValidateError

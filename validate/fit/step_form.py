@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
-from blis_replay.compiled.arrays import Floats
 
 # Places in the vector of a form, in us: costs of a step and its tokens, and delays around the engine.
 INTERCEPT, PREFILL, CONTEXT, PRE_QUEUE, FIRST_TOKEN, DECODE = range(6)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Floats
+from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.arrays import Bools, Floats
-from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.readers.formats import request_formats
 from blis_replay.ingest.recording import Recording

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.checks import overload
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows

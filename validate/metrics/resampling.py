@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.result import TokenGaps
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, statistics
 

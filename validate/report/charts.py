@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Floats
-from blis_replay.compiled.files import write_whole
+from blis_replay.base.arrays import Floats
+from blis_replay.base.files import write_whole
 from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.validate.errors import ValidateError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.checks.registry import check_evidence, named_check
 from blis_replay.ingest.store import Store

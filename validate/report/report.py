@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from blis_replay.base.errors import ExperimentError, faults_named, require_extra
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError, faults_named, require_extra
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.executors import Progress, map_jobs

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.steps.records import one_a_step
 from blis_replay.ingest.stream import published_itl

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
+from blis_replay.base.arrays import Floats
 from blis_replay.ingest.tables import Table
 
 # CSS variables of the page, one meaning each (the two sides, the three metrics, the sign of an error), and their

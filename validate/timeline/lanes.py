@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import state as k
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.admissions import admissions_of
 from blis_replay.ingest.steps.records import is_asynchronous

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND, totals_of_steps
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from blis_replay.compiled.files import whole_file
+from blis_replay.base.files import whole_file
 from blis_replay.ingest.errors import printable
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.timeline.lanes import SIDES

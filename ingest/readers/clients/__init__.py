@@ -1,5 +1,5 @@
 """What load generators leave behind.
 
-May import: compiled, ingest.errors, ingest.readers.documents, ingest.readers.files,
-ingest.readers.records, ingest.readers.requests, ingest.recording, ingest.rows.
+May import: base, ingest.errors, ingest.readers.documents, ingest.readers.files, ingest.readers.records,
+ingest.readers.requests, ingest.recording, ingest.rows.
 """

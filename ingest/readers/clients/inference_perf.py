@@ -25,7 +25,7 @@ import polars as pl
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
 from blis_replay.ingest.readers.documents import (
     DECODE_ERRORS,

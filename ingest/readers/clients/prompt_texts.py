@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.readers.requests import NONE, RawPrompts, shared_units
 
 # A text is compared in pieces of so many bytes, some four tokens.

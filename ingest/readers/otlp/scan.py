@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.readers.files import RecordedFile, lines_of
 from blis_replay.ingest.readers.otlp.decode import read_json
 from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.base.arrays import Bools, Int64s
 
 # Lifecycle stamp -> its event.  The first SCHEDULED and the way a request left are columns apart below.
 STAMPS = {

@@ -1,6 +1,6 @@
 """What vLLM takes where an engine argument is not given: by release, device, memory and entry point.
 
-The values stand in the packs of the releases (``strict.engine_packs``); here, which of them applies to a machine.
+The values stand in the packs of the releases (``base.engine_packs``); here, which of them applies to a machine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import cast
 
+from blis_replay.base.engine_packs import ArgumentDefault, Release, dated_defaults
 from blis_replay.ingest.recording import Setting
-from blis_replay.strict.engine_packs import ArgumentDefault, Release, dated_defaults
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
+from blis_replay.base.engine_packs import choose_pack, known_release
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
@@ -22,7 +23,6 @@ from blis_replay.ingest.readers.server.log import ServerLog
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Setting
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.records import detected_async
-from blis_replay.strict.engine_packs import choose_pack, known_release
 
 _SYNCHRONOUS_DRAFTERS = ("ngram", "suffix", "medusa", "mlp_speculator")
 

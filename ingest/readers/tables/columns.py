@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
+from blis_replay.base.document import nearest
 from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.readers.documents import quoted, text
-from blis_replay.strict.document import nearest
 
 # us in one of each; a date and time of ISO 8601 says its unit itself.
 UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 MODULE = """
 from pathlib import Path
-from blis_replay.compiled.functions import decorators
+from blis_replay.base.functions import decorators
 
 entry, compiled = decorators(Path(__file__).parent)
 
@@ -142,9 +142,9 @@ PARTS = """
 from pathlib import Path
 from typing import Annotated, Any
 import numpy as np
-from blis_replay.compiled.arrays import Int32s, Int64s
-from blis_replay.compiled.functions import decorators
-from blis_replay.compiled.tables import Tables, column, reader, stretch, table_of, word_at
+from blis_replay.base.arrays import Int32s, Int64s
+from blis_replay.base.functions import decorators
+from blis_replay.base.tables import Tables, column, reader, stretch, table_of, word_at
 
 entry, compiled = decorators(Path(__file__).parent)
 

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 from msgspec import structs
 
-from blis_replay.strict.document import Text, read_yaml
+from blis_replay.base.document import Text, read_yaml
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "engines"
 # Only the numbers: of 0.32.1rc1.dev7+g12ab34 they are 0.32.1.

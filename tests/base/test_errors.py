@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blis_replay.compiled.errors import MissingExtraError, require_extra
+from blis_replay.base.errors import MissingExtraError, require_extra
 
 
 def test_a_missing_package_is_one_line_that_names_its_extra() -> None:

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from blis_replay.compiled.errors import MissingExtraError
+from blis_replay.base.errors import MissingExtraError
 
 _GROUP = "blis_replay.addons"
 

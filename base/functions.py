@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar, cast
 import numba
 import numpy as np
 
-from blis_replay.compiled.files import cache_folder
-from blis_replay.compiled.tables import AS_PYTHON, Tables
+from blis_replay.base.files import cache_folder
+from blis_replay.base.tables import AS_PYTHON, Tables
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -115,17 +115,18 @@ def cache_folder(package: Path, *others: Path) -> Path | None:
     None where no folder can be written.  ``NUMBA_CACHE_DIR`` wins, as for all of Numba.
     """
     digest = hashlib.sha256()
-    for source in (*sorted(Path(__file__).parent.glob("*.py")), *sorted(package.glob("*.py")), *others):
+    ours = [Path(__file__).with_name(name) for name in ("functions.py", "tables.py")]
+    for source in (*ours, *sorted(package.glob("*.py")), *others):
         digest.update(source.read_bytes())
     base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    ours = Path(base) / "blis-replay"
+    kept = Path(base) / "blis-replay"
     try:
-        ours.mkdir(parents=True, exist_ok=True)
-        if _is_own(ours, others_may_write=True):
-            ours.chmod(stat.S_IMODE(ours.stat().st_mode) & ~_OTHERS_WRITE)
-        folder = ours / digest.hexdigest()[:16]
+        kept.mkdir(parents=True, exist_ok=True)
+        if _is_own(kept, others_may_write=True):
+            kept.chmod(stat.S_IMODE(kept.stat().st_mode) & ~_OTHERS_WRITE)
+        folder = kept / digest.hexdigest()[:16]
         folder.mkdir(mode=0o700, exist_ok=True)
-        if not (_is_own(ours) and _is_own(folder)):
+        if not (_is_own(kept) and _is_own(folder)):
             return None
         with tempfile.TemporaryFile(dir=folder):
             return folder

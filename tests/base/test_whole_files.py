@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.compiled.files import whole_file, whole_files, write_whole
+from blis_replay.base.files import whole_file, whole_files, write_whole
 
 
 @contextmanager

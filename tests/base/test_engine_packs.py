@@ -6,9 +6,9 @@ from dataclasses import MISSING, fields
 
 import pytest
 
+from blis_replay.base.engine_packs import choose_pack, engine_packs, known_release, release_numbers
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.trace import Behaviours, EngineConfig, release_arguments
-from blis_replay.strict.engine_packs import choose_pack, engine_packs, known_release, release_numbers
 
 
 def test_every_pack_is_what_the_engine_knows() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from blis_replay.strict.document import (
+from blis_replay.base.document import (
     YAML_ERRORS,
     FieldError,
     Number,

@@ -1,4 +1,0 @@
-"""Documents of others and of users, read strictly.
-
-May import: nothing.
-"""
