@@ -246,8 +246,9 @@ def document_of(value: Any, kind: Any = None) -> Any:
     if "codec" in marks:
         return marks["codec"].write(value)
     if isinstance(info, inspect.StructType | inspect.DataclassType):
-        tagged = isinstance(info, inspect.StructType) and info.tag_field
-        document = {info.tag_field: info.tag} if tagged else {}
+        document: dict[Any, Any] = {}
+        if isinstance(info, inspect.StructType) and info.tag_field:
+            document[info.tag_field] = info.tag
         for name, field in _fields(info).items():
             item, marks = getattr(value, field.name), _marks(field.type)
             if "inline" in marks:
@@ -331,9 +332,9 @@ def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -
         raise FieldError(place, "has a key that is not text", "put it in quotes")
     fields = _fields(info)
     inlined = {name: [*_fields(_bare(field.type))] for name, field in fields.items() if "inline" in _marks(field.type)}
-    names = [*fields, *(name for group in inlined.values() for name in group), *_tags([info])]
+    names: list[Any] = [*fields, *(name for group in inlined.values() for name in group), *_tags([info])]
     if isinstance(info, inspect.DictType):
-        names = list(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)
+        names = [*(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)]
     for key in value:
         if what and (key not in names or key in inlined):
             raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))

@@ -12,7 +12,7 @@ import numpy as np
 import blis_replay.validate as br
 from blis_replay.blis.latency.models import Latency, LatencyModel
 from blis_replay.blis.releases.release import format_release, parse_release
-from blis_replay.validate.fit.every_step import Steps, fitted, steps_of
+from blis_replay.validate.fit.every_step import fit_steps, recorded_steps
 
 TRAINED = ("tiny-live-a", "tiny-live-c")
 AGAIN, FEWER, PLAIN = "tiny-live-a2", "tiny-live-e", "tiny-live-plain"
@@ -105,10 +105,10 @@ def _paces(names: list[str], store: Path) -> dict[str, float]:
 
     The same line for all: what differs between two equal loads is the machine.
     """
-    steps = {name: steps_of(br.load(name, store)) for name in names}
+    steps = {name: recorded_steps(br.load(name, store)).steps() for name in names}
     both = [steps[name] for name in TRAINED]
-    line = fitted(Steps(np.vstack([part.batch for part in both]), np.concatenate([part.cycle_us for part in both])))
-    return {name: float(part.cycle_us.sum() / (part.batch @ line).sum()) for name, part in steps.items()}
+    line = fit_steps(np.vstack([batch for batch, _ in both]), np.concatenate([cycle_us for _, cycle_us in both]))
+    return {name: float(cycle_us.sum() / (batch @ line).sum()) for name, (batch, cycle_us) in steps.items()}
 
 
 def _calibrated(store: Path, *names: str) -> Path:

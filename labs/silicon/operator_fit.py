@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from msgspec.structs import astuple
@@ -92,11 +93,9 @@ def _fit_model(recordings: Sequence[Recording], measured: CoefficientRelease, un
         named = ", ".join(recording.alias for recording in recordings)
         raise ValidateError(f"{named}: fewer than {_FEWEST_ROWS} mean cycles to fit to; use more recordings")
     values, spread = fit_coefficients(parts)
-    entry = replace(
-        entry,
-        latency=replace(model, coefficients=values),
-        lifecycle=replace(entry.lifecycle, pre_queue_us=0.0, **dict.fromkeys(f"{name}_source" for name in DELAYS)),
-    )
+    of_tables: dict[str, Any] = dict.fromkeys(f"{name}_source" for name in DELAYS)
+    lifecycle = replace(entry.lifecycle, pre_queue_us=0.0, **of_tables)
+    entry = replace(entry, latency=replace(model, coefficients=values), lifecycle=lifecycle)
     delay_us = _pre_queue_us(recordings, replace(measured, models=(entry,)))
     middle = "median" if any(map(is_load_level, recordings)) else "mean"
     source = f"what the replayed recordings lack in TTFT, median of a recording, {middle} over recordings"

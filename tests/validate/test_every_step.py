@@ -134,7 +134,7 @@ def test_requests_of_a_time_in_which_the_machine_stood_still_say_nothing_of_dela
     way_us[200:213] += 890_000
     columns = {"prompt_tokens": np.full(240, 200.0), "around_us": way_us, "later_us": np.zeros(240)}
     ways = pl.DataFrame(columns | {"weight": np.full(240, 1 / 3_000**2)})
-    before, slope, _after = _delays(ways, 1)
+    before, slope, _after = _delays(ways.to_numpy(), 1)
     assert before.value_us + 200 * slope.value_us == pytest.approx(10_000, rel=0.05)
     assert before.high_us < 12_000
     assert "of 227 requests with stamps of client and engine, 13 more that were held up left out" in before.remark

@@ -12,7 +12,7 @@ from pack import live_recording
 from steplog import events
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.validate.fit.every_step import STEP_COSTS, Steps, fitted, has_every_step, logged_steps, measure
+from blis_replay.validate.fit.every_step import STEP_COSTS, fit_steps, has_every_step, logged_steps, measure
 
 
 def test_the_line_of_a_server_is_measured_from_its_log() -> None:
@@ -47,16 +47,16 @@ def test_the_log_of_vllm_0_32_gives_the_line_of_its_step_log(data_pack: Path, tm
         with read_recording(folder) as recording:
             log = logged_steps(recording)
         assert log is not None
-        parts.append(Steps(log.batch, log.cycle_us))
+        parts.append((log.batch, log.cycle_us))
         truth.append(_cycles(data_pack / "live-vllm-0.32" / name, log.batch))
     lines = [
-        fitted(Steps(np.vstack([p.batch for p in of]), np.concatenate([p.cycle_us for p in of])))
+        fit_steps(np.vstack([batch for batch, _ in of]), np.concatenate([cycle_us for _, cycle_us in of]))
         for of in (parts, truth)
     ]
     assert lines[0] == pytest.approx(lines[1], rel=0.03)
 
 
-def _cycles(folder: Path, batch: np.ndarray) -> Steps:
+def _cycles(folder: Path, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Start to start of the steps after each of which the next one began at once."""
     starts_us, ends_us = [], []
     for event in events(folder):
@@ -66,4 +66,4 @@ def _cycles(folder: Path, batch: np.ndarray) -> Steps:
             ends_us.append(event["t1"] / 1e3)
     cycle_us, idle_us = np.diff(starts_us), np.array(starts_us[1:]) - ends_us[: len(starts_us) - 1]
     busy = idle_us < 1_500
-    return Steps(batch[:-1][busy], cycle_us[busy])
+    return batch[:-1][busy], cycle_us[busy]

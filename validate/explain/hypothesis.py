@@ -51,7 +51,7 @@ class Hypothesis:
     engine: Mapping[str, int | bool] = field(default_factory=dict)
     warm: bool = False
     latency: Latency | CorrectedModel | None = None
-    lifecycle: Mapping[str, float] = field(default_factory=dict)
+    lifecycle: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_input(self) -> bool:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -255,7 +255,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
 
 def with_sources(lifecycle: Lifecycle, coefficients: Sequence[CoefficientFit], names: Sequence[str]) -> Lifecycle:
     """The delays, those of ``names`` with where their values are from."""
-    return replace(lifecycle, **{f"{fit.name}_source": fit.remark for fit in coefficients if fit.name in names})
+    sources: dict[str, Any] = {f"{fit.name}_source": fit.remark for fit in coefficients if fit.name in names}
+    return replace(lifecycle, **sources)
 
 
 def _beyond(steps: StepRange | None, prior: Prior, fitted_us: float) -> tuple[PrefillBeyond, CoefficientFit] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -45,7 +46,7 @@ _FEWEST_REQUESTS = 20
 # us before a request was queued in which others ended, for the engine to have been busy: a pause between two steps.
 _JUST_NOW_US = 2_000
 # Standard deviation of a delay around the engine, us: servers of our own recordings (tiny-live-a to e).
-_WAY_SPREAD_US = 3_000.0
+_DELAY_SPREAD_US = 3_000.0
 # Quantiles to which longer and shorter delays are clipped.
 _DRAWN_IN = (0.02, 0.98)
 # A delay above this many times the median is of a machine that stood still, as for 9 s of tiny-live-e.
@@ -53,18 +54,44 @@ _STOOD_STILL = 20.0
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Steps that followed one another: ``batch`` float64[steps, 5] as ``STEP_COSTS``, ``cycle_us`` float64[steps]."""
+class EveryStep:
+    """The steps of a run, one after the other, and what its requests spent around the engine.
+
+    ``batch``: float64[steps, 5] as ``STEP_COSTS``.  ``cycle_us``: float64[steps], start to start while the engine is
+    busy.  ``start_us``: int64[steps], ascending.  ``usable``: bool[steps], whether a step computed something and the
+    next one began at once.  ``requests``: ``_REQUEST_SCHEMA``.
+    """
 
     batch: Floats
     cycle_us: Floats
+    start_us: Int64s
+    usable: Bools
+    requests: pl.DataFrame
+
+    def steps(self, window: tuple[float, float] = (0.0, 1.0)) -> tuple[Floats, Floats]:
+        """Batches and cycles of the usable steps of a share of the run, by time."""
+        first_us, last_us = int(self.start_us[0]), int(self.start_us[-1])
+        low_us, high_us = (first_us + share * (last_us - first_us) for share in window)
+        used = self.usable & (self.start_us >= low_us) & (self.start_us <= high_us)
+        return self.batch[used], self.cycle_us[used]
+
+
+_REQUEST_SCHEMA = {
+    "arrival_us": pl.Int64,
+    "prompt_tokens": pl.Int64,
+    # From the client's send to the waiting queue, and from the engine's first token to the client: the simulator has
+    # one delay for both, before the queue, as no request can tell them apart.
+    "around_us": pl.Float64,
+    "later_us": pl.Float64,  # by how much longer the last token takes to the client than the first
+    "turn_us": pl.Float64,  # of the first delay, the wait for the engine's turn, which the simulator adds itself
+}
 
 
 @dataclass(frozen=True)
 class Measured:
     """What every step and request says: the line, the delays, what each rests on, and how well the line fits.
 
-    ``error``: mean absolute error of a step, as a fraction; ``total``: of the sum of all, signed.
+    ``steps``: how many it fits.  ``error``: mean absolute error of a step, a fraction; ``total``: of the sum, signed.
     """
 
     latency: LatencyModel
@@ -92,31 +119,29 @@ def was_recorded(recording: Recording) -> bool:
 
 
 def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: int = SEED) -> Measured:
-    """The line and the delays of recordings for which :func:`has_every_step` holds, over a share of each by time."""
-    logged = [None if was_recorded(recording) else logged_steps(recording) for recording in recordings]
-    parts = [
-        steps_of(recording, window) if log is None else _steps_of_log(log, window)
-        for recording, log in zip(recordings, logged, strict=True)
-    ]
-    steps = Steps(np.vstack([part.batch for part in parts]), np.concatenate([part.cycle_us for part in parts]))
-    line = fitted(steps)
-    low, high = _bounds(steps, seed)
+    """The line and the delays of recordings that :func:`has_every_step` holds for, over a share of each by time."""
+    runs = [recorded_steps(r) if was_recorded(r) else logged_steps(r) for r in recordings]
+    parts = [run.steps(window) for run in runs if run is not None]
+    batch, cycle_us = np.vstack([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    line = fit_steps(batch, cycle_us)
+    low, high = _bounds(batch, cycle_us, seed)
     costs = [
-        CoefficientFit(name, *_digits(*values), "fitted", f"fitted to {len(steps.cycle_us):,} steps, one by one")
+        CoefficientFit(name, *_digits(*values), "fitted", f"fitted to {len(cycle_us):,} steps, one by one")
         for name, values in zip(STEP_COSTS, zip(line, low, high, strict=True), strict=True)
     ]
-    ways = [
-        _chosen(recording, _ways(recording) if log is None else _ways_of_log(recording, log), window)
-        for recording, log in zip(recordings, logged, strict=True)
+    requests = [
+        _arrived(run.requests, recording, window)
+        for recording, run in zip(recordings, runs, strict=True)
+        if run is not None
     ]
-    delays = _delays(pl.concat(ways), seed)
+    delays = _delays(np.vstack(requests), seed)
     ns = [round(float(value) * 1000) for value in line]
     latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], per_context_token_ns=ns[3], per_1000_attended_ns=ns[4])
-    lifecycle = Lifecycle(**{f"{fit.name}_us": fit.value_us for fit in delays})
-    modelled = steps.batch @ line
-    error = float(np.abs(modelled / steps.cycle_us - 1).mean())
-    total = float(modelled.sum() / steps.cycle_us.sum() - 1)
-    return Measured(latency, lifecycle, (*costs, *delays), len(steps.cycle_us), error, total)
+    values: dict[str, Any] = {f"{fit.name}_us": fit.value_us for fit in delays}
+    modelled = batch @ line
+    error = float(np.abs(modelled / cycle_us - 1).mean())
+    total = float(modelled.sum() / cycle_us.sum() - 1)
+    return Measured(latency, Lifecycle(**values), (*costs, *delays), len(cycle_us), error, total)
 
 
 _PREFILLS = """
@@ -127,8 +152,8 @@ FROM snapshots GROUP BY step_id ORDER BY step_id
 _PREFILL_SCHEMA = dict.fromkeys(("step_id", "tokens", "attended"), pl.Int64)
 
 
-def steps_of(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> Steps:
-    """The steps of a share of the run, by time, after each of which the next one began at once."""
+def recorded_steps(recording: Recording) -> EveryStep:
+    """The steps of a recording that :func:`was_recorded`."""
     cycles, _basis = observed_cycles(recording)
     steps = recording.steps.frame(["step_id", "start_us", "prefill_tokens", "decode_tokens"])
     prefills = query(_PREFILLS, _PREFILL_SCHEMA, snapshots=recording.snapshots).frame()
@@ -141,95 +166,76 @@ def steps_of(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> 
     )
     timed = pl.DataFrame({"start_us": cycles.from_us, "cycle_us": cycles.cycle_us, "whole": cycles.begins})
     rows = rows.join(timed.unique("start_us", keep="first"), on="start_us", how="inner", maintain_order="left")
-    first_us, last_us = int(rows["start_us"].min() or 0), int(rows["start_us"].max() or 0)  # type: ignore[arg-type]
-    low_us, high_us = (first_us + share * (last_us - first_us) for share in window)
-    served = pl.col("tokens") + pl.col("decodes") > 0
-    used = rows.filter("whole", served, pl.col("start_us").is_between(low_us, high_us))
-    columns = (pl.lit(1.0), pl.col("tokens"), pl.col("decodes"), pl.col("decode_context_tokens"))
-    batch = used.select(
+    columns = (pl.lit(1.0), *(pl.col(name) for name in ("tokens", "decodes", "decode_context_tokens")))
+    batch = rows.select(
         *(column.cast(pl.Float64).alias(name) for column, name in zip(columns, STEP_COSTS[:4], strict=True)),
         (pl.col("attended") / 1000).alias(STEP_COSTS[4]),
     )
-    return Steps(batch.to_numpy(), used["cycle_us"].cast(pl.Float64).to_numpy())
+    usable = rows.select(pl.col("whole") & (pl.col("tokens") + pl.col("decodes") > 0)).to_series()
+    return EveryStep(
+        batch.to_numpy(),
+        rows["cycle_us"].cast(pl.Float64).to_numpy(),
+        rows["start_us"].to_numpy(),
+        usable.to_numpy(),
+        _stamped_requests(recording),
+    )
 
 
-def fitted(steps: Steps) -> Floats:
-    """float64[5]: costs in us, none negative, of the line through the steps.
+def _stamped_requests(recording: Recording) -> pl.DataFrame:
+    """``_REQUEST_SCHEMA`` by the recorder's stamps of the engine."""
+    requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status"])
+    stamps = recording.lifecycles.frame(["request_index", "queued_us", "first_token_us", "finished_us"])
+    stamped = stamps.drop_nulls().unique("request_index", keep="none")
+    answered = requests.filter(pl.col("status") == "ok").drop_nulls()
+    both = answered.join(stamped, on="request_index", maintain_order="left")
+    queued_us, finished_us = both["queued_us"].to_numpy(), both["finished_us"].to_numpy()
+    first_us, turns_us = pl.col("first_token_us"), _turns_us(recording, queued_us, finished_us)
+    around_us = pl.col("queued_us") + pl.col("ttft_us") - first_us
+    later_us = first_us + pl.col("e2e_us") - pl.col("ttft_us") - pl.col("finished_us")
+    return _requests(both, around_us, later_us, pl.Series(turns_us))
 
-    Each step counts by its variance, which grows with the length that the line gives it, so that short ones are as
-    right in sum as long ones; steps that were held up are left out.
+
+def _requests(frame: pl.DataFrame, around_us: pl.Expr, later_us: pl.Expr, turn_us: pl.Series | pl.Expr) -> pl.DataFrame:
+    columns = {"around_us": around_us, "later_us": later_us, "turn_us": turn_us}
+    return frame.with_columns(**columns).select(pl.col(name).cast(kind) for name, kind in _REQUEST_SCHEMA.items())
+
+
+def _arrived(requests: pl.DataFrame, recording: Recording, window: tuple[float, float]) -> Floats:
+    """float64[requests, 4] of a share of the run by time: prompt tokens, the two delays without the turn, a weight."""
+    last_us = float(recording.requests.aggregate(us="max(arrival_us)")["us"] or 0)
+    chosen = requests.filter(pl.col("arrival_us").is_between(window[0] * last_us, window[1] * last_us))
+    # The variance of a moment that lies anywhere in twice the turn, beside that of the delay itself.
+    weight = 1 / (_DELAY_SPREAD_US**2 + pl.col("turn_us") ** 2 / 3)
+    delay_us = pl.col("around_us") - pl.col("turn_us")
+    rows = chosen.select(pl.col("prompt_tokens").cast(pl.Float64), delay_us, "later_us", weight.alias("weight"))
+    return rows.to_numpy()
+
+
+def fit_steps(batch: Floats, cycle_us: Floats) -> Floats:
+    """float64[5]: costs in us, none negative, of the line through single steps.
+
+    Each step counts by its variance, which grows with the length that the line gives it, so that short steps are as
+    right in sum as long ones.  Steps that were held up are left out.
     """
 
     def weights(modelled_us: Floats | None) -> Floats:
         if modelled_us is None:
-            return np.ones(len(steps.cycle_us))
+            return np.ones(len(cycle_us))
         modelled_us = np.maximum(modelled_us, 1.0)
-        return (steps.cycle_us <= _OUTLIER * modelled_us) / modelled_us
+        return np.asarray((cycle_us <= _OUTLIER * modelled_us) / modelled_us, np.float64)
 
-    return fit_costs(steps.batch, steps.cycle_us, weights).costs
+    return fit_costs(batch, cycle_us, weights).costs
 
 
-def _bounds(steps: Steps, seed: int) -> tuple[Floats, Floats]:
+def _bounds(batch: Floats, cycle_us: Floats, seed: int) -> tuple[Floats, Floats]:
     """float64[5] each: bounds of 95 % of the costs, over draws of blocks of neighbouring steps."""
-    blocks = np.array_split(np.arange(len(steps.cycle_us)), max(len(steps.cycle_us) // _BLOCK_STEPS, 2))
+    blocks = np.array_split(np.arange(len(cycle_us)), max(len(cycle_us) // _BLOCK_STEPS, 2))
     lines = []
     for draw in resampled(row_blocks(np.zeros(len(blocks), np.int64), []), _DRAWS, seed):
         chosen = np.concatenate([blocks[block] for block in draw])
-        lines.append(fitted(Steps(steps.batch[chosen], steps.cycle_us[chosen])))
-    bounds = [interval(column) for column in np.array(lines).T]
-    return np.array([low for low, _high in bounds]), np.array([high for _low, high in bounds])
-
-
-_WAY_SCHEMA = {
-    "prompt_tokens": pl.Float64,
-    # From the client's send to the waiting queue, without the wait for the engine's turn, and from the engine's first
-    # token to the client: the simulator has one delay for both, before the queue, as no request feels which it was.
-    "around_us": pl.Float64,
-    "later_us": pl.Float64,  # by how much longer the last token takes to the client
-    "weight": pl.Float64,  # of the first, whose part of a step is not known
-}
-
-
-def _ways(recording: Recording) -> pl.DataFrame:
-    """The ways of each request from its client into the engine and back, by the recorder's stamps of the engine."""
-    requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status"])
-    stamps = recording.lifecycles.frame(["request_index", "queued_us", "first_token_us", "finished_us"])
-    known = stamps.drop_nulls().unique("request_index", keep="none")
-    both = requests.filter(pl.col("status") == "ok").drop_nulls().join(known, on="request_index", maintain_order="left")
-    queued_us, finished_us = both["queued_us"].to_numpy(), both["finished_us"].to_numpy()
-    first, turns = pl.col("first_token_us"), pl.Series("turn_us", _turns_us(recording, queued_us, finished_us))
-    around = pl.col("queued_us") + pl.col("ttft_us") - first
-    later = first + pl.col("e2e_us") - pl.col("ttft_us") - pl.col("finished_us")
-    return both.with_columns(turns, around.alias("around_us"), later.alias("later_us"))
-
-
-def _ways_of_log(recording: Recording, log: LoggedSteps) -> pl.DataFrame:
-    """The same by what the server measured of each request in its engine."""
-    spans = ("ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us")
-    requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "status", *spans])
-    turns = pl.DataFrame({"request_index": log.request_index, "turn_us": log.turns_us()})
-    known = requests.filter(pl.col("status") == "ok").drop_nulls()
-    both = known.join(turns, on="request_index", maintain_order="left")
-    around = pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us")
-    later = pl.col("e2e_us") - pl.col("ttft_us") - pl.col("decode_us")
-    return both.with_columns(around.alias("around_us"), later.alias("later_us"))
-
-
-def _chosen(recording: Recording, ways: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
-    """``_WAY_SCHEMA`` of the requests of a share of the run by time, without the wait for the engine's turn."""
-    last_us = float(recording.requests.aggregate(us="max(arrival_us)")["us"] or 0)
-    chosen = ways.filter(pl.col("arrival_us").is_between(window[0] * last_us, window[1] * last_us))
-    # The variance of a moment that lies anywhere in twice that, beside that of the way itself.
-    weight = 1 / (_WAY_SPREAD_US**2 + pl.col("turn_us") ** 2 / 3)
-    columns = {"around_us": pl.col("around_us") - pl.col("turn_us"), "weight": weight}
-    return chosen.select(columns.get(name, pl.col(name)).cast(kind).alias(name) for name, kind in _WAY_SCHEMA.items())
-
-
-def _steps_of_log(log: LoggedSteps, window: tuple[float, float]) -> Steps:
-    """The steps of a share of the run, by time."""
-    low_us, high_us = (log.start_us[0] + share * (log.start_us[-1] - log.start_us[0]) for share in window)
-    used = (log.start_us >= low_us) & (log.start_us <= high_us) & (log.batch[:, 1] + log.batch[:, 2] > 0)
-    return Steps(log.batch[used], log.cycle_us[used])
+        lines.append(fit_steps(batch[chosen], cycle_us[chosen]))
+    low, high = np.array([interval(column) for column in np.array(lines).T]).T
+    return low, high
 
 
 def _turns_us(recording: Recording, queued_us: Int64s, finished_us: Int64s) -> Floats:
@@ -249,14 +255,14 @@ def _turns_us(recording: Recording, queued_us: Int64s, finished_us: Int64s) -> F
     return np.where((place >= 0) & others, (queued_us - starts_us[np.maximum(place, 0)]) / 2, 0.0)
 
 
-def _delays(ways: pl.DataFrame, seed: int) -> tuple[CoefficientFit, ...]:
-    """The delays around the engine; none where fewer than 20 requests tell them."""
-    if len(ways) < _FEWEST_REQUESTS:
+def _delays(rows: Floats, seed: int) -> tuple[CoefficientFit, ...]:
+    """The delays around the engine, by the rows of ``_arrived``; none where fewer than 20 requests tell them."""
+    if len(rows) < _FEWEST_REQUESTS:
         return ()
-    values, held_up = _on_their_way(ways.to_numpy())
+    values, held_up = _without_held_up(rows)
     what = f"of {len(values):,} requests with stamps of client and engine"
     what += f", {held_up:,} more that were held up left out" if held_up else ""
-    told: dict[str, tuple[Callable[[Floats], float], str]] = {
+    statistics: dict[str, tuple[Callable[[Floats], float], str]] = {
         "pre_queue": (lambda rows: _around(rows)[0], f"mean way in and of the first token back {what}, at no prompt"),
         "pre_queue_per_prompt_token": (lambda rows: _around(rows)[1], f"slope of that over the prompt {what}"),
         "post_request": (
@@ -266,24 +272,24 @@ def _delays(ways: pl.DataFrame, seed: int) -> tuple[CoefficientFit, ...]:
     }
     draws = list(resampled(row_blocks(np.zeros(len(values), np.int64), [values[:, 1]]), _DRAWS, seed))
     fits = []
-    for name, (of, remark) in told.items():
+    for name, (of, remark) in statistics.items():
         bounds = interval(np.array([of(values[draw]) for draw in draws]))
         fits.append(CoefficientFit(name, *_digits(of(values), *bounds), "measured", remark))
     return tuple(fits)
 
 
-def _on_their_way(rows: Floats) -> tuple[Floats, int]:
-    """The rows of ``_WAY_SCHEMA`` without requests that were held up, and how many these are.
+def _without_held_up(rows: Floats) -> tuple[Floats, int]:
+    """The rows of ``_arrived`` without requests that were held up, and how many these are.
 
-    Single outliers are drawn in; where a machine stood still for seconds, all of that time are late, and that is more.
+    Single outliers are clipped; where a machine stood still for seconds, all requests of that time are late.
     """
-    median_us = max(float(np.median(rows[:, 1])), _WAY_SPREAD_US)
+    median_us = max(float(np.median(rows[:, 1])), _DELAY_SPREAD_US)
     kept = np.abs(rows[:, 1:3]).max(axis=1) <= _STOOD_STILL * median_us + 3 / np.sqrt(rows[:, 3])
     return (rows, 0) if kept.mean() >= _DRAWN_IN[1] else (rows[kept], int((~kept).sum()))
 
 
 def _around(rows: Floats) -> tuple[float, float]:
-    """us at no prompt, and per prompt token, neither negative: a weighted line, outliers drawn in."""
+    """us at no prompt, and per prompt token, neither negative: a weighted line, outliers clipped."""
     prompts, us = rows[:, 0], np.clip(rows[:, 1], *np.quantile(rows[:, 1], _DRAWN_IN))
     columns = [np.ones(len(us)), prompts] if np.ptp(prompts) else [np.ones(len(us))]
     costs = fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3]).costs.tolist()
@@ -299,38 +305,7 @@ def _digits(value: float, low: float, high: float) -> tuple[float, float, float]
 _EXPLAINED = 0.9
 
 
-@dataclass(frozen=True)
-class LoggedSteps:
-    """Steps that computed something, one after the other.
-
-    ``batch``: float64[steps, 5]: 1, prefill tokens, decodes, their context, and 1,000 KV tokens that prefill tokens
-    attend to.  ``cycle_us``: float64[steps], from the start of one to the start of the next while the engine is busy.
-    ``start_us``: int64[steps].  By request: ``request_index``, ``queue_us``, and the step that ``admitted`` it, int64.
-    """
-
-    batch: Floats
-    cycle_us: Floats
-    start_us: Int64s
-    request_index: Int64s
-    queue_us: Int64s
-    admitted: Int64s
-
-    def turns_us(self) -> Floats:
-        """float64[requests] us: half of the step that each had to wait for, 0 where the engine stood idle.
-
-        A request is stamped as queued right after the step in which it came, and was in the queue from there on.
-        """
-        ends_us = np.concatenate([[0.0], np.cumsum(self.cycle_us)])
-        queued_us = ends_us[self.admitted] - self.queue_us
-        # The end that is nearest to the stamp: halfway between two ends, the later one.
-        nearest = np.searchsorted((ends_us[:-1] + ends_us[1:]) / 2, queued_us, side="right")
-        came_in = np.clip(nearest - 1, 0, None)
-        waited = came_in < self.admitted - 1
-        others: Bools = waited | (self.batch[self.admitted, 2] > 0)
-        return np.where(others & (self.admitted > 0), self.cycle_us[came_in] / 2, 0.0)
-
-
-def logged_steps(recording: Recording) -> LoggedSteps | None:
+def logged_steps(recording: Recording) -> EveryStep | None:
     """The steps of a recording by its server's log; None where the log and the requests do not tell them all.
 
     Under asynchronous scheduling the wait for the model is no part of a step, and one engine must have served all.
@@ -353,14 +328,44 @@ def logged_steps(recording: Recording) -> LoggedSteps | None:
     decode_us = served["decode_us"].to_numpy()[measured]
     around = _shares(between(parts), decode_us - between(waited_us[:, None])[:, 0])
     own = served.select(pl.col("request_index").fill_null(-1), pl.col("queue_us").fill_null(0)).filter(measured)
-    return LoggedSteps(
-        batch=batch[rest],
-        cycle_us=(waited_us + parts @ around)[rest],
-        start_us=iterations["start_us"].fill_null(strategy="forward").fill_null(0).to_numpy()[rest],
-        request_index=own["request_index"].to_numpy(),
-        queue_us=own["queue_us"].to_numpy(),
-        admitted=found.admitted[measured] - found.begin,
+    cycle_us = (waited_us + parts @ around)[rest]
+    turns_us = _logged_turns_us(
+        batch[rest], cycle_us, own["queue_us"].to_numpy(), found.admitted[measured] - found.begin
     )
+    return EveryStep(
+        batch[rest],
+        cycle_us,
+        iterations["start_us"].fill_null(strategy="forward").fill_null(0).to_numpy()[rest],
+        batch[rest, 1] + batch[rest, 2] > 0,
+        _timed_requests(recording, pl.DataFrame({"request_index": own["request_index"], "turn_us": turns_us})),
+    )
+
+
+def _logged_turns_us(batch: Floats, cycle_us: Floats, queue_us: Int64s, admitted: Int64s) -> Floats:
+    """float64[requests] us: half of the step that each had to wait for, 0 where the engine stood idle.
+
+    ``admitted``: int64[requests], the step that took each in.  A request is stamped as queued right after the step in
+    which it came, and waits in the queue from there on.
+    """
+    ends_us = np.concatenate([[0.0], np.cumsum(cycle_us)])
+    queued_us = ends_us[admitted] - queue_us
+    # The end that is nearest to the stamp: halfway between two ends, the later one.
+    nearest = np.searchsorted((ends_us[:-1] + ends_us[1:]) / 2, queued_us, side="right")
+    came_in = np.clip(nearest - 1, 0, None)
+    waited = came_in < admitted - 1
+    others: Bools = waited | (batch[admitted, 2] > 0)
+    return np.where(others & (admitted > 0), cycle_us[came_in] / 2, 0.0)
+
+
+def _timed_requests(recording: Recording, turns: pl.DataFrame) -> pl.DataFrame:
+    """``_REQUEST_SCHEMA`` by what the server measured of each request in its engine."""
+    spans = ("ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us")
+    requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "status", *spans])
+    timed = requests.filter(pl.col("status") == "ok").drop_nulls()
+    around_us = pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us")
+    later_us = pl.col("e2e_us") - pl.col("ttft_us") - pl.col("decode_us")
+    both = timed.join(turns, on="request_index", maintain_order="left")
+    return _requests(both, around_us, later_us, pl.col("turn_us"))
 
 
 def _between(found: Followed, chosen: Bools):  # type: ignore[no-untyped-def]  # a function over columns

@@ -75,8 +75,10 @@ def _median(name: str, delays_us: Floats, words: str, seed: int) -> CoefficientF
     # A median moves by the share of delays above it: that is what has to be alike in neighbours.
     blocks = row_blocks(np.zeros(len(delays_us), np.int64), [np.sign(delays_us - median_us)])
     draws = spread(np.array([np.median(delays_us[draw]) for draw in resampled(blocks, seed=seed)]), blocks)
-    values = [max(value, 0.0) for value in (median_us, *interval(draws))]
-    return CoefficientFit(name, *values, "measured", f"median of {words.format(f'{len(delays_us):,}')}")
+    value_us, low_us, high_us = (max(value, 0.0) for value in (median_us, *interval(draws)))
+    return CoefficientFit(
+        name, value_us, low_us, high_us, "measured", f"median of {words.format(f'{len(delays_us):,}')}"
+    )
 
 
 # The unit of residuals, as a fraction: the largest error wanted of a window.

@@ -55,7 +55,7 @@ def fit_costs(
     for _ in range(_ROUNDS):
         root = np.sqrt(weight)[:, None]
         # As few rows as there are columns, with the same squares.
-        triangle = np.linalg.qr(np.column_stack([rows / scale * root, target * root[:, 0]]), mode="r")
+        triangle: Floats = np.asarray(np.linalg.qr(np.column_stack([rows / scale, target]) * root, mode="r"))
         system = triangle[:, :-1]
         stacked = np.vstack([system, np.diag(believed[:, 1]) / scale]) if len(believed) else system
         costs = nnls(stacked, np.concatenate([triangle[:, -1], believed[:, 0]]))[0] / scale

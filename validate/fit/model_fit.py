@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -299,7 +300,8 @@ def _starts(
 
 def lifecycle_of(measured: dict[str, CoefficientFit]) -> Lifecycle:
     """The delays that were measured."""
-    return Lifecycle(**{f"{name}_us": delay.value_us for name, delay in measured.items()})
+    values: dict[str, Any] = {f"{name}_us": delay.value_us for name, delay in measured.items()}
+    return Lifecycle(**values)
 
 
 def choose_form(
