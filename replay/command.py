@@ -1,4 +1,4 @@
-"""Any simulator as a command: it gets the requests as a table, and answers with a first token and an end for each.
+"""Any simulator as a command: it reads a table of requests, and answers with TTFT and E2E of each.
 
 The command is run with the path of a folder as its last argument.  In the folder it finds ``requests.csv``,
 ``engine.json`` and ``coefficients.yaml``; it leaves ``simulator.json`` and ``results.csv`` there.
@@ -38,7 +38,7 @@ _CONFIG, _STEP_TIMES = "config.json", "step_times.csv"
 _HEADER, _RESULTS = "simulator.json", "results.csv"
 _COLUMNS = ("request_index", "ttft_us", "e2e_us")
 _SCHEDULED = "scheduled_us"
-# What an answer may have: a page, and a line a request.
+# Largest answer: a page for the header, one line per request for the results.
 _HEADER_BYTES, _LINE_BYTES = 100_000, 200
 _MOST_NAMES, _MOST_CHARACTERS = 50, 200
 _FOREVER_US = 1e15  # thirty years
@@ -52,8 +52,8 @@ class CommandError(ReplayError):
 class CommandSimulator:
     """A command as a simulator.
 
-    ``words``: program and arguments.  ``release``: what it is given as coefficients.  ``label``: its name, if it has
-    one of its own.
+    ``words``: program and arguments.  ``release``: the coefficients that it gets.  ``label``: its name, if not the
+    command.
     """
 
     words: tuple[str, ...]
@@ -64,13 +64,13 @@ class CommandSimulator:
 
     @property
     def name(self) -> str:
-        """As runs are stored: ``cmd:``, program and arguments, so that two scripts of one interpreter are two."""
+        """The name in stored runs: ``cmd:``, program and arguments, so that scripts of one interpreter differ."""
         if self.label:
             return self.label
         return PREFIX + printable(" ".join([Path(self.words[0]).name, *self.words[1:]]))[:_MOST_CHARACTERS]
 
     def entry_for(self, recording: Recording) -> ModelEntry | None:
-        """None: what the command makes of the coefficients is its own."""
+        """None: the command reads the coefficients itself."""
         del recording
         return None
 
@@ -108,7 +108,7 @@ class CommandSimulator:
         return end.peak_bytes
 
     def _bytes(self, path: Path, most: int) -> bytes:
-        """What the command wrote into a file; ``CommandError`` if it is none of its own, or too long."""
+        """The content of a file that the command wrote; ``CommandError`` if it is missing or too long."""
         content = left_by(path, most)
         if content is None:
             raise CommandError(f"{self.name} wrote no {path.name}; write it into the folder that is its last argument")
@@ -117,7 +117,7 @@ class CommandSimulator:
         return content
 
     def _header(self, path: Path) -> tuple[str, tuple[str, ...]]:
-        """Name with version, and what it says that it does not model."""
+        """Name with version, and the names of what it does not model."""
         try:
             header: Any = json.loads(self._bytes(path, _HEADER_BYTES))
             named = [str(header[key])[:_MOST_CHARACTERS] for key in ("name", "version")]
@@ -130,7 +130,7 @@ class CommandSimulator:
         return printable(" ".join(named)), tuple(map(printable, lacking))
 
     def _results(self, path: Path, requests: int) -> Simulated:
-        """The answers in us; a request without a row was not completed."""
+        """The answers in us; requests without a row are not completed."""
         content = self._bytes(path, (requests + 1) * _LINE_BYTES)
         try:
             table = pl.read_csv(content, infer_schema=False)
@@ -186,16 +186,16 @@ def command_simulator(text: str, release: CoefficientRelease, timeout_s: float) 
 
 
 def _write(place: Path, recording: Recording, plan: ReplayPlan, release: CoefficientRelease) -> None:
-    """What a command gets: the requests in order of arrival, the engine arguments of the replay, the coefficients."""
+    """Write the inputs: requests in order of arrival, engine arguments of the replay, coefficients."""
     trace, engine = plan.trace, plan.engine
     columns = {
         "request_index": np.arange(len(trace.arrival_us)),
         "arrival_us": trace.arrival_us,
         "prompt_tokens": trace.prompt_tokens,
-        # Of them those that no prefix cache holds, where the recording tells; else all.
+        # Prompt tokens that no prefix cache holds, where that was recorded; else all.
         "prefill_tokens": trace.prefill_tokens,
         "output_tokens": trace.output_tokens,
-        # Ids of the blocks that the prompt fills; equal ids: equal tokens up to there.
+        # Ids of the prompt's full blocks; equal ids mean equal tokens up to the end of that block.
         "prefix_blocks": _prefix_blocks(trace),
     }
     pl.DataFrame(columns).write_csv(place / _REQUESTS)
@@ -227,7 +227,7 @@ def _prefix_blocks(trace: RequestTrace) -> list[str]:
 
 
 def _partly_told(unknown: int, answered: int) -> tuple[str, ...]:
-    """That the times of scheduling are not used, where they are told of some requests only."""
+    """A sentence if scheduling times are reported for some requests only, which makes them unused."""
     if unknown in (0, answered):
         return ()
     return (f"{_SCHEDULED} is told of {answered - unknown:,} of {answered:,} requests, and used only if of all",)
@@ -240,9 +240,9 @@ _STEP_PREFILLS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384
 
 
 def step_times(latency: Latency, most_tokens: int, most_requests: int) -> pl.DataFrame:
-    """The step times of a release as a table for simulators that take such: of single prefills, and of decodes alone.
+    """The step times of a release as a table: steps of one prefill, and steps of decodes only.
 
-    ``prefill_context_tokens``: of the prompt, computed before; ``context_tokens``: of all decodes together;
+    ``prefill_context_tokens``: prompt tokens computed before; ``context_tokens``: of all decodes together;
     ``duration_us``: whole us.
     """
     prompts = _up_to(most_tokens, _STEP_PREFILLS)
@@ -266,12 +266,12 @@ def step_times(latency: Latency, most_tokens: int, most_requests: int) -> pl.Dat
 
 
 def _up_to(most: int, grid: Sequence[int]) -> list[int]:
-    """A grid to its limit and with it, of at least two values."""
+    """The values of a grid below the limit, and the limit; at least two values."""
     return sorted({*grid[:2], *(value for value in grid if value < most), most})
 
 
 def _wrong(index: Any, ttft_us: Any, e2e_us: Any, requests: int) -> str:
-    """What cannot be true of such an answer, ``""`` if nothing."""
+    """What is impossible in such an answer, ``""`` if nothing."""
     if not len(index):
         return "no request was completed"
     if ((index < 0) | (index >= requests) | (index != np.floor(index))).any():

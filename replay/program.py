@@ -15,10 +15,10 @@ from pathlib import Path
 from blis_replay.ingest.errors import printable
 
 _LAST_LINE_CHARACTERS = 200
-# What a program that runs amok can make of a file.
+# Largest file that a program can write.
 MOST_FILE_BYTES = 4 << 30
-# Until it becomes another program a child counts the memory of its parent as its own, so a small program starts it.
-# That one ends as its child does, and writes the child's errno or largest memory in KiB.
+# A child counts its parent's memory as its own until it executes another program, so a small program starts it.  The
+# starter ends as its child does, and writes the child's errno or peak memory in KiB.
 _STARTER = """
 import os, resource, signal, sys
 told, most, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -43,7 +43,7 @@ sys.exit(code)
 class Ended:
     """``code``: the exit code of a program; negative: the signal that ended it.
 
-    ``peak_bytes``: the largest memory of it or of one of those that it started; 0 if not known.
+    ``peak_bytes``: the peak memory of it or of one of its children; 0 if not known.
     """
 
     code: int
@@ -126,9 +126,9 @@ class CapturedOutput:
 
 
 def left_by(path: Path, most_bytes: int) -> bytes | None:
-    """What a program left in a file, one byte too many if it is longer.
+    """The content of a file that a program wrote, at most ``most_bytes`` + 1 of it.
 
-    None if there is none, or a link or a pipe in its place.  Raises ``OSError`` if it cannot be read.
+    None if it is missing, or is a link or a pipe.  Raises ``OSError`` if it cannot be read.
     """
     if path.is_symlink() or not path.is_file():
         return None
@@ -142,6 +142,6 @@ def ended(code: int) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that a program wrote, fit to be printed."""
+    """The last line that a program wrote, printable."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(lines[-1])[:_LAST_LINE_CHARACTERS] if lines else "it said nothing"

@@ -1,9 +1,8 @@
-"""What costs another simulator most: its answers imitated by the engine here, and the imitation taken apart.
+"""What costs another simulator most: our engine imitates its answers, and the imitation is taken apart.
 
-Another simulator cannot be opened, but its answers can be read like a recording.  What it says that it does not model
-is switched off in the engine here.  Step time, delays and, where those do not do, one engine argument are fitted until
-the engine answers as it does.  Then each of these is put back to what the recording and the coefficients say, and what
-that changes is its share (Shapley, as of one's own replay).
+The inside of another simulator is closed, but its answers can be read like a recording.  Features that it says it does
+not model are switched off in our engine.  Then step time, delays and, if those do not suffice, one engine argument are
+fitted to its answers.  Setting each of these back to the recording and the coefficients gives its Shapley share.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def cost_of(run: ReplayRun, release: CoefficientRelease) -> Cost:
 
 
 def answered(run: ReplayRun) -> Recording:
-    """The recording as if the simulator had been the server: its latencies, and stamps as far as it tells them."""
+    """The recording as if the simulator had been the server: its latencies, and the stamps that it reports."""
     recording, simulated = run.recording, run.simulated
     known = simulated.completed
     ttft_us, e2e_us = (np.where(known, values, 0) for values in (run.ttft_us, run.e2e_us))
@@ -88,15 +87,12 @@ def answered(run: ReplayRun) -> Recording:
     )
 
 
-# By a word of what a simulator says that it does not model: the component of ours that is switched off.
+# Word in a simulator's "does not model" -> our component that is switched off.
 _DECLARED = {"prefix": "prefix cache", "asynchronous": "scheduling mode"}
 
 
 def _declared(run: ReplayRun) -> tuple[Hypothesis, ...]:
-    """What the recording had and the simulator says that it does not model, as far as the engine here can do without.
-
-    A simulator of someone else says so in its header, as :func:`command_simulator` reads it.
-    """
+    """Features of the recording that the simulator says it does not model, if our engine can switch them off."""
     said = " ".join(text.partition("does not model: ")[2].lower() for text in run.simulated.differences)
     lacked = {name for word, name in _DECLARED.items() if word in said}
     off = [one for one in to_try(run.recording, run.mode)[0] if one.name in lacked]
@@ -105,9 +101,10 @@ def _declared(run: ReplayRun) -> tuple[Hypothesis, ...]:
 
 @dataclass(frozen=True)
 class _Imitation:
-    """What makes the engine here answer as a recording says.
+    """What makes our engine answer like the simulator.
 
-    ``declared``: what the other says that it lacks; ``tried``: another input, where coefficients do not do.
+    ``declared``: features that the simulator says it lacks.  ``tried``: another input, where coefficients alone do
+    not suffice.
     """
 
     fitted: Fit
@@ -133,7 +130,7 @@ def _imitation(
         return None
     tried = best_input(trial, to_try(recording, mode))
     if tried is not None and tried.best.name in {one.name for one in declared}:
-        # Its answers are nearer with what it says that it lacks.
+        # The imitation is better with a feature that the simulator says it lacks.
         return _imitation(
             tried.best.of(recording), mode, entry, tuple(one for one in declared if one.name != tried.best.name)
         )
@@ -145,7 +142,7 @@ def _imitation(
 
 @dataclass(frozen=True)
 class _Parts:
-    """The imitation, and the components that can be put back."""
+    """The imitation, and the components that can be set back."""
 
     recording: Recording
     mode: ReplayMode
@@ -157,7 +154,7 @@ class _Parts:
         return (*(one.name for one in self.found.inputs), DELAYS, STEP_TIME)
 
     def means_us(self, put_back: Subset) -> Floats:
-        """float64[2]: mean E2E and TTFT of the imitation, with these of the names put back."""
+        """float64[2]: mean E2E and TTFT of the imitation in us, with these of the names set back."""
         return np.array([getattr(self.run(put_back), f"{metric}_us").mean() for metric in _METRICS])
 
     def run(self, put_back: Subset) -> SimResult:
@@ -173,7 +170,7 @@ class _Parts:
         return simulate(plan.trace, plan.engine, plan.latency(latency), lifecycle)
 
     def evidence(self) -> dict[str, str]:
-        """A sentence a component: what the imitation has there, and what it should have."""
+        """One sentence per component: its value in the imitation, and the value that it should have."""
         said = {one.name: "it says that it does not model this" for one in self.found.declared}
         if self.found.tried is not None:
             said[self.found.tried.best.name] = _input_evidence(self.recording, self.found.tried)

@@ -31,7 +31,7 @@ _LACKS = "a floor models neither queues nor batches nor memory"
 
 @dataclass(frozen=True)
 class FloorLine:
-    """TTFT = ``first_us`` + ``prompt_us`` a prompt token; E2E = TTFT + ``rest_us`` + ``gap_us`` a further token."""
+    """TTFT = ``first_us`` + ``prompt_us`` per prompt token; E2E = TTFT + ``rest_us`` + ``gap_us`` per further token."""
 
     first_us: float
     prompt_us: float
@@ -57,7 +57,7 @@ class Floor:
         return None
 
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
-        """The line at the lengths of each request; raises ``ReplayError`` if it was fitted to no such server."""
+        """The line at the lengths of each request; raises ``ReplayError`` if it was not fitted to this server."""
         line = self.lines.get(_server(recording))
         if line is None:
             known = ", ".join(sorted({f"{model} tp {tp}" for model, tp in self.lines}))
@@ -119,9 +119,9 @@ def _stored_of(store: Store, names: Sequence[str]) -> list[str]:
 
 
 def _points(recording: Recording) -> Floats | None:
-    """float64[k, 5]: prompt tokens, gaps between output tokens, TTFT and E2E in us, and how many requests they are of.
+    """float64[k, 5]: prompt tokens, gaps between output tokens, TTFT and E2E in us, and the number of requests.
 
-    A row a request where single requests were recorded, else one of the published means; None without latencies.
+    One row per request where requests were recorded, else one row of published means; None without latencies.
     """
     chosen = observed_requests(recording)
     tokens = recording.requests["prompt_tokens"].fill_null(0).to_numpy().astype(np.float64)
@@ -139,7 +139,7 @@ def _points(recording: Recording) -> Floats | None:
 
 
 def _fitted(name: str, recordings: Sequence[Recording]) -> FloorLine:
-    """Least squares over all requests; a slope below zero, or that nothing determines, is none."""
+    """Least squares over all requests; a slope that is negative or not determined is set to 0."""
     rows = np.concatenate([points for r in recordings if (points := _points(r)) is not None])
     prompt, gaps, first_us, whole_us, weight = rows.T
     mean_first, mean_whole = (float(np.average(us, weights=weight)) for us in (first_us, whole_us))
@@ -156,7 +156,7 @@ def _fitted(name: str, recordings: Sequence[Recording]) -> FloorLine:
 def _release_of_floor(
     name: str, lines: dict[tuple[str, int | None], FloorLine], recordings: Sequence[Recording]
 ) -> CoefficientRelease:
-    """What the floor stands on, in the place of a release, so that what it was fitted on is told like any other's."""
+    """A release that states what the floor was fitted on, as any coefficients do."""
     digest = hashlib.sha256(repr(sorted(lines.items(), key=repr)).encode()).hexdigest()
     fitted_on = tuple(FittedOn(r.slug, r.content_hash, "latencies", requests_hash(r)) for r in recordings)
     hardware = ", ".join(dict.fromkeys(r.hardware for r in recordings if r.hardware))

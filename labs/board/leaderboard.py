@@ -30,21 +30,21 @@ from blis_replay_labs.board.simulators import AS_SHIPPED
 Number = tuple[str, str]
 SHOWN = tuple((metric, statistic) for metric in ("e2e", "ttft", "itl") for statistic in STATISTICS)
 _US_PER_S = 1e6
-# An imitation that misses more than this of the latencies says nothing of the simulator.
+# Share of the latencies: an imitation that is further off says nothing about the simulator.
 MOST_LEFT = 0.10
-# A component whose share of both means is smaller costs nothing.
+# Share of the means: a component below it in both counts as nothing.
 LEAST_SHARE = 0.005
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What makes a simulator's answers others than those of the engine here.
+    """Why a simulator's answers differ from those of our engine.
 
-    ``shares``: by component, what it adds to the mean E2E and TTFT, fractions of the mean of the engine here with the
-    coefficients, so they sum to how far the imitation is from it.  ``left``: mean absolute difference between the
-    simulator and its imitation, relative to its latencies.  ``evidence``: a sentence a component.
-    ``tried``: the input that makes the engine answer like it, None where coefficients do; ``also``: other inputs
-    that do so as well.
+    ``shares``: by component, what it adds to the mean E2E and TTFT, as fractions of our engine's mean with the
+    coefficients; they sum to the difference between the imitation and our engine.  ``left``: mean absolute difference
+    between the simulator and its imitation, relative to its latencies.  ``evidence``: one sentence per component.
+    ``tried``: the input that makes our engine answer like the simulator, None where coefficients suffice; ``also``:
+    other inputs that do so equally well.
     """
 
     shares: Mapping[str, tuple[float, float]]
@@ -55,7 +55,7 @@ class Cost:
 
     @property
     def imitated(self) -> bool:
-        """Whether the imitation is near enough to say anything."""
+        """Whether the imitation is close enough to judge by."""
         return self.left <= MOST_LEFT
 
     @property
@@ -72,16 +72,14 @@ class Cost:
 class Score:
     """One simulator on one recording.
 
-    ``fitted``: what of the recording its coefficients were fitted on: as ``Comparison.uses``, or ``as shipped``:
-    nothing of ours.
-    ``errors``: signed fractions by metric and statistic, those that both sides have.
-    ``throughput``: the error of output tokens a second over the run.  ``rank``: Spearman's correlation of the requests'
-    latencies by metric.  ``passes``: whether the gated means are within their limits, None where they are not judged.
-    ``overloaded``: the server had more load than it could serve, so its latencies judge no simulator.
-    ``seconds``: of planning and simulating; ``peak_bytes``: the largest memory of the process that simulated.
-    ``segments``: what each part of the way adds to the mean E2E, a signed fraction of the observed mean.
-    ``cost``: what costs it most, where that was asked for; a text says why it cannot be told.  ``problem``: why there
-    is no score.
+    ``fitted``: how its coefficients were fitted on the recording, as ``Comparison.uses``; ``as shipped``: on nothing of
+    ours.  ``errors``: signed fractions by metric and statistic that both sides have.  ``throughput``: the error of
+    output tokens per second over the run.  ``rank``: Spearman's correlation of the requests' latencies by metric.
+    ``passes``: whether the gated means are within their limits, None where they are not judged.  ``overloaded``: the
+    server had more load than it could serve, so its latencies judge no simulator.  ``seconds``: planning and
+    simulating; ``peak_bytes``: peak memory of the process that simulated.  ``segments``: what each part of a request's
+    time adds to the error of the mean E2E, a signed fraction of the observed mean.  ``cost``: what costs it most, where
+    that was asked for, or why it cannot be told.  ``problem``: why there is no score.
     """
 
     simulator: str
@@ -103,7 +101,7 @@ class Score:
 
     @property
     def worst_segment(self) -> tuple[str, float] | None:
-        """The part of the way that adds most to the error of the mean E2E, by size."""
+        """The segment that adds most to the error of the mean E2E, by absolute value."""
         return max(self.segments.items(), key=lambda part: abs(part[1]), default=None)
 
 
@@ -116,12 +114,12 @@ class Board:
     absent: Mapping[str, str]
 
     def of(self, simulator: str) -> list[Score]:
-        """Its scores that are some."""
+        """The scores of a simulator, without those that have a problem."""
         return [score for score in self.scores if score.simulator == simulator and not score.problem]
 
 
 def joined(boards: Sequence[Board]) -> Board:
-    """One board of several, each with recordings of its own; a simulator is absent that is so in all of them."""
+    """One board of several with different recordings; absent are simulators that are absent in all of them."""
     names = dict.fromkeys(name for board in boards for name in board.simulators)
     absent = {name: why for board in boards for name, why in board.absent.items() if name not in names}
     return Board(tuple(names), tuple(score for board in boards for score in board.scores), absent)
@@ -139,9 +137,9 @@ def leaderboard(
 ) -> Board:
     """Replay stored experiments through each of the simulators.
 
-    ``simulators``: by the name that is shown.  ``published``: with those that others published for a recording.
-    ``explain``: what says what costs a simulator most.  A recording without latencies is left out; what a simulator
-    cannot do is its ``problem``.
+    ``simulators``: by the name that is shown.  ``published``: with published answers for these recordings.
+    ``explain``: finds what costs a simulator most.  A recording without latencies is left out; a replay that fails
+    becomes a score with a ``problem``.
     """
     scores: list[Score] = []
     names = list(simulators)
@@ -160,7 +158,7 @@ def leaderboard(
 
 
 def _warmed(experiment: Observed, simulators: Mapping[str, Simulator]) -> None:
-    """Compiled code is loaded once, and no run is to be charged with it."""
+    """Load compiled code before anything is timed."""
     for simulator in simulators.values():
         if isinstance(simulator, EmbeddedEngine):
             with suppress(ExperimentError):
@@ -216,7 +214,7 @@ def _peak_bytes() -> int | None:
 
 
 def _cost(run: ReplayRun, explain: Callable[[ReplayRun], Cost] | None) -> Cost | str | None:
-    """A text says why it cannot be told: no coefficients to compare with, or too few requests."""
+    """What costs the simulator most; a text says why that is unknown: no coefficients, or too few requests."""
     try:
         return None if explain is None else explain(run)
     except ExperimentError as problem:
@@ -229,7 +227,7 @@ def _error(comparison: Comparison, number: Number) -> float | None:
 
 
 def _throughput(run: ReplayRun, both: Bools) -> float | None:
-    """Error of output tokens a second from the first arrival to the last end; None without latencies of requests."""
+    """Error of output tokens per second, first arrival to last end; None without latencies of requests."""
     if both.sum() < 2:
         return None
     requests = run.recording.requests
@@ -264,7 +262,7 @@ def _segments(run: ReplayRun) -> dict[str, float]:
 
 
 def _published(experiment: Observed) -> list[Score]:
-    """What others published of this recording, against its observed numbers."""
+    """Scores of published answers for this recording, against its observed numbers."""
     recording, found = experiment.recording, []
     side = recording_side(recording, experiment.token_gaps)
     samples = None if side.requests is None else side.latencies(side.requests)

@@ -19,7 +19,7 @@ _SUMMARY = (
     *(Column("runs", "word", spare=1), *columns_named("held out", "pass", "E2E", "TTFT", kind="word")),
     *(Column("ITL", "word", spare=3), *columns_named("E2E p99", "TTFT p99", kind="word")),
     *(Column("tokens/s", "word", wide=1), Column("rank E2E", "decimal", wide=2)),
-    # Of a run, in the process that simulates.
+    # Per run, of the process that simulates.
     *(Column("s/run", "decimal", spare=2), Column("peak MB", "count", wide=3)),
 )
 _ROWS = (
@@ -40,7 +40,7 @@ _SUMMED = (("e2e", "mean"), ("ttft", "mean"), ("itl", "mean"), ("e2e", "p99"), (
 
 
 def leaderboard_answer(board: Board) -> Answer:
-    """A row a simulator over all recordings; with ``-v`` a table a recording; a row of both for programs."""
+    """One row per simulator over all recordings; ``-v`` adds a table per recording; CSV has a row per score."""
     judged = {score.alias for score in board.scores if not score.overloaded and not score.problem}
     overloaded = {score.alias for score in board.scores if score.overloaded}
     notes: list[Part] = [Line(f"not run: {name}: {why}") for name, why in board.absent.items()]
@@ -64,7 +64,7 @@ def leaderboard_answer(board: Board) -> Answer:
 
 
 def board_tables(board: Board) -> list[Table]:
-    """Means over the recordings, a row a simulator; then a table a recording."""
+    """Means over the recordings, one row per simulator; then one table per recording."""
     answered = [name for name in board.simulators if board.of(name)]
     counted = [name for name in answered if not all(score.overloaded for score in board.of(name))]
     summary = Table("", _SUMMARY, [_summary(name, board) for name in counted or answered], cut=True)
@@ -72,9 +72,9 @@ def board_tables(board: Board) -> list[Table]:
 
 
 def cost_table(board: Board) -> Table:
-    """A row a simulator: the component that costs it most on most recordings, and where it costs most of all.
+    """One row per simulator: the component that most often costs it most.
 
-    The shares are means of their sizes over those recordings; the evidence is of the recording with the largest.
+    The shares are mean absolute values over the recordings where it does; the evidence is from the largest of them.
     """
     rows = [row for name in board.simulators if (row := _cost_row(name, board)) is not None]
     return Table("", _COSTS, rows, "beside the engine here with its coefficients")
@@ -96,7 +96,7 @@ def _cost_row(name: str, board: Board) -> list[Cell] | None:
 
 
 def _largest(cost: Cost | str | None) -> str:
-    """In words; where other inputs imitate a simulator as well, with these."""
+    """The largest component, with the inputs that imitate the simulator equally well."""
     if not isinstance(cost, Cost):
         return "-" if cost is None else "not told"
     if not cost.imitated:
@@ -107,7 +107,7 @@ def _largest(cost: Cost | str | None) -> str:
 
 
 def _cost_line(score: Score, cost: Cost | str) -> Line:
-    """What costs a simulator most on one recording, beside the engine here."""
+    """What costs a simulator most on one recording, compared with our engine."""
     who = f"{score.simulator}, {score.alias}"
     if isinstance(cost, str):
         return Line(f"{who}: cannot be told: {cost}")
@@ -128,7 +128,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _percent(values: Sequence[float | None]) -> str:
-    """Their mean without signs; no decimals from 100 % on."""
+    """Mean absolute value; no decimals from 100 % on."""
     mean = _mean(values)
     return "-" if mean is None else f"{100 * mean:,.{0 if mean >= 0.9995 else 1}f} %"
 
@@ -225,7 +225,7 @@ def _document(board: Board) -> dict[str, object]:
 
 
 def board_of(document: Mapping[str, Any]) -> Board:
-    """The board of a JSON answer, as far as tables show it."""
+    """The board of a JSON answer; only the fields that tables show."""
     scores = [
         Score(
             simulator=score["simulator"],

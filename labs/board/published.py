@@ -38,9 +38,9 @@ _FILE = Path(__file__).parent / "published_simulators.yaml"
 class PublishedSimulator:
     """One simulator's published answers.
 
-    ``predicted_us``: by slug, then by ``metric statistic`` (``e2e mean``); a number that was not
-    published is absent.  ``itl_truth``: what its publisher held the ITL against: the
-    ``reported`` one, half the true gap, or the gap by ``re-tokenised`` lengths.
+    ``predicted_us``: by slug, then by ``metric statistic`` (``e2e mean``); only published numbers.
+    ``itl_truth``: what its publisher compared the ITL with: the ``reported`` one (half the true gap), or the gap by
+    ``re-tokenised`` lengths.
     """
 
     name: str
@@ -86,8 +86,7 @@ def published_simulators() -> PublishedSimulators:
 class PublishedRow:
     """One simulator beside ours, on the experiments that it covers.
 
-    ``theirs``, ``ours``: by slug, the signed error of each number of ``COLUMNS`` that is there
-    on both sides.
+    ``theirs``, ``ours``: by slug, the signed error of each number of ``COLUMNS`` that both sides have.
     """
 
     name: str
@@ -99,7 +98,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """Rows, one a simulator, and what our coefficients were fitted on, by slug."""
+    """One row per simulator; ``uses``: by slug, whether our coefficients were fitted on it."""
 
     coefficients: str
     rows: tuple[PublishedRow, ...]
@@ -109,7 +108,7 @@ class PublishedTable:
 def compare_published(
     store: Store, release: CoefficientRelease, progress: Callable[[int, int], None] | None = None
 ) -> PublishedTable:
-    """Replay every recording that others published answers for, and set the errors side by side.
+    """Replay every recording with published answers, and compare the errors.
 
     Observed numbers are those of the stored recording, or the bundled aggregates.  Raises
     ``ReleaseError`` if the release is invalid or lacks one of the models.
@@ -128,7 +127,7 @@ def compare_published(
 
 
 def held_out(compared: PublishedTable) -> PublishedTable:
-    """The table of the experiments that our coefficients were not fitted on; simulators without one are left out."""
+    """The table of held-out experiments; simulators without any are left out."""
     kept = {slug: use for slug, use in compared.uses.items() if use in UNSEEN}
 
     def unseen(side: Mapping[str, Errors]) -> dict[str, Errors]:
@@ -233,7 +232,7 @@ def published_answer(compared: PublishedTable) -> Answer:
     return Answer(page, document, Table("", names, rows))
 
 
-# By column of the answer, how it is called on the page; what 80 columns have no room for comes last.
+# Column of the answer -> its heading on the page; those that do not fit 80 columns come last.
 _SHOWN = {
     **{"e2e mean": "E2E", "ttft mean": "TTFT", _TRUE_GAP: "true gap"},
     **{"e2e p99": "E2E p99", "ttft p99": "TTFT p99", "itl mean": "itl mean"},

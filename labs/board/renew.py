@@ -2,10 +2,9 @@
 
     python -m blis_replay_labs.board.renew [shipped|live|blis|pack ...] [--only SIMULATOR,...]
 
-The environment names them: DYNAMO, AIC and VIDUR are Pythons, DATA is the folder of the recordings.  Runs the commands
-that stand on the page, in a folder of their own, and keeps what they answer in ``labs/docs/simulators.json``; with
-``--only`` for these simulators, whose rows take the place of theirs.
-``scripts/docs.py`` makes the tables of that file and runs none of it.
+Environment variables: DYNAMO, AIC and VIDUR are Pythons, DATA is the folder of the recordings.  The commands of the
+page run in a temporary folder, and their answers are kept in ``labs/docs/simulators.json``.  ``--only``: replace the
+rows of these simulators only.  ``scripts/docs.py`` makes the tables from that file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ KEPT = Path(__file__).parents[1] / "docs" / "simulators.json"
 _OTHERS = "dynamo:$DYNAMO,dynamo-fitted:$DYNAMO,aiconfigurator:$AIC,vidur-fitted:$VIDUR"
 _OURS = "embedded,floor:constant,floor:line"
 _RTX = "$DATA/llmservingsim"
-# Each writes what it answers into files board*.json.
+# Each writes its answers into files board*.json.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "shipped": (
         "blis-replay compare 34b-general 34b-codegen 7b-codegen 70b-general mixtral-general 7b-train \\",
@@ -61,12 +60,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"  --simulators {_OURS},{_OTHERS},llmservingsim:rtx6000.csv.gz > board-2.json",
     ),
 }
-# Of a score, what no table shows.
+# Fields of a score that no table shows.
 _LEFT_OUT = ("not_modelled", "cost_not_told", "slug", "coefficients")
 
 
 def board_lines(name: str) -> list[str]:
-    """A kept board as the page shows it: the means, a table a recording, and the commands."""
+    """A kept board as the page shows it: the means, one table per recording, and the commands."""
     board = board_of(json.loads(KEPT.read_text("utf-8"))[name])
     summary, *runs = board_tables(board)
     lines = [*_lines(summary), "", *_lines(cost_table(board)), ""]
@@ -77,12 +76,12 @@ def board_lines(name: str) -> list[str]:
 
 
 def _lines(table: Table) -> list[str]:
-    # The site shows the backslash that keeps a mention of somebody from GitHub.
+    # Without the backslash before an @, which the site would show.
     return markdown(table).replace("\\@", "@").splitlines()
 
 
 def renewed(name: str, only: str = "") -> dict[str, Any]:
-    """What the commands of a board answer now, of all its simulators or of those that are named."""
+    """Run the commands of a board, with all its simulators or with ``only`` those named; their answers."""
     with TemporaryDirectory() as folder:
         paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         surroundings = os.environ | {"PATH": paths, "BLIS_REPLAY_STORE": f"{folder}/store.duckdb"}
@@ -93,7 +92,7 @@ def renewed(name: str, only: str = "") -> dict[str, Any]:
 
 
 def kept_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is kept of JSON answers of ``compare --simulators``."""
+    """The part of JSON answers of ``compare --simulators`` that is kept."""
     scores = [
         {key: _rounded(value) for key, value in score.items() if key not in _LEFT_OUT}
         for document in documents
@@ -103,7 +102,7 @@ def kept_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _text(kept: Mapping[str, Any]) -> str:
-    """A line a score."""
+    """As JSON, one score per line."""
     boards = [
         f'"{name}": {{"simulators": {json.dumps(board["simulators"])}, "scores": [\n'
         + ",\n".join(map(json.dumps, board["scores"]))
@@ -136,7 +135,7 @@ def main() -> int:
 
 
 def merged(board: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """A kept board with the rows of some simulators new; one that it did not have stands before its kin, or last."""
+    """A kept board with some simulators' rows replaced; a new one goes before others of its kind, else last."""
     names = list(board["simulators"])
     for name in new["simulators"]:
         if name not in names:

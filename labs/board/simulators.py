@@ -56,7 +56,7 @@ _LOOK_S = 60.0
 
 
 def _is_installed(python: str, package: str) -> bool:
-    """Whether a Python has a package; asked in an empty folder, because it prefers what lies in the one it is in."""
+    """Whether a Python has a package; asked in an empty folder, as Python imports from its working folder first."""
     look = "import importlib.metadata, sys; importlib.metadata.version(sys.argv[1])"
     try:
         with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
@@ -68,7 +68,7 @@ def _is_installed(python: str, package: str) -> bool:
         raise CommandError(f"{python} did not end within {_LOOK_S:g} s; give the Python of the simulator") from None
 
 
-# What ``all`` stands for: ours, fitted and from the datasheet alone; the floors; others where they are installed.
+# ``all``: ours (fitted, and from the datasheet alone), the floors, and others where they are installed.
 EVERYONE = (
     *("embedded", "embedded@h100-datasheet", "floor:constant", "floor:line"),
     *("dynamo", "dynamo-fitted", "aiconfigurator", "vidur-fitted", "blis"),
@@ -99,7 +99,7 @@ def contestants(asked: Sequence[str], inputs: SimulatorInputs) -> tuple[dict[str
 
 def _refuse_unknown(name: str) -> None:
     if kind_of(name) not in simulator_kinds():
-        wrong = name.rpartition(",")[2]  # what does not begin like a simulator is not split off
+        wrong = name.rpartition(",")[2]  # a wrong name is not split off by its comma
         close = get_close_matches(wrong, EVERYONE, 1)
         known = f"did you mean {close[0]}?" if close else f"there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'"
         raise UnknownNameError(f"{wrong}: no such simulator; {known}")

@@ -1,8 +1,8 @@
 """BLIS's own ``defaults.yaml``, as its builds with a blackbox model read it, both ways (blis-semantics 8).
 
 A row of ``models`` has alpha and beta of one model on one GPU and tensor parallelism, measured with one
-version of vLLM; ``defaults`` says which row a model takes, and how it is spelled.  BLIS reads the file
-strictly, so nothing else may stand in it.
+version of vLLM; ``defaults`` says which row a model takes, and how its name is spelled.  BLIS reads the file
+strictly, so it must have no other fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from blis_replay.replay.release_file import page_of_text
 
 
 def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:
-    """What of an entry BLIS does not have, by name: delays, kernels to compile, a bend of the line."""
+    """Names of the parts of an entry that BLIS does not have: delays, kernels to compile, a bend of the line."""
     delays = entry.lifecycle
     values = {
         "first_token_per_decode": delays.first_token_per_decode_us,
@@ -39,13 +39,13 @@ def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:
 
 NOT_STATED = "not stated"
 
-# What BLIS calls the GPUs of its rows, by how recordings begin their name.
+# How a GPU's name begins in recordings -> its name in BLIS.
 _GPUS = {"H100": "H100", "A100": "A100-80", "L40S": "L40S"}
 
 
 @dataclass(frozen=True)
 class DefaultsText:
-    """The text of a ``defaults.yaml``, and what of the release is not in it, a sentence each."""
+    """The text of a ``defaults.yaml``; ``not_carried``: one sentence for each part of the release not in it."""
 
     text: str
     not_carried: tuple[str, ...]
@@ -53,7 +53,7 @@ class DefaultsText:
 
 @dataclass(frozen=True)
 class DefaultsRow:
-    """A row of ``models``: ``entry`` without what BLIS does not know, and what the row is of."""
+    """A row of ``models``: its coefficients as an ``entry``, and its GPU and version of vLLM."""
 
     entry: ModelEntry
     gpu: str
@@ -66,7 +66,7 @@ def format_defaults(
     """A release in the form of ``defaults.yaml``.
 
     ``vllm_version``: by which BLIS looks rows up.  ``context_tokens``: as in ``blackbox_coefficients``.
-    Raises ``ReleaseError`` if none of its models can be said in three betas, or two of them would be one row.
+    Raises ``ReleaseError`` if three betas can express none of its models, or if two models would share a row.
     """
     gpu = next((name for begin, name in _GPUS.items() if release.hardware.startswith(begin)), release.hardware)
     rows: list[dict[str, object]] = []
@@ -90,7 +90,7 @@ def format_defaults(
 
 
 def _chosen(release: CoefficientRelease, rows: list[dict[str, object]]) -> dict[str, object]:
-    """Of each model its first row, as a release takes its first entry, and how the release spells it."""
+    """The first row of each model, as a release uses its first entry, and the model's spelling in the release."""
     spelled = {entry.model.lower(): entry.model for entry in release.models}
     first = {str(row["id"]): row for row in reversed(rows)}
     return {
@@ -152,8 +152,8 @@ class _DefaultsText(Struct, frozen=True):
 def parse_defaults(text: str, origin: str) -> tuple[DefaultsRow, ...]:
     """The rows of a ``defaults.yaml``, in its order, models spelled as ``defaults`` has them.
 
-    KV blocks, losses and workload presets are read over: a release has no place for them.  Raises
-    ``ReleaseError`` naming the field; for a file of a build without a blackbox model, too.
+    KV blocks, losses and workload presets are ignored: a release does not have them.  Raises ``ReleaseError`` naming
+    the field, also for the file of a build without a blackbox model.
     """
     values = yaml_values(text, origin, ReleaseError)
     if isinstance(values, dict) and "models" not in values:
@@ -175,7 +175,7 @@ def _default_row(row: _RowText, model: str) -> DefaultsRow:
 def rows_of(rows: tuple[DefaultsRow, ...], gpu: str | None, vllm_version: str | None, origin: str) -> list[DefaultsRow]:
     """The rows of one GPU and, if given, one version of vLLM, a row for each model and tensor parallelism.
 
-    Raises ``ReleaseError`` where that leaves none, or several to choose from.
+    Raises ``ReleaseError`` if that leaves none, or several rows for one model.
     """
     if not (left := [row for row in rows if gpu in (None, row.gpu) and vllm_version in (None, row.vllm_version)]):
         _choose(rows, origin, "none is of that GPU and version of vLLM")
@@ -200,8 +200,8 @@ def release_of_defaults(
 ) -> CoefficientRelease:
     """The coefficients of a ``defaults.yaml`` of BLIS as a release, of one GPU and one version of vLLM.
 
-    Either may be left out where the file has only one.  Raises ``ReleaseError`` if the file is none, or
-    leaves a choice.
+    Either may be left out where the file has only one.  Raises ``ReleaseError`` if the file is not valid, or if several
+    rows remain for one model.
     """
     rows = rows_of(parse_defaults(page_of_text(path, "coefficients"), str(path)), gpu, vllm_version, str(path))
     versions = ", ".join(sorted({row.vllm_version for row in rows}))
@@ -213,5 +213,5 @@ def imported(path: Path, name: str, what: str, hardware: str, models: tuple[Mode
     source = f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
     summary = f"{what} {path.name}, imported."
     release = CoefficientRelease(name, "valid", summary, source, hardware, models=models)
-    # A release is what its text says: what the text cannot hold is refused here.
+    # Through its text, which refuses values that a release cannot have.
     return parse_release(format_release(release), str(path))

@@ -1,4 +1,4 @@
-"""Writing the requests of a recording for other simulators: whole files or none, and what got lost said."""
+"""Write the requests of a recording for other simulators: all files or none, and the names of what is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from blis_replay_labs.exchange.parquet_table import PROMPT_COLUMNS
 
 
 def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:
-    """What such a format loses of a recording beside whole columns, in words."""
+    """What a format of arrivals loses of a recording besides whole columns, in words."""
     unknown = recording.requests["prompt_tokens"].null_count()
     losses = {
         f"that prompt_tokens of {unknown} requests are not known (estimated)": unknown > 0,
@@ -43,10 +43,10 @@ _HEADER = ("arrival_time", "request_id", "model", "prefill_tokens", "decode_toke
 
 
 def write_legacy_csv(recording: Recording, folder: Path) -> list[str]:
-    """Write ``requests.csv``; returns what was lost beside whole columns, in words.
+    """Write ``requests.csv``; returns what was lost besides whole columns, in words.
 
-    All tokens of a block have its key as their id, so equal prefixes stay equal; what no block
-    names has an id of its own.  Raises ``ReplayError`` as ``request_trace`` does.
+    All tokens of a block get its key as their id, so equal prefixes stay equal; tokens outside known blocks get an id
+    of their own request.  Raises ``ReplayError`` as ``request_trace`` does.
     """
     trace, _basis = request_trace(recording, ReplayMode())
     _refuse_too_many(recording, trace)
@@ -59,13 +59,13 @@ def write_legacy_csv(recording: Recording, folder: Path) -> list[str]:
             prompt, output = _prompt_ids(trace, i, own_id), _array([f"{own_id}, " * int(trace.output_tokens[i])])
             row = StringIO()
             csv.writer(row, lineterminator="\n").writerow((_seconds(int(trace.arrival_us[i])), name, recording.model))
-            # The writer looks at each of their characters for what has to be quoted, which takes most of the time.
+            # Written without the csv module, which would check every character for quoting.
             file.write(f'{row.getvalue()[:-1]},"{prompt}","{output}"\n')
     return lost_of_arrivals(recording, trace)
 
 
 def _refuse_too_many(recording: Recording, trace: RequestTrace) -> None:
-    """Such a file has an id a token, so that numbers in a small recording would fill a disk."""
+    """Refuse a recording that would fill the disk: the file has one id per token."""
     each = np.maximum(trace.prompt_tokens, trace.output_tokens)
     total = int(trace.prompt_tokens.sum() + trace.output_tokens.sum())
     if int(each.max()) > MOST_TOKENS or total > _MOST_IDS:
@@ -76,12 +76,12 @@ def _refuse_too_many(recording: Recording, trace: RequestTrace) -> None:
 
 
 def _seconds(arrival_us: int) -> str:
-    """The arrival with half a microsecond more, because readers cut to whole ones."""
+    """The arrival plus half a microsecond, because readers truncate to whole ones."""
     return f"{arrival_us // 1_000_000}.{arrival_us % 1_000_000:06d}5"
 
 
 def _prompt_ids(trace: RequestTrace, i: int, own_id: int) -> str:
-    """The token ids of a prompt as a JSON array; ``own_id``: one that no other request has."""
+    """The token ids of a prompt as a JSON array; ``own_id``: an id that no other request has."""
     keys, length = trace.block_keys, int(trace.prompt_tokens[i])
     if keys is None:
         return _array([f"{own_id}, " * length])
@@ -99,12 +99,10 @@ BLOCK_TOKENS = 512
 
 
 def write_mooncake(recording: Recording, folder: Path) -> list[str]:
-    """Write ``requests.jsonl``; returns what was lost beside whole columns, in words.
+    """Write ``requests.jsonl``; returns what was lost besides whole columns, in words.
 
-    Timestamps are whole ms where arrivals are, and have decimals where they are not.  Ids are
-    numbered from 0 on, equal where blocks of 512 tokens are; where no identities are
-    known there are none.
-    Raises ``ReplayError`` as ``request_trace`` does.
+    Timestamps are in ms, with decimals only where needed.  Ids count from 0 and are equal where blocks of 512 tokens
+    are; without known identities there are none.  Raises ``ReplayError`` as ``request_trace`` does.
     """
     trace, _basis = request_trace(with_engine(recording, {"block_size": BLOCK_TOKENS}, "file"), ReplayMode())
     identities = recording.prefix
@@ -126,12 +124,12 @@ def write_mooncake(recording: Recording, folder: Path) -> list[str]:
 
 
 def _in_blocks(tree: PromptTree) -> bool:
-    """Whether what prompts share ends with a block of this format."""
+    """Whether shared parts of prompts end at block boundaries of this format."""
     return bool((tree.prompts.select("shared_tokens", "tokens").to_numpy() % BLOCK_TOKENS == 0).all())
 
 
 def _ids(keys: BlockKeys, trace: RequestTrace) -> Iterator[list[int]]:
-    """An id for each block of a prompt, the last and partial one too: beyond its keys one like no other.
+    """Ids of the blocks of each prompt, with the last partial one: its keys, then unique ids.
 
     A prompt without any key has no ids.
     """
@@ -143,7 +141,7 @@ def _ids(keys: BlockKeys, trace: RequestTrace) -> Iterator[list[int]]:
 
 
 def write_parquet(recording: Recording, folder: Path) -> list[str]:
-    """Write ``requests.parquet``; nothing of the requests is lost."""
+    """Write ``requests.parquet``; it keeps everything about the requests."""
     from pyarrow.parquet import write_table
 
     prefix, frame = recording.prefix, recording.requests.frame()
@@ -164,17 +162,16 @@ def write_parquet(recording: Recording, folder: Path) -> list[str]:
 
 FILES = ("trace.yaml", "trace.csv")
 TRACEV2_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us", "status", "error")
-# The first is read by the most builds.
+# Most builds read the first form.
 _FORM = TRACE_FORMS[0]
 ENGINE = ("max_num_seqs", "block_size", "max_model_len")
 
 
 def write_tracev2(recording: Recording, folder: Path) -> list[str]:
-    """Write ``trace.yaml`` and ``trace.csv``; returns what was lost beside whole columns, in words.
+    """Write ``trace.yaml`` and ``trace.csv``; returns what was lost besides whole columns, in words.
 
-    Mode is ``real`` where stamps are of the epoch and every request that was served has its
-    end, ``generated`` else.  Prefixes are groups of requests, as BLIS knows them.  Raises
-    ``ReplayError`` as ``request_trace`` does.
+    The mode is ``real`` if timestamps are of the epoch and every served request has an end, else ``generated``.
+    Prefixes become groups of requests, as BLIS has them.  Raises ``ReplayError`` as ``request_trace`` does.
     """
     trace, _basis = request_trace(recording, ReplayMode())
     zero_us = _epoch_zero_us(recording)
@@ -187,7 +184,7 @@ def write_tracev2(recording: Recording, folder: Path) -> list[str]:
 
 
 def _epoch_zero_us(recording: Recording) -> int | None:
-    """What the clock of ``real`` stamps shows at the experiment's zero, None where there are no such stamps."""
+    """The epoch time of the experiment's zero in us; None if the mode cannot be ``real``."""
     served = recording.requests.where("status = 'ok'")
     if recording.ground_truth == ARRIVALS or not served.where("e2e_us IS NULL").is_empty():
         return None
@@ -227,7 +224,7 @@ def _lost(recording: Recording, zero_us: int | None) -> list[str]:
     return [words for words, true in losses.items() if true]
 
 
-# Which place a request has is told by the order of the rows.
+# Columns that the order of the rows carries.
 _TOLD_BY_ORDER = ("request_index",)
 
 
@@ -235,11 +232,10 @@ _TOLD_BY_ORDER = ("request_index",)
 class ExportTarget:
     """A format to export to.
 
-    ``suffix``: of the file, or of the folder if there are several ``files``.  ``write(recording,
-    folder)``: writes ``files`` into ``folder``; returns what was lost beside whole columns.
-    ``columns``: those of ``REQUEST_SCHEMA`` that it carries.  ``lengths``: where its reader has
-    to take output lengths from (``OUTPUT_LENGTH_SOURCES``), for want of a column.  ``engine``:
-    the engine arguments that it carries.
+    ``suffix``: of the file, or of the folder if there are several ``files``.  ``write(recording, folder)``: writes
+    ``files`` into ``folder``; returns what was lost besides whole columns.  ``columns``: those of ``REQUEST_SCHEMA``
+    that it carries.  ``lengths``: the source of output lengths that its reader assumes (``OUTPUT_LENGTH_SOURCES``).
+    ``engine``: the engine arguments that it carries.
     """
 
     suffix: str
@@ -267,7 +263,7 @@ TARGETS: dict[str, ExportTarget] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote; ``not_carried``: what the recording has and the format does not, in words."""
+    """The files of an export; ``not_carried``: parts of the recording that the format lacks, in words."""
 
     files: tuple[Path, ...]
     requests: int
@@ -277,9 +273,9 @@ class Exported:
 def export(recording: Recording, target: str, out: Path | None = None, force: bool = False) -> Exported:
     """Write the requests of a recording as ``target`` (one of ``TARGETS``) to a file or folder ``out``.
 
-    Without ``out`` it is called like the alias, in the current folder.  Files appear whole, by
-    renaming.  Raises ``FileExistsAlreadyError`` unless ``force``, ``ReplayError`` if the recording
-    has no requests or does not say how long they were, ``OSError`` if the folder cannot be written.
+    The default of ``out`` is the alias, in the current folder.  Files are renamed into place when complete.  Raises
+    ``FileExistsAlreadyError`` unless ``force``, ``ReplayError`` if the recording has no requests or no lengths,
+    ``OSError`` if the folder cannot be written.
     """
     if recording.requests.height == 0:
         raise ReplayError(f"{recording.slug}: the recording has no requests to export; ingest its per-request records")
@@ -297,9 +293,9 @@ def export(recording: Recording, target: str, out: Path | None = None, force: bo
 
 
 def _not_carried(recording: Recording, form: ExportTarget) -> list[str]:
-    """Columns that say something which the reader of the export cannot find out, and what is no request."""
+    """Columns that a reader of the export cannot recover, and parts of the recording besides requests."""
     requests = recording.requests.frame().with_columns(
-        # These are what a reader takes for granted.
+        # Values that a reader assumes.
         pl.col("status").replace("ok", None),
         pl.col("output_tokens_source").replace(form.lengths, None),
         pl.when(pl.col("output_tokens_reported").ne_missing(pl.col("output_tokens"))).then("output_tokens_reported"),

@@ -20,8 +20,8 @@ from blis_replay_labs.exchange.defaults import imported
 def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int, hardware: str) -> CoefficientRelease:
     """The coefficients of a StepML artifact (a JSON file) as a release for one model.
 
-    An artifact names neither model nor hardware, so the caller does.  Raises ``ReleaseError``
-    if the file is no artifact, or has features that a batch does not keep.
+    An artifact does not name its model or hardware, so the caller does.  Raises ``ReleaseError`` if the file is not an
+    artifact, or uses features that our batches do not have.
     """
     try:
         artifact: object = json.loads(page_of_text(path, "coefficients"))
@@ -80,8 +80,8 @@ class _ArtifactText(Struct, frozen=True):
 def import_stepml(artifact: object, origin: str) -> tuple[RegimeModel, Lifecycle]:
     """Latency model and delays of a StepML artifact (its parsed JSON); ``origin`` names it in errors.
 
-    First matching regime wins, else ``step_time``; features that the artifact knows and a
-    batch summary does not hold (``kv_max``, ``kv_std``) are refused.  Raises ``ReleaseError``.
+    The first matching regime wins, else ``step_time``.  Raises ``ReleaseError`` for features that our batches do not
+    have (``kv_max``, ``kv_std``).
     """
     given = read_values(artifact, _ArtifactText, origin, "", ReleaseError)
     regimes = [_regime(one.name, one.model, one.condition, origin) for one in given.step_time_regimes]

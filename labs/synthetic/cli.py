@@ -20,7 +20,7 @@ from blis_replay.validate.cli.options import (
     verb,
 )
 
-# Of an earlier simulation; never replaced unasked.
+# Output files: those of an earlier simulation are replaced only with --force.
 _WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv", "steps.csv")
 
 # As in blis.cluster.config, whose import would make help slow; a test compares the two.
@@ -35,14 +35,18 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
 @click.option("--requests", "requests_path", type=FILE, help="Request table: .csv, .jsonl or .parquet.")
 @name_option("name", "Or the requests of a recording: slug or alias.")
 @click.option(
-    "--workload", "workload_path", type=FILE, help="Or made-up requests: a YAML file (labs/docs/workloads.md)."
+    "--workload", "workload_path", type=FILE, help="Or synthetic requests: a YAML file (labs/docs/workloads.md)."
 )
 @click.option(
     "--engine", "engine_path", type=FILE, required=True, help="YAML with engine arguments under vLLM's names."
 )
 @release_option("--coefficients", required=True, help_text="A release that ships, or a YAML file.")
 @click.option("--model", metavar="NAME", help="Which model of the release, where it has several.")
-@click.option("--tensor-parallelism", type=click.IntRange(1), help="And on how many GPUs, where that is not enough.")
+@click.option(
+    "--tensor-parallelism",
+    type=click.IntRange(1),
+    help="Tensor parallelism, if the release has several for this model.",
+)
 @another_gpu_options
 @click.option("--out", "-o", type=FOLDER, required=True, help="Folder for the tables and summary.")
 @click.option("--instances", type=click.IntRange(1, 1000), default=1, show_default=True, help="Engines of a cluster.")
@@ -57,10 +61,16 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1_000_000),
-    help="So many clients, each of which sends its next request when the one before is answered; arrivals of the table "
-    "are not used.",
+    help="Number of clients, each of which sends its next request when the one before is answered; arrivals of the "
+    "table are not used.",
 )
-@click.option("--think-time", "think_ms", type=click.FloatRange(0, 1e9), metavar="MS", help="And so much later.")
+@click.option(
+    "--think-time",
+    "think_ms",
+    type=click.FloatRange(0, 1e9),
+    metavar="MS",
+    help="Delay between a response and that client's next request.",
+)
 @click.option(
     "--ramp",
     "ramp_s",
@@ -100,8 +110,8 @@ def simulate_verb(
     output_tokens; optional request_id, priority (lower is served first), cached_tokens,
     session, and block_keys or hash_ids: an integer for each full block of a request, equal
     where the tokens are (in CSV separated by spaces). With --concurrency the arrival is
-    optional, and a client sends all requests of a session, one after the other. The engine file needs max_num_seqs,
-    max_num_batched_tokens, max_model_len and async_scheduling.
+    optional, and a client sends all requests of a session, one after the other. The engine
+    file needs max_num_seqs, max_num_batched_tokens, max_model_len and async_scheduling.
 
     Writes requests.parquet, steps.parquet and summary.json, and prints the summary; with
     --instances of all instances together and of each.

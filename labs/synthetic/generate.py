@@ -1,4 +1,4 @@
-"""From a workload to the requests that the simulator takes."""
+"""Make the requests of a workload."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS: dict[Purpose, int] = {"arrivals": 0, "prompts": 1, "outputs": 2, "pref
 
 
 def stream(seed: int, client: str, purpose: Purpose) -> np.random.Generator:
-    """A generator at the beginning of its stream; equal arguments give equal numbers."""
+    """A random generator for one purpose of one client; equal arguments give equal numbers."""
     key = (_NUMBERS[purpose], *client.encode())
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
@@ -35,11 +35,10 @@ _LONGEST_US = 1e15
 
 @dataclass(frozen=True)
 class ClientRequests:
-    """int64[n] each, conversation by conversation and turn by turn.
+    """Requests of one client, int64[n] each, by conversation and turn.
 
-    ``conversation``: numbered from 0; ``member``: the shared text that it begins with.  ``repeated_tokens``: how
-    many of a request's prompt and output tokens a later one may repeat: all where a turn follows, else the
-    shared text.
+    ``conversation``: its number from 0; ``member``: the shared text that it begins with.  ``repeated_tokens``: prompt
+    and output tokens that a later request may repeat: all of them in a conversation, else the shared text.
     """
 
     arrival_us: Int64s
@@ -51,7 +50,7 @@ class ClientRequests:
 
 
 def client_requests(name: str, workload: Workload, seed: int) -> ClientRequests:
-    """All that a client may send within the workload: at least what will be taken of it.
+    """All requests that a client may send within the workload, of which ``generate`` takes the first.
 
     Raises ``WorkloadError`` for more than ``MOST_REQUESTS`` requests, or a load that lasts for decades.
     """
@@ -63,7 +62,7 @@ def client_requests(name: str, workload: Workload, seed: int) -> ClientRequests:
     _refuse_too_much(name, count * turns, float(first_us[-1]) + turns * gap_us if count else 0.0)
     questions = draw_lengths(client.prompt_tokens, count * turns, draws("prompts"))
     outputs = draw_lengths(client.output_tokens, count * turns, draws("outputs"))
-    # A conversation's draws stand together, so more conversations leave the earlier ones as they are.
+    # Draws are ordered by conversation, so more conversations do not change the earlier ones.
     said = np.cumsum((questions + outputs).reshape(count, turns), axis=1).reshape(-1) - outputs
     prefix = client.prefix
     before = prefix.tokens if prefix is not None and prefix.place == "before" else 0
@@ -83,7 +82,7 @@ def client_requests(name: str, workload: Workload, seed: int) -> ClientRequests:
 
 
 def _first_arrivals_us(name: str, workload: Workload, seed: int) -> Floats:
-    """When conversations begin: as many as requests are wanted of all clients, or all within the duration."""
+    """Begin of each conversation in us: one per requested request, or all within the duration."""
     client = workload.clients[name]
 
     def times_us(count: int) -> Floats:
@@ -116,8 +115,7 @@ _MOST_KEYS = 1 << 28
 def block_identities(clients: Sequence[Client], parts: Sequence[ClientRequests], block_size: int) -> BlockKeys:
     """Keys of all requests, client after client.
 
-    Only full blocks have an identity, and only where another request may have the same: the others are like
-    no other block.  Raises ``WorkloadError`` for more than 2^28 keys.
+    Only full blocks that another request may share have keys.  Raises ``WorkloadError`` for more than 2^28 keys.
     """
     groups, keys = _group_rows(clients, block_size)
     starts, counts, used = [], [], keys
@@ -136,7 +134,7 @@ def block_identities(clients: Sequence[Client], parts: Sequence[ClientRequests],
 
 
 def _group_rows(clients: Sequence[Client], block_size: int) -> tuple[dict[str, tuple[int, int]], int]:
-    """Where the keys of each group's first text start and how many blocks a text has, and the keys of all groups."""
+    """First key and blocks per text of each group, and the number of keys of all groups."""
     sizes: dict[str, tuple[int, int]] = {}
     for prefix in (client.prefix for client in clients if client.prefix is not None):
         members, blocks = sizes.get(prefix.group, (0, 0))
@@ -195,9 +193,9 @@ class GeneratedLoad:
 def generate(workload: Workload, seed: int, block_size: int = 16) -> GeneratedLoad:
     """The requests of all clients; equal workloads and seeds give equal requests.
 
-    Every client draws from streams of its own.  Requests that arrive together go by the name of their client.
-    ``block_size``: tokens of a KV block, of the engine that will serve them.  Raises ``WorkloadError`` for a load
-    too large to make, or without a request.
+    Every client has its own random streams.  Requests that arrive together are ordered by client name.
+    ``block_size``: tokens per KV block of the engine.  Raises ``WorkloadError`` for a workload that is too large, or
+    without a request.
     """
     clients = list(workload.clients.values())
     parts = [client_requests(name, workload, seed) for name in workload.clients]

@@ -1,4 +1,4 @@
-"""The most load within limits: how fast requests may come, or how many clients there may be, until an SLO is missed."""
+"""The highest load within limits: the rate of requests, or the number of clients, at which an SLO is just met."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _CLOSE = 1.02
 class MostLoad:
     """What a search found for some engine arguments.
 
-    ``most``: the point of the most load within the limits, None if there is none that was tried.  ``beyond``: of the
-    least load that misses them, None if none does.  ``tried``: load and whether the limits were met, in order of load.
+    ``most``: the highest tried load within the limits, None if there is none.  ``beyond``: the lowest tried load that
+    misses them, None if there is none.  ``tried``: each load and whether it met the limits, by load.
     ``reason``: why nothing was found.
     """
 
@@ -53,10 +53,10 @@ def find_most(
     changes: Sequence[EngineOverrides],
     **pool: Unpack[Pool],
 ) -> tuple[MostLoad, ...]:
-    """The most load with the recorded arguments and with each of the changes; all requests of the recording are sent.
+    """The highest load with the recorded arguments and with each change; all recorded requests are sent.
 
-    Limits are taken to be missed by all of more load than a load that misses them.  Raises ``NothingToJudgeError`` if
-    nothing can be simulated, ``ReplayError`` as ``map_jobs``.
+    Assumes that a load misses the limits if a lower one does.  Raises ``NothingToJudgeError`` if nothing can be
+    simulated, ``ReplayError`` as ``map_jobs``.
     """
     work = partial(_found, recording, release, load, objectives)
     found = map_jobs(work, [(), *changes], **pool)
@@ -96,7 +96,7 @@ def _found(
 
 
 def highest(met: Callable[[float], bool], load: Load) -> tuple[float | None, float | None]:
-    """The highest load that was seen to be met, and the lowest that was not: None where there is none."""
+    """The highest load that meets the limits and the lowest that misses them; None where none was tried."""
     value, most, beyond = _FIRST[load], None, None
     while most is None or beyond is None or beyond > _next(most, load):
         if met(value):
@@ -116,7 +116,7 @@ def highest(met: Callable[[float], bool], load: Load) -> tuple[float | None, flo
 
 
 def _next(most: float, load: Load) -> float:
-    """The lowest load above ``most`` that is worth telling from it."""
+    """The lowest load above ``most`` that is worth a try."""
     return max(most * _CLOSE, most + 1) if load == "concurrency" else most * _CLOSE
 
 
@@ -149,7 +149,7 @@ def load_answer(
     found: Sequence[MostLoad],
     again: str = "",
 ) -> Answer:
-    """A row per engine, the recorded one first: the most load within the limits, and what more of it misses.
+    """One row per engine, the recorded one first: its highest load within the limits, and what a higher one misses.
 
     ``again``: options of the command line, which the command that is printed repeats.
     """
@@ -205,7 +205,7 @@ def _most(one: MostLoad, load: Load) -> str | None:
 
 
 def _beyond(one: MostLoad) -> str:
-    """What stops a load from being higher, in words."""
+    """Why the load cannot be higher, in words."""
     if one.reason is not None:
         return f"{_name(one.overrides)}: {one.reason}"
     if one.beyond is None:

@@ -112,7 +112,7 @@ def latencies_ms(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]]
     }
 
 
-# The same for all instances.
+# Fields that are the same for all instances.
 _ONCE = ("provenance", "ignored_columns")
 _SUMS = ("requests", "completed", "cut_short", "steps", "preemptions")
 

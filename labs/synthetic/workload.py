@@ -1,7 +1,7 @@
-"""What a made-up load is: clients, each with its own arrivals, lengths, prefixes and conversations; and its YAML.
+"""Synthetic workloads: clients with arrivals, lengths, prefixes and conversations, as YAML.
 
-labs/docs/workloads.md describes the file.  Arrival processes say when a client sends: each gives gaps of one mean,
-and they differ in how much these vary.  CV is standard deviation over mean.
+labs/docs/workloads.md describes the file.  Arrival processes differ in how much the gaps between arrivals vary; CV is
+their standard deviation over their mean.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ ArrivalProcess = Poisson | Constant | Gamma | Weibull | OnOff
 
 
 def arrival_times_us(process: ArrivalProcess, rate_per_s: float, count: int, random: np.random.Generator) -> Floats:
-    """float64[count]: ascending times, us, at this rate on average; the first one a gap after 0.
+    """float64[count]: ascending arrival times in us at this mean rate; the first one is a gap after 0.
 
-    The first k of them are the same whatever ``count`` is.
+    The first k of them do not depend on ``count``.
     """
     mean_us = 1e6 / rate_per_s
     if isinstance(process, OnOff):
@@ -108,7 +108,7 @@ class Fixed(Struct, frozen=True, tag_field="distribution", tag="constant"):
 
 
 class Uniform(Struct, frozen=True, tag_field="distribution", tag="uniform"):
-    """Every whole number between two, these included, with the same probability."""
+    """Every whole number from ``min`` to ``max`` with the same probability."""
 
     min: Tokens = 1
     max: Tokens = MOST_TOKENS
@@ -118,7 +118,7 @@ class Uniform(Struct, frozen=True, tag_field="distribution", tag="uniform"):
 
 
 class _Clipped(Struct, frozen=True, kw_only=True):
-    """What lengths are clipped to."""
+    """Limits that lengths are clipped to."""
 
     min: Tokens = 1
     max: Tokens = MOST_TOKENS
@@ -165,11 +165,11 @@ LengthDistribution = Fixed | Uniform | Normal | Lognormal | Exponential | Empiri
 
 
 def draw_lengths(distribution: LengthDistribution, count: int, random: np.random.Generator) -> Int64s:
-    """int64[count]: tokens, 1 at least; the first k of them are the same whatever ``count`` is."""
+    """int64[count]: tokens, at least 1; the first k of them do not depend on ``count``."""
     if isinstance(distribution, Fixed):
         return np.full(count, distribution.value, np.int64)
     if isinstance(distribution, Uniform):
-        # From one real number each, so that a longer draw begins like a shorter one.
+        # One real number per draw, so that a longer draw begins like a shorter one.
         span = distribution.max - distribution.min + 1
         return distribution.min + np.floor(random.random(count) * span).astype(np.int64)
     if isinstance(distribution, Empirical):
@@ -193,10 +193,10 @@ MOST_REQUESTS = 5_000_000
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Prompts that begin alike: with one of ``members`` texts of ``tokens`` tokens, drawn with equal probability.
+    """Prompts begin with one of ``members`` texts of ``tokens`` tokens, drawn with equal probability.
 
-    ``group``: names the texts; clients that name the same group have the same ones.  ``place``: the text stands
-    ``before`` the drawn prompt, which gets longer by it (as in BLIS), or ``within``: it is the prompt's beginning.
+    ``group``: clients with the same group share its texts.  ``place``: ``before`` puts the text in front of the drawn
+    prompt, which gets longer by it (as in BLIS); ``within`` makes it the beginning of the drawn prompt.
     """
 
     group: Text
@@ -209,7 +209,7 @@ class SharedPrefix:
 class Conversations:
     """Each arrival begins a conversation of ``turns`` requests, ``gap_s`` apart whether answered or not.
 
-    The prompt of a turn is all that was said before, answers included, and what is drawn for it.
+    The prompt of a turn is the whole conversation so far, with all answers, followed by the drawn prompt.
     """
 
     turns: Annotated[int, Meta(ge=1, le=1_000)]
@@ -221,9 +221,9 @@ _BY_NAME: dict[str, ArrivalProcess] = {"poisson": Poisson(), "constant": Constan
 
 
 class Client(Struct, frozen=True):
-    """One kind of traffic; ``rate_per_s`` counts arrivals, which are conversations where there are such.
+    """One kind of traffic; ``rate_per_s`` counts arrivals, or conversations where it has them.
 
-    ``priority``: lower is served first by an engine that goes by it.
+    ``priority``: a priority scheduler serves lower values first.
     """
 
     rate_per_s: Positive

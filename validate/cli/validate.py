@@ -49,9 +49,9 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
     default="embedded",
     show_default=True,
     help="embedded (our engine), blis (the BLIS binary with the --coefficients, else with its own latency model; "
-    "blis-own or blis-roofline name one), both side by side, another program ('cmd:PATH ARGS'), or of the labs a floor "
-    "that every simulator should beat (floor:constant, floor:line), fitted as the coefficients or to "
-    "floor:line@EXPERIMENT.",
+    "blis-own or blis-roofline name one), both side by side, or another program ('cmd:PATH ARGS'). The labs have "
+    "floor:constant and floor:line, which every simulator should beat: fitted as the coefficients, or to the "
+    "experiment of floor:line@EXPERIMENT.",
 )
 @click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
 @timeout_option("--blis-timeout")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from blis_replay_labs.board.adapters.contract import US_PER_MS, Adapter, AdapterError, Answer, Inputs
 
-# A closed form has no time, only so many requests at once: found by so many rounds of Little's law.
+# The estimate has no arrivals, only a number of concurrent requests: rounds of Little's law to find it.
 _ROUNDS = 6
 # NVIDIA's names of systems.
 _SYSTEMS = (
@@ -21,7 +21,7 @@ _SYSTEMS = (
 
 
 def _aiconfigurator(inputs: Inputs, option: str) -> Iterator[Answer]:
-    """Its aggregated estimate at the mean lengths, and as many requests at once as Little's law makes of its answer."""
+    """Its aggregated estimate at the mean lengths and at the concurrency that Little's law gives."""
     del option
     from aiconfigurator.cli.api import cli_estimate  # type: ignore[import-not-found,unused-ignore]
 
@@ -65,7 +65,7 @@ def _aiconfigurator(inputs: Inputs, option: str) -> Iterator[Answer]:
 
 
 def _cached_tokens(inputs: Inputs) -> int:
-    """Of a mean prompt those that an unbounded prefix cache holds: a block is held once it was seen."""
+    """Tokens of a mean prompt that an unbounded prefix cache holds: every block seen before."""
     block, seen, cached = int(inputs.arguments["block_size"]), set[int](), 0
     for request, keys in zip(inputs.requests, inputs.blocks, strict=True):
         cached += request["prompt_tokens"] - request["prefill_tokens"] + block * sum(key in seen for key in keys)

@@ -1,4 +1,4 @@
-"""What a replay gives to an adapter, what an adapter is, and what it answers."""
+"""The types of adapters: their inputs, their answers, and what each says about itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AdapterError(Exception):
 
 
 class Answer(NamedTuple):
-    """Of one request, us from its send; ``scheduled_us`` None where the simulator does not say."""
+    """Times of one request in us from its send; ``scheduled_us`` is None where the simulator does not report it."""
 
     request_index: int
     ttft_us: float
@@ -29,9 +29,9 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a replay gives: a dict a request (integers by name), and ``engine.json``.
+    """Inputs of a replay: one dict of integers per request, and ``served``, which is ``engine.json``.
 
-    ``blocks``: of each request the ids of its prompt's full blocks, empty where no prefix is known.
+    ``blocks``: per request the ids of its prompt's full blocks, empty where no prefix is known.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class Inputs:
         return str(self.folder) if (self.folder / "config.json").exists() else str(self.served["model"])
 
     def gpu_of(self, names: Iterable[tuple[str, str]]) -> str:
-        """The GPU as a simulator names it, by the first part of a name that fits; raises ``AdapterError`` if none."""
+        """A simulator's name of the GPU, by the first part that ours contains; raises ``AdapterError`` if none."""
         words = str(self.served["hardware"] or "").lower()
         for part, name in names:
             if part in words:
@@ -63,10 +63,10 @@ class Inputs:
 class Adapter:
     """A simulator of others.
 
-    ``package``: on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``lacks``: what it
-    cannot be told.  ``run``: of the inputs and an option the answers.  ``fitted``: the option with which it takes our
-    coefficients.  ``checkout``: a file by which a folder is known as a checkout of its repository, which it can run
-    from as well; ``""`` if it cannot.
+    ``package``: its name on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``lacks``:
+    what it does not model.  ``run``: makes the answers from the inputs and an option.  ``fitted``: the option with
+    which it takes our coefficients.  ``checkout``: a file that identifies a checkout of its repository, from which it
+    can run too; ``""`` if it cannot.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Adapter:
     checkout: str = ""
 
     def in_checkout(self, given: str) -> bool:
-        """Whether it is run from a checkout, by what was given for it."""
+        """Whether the given path is a checkout."""
         return bool(self.checkout) and (Path(given) / self.checkout).is_file()
 
 
@@ -111,8 +111,8 @@ def _tail(file: IO[bytes]) -> str:
 class StepTimes:
     """The step times of the coefficients, in us; all grids rise.
 
-    ``decode_us``: by mean context and number of decodes.  ``prefill_us``: by tokens computed before and prompt tokens,
-    what these add to a step, without its fixed part; the first are 0 tokens.
+    ``decode_us``: by mean context and number of decodes.  ``prefill_us``: by tokens computed before and prompt tokens
+    (the first is 0), what the prompt tokens add to a step, without its fixed part.
     """
 
     decodes: list[int]
@@ -124,7 +124,7 @@ class StepTimes:
 
 
 def step_times(inputs: Inputs) -> StepTimes:
-    """Those of the folder; raises ``AdapterError`` if the coefficients have none for this recording."""
+    """The step times in the folder; raises ``AdapterError`` if the coefficients have none for this recording."""
     table = inputs.folder / "step_times.csv"
     if not table.exists():
         raise AdapterError("the coefficients have no step times for this recording; ask it without them")

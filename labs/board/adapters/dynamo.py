@@ -22,18 +22,18 @@ from blis_replay_labs.board.adapters.contract import (
     step_times,
 )
 
-# Of its profile: points on each of the two axes of the decode table.
+# Points on each axis of the decode table in the profile.
 _PROFILE_POINTS = 300
 
 
 def _dynamo(inputs: Inputs, option: str) -> Iterator[Answer]:
-    """The trace in Mooncake's form, a hash id a block; the report has a line a request, in order of arrival."""
+    """The trace in Mooncake's form, one hash id per block; the report has one line per request, in order of arrival."""
     block = int(inputs.arguments["block_size"])
     own = 1 + max((key for keys in inputs.blocks for key in keys), default=0)
     trace = []
     for request, keys in zip(inputs.requests, inputs.blocks, strict=True):
         count = -(-request["prompt_tokens"] // block)
-        # A prefix known as a number of tokens only is one that all requests share.
+        # A prefix of which only the length is known is taken as shared by all requests.
         cached = (request["prompt_tokens"] - request["prefill_tokens"]) // block
         ids = (keys or [own + i for i in range(cached)])[:count]
         first = own + 10_000_000 + request["request_index"] * 100_000
@@ -52,7 +52,7 @@ def _dynamo(inputs: Inputs, option: str) -> Iterator[Answer]:
     command = [sys.executable, "-m", "dynamo.replay", str(inputs.folder / "trace.jsonl"), "--replay-mode", "offline"]
     command += ["--trace-block-size", str(block), "--extra-engine-args", json.dumps(engine)]
     command += ["--report-json", str(report), "--report-jsonl", str(lines)]
-    # Of its folder, as of any that a module is run in, all files are modules: this one has ours alone.
+    # Run in a folder of our own: Python puts the working folder on the module path.
     run_to_end(command, "dynamo.replay", cwd=inputs.folder)
     if not lines.exists():
         raise AdapterError("dynamo.replay wrote no report")
@@ -73,9 +73,9 @@ def _dynamo(inputs: Inputs, option: str) -> Iterator[Answer]:
 def _profile(inputs: Inputs) -> Path:
     """The step times of the coefficients as the tables of a profile of Dynamo's planner.
 
-    A pass of its engine takes the sum of the two tables, and a prompt that it completes is among its decodes.  So the
-    prefill table is what the tokens of a whole prompt add to a step, without its fixed part.  That is in the decode
-    table, which is asked by KV tokens and their mean a request; how many requests that are is the quotient.
+    A pass of its engine takes the sum of the two tables, and counts a prompt that it completes among its decodes.  So
+    the prefill table holds what a whole prompt adds to a step, and the decode table holds the fixed part.  The decode
+    table is indexed by KV tokens and their mean per request; the quotient is the number of requests.
     """
     import numpy as np
 

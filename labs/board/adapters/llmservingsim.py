@@ -1,4 +1,4 @@
-"""LLMServingSim: what it wrote of a run that was made before; it gets nothing of a replay."""
+"""LLMServingSim: the table of a run that was made before; it gets no input from a replay."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from blis_replay_labs.board.adapters.contract import Adapter, AdapterError, Answer, Inputs
 
 _NS_PER_US = 1_000
-# Of a row: it lists the gaps between its tokens.
+# A row lists the gaps between its tokens.
 _ROW_BYTES = 1 << 22
 _COLUMNS = ("request id", "input", "arrival", "TTFT", "latency", "queuing_delay")
 
 
 def _llmservingsim(inputs: Inputs, option: str) -> Iterator[Answer]:
-    """Its own table of a run that was made before, matched by order of arrival and checked by lengths."""
+    """The rows of its table, matched by order of arrival and checked by prompt lengths."""
     if not option:
         raise AdapterError("name its table: llmservingsim:PATH/sim.csv.gz")
     count = len(inputs.requests)
@@ -28,7 +28,7 @@ def _llmservingsim(inputs: Inputs, option: str) -> Iterator[Answer]:
         raise AdapterError(f"{option} has {'more' if len(rows) > count else len(rows)} requests, the recording {count}")
     by_arrival = sorted(rows, key=lambda row: (row["arrival"], row["request id"]))
     for request, row in zip(inputs.requests, by_arrival, strict=True):
-        # Its output counts the prompt too in some releases; what it generated is the number of gaps and one.
+        # Output lengths are not compared: some releases count the prompt in them.
         if row["input"] != request["prompt_tokens"]:
             raise AdapterError(f"{option}: request {row['request id']} has another prompt than was recorded")
         ttft_us, e2e_us = row["TTFT"] / _NS_PER_US, row["latency"] / _NS_PER_US
@@ -36,7 +36,7 @@ def _llmservingsim(inputs: Inputs, option: str) -> Iterator[Answer]:
 
 
 def _rows(path: Path, count: int) -> list[dict[str, int]]:
-    """What is used of the table's rows, one more than ``count`` at most."""
+    """The columns that are used, of at most ``count`` + 1 rows."""
     if not path.is_file():
         raise AdapterError(f"{path}: no such file")
     try:

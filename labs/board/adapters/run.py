@@ -1,7 +1,7 @@
 """The program that runs one adapter: ``PYTHON run.py NAME [OPTION] FOLDER``.
 
-``PYTHON`` is that in which the simulator is installed.  The adapter reads the requests and the engine arguments in the
-folder, and leaves the answers there.
+``PYTHON`` has the simulator installed.  The adapter reads requests and engine arguments from the folder, and writes its
+answers there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
-    # In a Python where this package is not installed: it is found here, and no file beside this one hides a module
-    # of the simulator (vidur.py).
+    # This Python does not have our package: find it here, and keep this folder off the path, as vidur.py would hide
+    # the simulator's own module.
     here = Path(__file__).resolve()
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != here.parent]
     sys.modules["blis_replay_labs"] = types.ModuleType("blis_replay_labs")
@@ -43,7 +43,7 @@ def _write(adapter: Adapter, option: str, folder: Path, answers: Iterable[Answer
     version = "checkout" if adapter.in_checkout(option) else adapter.tried
     if adapter.package and not adapter.in_checkout(option):
         version = importlib.metadata.version(adapter.package)
-    variant = [option] if option and option == adapter.fitted else []  # else it is a path of this machine
+    variant = [option] if option and option == adapter.fitted else []  # any other option is a path
     header = {"name": " ".join([adapter.name, *variant]), "version": version, "not_modelled": list(adapter.lacks)}
     (folder / "simulator.json").write_text(json.dumps(header), "utf-8")
 

@@ -29,29 +29,29 @@ from blis_replay_labs.board.adapters.contract import (
 _DEVICES = (("h100", "h100"), ("a100", "a100"), ("a40", "a40"))
 _ORGANISATION = "project-vajra/dev-staging-"
 NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
-# Its own profiles are interpolated up to here unless it is told otherwise.
+# Its defaults for the range of its interpolation.
 _TOKENS, _BATCH = 4096, 128
-_DATE = "all"  # newer versions choose the rows of a date
+_DATE = "all"  # newer versions select rows by date
 _PREDICTOR = "random_forrest_execution_time_predictor_config"  # its own spelling
 
 
 def profiles_folder(model: str) -> Path:
-    """Where the package keeps the profiles that it fetches, and what it makes of them.
+    """Cache of the package for fetched profiles and what it fits to them.
 
-    A folder a model: it keeps what it fits to a network without saying of which model the sizes are.
+    One folder per model: its cached fits of a network do not say which model's sizes they are for.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches / "blis-replay" / "vidur" / model.lower().replace("/", "-")
 
 
 def data_sets(model: str, device: str) -> tuple[str, str]:
-    """The names of the data sets with a model's profile and with its network's, assumed to follow its default's."""
+    """Names of the data sets with the profiles of a model and of its network, assumed to follow its defaults."""
     named = model.lower().replace("/", "-")
     return f"{_ORGANISATION}{named}-{device}", _ORGANISATION + NODES[device].replace("_", "-")
 
 
 def _answers(inputs: Inputs, option: str) -> Iterator[Answer]:
-    """The package of PyPI, or a checkout; both leave a table of seconds a request."""
+    """Run the package of PyPI, or a checkout; both write a table of times in s per request."""
     (_package if option in ("", "fitted") else _checkout)(inputs, option)
     tables = list(inputs.folder.glob("vidur/**/request_metrics.csv"))
     if not tables:
@@ -65,7 +65,7 @@ def _answers(inputs: Inputs, option: str) -> Iterator[Answer]:
 
 
 def _trace(inputs: Inputs) -> str:
-    """The requests as a file: seconds and lengths, under the names of its older and of its newer versions."""
+    """Write the requests as a file: arrivals in s and lengths, under the names of older and newer versions."""
     trace = inputs.folder / "vidur.csv"
     header = "arrived_at,num_prefill_tokens,num_decode_tokens,Date,Time,PromptTokenCount,CompletionTokenCount"
     rows = ((f"{r['arrival_us'] / 1e6:.6f}", r["prompt_tokens"], r["output_tokens"]) for r in inputs.requests)
@@ -77,8 +77,8 @@ def _trace(inputs: Inputs) -> str:
 def _package(inputs: Inputs, option: str) -> None:
     """In this process; ``fitted``: each batch takes as long as the coefficients say.
 
-    Sarathi's chunks are what vLLM V1 does with chunked prefill.  The model is asked for its own step times and for the
-    size of the KV cache only, and both are given where step times are ours.
+    Sarathi's chunks are what vLLM V1 does with chunked prefill.  Vidur needs the model only for its own step times and
+    the size of the KV cache, so with our step times it gets none.
     """
     import vidur.config as config  # type: ignore[import-not-found,unused-ignore]
     from vidur.simulator import Simulator  # type: ignore[import-not-found,unused-ignore]
@@ -97,8 +97,8 @@ def _package(inputs: Inputs, option: str) -> None:
         predictor = config.RandomForrestExecutionTimePredictorConfig
         compute, network = data_sets(model, device)
         profiles = {"model_profiling_dataset": compute, "network_profiling_dataset": network}
-        # What it fetched and fitted is used again.  For each operator it tries a grid of forests ten times, which is
-        # half an hour of a core; one of that grid has to do.
+        # Keep what it fetched and fitted.  Its default grid of forests with ten folds takes half an hour of a core per
+        # operator; we use one point of that grid.
         profiles |= {"cache_dir": str(profiles_folder(model)), "no_cache": False, "k_fold_cv_splits": 2}
         profiles |= {"upload_predictions": False}
         profiles |= {"num_estimators": [250], "max_depth": [16], "min_samples_split": [2]}
@@ -138,9 +138,9 @@ def _package(inputs: Inputs, option: str) -> None:
 
 
 def _give_step_times(inputs: Inputs) -> None:
-    """Put the step times of the coefficients in place of its regression.
+    """Replace its regression by the step times of the coefficients.
 
-    A batch takes what its decodes take, and what its prompt tokens add to a step without its fixed part.
+    A batch takes the time of its decodes plus what its prompt tokens add to a step, without its fixed part.
     """
     from vidur._native.entities import ExecutionTime  # type: ignore[import-not-found,unused-ignore]
     from vidur.execution_time_predictor import (  # type: ignore[import-not-found,unused-ignore]
@@ -172,7 +172,7 @@ def _give_step_times(inputs: Inputs) -> None:
 
 
 def _as_one(chunks: Sequence[tuple[int, int]]) -> tuple[float, int]:
-    """Chunks of prompts as one of as many tokens that attend to as many: the tokens before it, and its own."""
+    """Prompt chunks as one chunk with the same tokens and attention: tokens before it, and its own tokens."""
     tokens = sum(count for count, _ in chunks)
     attended = sum(count * before + count * (count + 1) / 2 for count, before in chunks)
     return (max(attended / tokens - (tokens + 1) / 2, 0.0) if tokens else 0.0), tokens
@@ -181,7 +181,7 @@ def _as_one(chunks: Sequence[tuple[int, int]]) -> tuple[float, int]:
 def _by_pair(
     row: float, column: float, rows: Sequence[float], columns: Sequence[float], values: Sequence[Sequence[float]]
 ) -> float:
-    """Between the values of a table by two rising grids; what lies outside is put on an end."""
+    """Bilinear interpolation in a table with two ascending grids, clamped at their ends."""
     (at_row, part_row), (at, part) = _place(row, rows), _place(column, columns)
     fewer, more = (line[at] + part * (line[at + 1] - line[at]) for line in values[at_row : at_row + 2])
     return fewer + part_row * (more - fewer)
@@ -205,14 +205,14 @@ def _checkout(inputs: Inputs, option: str) -> None:
         raise AdapterError(f"this checkout has no option --{min(unknown)}; install vidur of PyPI, and give its Python")
     told = {name: value for name, value in (options | by_version).items() if name in known}
     words = [word for name, value in told.items() for word in (f"--{name}", str(value))]
-    # Of these one version has the last, and would send what it fits to a hub.
+    # Only one version has the last, which would upload its fits to a hub.
     switches = ("metrics_config_store_plots", "metrics_config_enable_chrome_trace", f"{_PREDICTOR}_upload_predictions")
     off = [f"--no-{name}" for name in switches if name in known]
     run_to_end([python, "-m", "vidur.main", *words, *off], "vidur.main", **settings)
 
 
 def _options_by_version(inputs: Inputs) -> dict[str, object]:
-    """What versions have under different names, and what only newer ones ask for: names of data sets, a date."""
+    """Options whose names differ between versions, and those of newer ones: names of data sets, a date."""
     scheduler, device = _scheduler(inputs), inputs.gpu_of(_DEVICES)
     size = inputs.arguments["block_size"]
     compute, network = data_sets(str(inputs.served["model"]), device)
