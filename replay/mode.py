@@ -6,23 +6,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Literal, get_args, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from blis_replay.blis.closed_loop import ClosedLoop
 
 EngineValue = int | float | bool | str | None
 # Argument and value, by the argument's name.
 EngineOverrides = tuple[tuple[str, EngineValue], ...]
 
-# Its annotations are text, as the module postpones them.  What a release does goes by the release.
-_KINDS: dict[str, str] = {field.name: str(field.type) for field in fields(EngineConfig)}
-_KINDS.pop("speculation")
-_KINDS |= {"speculative_config": "str", "speculative_acceptance": "str", "speculative_drafted_share": "float"}
-_KINDS["cudagraph_capture_sizes"] = "sizes"
-_KINDS["vllm_version"] = _KINDS.pop("behaviours").replace("Behaviours", "str")
-ENGINE_ARGUMENTS = tuple(_KINDS)
+# The type of each argument's values.  What a release does goes by its version.
+_TYPES: dict[str, Any] = get_type_hints(EngineConfig)
+del _TYPES["speculation"], _TYPES["behaviours"]
+_TYPES |= {"speculative_config": str, "speculative_acceptance": str, "speculative_drafted_share": float}
+_TYPES |= {"cudagraph_capture_sizes": str, "vllm_version": str}
+ENGINE_ARGUMENTS = tuple(_TYPES)
 _SWITCH = {"true": True, "false": False}
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _RUN = re.compile(r"([0-9]{1,5})(?:\.\.([0-9]{1,5})/([1-9][0-9]{0,4}))?", re.ASCII)
@@ -34,31 +36,30 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
     Raises ``UnknownNameError`` for an argument that the engine does not have, or a value of another
     kind; whether the engine can run with it is seen when it is made.
     """
-    kind = _KINDS.get(name)
-    if kind is None:
+    if name not in _TYPES:
         close = get_close_matches(name, ENGINE_ARGUMENTS, 1)
         hint = f"did you mean {close[0]}?" if close else f"use {', '.join(ENGINE_ARGUMENTS)}"
         raise UnknownNameError(f"{name!r} is not an engine argument; {hint}")
-    if kind == "bool":
+    kind = _TYPES[name]
+    or_none = NoneType in get_args(kind)
+    if kind is bool:
         if text.lower() not in _SWITCH:
             raise UnknownNameError(f"{name}={text} is not possible; use {name}=true|false")
         return _SWITCH[text.lower()]
-    if kind == "str" or kind.startswith("Literal"):
+    if name == "cudagraph_capture_sizes" and not captured_sizes(text):
+        raise UnknownNameError(f"{name}={text} is not possible; give numbers of tokens such as '1 2 4 8..512/8'")
+    if kind is str or get_origin(kind) is Literal:
         return text
-    if kind == "sizes":
-        if not captured_sizes(text):
-            raise UnknownNameError(f"{name}={text} is not possible; give numbers of tokens such as '1 2 4 8..512/8'")
-        return text
-    if text.lower() == "none" and "None" in kind:
+    if text.lower() == "none" and or_none:
         return None
-    if kind == "float":
+    if kind is float:
         if not _DECIMAL.fullmatch(text):
             raise UnknownNameError(f"{name}={text} is not possible; give a number such as 0.01")
         return float(text)
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        or_none = ", or none" if "None" in kind else ""
         raise UnknownNameError(
-            f"{name}={text} is not possible; give a whole number, 0 or more, of at most 18 digits{or_none}"
+            f"{name}={text} is not possible; give a whole number, 0 or more, of at most 18 digits"
+            f"{', or none' if or_none else ''}"
         )
     return int(text)
 
@@ -153,7 +154,7 @@ class ReplayMode:
 # Each substitution and what it can be, as text.
 ALLOWED: dict[str, tuple[str, ...]] = {
     name: tuple(map(str, get_args(kind)))
-    for name, kind in get_type_hints(ReplayMode).items()
+    for name, kind in get_type_hints(ReplayMode, localns={"ClosedLoop": object}).items()
     if name not in ("engine", "rate", "loop", "sessions")
 }
 

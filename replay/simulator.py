@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.blis.closed_loop import simulate_closed_loop
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError, TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
@@ -122,6 +121,8 @@ class EmbeddedEngine:
             if plan.mode.loop is None:
                 result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
             else:
+                from blis_replay.blis.closed_loop import simulate_closed_loop  # only this needs it
+
                 result = simulate_closed_loop(
                     plan.trace, plan.engine, latency, plan.mode.loop, entry.lifecycle, plan.sessions
                 )

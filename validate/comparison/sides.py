@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -22,7 +23,6 @@ from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
-from blis_replay.validate.comparison.segments import RequestTimeline, timeline_of_recording, timeline_of_run
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import find_experiment, release_that_ships
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
@@ -43,6 +43,9 @@ from blis_replay.validate.metrics.observed import (
     without_unusable,
 )
 from blis_replay.validate.metrics.resampling import numbers_of
+
+if TYPE_CHECKING:
+    from blis_replay.validate.comparison.segments import RequestTimeline
 
 # What a side rests on, by name: two of them can be told apart by it.
 Inputs = dict[str, str]
@@ -87,7 +90,7 @@ def recording_side(recording: Recording, token_gaps: Gaps | None, name: str = "r
         latencies=partial(samples_of, recording),
         measure=partial(_observed, recording, token_gaps),
         inputs=partial(inputs_of_recording, recording),
-        timeline=partial(timeline_of_recording, recording) if known else None,
+        timeline=partial(_timeline_of_recording, recording) if known else None,
     )
 
 
@@ -117,7 +120,7 @@ def replay_side(run: ReplayRun, name: str = "replay") -> Side:
         latencies=partial(simulated_samples, run),
         measure=partial(_simulated, run),
         inputs=partial(inputs_of_run, run),
-        timeline=partial(timeline_of_run, run),
+        timeline=partial(_timeline_of_run, run),
         run=run,
     )
 
@@ -209,8 +212,25 @@ def _stored(
     return _numbers(values_us, "not stored with the run")
 
 
+# Timelines read steps and journeys, which nothing else of a side does.
+
+
+def _timeline_of_recording(recording: Recording) -> RequestTimeline:
+    from blis_replay.validate.comparison.segments import timeline_of_recording
+
+    return timeline_of_recording(recording)
+
+
+def _timeline_of_run(run: ReplayRun) -> RequestTimeline:
+    from blis_replay.validate.comparison.segments import timeline_of_run
+
+    return timeline_of_run(run)
+
+
 def _stored_timeline(requests: pl.DataFrame, completed: Bools) -> RequestTimeline:
     """The client's two latencies: a stored run has no stamps of the engine's loop."""
+    from blis_replay.validate.comparison.segments import RequestTimeline
+
     sent_us = np.where(completed, 0.0, np.nan)
     ttft_us, e2e_us = (requests[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("ttft_us", "e2e_us"))
     lacks = "queued, scheduled, first token and finished: not told of a stored run; only the two latencies are left"
