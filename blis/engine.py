@@ -35,10 +35,10 @@ def simulate(
     request that the engine can never serve (prompt beyond ``max_model_len``, more KV blocks
     than there are), or if requests evict each other for ever (priority ties can; vLLM
     hangs then).  Outputs end at ``max_model_len``.  Equal input gives byte-equal output.
-    With data parallelism the steps are those of one rank after the other (``cluster.data_parallel``).
+    With data parallelism the steps are those of one rank after the other (``parallel.ranks``).
     """
     if engine.data_parallel_size > 1:
-        from blis_replay.blis.cluster.data_parallel import simulate_ranks
+        from blis_replay.blis.parallel.ranks import simulate_ranks
 
         return simulate_ranks(trace, engine, latency, lifecycle)[0]
     running = Engine(trace, engine, lifecycle, long=len(trace) > LONG_RUN and not engine.walked)

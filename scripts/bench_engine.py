@@ -159,8 +159,8 @@ def plain_job(requests: int, rate_per_s: float) -> tuple[RequestTrace, EngineCon
 
 def cluster(folder: Path) -> Iterator[Row]:
     """Eight instances and 100,000 requests at 14/s an instance, by router, compiled and warm."""
-    from blis_replay.blis.cluster.config import ClusterConfig, LeastLoaded, RoundRobin, Snapshots, Weighted
-    from blis_replay.blis.cluster.simulate import simulate_cluster
+    from blis_replay_labs.cluster.config import ClusterConfig, LeastLoaded, RoundRobin, Snapshots, Weighted
+    from blis_replay_labs.cluster.simulate import simulate_cluster
 
     requests, instances = 100_000, 8
     job = plain_job(requests, 14 * instances)

@@ -36,8 +36,8 @@ def simulated(index: int) -> Case:
     """A random workload: every message and decision of the simulated balancer, and when requests were finished."""
     import numpy as np
 
-    from blis_replay.blis.cluster import balancer, data_parallel
     from blis_replay.blis.latency.models import LatencyModel
+    from blis_replay.blis.parallel import balancer, ranks
     from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace, release_arguments
 
     rng = np.random.default_rng([9, index])
@@ -68,12 +68,12 @@ def simulated(index: int) -> Case:
         events.append([now_us, 0, request, chosen := choose_rank(stack, known, request, now_us)])
         return chosen
 
-    vars(balancer)["hear"], vars(data_parallel)["choose_rank"] = note_message, note_decision
+    vars(balancer)["hear"], vars(ranks)["choose_rank"] = note_message, note_decision
     try:
         latency = LatencyModel("blackbox", 8_000_000, 30_000, 300_000)
-        result, _ = data_parallel.simulate_ranks(trace, engine, latency)
+        result, _ = ranks.simulate_ranks(trace, engine, latency)
     finally:
-        vars(balancer)["hear"], vars(data_parallel)["choose_rank"] = hear, choose_rank
+        vars(balancer)["hear"], vars(ranks)["choose_rank"] = hear, choose_rank
     return {
         "release": release,
         "ranks": size,

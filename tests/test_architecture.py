@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 313,
     "lines of the instrument": 72_700,
-    "lines of labs": 15_800,
+    "lines of labs": 16_300,
     "lines of scripts": 7_000,
     "lines of tests": 42_120,
 }

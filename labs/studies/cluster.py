@@ -14,11 +14,11 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from blis_replay.base.document import Number, document_of
-from blis_replay.blis.cluster.config import ClusterText
-from blis_replay.blis.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.validate.metrics.latency import statistics
+from blis_replay_labs.cluster.config import ClusterText
+from blis_replay_labs.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
 from blis_replay_labs.studies.study import System
 from blis_replay_labs.synthetic.generate import generate
 from blis_replay_labs.synthetic.workload import Workload

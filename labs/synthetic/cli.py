@@ -23,7 +23,7 @@ from blis_replay.validate.cli.options import (
 # Output files: those of an earlier simulation are replaced only with --force.
 _WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv", "steps.csv")
 
-# As in blis.cluster.config, whose import would make help slow; a test compares the two.
+# As in labs/cluster/config.py, whose import would make help slow; a test compares the two.
 ROUTERS = ("round-robin", "least-loaded", "random", "always-busiest", "weighted")
 
 
@@ -130,12 +130,12 @@ def simulate_verb(
           --coefficients mine.yaml --out run --concurrency 2 --slo ttft.p95=500ms,itl.mean=20ms
     """
     from blis_replay.blis.closed_loop import ClosedLoop
-    from blis_replay.blis.cluster.config import ClusterConfig, RoundRobin, router_of_text
     from blis_replay.blis.errors import TraceError
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import stored_experiment
     from blis_replay.validate.metrics.objectives import parse_objectives
     from blis_replay.validate.text.answer import page_json
+    from blis_replay_labs.cluster.config import ClusterConfig, RoundRobin, router_of_text
     from blis_replay_labs.synthetic.request_table import read_request_table
     from blis_replay_labs.synthetic.simulation import (
         generated_table,

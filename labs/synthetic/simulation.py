@@ -14,8 +14,6 @@ import polars as pl
 
 from blis_replay.base.files import whole_file, whole_files
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
-from blis_replay.blis.cluster.config import ClusterConfig
-from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
@@ -30,6 +28,8 @@ from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.release_file import page_of_text
+from blis_replay_labs.cluster.config import ClusterConfig
+from blis_replay_labs.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay_labs.synthetic.generate import generate
 from blis_replay_labs.synthetic.request_table import RequestTable
 from blis_replay_labs.synthetic.workload import WorkloadError, parse_workload

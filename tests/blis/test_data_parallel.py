@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
 
-from blis_replay.blis.cluster.data_parallel import simulate_ranks
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
+from blis_replay.blis.parallel.ranks import simulate_ranks
 from blis_replay.blis.trace import EngineConfig, release_arguments
 
 # Every step takes 10 ms, whatever is in it; and 10 us a prefill token, nothing else.

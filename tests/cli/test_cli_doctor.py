@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import Answer, Run
 
-from blis_replay.blis.cluster.config import router_of_text
+from blis_replay_labs.cluster.config import router_of_text
 from blis_replay_labs.synthetic.cli import ROUTERS
 
 

@@ -9,8 +9,8 @@ import pytest
 from blis_runs import release_of
 from recordings import ENGINE, make_recording
 
-from blis_replay.blis.cluster.data_parallel import simulate_ranks
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.parallel.ranks import simulate_ranks
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace, release_arguments
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.driver import replay

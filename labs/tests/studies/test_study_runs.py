@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from blis_replay.blis.cluster.config import ClusterConfig, LeastLoaded
-from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay.blis.trace import EngineConfig
+from blis_replay_labs.cluster.config import ClusterConfig, LeastLoaded
+from blis_replay_labs.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay_labs.studies.cluster import MEASURES, counted, jain_index, measures
 from blis_replay_labs.studies.read import load_study
 from blis_replay_labs.studies.study import StudyResult, run_studies

@@ -14,7 +14,12 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.tables import table_of
-from blis_replay.blis.cluster.balancer import (
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, build_batch, start_batch
+from blis_replay.blis.kernel.state import NEVER
+from blis_replay.blis.kernel.step_time import batch_duration_us
+from blis_replay.blis.latency.models import EngineLatency, Lifecycle, StepTime
+from blis_replay.blis.parallel.balancer import (
     Balancer,
     balancer_of,
     choose_rank,
@@ -24,14 +29,19 @@ from blis_replay.blis.cluster.balancer import (
     note_open,
     post,
 )
-from blis_replay.blis.cluster.config import ClusterConfig
-from blis_replay.blis.cluster.simulate import instance_result, queue_at, run_to_the_end
-from blis_replay.blis.cluster.state import Front, Stack, compiled, entry, front_of, instance, new_run, stack_of
-from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, build_batch, start_batch
-from blis_replay.blis.kernel.state import NEVER
-from blis_replay.blis.kernel.step_time import batch_duration_us
-from blis_replay.blis.latency.models import EngineLatency, Lifecycle, StepTime
+from blis_replay.blis.parallel.instances import (
+    Front,
+    Stack,
+    compiled,
+    entry,
+    front_of,
+    instance,
+    instance_result,
+    new_run,
+    queue_at,
+    run_to_the_end,
+    stack_of,
+)
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
@@ -51,8 +61,7 @@ def simulate_ranks(
         raise TraceError("data parallelism needs a latency model that is data; give one, or one engine")
     lifecycle = lifecycle or Lifecycle()
     queued_us = np.maximum(queueing_times(trace, lifecycle), trace.arrival_us)
-    nowhere = np.full(len(trace), -1, np.int64)
-    stack, front = new_run(trace, ClusterConfig(engine.data_parallel_size), engine, queued_us, nowhere)
+    stack, front = new_run(trace, engine.data_parallel_size, engine, queued_us)
     balancer = new_balancer(engine, len(trace), int(stack.config["num_blocks"].item()))
     stack = run_to_the_end(stack, front, latency, "rank", partial(run_ranks, balancer))
     ranks = range(engine.data_parallel_size)

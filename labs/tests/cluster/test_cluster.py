@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
 
-from blis_replay.blis.cluster.config import (
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.trace import RequestTrace, intern_blocks
+from blis_replay_labs.cluster.config import (
     AlwaysBusiest,
     ClusterConfig,
     LeastLoaded,
@@ -20,11 +24,7 @@ from blis_replay.blis.cluster.config import (
     TokenBucket,
     Weighted,
 )
-from blis_replay.blis.cluster.simulate import REFUSED, admitted, simulate_cluster
-from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.blis.trace import RequestTrace, intern_blocks
+from blis_replay_labs.cluster.simulate import REFUSED, admitted, simulate_cluster
 
 # Every step takes 10 ms, whatever is in it.
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0)

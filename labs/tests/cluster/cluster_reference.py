@@ -6,9 +6,9 @@ from collections import OrderedDict
 
 import numpy as np
 
-from blis_replay.blis.cluster.simulate import ClusterResult
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import RequestTrace
+from blis_replay_labs.cluster.simulate import ClusterResult
 
 
 def snapshot_times_us(trace: RequestTrace, interval_us: int) -> list[int]:

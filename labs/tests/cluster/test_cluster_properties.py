@@ -10,8 +10,10 @@ from cluster_reference import RouterMemory, loads, snapshot_times_us, used_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.blis.cluster import state as cluster_state
-from blis_replay.blis.cluster.config import (
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
+from blis_replay_labs.cluster import router as cluster_router
+from blis_replay_labs.cluster.config import (
     AlwaysBusiest,
     ClusterConfig,
     LeastLoaded,
@@ -23,9 +25,7 @@ from blis_replay.blis.cluster.config import (
     TokenBucket,
     Weighted,
 )
-from blis_replay.blis.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
-from blis_replay.blis.engine import simulate
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
+from blis_replay_labs.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
 from blis_replay_labs.verification.workloads import LATENCY, LIFECYCLE, Scenario, random_trace, scenarios
 
 BLOCK = 16
@@ -183,7 +183,7 @@ def test_prefix_affinity_is_what_the_router_remembers(rows: Rows, instances: int
     trace = trace_of(rows)
     engine = EngineConfig(6, 256, 1000, async_scheduling=False, num_gpu_blocks=40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster_state, "ROUTER_MEMORY_BLOCKS", memory)
+        patch.setattr(cluster_router, "ROUTER_MEMORY_BLOCKS", memory)
         result = simulate_cluster(trace, ClusterConfig(instances, Weighted(1, 0, 0)), engine, LATENCY)
     memories = [RouterMemory(memory) for _ in range(instances)]
     keys = trace.block_keys

@@ -12,8 +12,8 @@ import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.tables import Tables, reader
-from blis_replay.blis.cluster.state import Stack, compiled
 from blis_replay.blis.kernel.state import ABORTED, COMPLETED, NEVER, Record, Table, dtype_of, i64
+from blis_replay.blis.parallel.instances import Stack, compiled
 from blis_replay.blis.trace import EngineConfig
 
 # The coordinator publishes what has changed this often, and else this often; and not in a lull shorter than the last.

@@ -1,4 +1,4 @@
-"""What a run of a cluster is made of: the states of its instances, stacked, and the front before them.
+"""Several instances of one engine: their states, stacked, the requests before them, and the result of each.
 
 The states of all instances are one ``kernel.state.State`` whose tables and arrays have the instance as a further,
 first axis, so that compiled code can go from one to the next.  An instance numbers its requests in the order in which
@@ -8,6 +8,7 @@ and a rank leads to the number that its request has in its instance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,18 +18,17 @@ from numpy.typing import NDArray
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.functions import decorators
 from blis_replay.base.tables import AS_PYTHON, Tables, reader
-from blis_replay.blis.cluster.config import ROUTER_MEMORY_BLOCKS, AlwaysBusiest, ClusterConfig, LeastLoaded, Weighted
+from blis_replay.blis.errors import evicting_for_ever
+from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, f64, i64, state_of
-from blis_replay.blis.setup import eligible_times, empty_lru, new_state, with_room
+from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, i64, state_of
+from blis_replay.blis.latency.models import EngineLatency, Lifecycle
+from blis_replay.blis.result import SimResult, check_conservation, read_result
+from blis_replay.blis.setup import eligible_times, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 
 entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
 
-# -- Policy.kind --------------------------------------------------------------------------
-GIVEN, LEAST_LOADED, ALWAYS_BUSIEST, WEIGHTED = range(4)
-
-_KINDS = {LeastLoaded: LEAST_LOADED, AlwaysBusiest: ALWAYS_BUSIEST, Weighted: WEIGHTED}
 _BY_REQUEST = ("facts", "requests", "outcomes", "links", "abort_order", "heap")
 # By block key, with what stands for nothing.
 _PADDING = {"extent_of_key": k.NONE, "cpu_lru": 0}
@@ -40,49 +40,20 @@ class Progress:
 
     decisions: i64  # requests that have been routed
     queued: i64  # requests handed to their instance because they have reached its queue
-    snapshot_us: i64  # when the last one was taken
     stopped_at: i64  # the instance that could not go on
 
 
-class Policy:
-    """How instances are chosen; the weights add up to 1, or are all 0 for a router that has none."""
-
-    kind: i64
-    interval_us: i64  # of snapshots
-    live_depths: i64
-    memory_blocks: i64
-    prefix_affinity: f64
-    queue_depth: f64
-    kv_utilization: f64
-
-
-class Snapshot:
-    """What the router has seen of an instance."""
-
-    waiting: i64
-    running: i64
-    used_blocks: i64
-
-
-PROGRESS, POLICY, SNAPSHOT = map(dtype_of, (Progress, Policy, Snapshot))
+PROGRESS = dtype_of(Progress)
 
 
 class Front(Tables):
-    """What stands before the instances.  Requests are numbered by arrival, and by when they reach a queue."""
+    """The requests before the instances, numbered by arrival, and by when they reach a queue."""
 
     progress: Annotated[Record, PROGRESS, 0]
-    policy: Annotated[Record, POLICY, 0]
     routed_us: Int64s  # [requests, by arrival] when the router decides
-    target: Int64s  # [requests, by arrival] the instance; given to a router that reads no state
-    place: Int64s  # [requests, by arrival] its number by queueing
+    target: Int64s  # [requests, by arrival] the instance
     order: Int64s  # [requests, by queueing] its number by arrival
     facts: Annotated[Table, k.FACTS, 1]  # [requests, by queueing]
-    routed: Int64s  # [instances] requests sent there
-    snapshots: Annotated[Table, SNAPSHOT, 1]  # [instances]
-    memory: Annotated[
-        Table, k.LRU_LINK, 2
-    ]  # [instances, keys + 1] the blocks that the router remembers to have sent there, an LRU list each
-    remembered: Int64s  # [instances] blocks in that memory
 
 
 front_of = reader(Front)
@@ -133,18 +104,22 @@ def _instance_as_python(stack: Any, i: int) -> State:
 instance = _instance_as_python if AS_PYTHON else compiled(_instance)
 
 
-def new_run(
-    trace: RequestTrace, cluster: ClusterConfig, engine: EngineConfig, queued_us: Int64s, given: Int64s | None
-) -> tuple[Stack, Front]:
-    """The stacked states and the front before the first arrival.
+def new_run(trace: RequestTrace, instances: int, engine: EngineConfig, queued_us: Int64s) -> tuple[Stack, Front]:
+    """The states of so many instances and the front before the first arrival.
 
-    ``queued_us``: when requests reach a queue, us.  ``given``: int64[n], where each goes; None if the router decides.
-    Raises ``TraceError`` for a request that an instance can never serve.
+    ``queued_us``: when requests reach a queue, us.  Raises ``TraceError`` for a request that no instance can serve.
     """
     eligible_us = eligible_times(trace, queued_us)
     order = np.argsort(eligible_us, kind="stable")
     alone = new_state(trace, engine, eligible_us, order)
-    return _stacked(alone, cluster.instances), _front(trace, cluster, alone, order, given)
+    front = Front(
+        progress=np.zeros(1, PROGRESS),
+        routed_us=np.ascontiguousarray(trace.arrival_us),
+        target=np.full(len(trace), k.NONE, np.int64),
+        order=order,
+        facts=alone.facts,
+    )
+    return _stacked(alone, instances), front
 
 
 def with_room_for(stack: Stack, i: int) -> Stack:
@@ -194,35 +169,58 @@ def _stacked(alone: State, instances: int) -> Stack:
     return Stack(**fields)
 
 
-def _front(trace: RequestTrace, cluster: ClusterConfig, alone: State, order: Int64s, given: Int64s | None) -> Front:
-    n, instances = len(trace), cluster.instances
-    place = np.empty(n, np.int64)
-    place[order] = np.arange(n)
-    policy = _policy(cluster, GIVEN if given is not None else _KINDS[type(cluster.router)])
-    memory = empty_lru(alone.at["keys_used"].item() if policy["prefix_affinity"] > 0 else 0)
-    return Front(
-        progress=np.zeros(1, PROGRESS),
-        policy=policy,
-        routed_us=np.ascontiguousarray(trace.arrival_us),
-        target=np.full(n, k.NONE, np.int64) if given is None else given.copy(),
-        place=place,
-        order=order,
-        facts=alone.facts,
-        routed=np.zeros(instances, np.int64),
-        snapshots=np.zeros(instances, SNAPSHOT),
-        memory=np.repeat(memory[np.newaxis], instances, axis=0),
-        remembered=np.zeros(instances, np.int64),
-    )
+def run_to_the_end(stack: Stack, front: Front, latency: EngineLatency, one: str, run: Callable[..., int]) -> Stack:
+    """The engines as they are when all is served.
+
+    ``run``: serves requests until all are done (IDLE), or stops at an engine.  ``one``: what an engine is called.
+    Raises ``TraceError`` where requests evict each other for ever.
+    """
+    model = latency.for_kernel()
+    while (answer := run(stack, front, *model)) != loop.IDLE:
+        stopped_at = front.progress["stopped_at"].item()
+        if answer == loop.STUCK:
+            raise evicting_for_ever(stack.at[stopped_at].now_us, f"requests of {one} {stopped_at}")
+        stack = with_room_for(stack, stopped_at)
+    return stack
 
 
-def _policy(cluster: ClusterConfig, kind: int) -> Table:
-    policy = np.zeros(1, POLICY)
-    policy["kind"] = kind
-    policy["interval_us"] = cluster.snapshots.interval_us
-    policy["live_depths"] = cluster.snapshots.live_depths
-    policy["memory_blocks"] = ROUTER_MEMORY_BLOCKS
-    if isinstance(cluster.router, Weighted):
-        weights = vars(cluster.router)
-        for scorer, weight in weights.items():
-            policy[scorer] = weight / sum(weights.values())
-    return policy
+def instance_result(
+    served: RequestTrace, stack: Stack, front: Front, queued_us: Int64s, i: int, lifecycle: Lifecycle
+) -> SimResult:
+    """What an instance did, its requests in the order of the trace.  Raises ``TraceError`` for an engine defect."""
+    chosen = np.flatnonzero(front.target == i)
+    state = instance_view(stack, i)
+    n = len(chosen)
+    state = state.replaced(facts=state.facts[:n], requests=state.requests[:n], outcomes=state.outcomes[:n])
+    by_queueing = front.order[front.target[front.order] == i]
+    order = np.searchsorted(chosen, by_queueing)
+    result = read_result(state, order, served.arrival_us[chosen], queued_us[chosen], lifecycle)
+    check_conservation(served.abort_us[chosen], state, result)
+    return result
+
+
+# -- Compiled ---------------------------------------------------------------------------------
+
+
+@compiled
+def queue_at(stack: Stack, front: Front, request: int, i: int) -> None:
+    """Make a request, by its number by queueing, the next one of an instance."""
+    local = stack.at[i].submitted
+    stack.facts[i, local] = front.facts[request]
+    outcome = stack.outcomes[i, local]
+    outcome.scheduled_us = outcome.scheduled_step = outcome.first_step = outcome.last_step = k.NONE
+    stack.by_rank[front.facts[request].rank] = local
+    note_abort(stack, i, local)
+    stack.at[i].submitted += 1
+
+
+@compiled
+def note_abort(stack: Stack, i: int, local: int) -> None:
+    """Put the newest request of an instance to its place among those that may still be given up."""
+    facts, order = stack.facts[i], stack.abort_order[i]
+    place = stack.at[i].submitted
+    while place > stack.at[i].next_abort and facts[order[place - 1]].abort_us > facts[local].abort_us:
+        order[place] = order[place - 1]
+        place -= 1
+    order[place] = local
+    stack.at[i].abort_due_us = min(stack.at[i].abort_due_us, facts[local].abort_us)

@@ -1,0 +1,1 @@
+"""Several instances behind a router: the cluster layer above the engine."""

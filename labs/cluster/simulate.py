@@ -1,0 +1,122 @@
+"""A cluster: requests in, a result of each instance and of all together out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.latency.models import EngineLatency, Lifecycle
+from blis_replay.blis.parallel.instances import instance_result, new_run, run_to_the_end
+from blis_replay.blis.result import SimResult
+from blis_replay.blis.setup import queueing_times
+from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay_labs.cluster.config import ClusterConfig, Random, Recorded, RoundRobin, TokenBucket, Weighted
+from blis_replay_labs.cluster.router import new_router, run_routed
+
+REFUSED = -1
+
+
+@dataclass(frozen=True)
+class ClusterResult:
+    """A run of a cluster; ``int64[n]`` are in the order of the trace, -1 where there is nothing.
+
+    ``instance``: where each request was served, ``REFUSED`` by admission.  ``instances``: the run of each, its
+    requests in the order of the trace.  ``ttft_us``, ``e2e_us``: as the client sees them, of ``completed`` (bool[n]).
+    """
+
+    instance: Int64s
+    instances: tuple[SimResult, ...]
+    completed: Bools
+    ttft_us: Int64s
+    e2e_us: Int64s
+
+
+def simulate_cluster(
+    trace: RequestTrace,
+    cluster: ClusterConfig,
+    engine: EngineConfig,
+    latency: EngineLatency,
+    lifecycle: Lifecycle | None = None,
+) -> ClusterResult:
+    """Serve ``trace`` in virtual time on several instances of one engine.
+
+    An instance goes exactly as ``blis.engine.simulate`` would with the requests that it got.  Without
+    ``num_gpu_blocks`` each has as many blocks as all requests together could take.  Raises ``TraceError`` as
+    ``simulate`` does, for an assignment that does not fit, and for prefix affinity without block keys.  Equal input
+    gives byte-equal output.
+    """
+    if isinstance(cluster.router, Weighted) and cluster.router.prefix_affinity > 0 and trace.block_keys is None:
+        raise TraceError("prefix affinity needs to know which prompts are alike; give block_keys, or weight 0")
+    lifecycle = lifecycle or Lifecycle()
+    let_in = admitted(trace, cluster.admission)
+    served = trace if let_in.all() else trace.part(let_in)
+    # A request is in no queue before the router has seen it, whatever delay was observed.
+    queued_us = np.maximum(queueing_times(served, lifecycle), served.arrival_us)
+    stack, front = new_run(served, cluster.instances, engine, queued_us)
+    router = new_router(cluster, stack, front, given_instances(cluster, let_in))
+    stack = run_to_the_end(stack, front, latency, "instance", partial(run_routed, router))
+    instance = np.full(len(trace), REFUSED, np.int64)
+    instance[let_in] = front.target
+    results = tuple(instance_result(served, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
+    return _pooled(instance, results)
+
+
+def admitted(trace: RequestTrace, bucket: TokenBucket | None) -> Bools:
+    """Token-bucket admission, bool[n]: the requests that are let in; all of them without a bucket.
+
+    At each arrival the bucket first refills by the time since the one before (blis-semantics, section 4), in float64
+    as BLIS does; one that cannot pay is refused and leaves it as it is.
+    """
+    n = len(trace)
+    if bucket is None:
+        return np.ones(n, np.bool_)
+    costs = trace.prompt_tokens.tolist() if bucket.cost == "prompt_tokens" else [1] * n
+    level, before_us, let_in = bucket.capacity_tokens, 0, []
+    for arrival_us, cost in zip(trace.arrival_us.tolist(), costs, strict=True):
+        level = min(bucket.capacity_tokens, level + (arrival_us - before_us) * bucket.refill_tokens_per_s / 1e6)
+        before_us = arrival_us
+        let_in.append(cost <= level)
+        if let_in[-1]:
+            level -= cost
+    return np.array(let_in, np.bool_)
+
+
+def given_instances(cluster: ClusterConfig, let_in: Bools) -> Int64s | None:
+    """int64[requests let in]: the instance of each; None if the router reads the state of the instances.
+
+    ``let_in``: bool[n], in the order of the trace.  Raises ``TraceError`` for a recorded assignment that is not of
+    these requests and instances.
+    """
+    router, requests = cluster.router, int(let_in.sum())
+    if isinstance(router, RoundRobin):
+        return np.arange(requests, dtype=np.int64) % cluster.instances
+    if isinstance(router, Random):
+        return np.random.default_rng(router.seed).integers(cluster.instances, size=requests)
+    if isinstance(router, Recorded):
+        _refuse_misfit(router.instance, cluster.instances, len(let_in))
+        return router.instance[let_in].astype(np.int64)
+    return None
+
+
+def _refuse_misfit(assigned: Int64s, instances: int, requests: int) -> None:
+    if len(assigned) != requests:
+        raise TraceError(f"an assignment of {len(assigned)} requests for {requests}; give an instance for each")
+    outside = (assigned < 0) | (assigned >= instances)
+    if outside.any():
+        i = int(np.argmax(outside))
+        raise TraceError(f"request {i}: it was on instance {assigned[i]}; name one from 0 to {instances - 1}")
+
+
+def _pooled(instance: Int64s, results: tuple[SimResult, ...]) -> ClusterResult:
+    completed = np.zeros(len(instance), np.bool_)
+    ttft_us, e2e_us = np.full(len(instance), -1, np.int64), np.full(len(instance), -1, np.int64)
+    for i, result in enumerate(results):
+        chosen = instance == i
+        completed[chosen] = result.completed
+        ttft_us[chosen] = np.where(result.completed, result.ttft_us, -1)
+        e2e_us[chosen] = np.where(result.completed, result.e2e_us, -1)
+    return ClusterResult(instance, results, completed, ttft_us, e2e_us)
