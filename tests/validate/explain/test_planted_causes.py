@@ -128,23 +128,14 @@ def test_two_planted_causes_are_told_apart(planted: Planted, alone: Callable[[st
     assert share(both, COMPONENTS["pre_queue"], ("ttft", "mean")) == pytest.approx(12_000, rel=0.1)  # as planted
 
 
-def test_the_shares_and_the_rest_sum_to_the_error_of_every_quantity(planted: Planted) -> None:
-    attribution = explained(planted, "scheduling", "step_time")
-    for i in range(len(QUANTITIES)):
-        shares = sum(cause.shares[i].value_us for cause in attribution.causes)
-        whole = shares + attribution.residual[i].value_us
-        assert whole == pytest.approx(attribution.error[i].value_us, abs=1e-6)
-        assert attribution.error[i].value_us == pytest.approx(
-            attribution.simulated_us[i] - attribution.observed_us[i], abs=1e-6
-        )
-
-
-def test_the_way_from_the_replay_to_the_recording_sums_to_the_error_too(planted: Planted) -> None:
+def test_shares_and_the_way_to_the_recording_both_sum_to_the_error_of_every_quantity(planted: Planted) -> None:
     """Wrong in what comes first and last of the causes; the way starts as replayed and ends at what is left."""
     attribution = explained(planted, "arrivals", "step_time")
     for i in range(len(QUANTITIES)):
-        changes = sum(cause.changes[i].value_us for cause in attribution.causes)
-        assert changes + attribution.residual[i].value_us == pytest.approx(attribution.error[i].value_us, abs=1e-6)
+        error_us, left_us = attribution.error[i].value_us, attribution.residual[i].value_us
+        for parts in ([cause.shares for cause in attribution.causes], [cause.changes for cause in attribution.causes]):
+            assert sum(part[i].value_us for part in parts) + left_us == pytest.approx(error_us, abs=1e-6)
+        assert error_us == pytest.approx(attribution.simulated_us[i] - attribution.observed_us[i], abs=1e-6)
     assert attribution.replays == 2 ** len(attribution.causes)
     assert attribution.overloaded == 0
 

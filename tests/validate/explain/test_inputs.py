@@ -1,0 +1,71 @@
+"""Hypotheses on inputs: which apply to a recording, which its records prove wrong, and which a check proves right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from logged import ENGINE, logged, workload
+from planted import planted_recording
+
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.steps.placed import place
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.explain import inputs
+from blis_replay.validate.explain.hypothesis import SCHEDULE, Replayed
+from blis_replay.validate.explain.inputs import ARGUMENTS, Argument, to_try
+from blis_replay.validate.explain.parts import DECISIONS, parts_of
+from blis_replay.validate.explain.rule import best_first, explains
+from blis_replay.validate.explain.schedule import proof_of
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return planted_recording(seed=3).recording
+
+
+def test_a_new_argument_is_one_entry(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the entry: its values are tried, and the sentence and the remedy come from it."""
+    entry = Argument("kv_offload_blocks", "the server's start-up log", lambda *_: (8, 16), default=8)
+    monkeypatch.setattr(inputs, "ARGUMENTS", (*ARGUMENTS, entry))
+    first, _last = to_try(recording, ReplayMode())
+    (found,) = [one for one in first if one.name == "kv_offload_blocks"]
+    assert found.engine == {"kv_offload_blocks": 16}
+    assert (found.why, found.decides) == ("it has kv_offload_blocks 8, and the server 16", entry.decides)
+
+
+def every_step_logged() -> Recording:
+    made = logged(workload(4, rate_per_s=20.0), ENGINE)
+    found = Finding("iterations", "note", "", "every step is logged")
+    return replace(made, iterations=place(made, Scratch()).iterations, findings=(found,))
+
+
+def test_a_schedule_that_is_equal_in_every_step_is_a_proof() -> None:
+    recording = every_step_logged()
+    mode = ReplayMode(engine=(("block_size", ENGINE.block_size),))
+    assert proof_of(recording, mode).startswith("the engine's schedule is equal to the recorded one in all ")
+    assert proof_of(recording, replace(mode, engine=(("max_num_seqs", 4),))) == ""
+    assert proof_of(replace(recording, findings=()), mode) == ""
+
+
+def test_what_is_proved_right_is_not_blamed() -> None:
+    """Scheduling decisions, which journeys could replace, are left with the proof; the other parts are not."""
+    planted = planted_recording(seed=3)
+    replayed = Replayed(planted.recording, ReplayMode(), planted.release.models[0], planted.release)
+    names = {one.name for one in parts_of(replayed, [], None, {})[0]}
+    assert DECISIONS in names
+    found, left = parts_of(replayed, [], None, {SCHEDULE: "equal in all 100 steps"})
+    assert {one.name for one in found} == names - {DECISIONS}
+    assert left[DECISIONS] == "equal in all 100 steps"
+
+
+def test_one_rule_says_what_explains_an_error_and_what_explains_it_as_well() -> None:
+    assert explains(0.10, 0.06)
+    assert not explains(0.10, 0.07)  # more than 60 % is left
+    assert not explains(0.012, 0.004)  # less than 1 % is gained
+    scored = [SimpleNamespace(left=left) for left in (0.02, 0.01, 0.017, 0.03)]
+    assert [one.left for one in best_first(scored, 0.05)] == [0.01, 0.017]
+    assert [one.left for one in best_first(scored, 0.05, exact=True)] == [0.01]
+    assert best_first(scored, 0.005) == []
