@@ -80,7 +80,7 @@ class Options:
 class ModelFit:
     """A fitted model: its entry, what was used of which recording, and how it agrees with that.
 
-    ``rows``: windows fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
+    ``rows``: windows that it was fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
     ``e2e``, ``ttft``.  ``scheduling``: None without latencies.  ``missed``: in words, what of its own training data it
     misses by more than it may.
     """
@@ -95,7 +95,7 @@ class ModelFit:
 
 
 def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
-    """As ``select_experiments``; of a pattern only recordings of single requests, not overloaded, if it has any.
+    """As ``select_experiments``; of what a pattern matches, single requests without overload only, if there are some.
 
     Raises ``UnknownExperimentError`` as that does.
     """
@@ -136,8 +136,8 @@ def calibrate(
 def groups_of(recordings: Sequence[Recording]) -> list[list[Recording]]:
     """Recordings by model, tensor parallelism and data type of the weights, each group in the order given.
 
-    One that does not say its data type is with those of the only type that others say.  Raises ``ValidateError``
-    where they say several.
+    A recording that does not state its data type goes with the others of its model if these state one.  Raises
+    ``ValidateError`` if they state several.
     """
     groups: dict[tuple[str, int | None, str | None], list[Recording]] = {}
     for recording in recordings:
@@ -155,7 +155,7 @@ def groups_of(recordings: Sequence[Recording]) -> list[list[Recording]]:
 
 
 def common_dtype(recordings: Sequence[Recording]) -> str | None:
-    """The data type that all of these say they were served in; None where one does not."""
+    """The data type that all of these were served in; None if one does not state it."""
     said = {recording.served_dtype for recording in recordings}
     return said.pop() if len(said) == 1 else None
 
@@ -215,8 +215,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         if later.parts:
             fitted = choose_form(gathered, later, fitted, start, priors, measured, options.seed)
         gathered = _gathered(recordings, (0.0, chosen_until), options).with_scheduling(asynchronous)
-        again = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
-        fitted = fit_form(gathered, fitted.form, again, priors, measured, options.seed, everywhere=True)
+        restart = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
+        fitted = fit_form(gathered, fitted.form, restart, priors, measured, options.seed, everywhere=True)
     fitted, stalled_us = with_stalls(gathered, fitted)
     vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us)
     entry = ModelEntry(
@@ -260,9 +260,9 @@ def with_sources(lifecycle: Lifecycle, coefficients: Sequence[CoefficientFit], n
 
 
 def _beyond(steps: StepRange | None, prior: Prior, fitted_us: float) -> tuple[PrefillBeyond, CoefficientFit] | None:
-    """What a prefill token costs more beyond the steps fitted on, and how that came about.
+    """What a prefill token costs more in batches larger than those fitted on, by the prior; and the record of it.
 
-    That of the prior; None where the fit has as much: a token gets no cheaper as a batch grows.
+    None where the fitted cost is as high: a token gets no cheaper as a batch grows.
     """
     prior_us = prior.value
     most = int(steps.prefill_tokens[1]) if steps is not None else 0
@@ -291,22 +291,22 @@ def scored_fit(
 def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """The fit of recordings with every step, over what is before the last part of the split."""
     until = options.split[1]
-    found = measure(recordings, (0.0, until), options.seed)
+    line = measure(recordings, (0.0, until), options.seed)
     entry = ModelEntry(
         model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
         dtype=common_dtype(recordings),
-        latency=found.latency,
-        lifecycle=with_sources(found.lifecycle, found.coefficients, DELAYS),
+        latency=line.latency,
+        lifecycle=with_sources(line.lifecycle, line.coefficients, DELAYS),
     )
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
-    told: tuple[Told, str] = ("not told apart", why)
-    record = scored_fit(recordings, entry, FORM, (until, until), False, told, found.coefficients)
-    agreement = {"cycle": 100 * found.error}
+    mode: tuple[Told, str] = ("not told apart", why)
+    record = scored_fit(recordings, entry, FORM, (until, until), False, mode, line.coefficients)
+    agreement = {"cycle": 100 * line.error}
     steps: tuple[tuple[Recording, Data], ...] = tuple((recording, "steps") for recording in recordings)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
     own = missed(record.scores, {"e2e": 0.0}, recordings)
-    return ModelFit(replace(entry, fit=record), record, steps, found.steps, agreement, None, own)
+    return ModelFit(replace(entry, fit=record), record, steps, line.steps, agreement, None, own)
 
 
 def _first_fit(
@@ -331,15 +331,15 @@ def _first_fit(
         configured,
         options.seed,
     )
-    again = replace(start, vector=lines[scheduling.used].minimum.vector)
-    return scheduling, fit_form(modes[scheduling.used], StepForm(), again, priors, measured, options.seed), again
+    restart = replace(start, vector=lines[scheduling.used].minimum.vector)
+    return scheduling, fit_form(modes[scheduling.used], StepForm(), restart, priors, measured, options.seed), restart
 
 
 def _gathered(
     recordings: Sequence[Recording], window: tuple[float, float], options: Options, *, needed: bool = True
 ) -> Gathered:
-    found = gather(recordings, window, steps=options.data != "latencies", latencies=options.data != "steps")
-    rows = sum(len(part.decodes) for part in found.parts)
+    gathered = gather(recordings, window, steps=options.data != "latencies", latencies=options.data != "steps")
+    rows = sum(len(part.decodes) for part in gathered.parts)
     if needed and rows < COEFFICIENTS:
         names = ", ".join(recording.alias for recording in recordings)
         if all(map(is_load_level, recordings)):
@@ -353,7 +353,7 @@ def _gathered(
             f"{window[0]:.0%} and {window[1]:.0%} of the run cannot determine {COEFFICIENTS} coefficients; use a wider "
             "--split or more recordings"
         )
-    return found
+    return gathered
 
 
 def _coefficients(fitted: Fitted, measured: dict[str, CoefficientFit], stalled_us: float) -> tuple[CoefficientFit, ...]:
@@ -375,9 +375,9 @@ def _coefficients(fitted: Fitted, measured: dict[str, CoefficientFit], stalled_u
 
 
 def _in_digits(value_us: float, low_us: float, high_us: float) -> tuple[float, float, float]:
-    """A value and its bounds in the digits that mean something: the last is at most a hundredth of the interval.
+    """A value and its bounds in significant digits: the last is at most a hundredth of the interval.
 
-    More of them differ between machines.  Without an interval six significant digits stay.
+    Further digits differ between machines.  Without an interval six digits stay.
     """
     scale = (high_us - low_us) / 100 or abs(value_us) / 1e5
     decimals = max(-math.floor(math.log10(scale)), 0) if scale else 0
@@ -399,7 +399,7 @@ def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, Coefficie
 
 
 def _usable(recordings: Sequence[Recording], data: DataChoice) -> tuple[tuple[Recording, Data], ...]:
-    """What of which recording is used.  Raises ``ValidateError`` if that is nothing, or must not be used."""
+    """The recordings with what is used of each.  Raises ``ValidateError`` if that is nothing, or must not be used."""
     for recording in recordings:
         if not is_load_level(recording) and recording.requests["prompt_tokens"].drop_nulls().is_empty():
             raise ValidateError(

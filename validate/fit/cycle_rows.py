@@ -37,8 +37,8 @@ def mean_lengths(recording: Recording) -> MeanLengths:
     """
     if recording.requests.height == 0:
         raise ValidateError(f"{recording.alias}: no requests are recorded, so their lengths are unknown; ingest them")
-    known = recording.requests["output_tokens"].is_not_null().to_numpy()
-    prompts = prompt_tokens(recording)[known]
+    answered = recording.requests["output_tokens"].is_not_null().to_numpy()
+    prompts = prompt_tokens(recording)[answered]
     outputs = recording.requests["output_tokens"].drop_nulls().to_numpy().astype(np.float64)
     if not outputs.sum() > 0:
         return MeanLengths(float(prompt_tokens(recording).mean()), 1.0, float(prompt_tokens(recording).mean()))
@@ -145,10 +145,10 @@ def _contexts(recording: Recording, between_us: Int64s) -> Floats:
 
 def _decoding(recording: Recording) -> tuple[Bools, Floats, Floats, Floats]:
     """bool[n] of the requests with both latencies and a length; their first and last token, us, and mean context."""
-    known = ("ttft_us", "e2e_us", "output_tokens")
-    timed = pl.all_horizontal(pl.col("status") == "ok", *(pl.col(name).is_not_null() for name in known))
+    needed = ("ttft_us", "e2e_us", "output_tokens")
+    timed = pl.all_horizontal(pl.col("status") == "ok", *(pl.col(name).is_not_null() for name in needed))
     ok = recording.requests.select(timed).to_series().to_numpy()
-    requests = recording.requests.frame(["arrival_us", *known]).filter(ok)
+    requests = recording.requests.frame(["arrival_us", *needed]).filter(ok)
     first_us, last_us = (
         (requests["arrival_us"] + requests[name]).to_numpy().astype(np.float64) for name in ("ttft_us", "e2e_us")
     )

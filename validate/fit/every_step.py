@@ -314,23 +314,23 @@ def logged_steps(recording: Recording) -> EveryStep | None:
         return None
     iterations = whole_iterations(recording.iterations)
     served = served_requests(recording.requests, recording.lifecycles)
-    found = followed_requests(recording, iterations, served)
-    known = (found.admitted >= 0) & (found.last < found.end) & served["decode_us"].is_not_null().to_numpy()
-    measured = known & (found.last > found.first) & served["queue_us"].is_not_null().to_numpy()
-    if found.end - found.begin < _EXPLAINED * iterations.height or measured.sum() < _FEWEST_REQUESTS:
+    followed = followed_requests(recording, iterations, served)
+    known = (followed.admitted >= 0) & (followed.last < followed.end) & served["decode_us"].is_not_null().to_numpy()
+    measured = known & (followed.last > followed.first) & served["queue_us"].is_not_null().to_numpy()
+    if followed.end - followed.begin < _EXPLAINED * iterations.height or measured.sum() < _FEWEST_REQUESTS:
         return None
-    rest = slice(found.begin, found.end)
-    batch = _batch(iterations, served, found)
+    rest = slice(followed.begin, followed.end)
+    batch = _batch(iterations, served, followed)
     waited_us = iterations["elapsed_us"].to_numpy().astype(np.float64)
     requests = batch[:, 2] + iterations["prefill_requests"].to_numpy()
     parts = np.column_stack([np.ones(len(batch)), requests])
-    between = _between(found, measured)
+    between = _between(followed, measured)
     decode_us = served["decode_us"].to_numpy()[measured]
     around = _shares(between(parts), decode_us - between(waited_us[:, None])[:, 0])
     own = served.select(pl.col("request_index").fill_null(-1), pl.col("queue_us").fill_null(0)).filter(measured)
     cycle_us = (waited_us + parts @ around)[rest]
     turns_us = _logged_turns_us(
-        batch[rest], cycle_us, own["queue_us"].to_numpy(), found.admitted[measured] - found.begin
+        batch[rest], cycle_us, own["queue_us"].to_numpy(), followed.admitted[measured] - followed.begin
     )
     return EveryStep(
         batch[rest],
@@ -368,9 +368,9 @@ def _timed_requests(recording: Recording, turns: pl.DataFrame) -> pl.DataFrame:
     return _requests(both, around_us, later_us, pl.col("turn_us"))
 
 
-def _between(found: Followed, chosen: Bools):  # type: ignore[no-untyped-def]  # a function over columns
+def _between(followed: Followed, chosen: Bools):  # type: ignore[no-untyped-def]  # a function over columns
     """Sums of columns, [steps, n] to [requests, n], over the steps from the first token to the last of requests."""
-    first, last = found.first[chosen], found.last[chosen]
+    first, last = followed.first[chosen], followed.last[chosen]
 
     def sums(columns: Floats) -> Floats:
         upto = np.vstack([np.zeros(columns.shape[1]), np.cumsum(columns, axis=0)])
@@ -384,18 +384,18 @@ def _shares(sums: Floats, us: Floats) -> Floats:
     return fit_costs(sums, us, lambda _: 1 / sums[:, 0]).costs
 
 
-def _batch(iterations: pl.DataFrame, served: pl.DataFrame, found: Followed) -> Floats:
+def _batch(iterations: pl.DataFrame, served: pl.DataFrame, followed: Followed) -> Floats:
     """float64[steps, 5]: what each iteration held, as ``LoggedSteps.batch``."""
     steps = iterations.height
     prompt = served["prompt_tokens"].fill_null(0).to_numpy()
-    decoding = (found.first >= 0) & (found.last > found.first)
-    begin, end = found.first[decoding] + 1, found.last[decoding] + 1
+    decoding = (followed.first >= 0) & (followed.last > followed.first)
+    begin, end = followed.first[decoding] + 1, followed.last[decoding] + 1
     # In step s a request attends to its prompt and s - first tokens of its own, the one that is computed included.
-    at_zero = (prompt[decoding] - found.first[decoding]).astype(np.float64)
+    at_zero = (prompt[decoding] - followed.first[decoding]).astype(np.float64)
     decodes, context = (_level(begin, end, height, steps) for height in (np.ones(len(begin)), at_zero))
     context += decodes * np.arange(steps)
     tokens = iterations["prefill_tokens"].to_numpy().astype(np.float64)
-    attended = _attended(tokens, prompt, found)
+    attended = _attended(tokens, prompt, followed)
     return np.column_stack([np.ones(steps), tokens, decodes, context, attended / 1000])
 
 
@@ -407,13 +407,13 @@ def _level(begin: Int64s, end: Int64s, height: Floats, steps: int) -> Floats:
     return np.cumsum(edges)[:steps]
 
 
-def _attended(tokens: Floats, prompt: Int64s, found: Followed) -> Floats:
+def _attended(tokens: Floats, prompt: Int64s, followed: Followed) -> Floats:
     """float64[steps]: KV tokens that the prefill tokens attend to; requests compute theirs in order of admission."""
     attended = np.zeros(len(tokens))
     left = tokens.copy()
-    for request in np.argsort(found.admitted, kind="stable"):
-        step, last = int(found.admitted[request]), int(found.first[request])
-        todo = int(found.computed[request])
+    for request in np.argsort(followed.admitted, kind="stable"):
+        step, last = int(followed.admitted[request]), int(followed.first[request])
+        todo = int(followed.computed[request])
         before = int(prompt[request]) - todo
         while 0 <= step <= last and todo > 0:
             chunk = min(todo, int(left[step]))

@@ -94,7 +94,7 @@ def with_stalls(gathered: Gathered, fitted: Fitted) -> tuple[Fitted, float]:
 
 def _of_pieces(gathered: Gathered, rows: Floats) -> Floats:
     """float64[pieces]: residuals of E2E (or slopes of them), as fractions of the mean E2E of each piece of a run."""
-    first, found = sum(len(part.cycle_us) for part in gathered.cycles), []
+    first, fractions = sum(len(part.cycle_us) for part in gathered.cycles), []
     for part in gathered.latencies:
         windows = part.observed_us.shape[1]
         if part.of_levels:  # no pieces of time
@@ -103,9 +103,9 @@ def _of_pieces(gathered: Gathered, rows: Floats) -> Floats:
         weight = part.observed_us[0] * np.bincount(part.window[part.window >= 0])
         e2e = SCALE["e2e"] * rows[first : first + windows]
         pieces = np.array_split(np.arange(windows), min(_PIECES, windows))
-        found += [float(np.average(e2e[piece], weights=weight[piece])) for piece in pieces]
+        fractions += [float(np.average(e2e[piece], weights=weight[piece])) for piece in pieces]
         first += 2 * windows
-    return np.array(found)
+    return np.array(fractions)
 
 
 def part_windows(fitted_until: float, chosen_until: float) -> dict[Part, tuple[float, float]]:
@@ -135,8 +135,8 @@ def part_scores(
             errors = _errors(level.numbers, simulated)
             scores.append(PartScore(recording.slug, "fit", 0.0, 1.0, len(result.e2e_us), errors))
             continue
-        known = (recording.requests["output_tokens"] > 0).fill_null(False).to_numpy()
-        recorded = observed_requests(recording) & known
+        has_tokens = (recording.requests["output_tokens"] > 0).fill_null(False).to_numpy()
+        recorded = observed_requests(recording) & has_tokens
         if not recorded.any():
             continue
         plan, result = _replayed(recording, entry, asynchronous)
@@ -159,7 +159,7 @@ def first_use_of(
     The median of the stalls that first tokens show beside a replay, without those of less than half the longest: a
     prefill of all who waited is one, too.  None for a dense model, an unknown one, or where no stall is seen.
     """
-    architectures = {name.lower(): found for name, found in bundled_architectures().items()}
+    architectures = {name.lower(): architecture for name, architecture in bundled_architectures().items()}
     architecture = architectures.get(entry.model.lower())
     if architecture is None or not architecture.experts:
         return None
@@ -168,9 +168,9 @@ def first_use_of(
         if is_load_level(recording) or not (recorded := observed_requests(recording)).any():
             continue
         _, result = _replayed(recording, entry, asynchronous)
-        seen = seen_warm_up(recording, recorded & result.completed, result.ttft_us)
-        if seen is not None:
-            stalls_us += [*seen.stalls.longer_us]
+        warm_up = seen_warm_up(recording, recorded & result.completed, result.ttft_us)
+        if warm_up is not None:
+            stalls_us += [*warm_up.stalls.longer_us]
             seen_in.append(recording.alias)
     kernels_us = np.array([us for us in stalls_us if 2 * us >= max(stalls_us)])
     if not len(kernels_us):

@@ -29,23 +29,23 @@ _SCORE_COLUMNS = (
 
 
 def calibration_answer(
-    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], again: str, *, written: bool
+    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], options: str, *, written: bool
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
     ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
-    ``recordings``: what it was fitted to; ``again``: options that name the release, and the store if not the usual
+    ``recordings``: what it was fitted to; ``options``: those that name the release, and the store if not the usual
     one.  In the document coefficients are in us, errors of windows in percent, and scores are fractions.
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
-    again = f"blis-replay validate --experiment {quote(recordings[0].alias)}{again}"
+    command = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
     rows = [
         {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
         for fit in fits
         for coefficient in fit.record.coefficients
     ]
     misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
-    done = Verbatim(f"wrote {release}; try it:\n  {again}") if written else Line(f"{release} not written; {_REMEDY}")
+    done = Verbatim(f"wrote {release}; try it:\n  {command}") if written else Line(f"{release} not written; {_REMEDY}")
     document = {"release": release, "written": written, "fits": [_document(fit) for fit in fits]}
     page: list[Part] = []
     for fit in fits:
@@ -100,20 +100,20 @@ def _scores(fit: ModelFit, aliases: Mapping[str, str]) -> list[Table]:
 
 
 def _scheduling(fit: ModelFit) -> list[Line]:
-    seen = fit.scheduling
-    if seen is None:
+    evidence = fit.scheduling
+    if evidence is None:
         return []
-    recorded = seen.configured_source != UNKNOWN
-    known = f"by the recording ({seen.configured_source})" if recorded else "assumed (not recorded)"
+    recorded = evidence.configured_source != UNKNOWN
+    stated = f"by the recording ({evidence.configured_source})" if recorded else "assumed (not recorded)"
     lines = [
         Line(
-            f"  scheduling: {seen.used} used; {seen.told} by the latencies, {seen.configured} {known}",
+            f"  scheduling: {evidence.used} used; {evidence.told} by the latencies, {evidence.configured} {stated}",
             "    ",
         ),
-        Line(f"    {seen.text}", "    "),
+        Line(f"    {evidence.text}", "    "),
     ]
-    if seen.contradicts:
-        value = str(seen.told == "asynchronous").lower()
+    if evidence.contradicts:
+        value = str(evidence.told == "asynchronous").lower()
         warning = (
             "  warning: the latencies contradict the engine argument; if it is wrong, ingest again with "
             f"--engine FILE.yaml that says async_scheduling: {value}"
