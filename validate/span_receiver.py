@@ -6,7 +6,6 @@ One exporter on the same machine sends them; what many exporters need (HTTP, TLS
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,31 +15,19 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import msgspec
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 
+from blis_replay.ingest.readers.otlp.protobuf import json_of
+
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 # A batch of the SDK has up to 512 spans, 1 to 2 MB; as JSON this is a third of the longest line that ingest reads.
 MAX_MESSAGE_BYTES = 16 << 20
 STOP_S = 10.0  # for calls that are under way when the server has ended
 _HOST = "127.0.0.1"
-_IDS = ("traceId", "spanId", "parentSpanId")
-
-
-def json_line(request: ExportTraceServiceRequest) -> bytes:
-    """An export request as one line of OTLP JSON, as the file exporter of ``otelcol`` writes it (ids in hex)."""
-    document = MessageToDict(request, use_integers_for_enums=True)
-    for resource_spans in document.get("resourceSpans", ()):
-        for scope_spans in resource_spans.get("scopeSpans", ()):
-            for span in scope_spans.get("spans", ()):
-                for owner in (span, *span.get("links", ())):
-                    owner |= {name: base64.b64decode(owner[name]).hex() for name in _IDS if name in owner}
-    return msgspec.json.encode(document) + b"\n"
 
 
 class SpanLog:
@@ -60,7 +47,7 @@ class SpanLog:
         """Write a serialised export request; ``DecodeError`` if it is none, ``OSError`` if it is not on disk."""
         request = ExportTraceServiceRequest.FromString(message)
         try:
-            self._write(json_line(request))
+            self._write(json_of(message) or b"")
         except OSError as error:
             self._take_back()
             if not self._refusing:

@@ -197,21 +197,12 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
         if kind and not twin:
             known.setdefault(kind, []).append(file)
         else:
-            others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else _unknown(file.name)))
+            others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
     if source.columns and TABLE not in known and LOAD_LEVELS not in known:
         raise RecordingError(
             source.root, "", f"no file has columns of --columns {source.columns[:80]}", _columns_there(source, others)
         )
     return known, (*others, *source.given())
-
-
-def _unknown(name: str) -> str:
-    """The kind of a file that is not known."""
-    return _PROTOBUF if _PROTOBUF_NAME.fullmatch(name) else "unknown"
-
-
-_PROTOBUF_NAME = re.compile(r"(?:.*/)?traces[\w.:+-]*\.pb(?:\.gz|\.zst)?", re.ASCII)
-_PROTOBUF = "otlp (not used: OTLP is read as JSON; have otelcol's file exporter write format: json)"
 
 
 def _columns_there(source: Source, others: Iterable[SourceFile]) -> str:

@@ -144,7 +144,7 @@ _CONFIGURATIONS = (
     FileKind(STAGE, usual=rf"{_RESULTS}{_PREFIX}stage_(\d{{1,6}})_lifecycle_metrics\.json", several=True),
     FileKind(TRACE_HEADER, usual=r"trace\.ya?ml", server=tracev2.read_header),
 )
-_OTLP = FileKind(OTLP, otlp_framing.recognises, r"traces(?:-[\w.:+-]+)?\.jsonl?", several=True)
+_OTLP = FileKind(OTLP, otlp_framing.recognises, r"traces(?:-[\w.:+-]+)?\.(?:jsonl?|pb)", several=True)
 # Files of the server, in the order in which their content is looked at.
 _SERVER = (
     FileKind(KV_EVENTS, kv_events.recognises, r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?", several=True),

@@ -20,10 +20,8 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
 from blis_replay.base.files import whole_file
-from blis_replay.validate.span_receiver import json_line
+from blis_replay.ingest.readers.otlp.protobuf import json_of
 from blis_replay_labs.collector.batches import Batch, Counts, batch_of
 from blis_replay_labs.collector.frames import (
     LENGTH_BYTES,
@@ -95,7 +93,7 @@ def write_as_json(directory: Path) -> None:
         with opened(path) as segment, whole_file(path.with_suffix(".jsonl")) as lines:
             for begin, length in frame_spans(path):
                 message = segment.read(begin, begin + length)
-                lines.write(json_line(ExportTraceServiceRequest.FromString(message)))
+                lines.write(json_of(message) or b"")
         path.unlink()
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import ENGINE, logged, served, workload
-from pack import live_recording
 from steplog import events
 
 from blis_replay.ingest.assemble import read_recording
@@ -124,7 +123,7 @@ def test_the_engines_own_steps_are_found_again(seed: int, asynchronous: bool) ->
 @pytest.mark.parametrize("name", ["A", "C"])
 def test_every_admission_and_prefix_hit_of_vllm_0_32(data_pack: Path, tmp_path: Path, name: str) -> None:
     """The truth is the step log; 15 hits of 128 tokens in A, 3 of 1,408 in C, which no other file has."""
-    folder = live_recording(data_pack, name, tmp_path)
+    folder = data_pack / "live-vllm-0.32" / name
     truth = {
         request.rpartition("-")[0]: (event["i"], hit)
         for event in events(folder)

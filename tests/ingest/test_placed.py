@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 from logged import ENGINE, logged, served, workload
-from pack import live_recording
 from steplog import events
 
 from blis_replay.ingest.assemble import read_recording
@@ -63,7 +62,7 @@ def test_every_step_of_vllm_0_32_began_within_the_stated_uncertainty(
     data_pack: Path, tmp_path: Path, name: str, half_us: int
 ) -> None:
     """The truth is the step log, on the client's clock; half of the steps are placed to a millisecond or two."""
-    folder = live_recording(data_pack, name, tmp_path)
+    folder = data_pack / "live-vllm-0.32" / name
     began_ns = [event["t0"] for event in events(folder) if event["e"] == "s"]
     with read_recording(folder) as recorded:
         frame = recorded.iterations.frame()

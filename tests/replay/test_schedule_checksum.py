@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import ENGINE, LATENCY, Request, logged, served, workload
-from pack import live_recording
 from steplog import with_step_log
 
 from blis_replay.base.arrays import Int64s
@@ -293,7 +292,7 @@ def test_vllm_0_32_is_equal_in_every_step_by_its_log_and_spans(
     data_pack: Path, tmp_path: Path, name: str, steps: int
 ) -> None:
     """Engine arguments from the log, the queue from the spans; the usage of all steps fits, too."""
-    with read_recording(live_recording(data_pack, name, tmp_path)) as recording:
+    with read_recording(data_pack / "live-vllm-0.32" / name) as recording:
         check = checked(recording, replayed_engine(recording, ReplayMode()).config)
     assert (check.equal, check.steps, check.divergence, check.kv_divergence) == (steps, steps, None, None)
     assert check.kv_equal + check.kv_open == steps
@@ -305,7 +304,7 @@ def test_vllm_0_32_is_equal_in_every_step_by_its_step_log(
     data_pack: Path, tmp_path: Path, name: str, steps: int
 ) -> None:
     """The recorded step times and arrivals in the engine; the queue that the spans gave is the same."""
-    folder = live_recording(data_pack, name, tmp_path)
+    folder = data_pack / "live-vllm-0.32" / name
     with read_recording(folder) as recording:
         of_spans = recorded_schedule(recording).requests["eligible"].to_list()
         truth = with_step_log(recording, folder)

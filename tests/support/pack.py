@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
 from blis_replay.fixtures.bundled import bundled_slugs
-from blis_replay.validate.span_receiver import json_line
 
 # The twelve recorded H100 experiments; of roleplay only aggregates were published.
 H100 = tuple(slug for slug in bundled_slugs() if not slug.endswith("roleplay"))
@@ -38,21 +34,6 @@ INFERENCE_PERF = {
     "0.6.1": ("bos-rough", "shared-constant"),
     "0.7.0": ("bos-rough", "faults", "random-poisson", "shared-constant", "unary"),
 }
-
-
-def live_recording(data_pack: Path, name: str, folder: Path) -> Path:
-    """A copy of a run of vLLM 0.32 in ``folder``, its traces as JSON lines: the pack has frames of protobuf."""
-    copied = folder / name
-    shutil.copytree(data_pack / "live-vllm-0.32" / name, copied)
-    for path in copied.glob("traces-*.pb"):
-        content, lines = path.read_bytes(), b""
-        while content:
-            length = int.from_bytes(content[:4], "big")
-            lines += json_line(ExportTraceServiceRequest.FromString(content[4 : 4 + length]))
-            content = content[4 + length :]
-        path.with_suffix(".jsonl").write_bytes(lines)
-        path.unlink()
-    return copied
 
 
 def h100_folders(data_pack: Path) -> list[Path]:

@@ -19,8 +19,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.otlp.protobuf import json_of
 from blis_replay.ingest.readers.otlp.traces import read_traces
-from blis_replay.validate.span_receiver import SpanLog, json_line, receiving
+from blis_replay.validate.span_receiver import SpanLog, receiving
 
 STEPS = 200  # the SDK keeps the last 128 events of a span
 
@@ -49,8 +50,8 @@ def received(log: SpanLog, act: Callable[[str], Awaitable[None]]) -> None:
 
 
 def test_a_request_is_one_line_of_otlp_json() -> None:
-    line = json_line(message_of("llm_request"))
-    assert line.endswith(b"\n")
+    line = json_of(message_of("llm_request").SerializeToString())
+    assert line is not None and line.endswith(b"\n")
     assert json.loads(line)["resourceSpans"][0]["scopeSpans"] == [
         {
             "scope": {"name": "vllm.api"},
@@ -66,6 +67,7 @@ def test_a_request_is_one_line_of_otlp_json() -> None:
             ],
         }
     ]
+    assert json_of(b"hello") is None
 
 
 def test_what_the_sdk_exports_is_what_ingest_reads(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""OTLP JSON files cut into records, whatever wrote them (trace-formats 0.3).
+"""OTLP files cut into records, whatever wrote them (trace-formats 0.3).
 
-A record is one object with ``resourceSpans``.  Records stand in lines, in an array, one after the other, or behind
+A record is one JSON object with ``resourceSpans``.  Records stand in lines, in an array, one after the other, or behind
 their length (4 bytes, big-endian), each compressed with zstd (``otelcol``'s file exporter with ``compression: zstd``).
-Compression of the whole stream is ``RecordedFile``'s business.
+Protobuf, behind a length or as one message, becomes JSON.  Compression of the whole stream is ``RecordedFile``'s
+business.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from blis_replay.ingest.readers.files import (
     zstd_head,
     zstd_pieces,
 )
+from blis_replay.ingest.readers.otlp.protobuf import begins_like_traces, json_of, resources_of
 from blis_replay.ingest.readers.records import json_objects
 
 # Cut out, copied and decoded, a record takes five times its size.
@@ -44,7 +46,7 @@ def recognises(head: bytes) -> bool:
     """Whether a file whose (decompressed) content starts with ``head`` holds OTLP traces; never raises."""
     if _begins_a_line(head[:HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
         return True
-    return _begins_with_json(_first_framed(head))
+    return _begins_with_json(framed := _first_framed(head)) or begins_like_traces(framed) or begins_like_traces(head)
 
 
 def records(file: RecordedFile) -> Records:
@@ -55,6 +57,9 @@ def records(file: RecordedFile) -> Records:
     head = file.head(HEAD_BYTES)
     if _first_framed(head):
         return Records("frame", _framed(file))
+    if begins_like_traces(head):
+        resources = enumerate(resources_of(file.content(MAX_RECORD_BYTES)), 1)
+        return Records("resource", (one for at, raw in resources for one in _as_json(file, at, raw, "resource")))
     text = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
     if _spans_lines(text):
         return Records("object", json_objects(file, MAX_RECORD_BYTES))
@@ -101,7 +106,8 @@ def _first_framed(head: bytes) -> bytes:
     if content.startswith(ZSTD_MAGIC):
         # Framed it is, even if nothing can be unpacked.
         return zstd_head(content[:size], HEAD_BYTES) or ZSTD_MAGIC
-    return content[:size] if _begins_with_json(content[:size]) else b""
+    framed = content[:size]
+    return framed if _begins_with_json(framed) or begins_like_traces(framed) else b""
 
 
 def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
@@ -124,10 +130,9 @@ def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
 
 
 def _unpacked(file: RecordedFile, number: int, content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The content of a frame, decompressed if need be."""
+    """The content of a frame as JSON, decompressed if need be."""
     if not content.startswith(ZSTD_MAGIC):
-        if content:
-            yield number, content
+        yield from _as_json(file, number, content)
         return
     limit_bytes = min(MAX_RECORD_BYTES, max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * len(content)))
     parts: list[bytes] = []
@@ -142,7 +147,19 @@ def _unpacked(file: RecordedFile, number: int, content: bytes) -> Iterator[tuple
     except OSError as error:
         file.tally.reject(f"frame {number}", f"its zstd content is broken ({error})")
         return
-    yield number, b"".join(parts)
+    yield from _as_json(file, number, b"".join(parts))
+
+
+def _as_json(file: RecordedFile, number: int, content: bytes, unit: str = "frame") -> Iterator[tuple[int, bytes]]:
+    """A record, from protobuf if it is not JSON already; what is neither is rejected."""
+    if content.lstrip(_BEFORE_JSON)[:1] == b"{" or not content:
+        if content:
+            yield number, content
+        return
+    if (text := json_of(content)) is not None:
+        yield number, text
+    else:
+        file.tally.reject(f"{unit} {number}", file.damage or "no OTLP message: it is damaged, or cut off")
 
 
 class _Buffered:

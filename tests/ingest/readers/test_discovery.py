@@ -184,17 +184,3 @@ def test_a_table_of_two_load_levels_is_two_recordings(tmp_path: Path) -> None:
     assert len(sources_of([folder])) == 1
     with pytest.raises(RecordingError, match=r"2 recordings \(sweep-1, sweep-2, ...\); ingest them one by one"):
         only_source(folder / "benchmarks.csv")
-
-
-def test_traces_in_protobuf_are_named_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "traces-20261126T115743Z-1.pb").write_bytes(b"\0\0\0\x05hello")
-    (tmp_path / "other.pb").write_bytes(b"hello")
-    known, others = find(only_source(tmp_path), None)
-    assert known == {}
-    assert [(file.name, file.kind) for file in others] == [
-        ("other.pb", "unknown"),
-        (
-            "traces-20261126T115743Z-1.pb",
-            "otlp (not used: OTLP is read as JSON; have otelcol's file exporter write format: json)",
-        ),
-    ]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
 import zstandard
+from google.protobuf.json_format import Parse
 from growth import ONE_PASS, growth
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import HEAD_BYTES, RecordedFile
@@ -27,8 +31,21 @@ def message(number: int) -> dict[str, object]:
     return {"resourceSpans": [{"resource": resource, "scopeSpans": scope_spans}]}
 
 
+def protobuf(document: dict[str, object]) -> bytes:
+    """The message of OTLP JSON, whose ids in hex a generic parser takes for base64."""
+    text = re.sub(
+        r'"((?:trace|span)Id)": "(\w+)"',
+        lambda found: f'"{found[1]}": "{b64encode(bytes.fromhex(found[2])).decode()}"',
+        json.dumps(document),
+    )
+    return Parse(text, TracesData()).SerializeToString()
+
+
 MESSAGES = [message(number) for number in (1, 2, 3)]
 LINES = [json.dumps(m, separators=(",", ":")).encode() for m in MESSAGES]
+
+
+PROTOS = [protobuf(m) for m in MESSAGES]
 
 
 def framed(*contents: bytes) -> bytes:
@@ -44,6 +61,9 @@ FILES = {
     "pretty array": json.dumps(MESSAGES, indent=1).encode(),
     "JSON frames": framed(*LINES),
     "zstd JSON frames": framed(*map(zstandard.compress, LINES)),
+    "protobuf frames": framed(*PROTOS),
+    "zstd protobuf frames": framed(*map(zstandard.compress, PROTOS)),
+    "one protobuf message": b"".join(PROTOS),  # messages one after the other are one message
 }
 COMPRESSIONS = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress}
 
@@ -75,6 +95,7 @@ def test_every_framing_holds_the_same_spans(tmp_path: Path, framing: str, compre
         b"request_id,input_tokens\n",
         b"model: resourceSpans\n",
         b'{"request": "what is \\"resourceSpans\\": 3?"}',
+        b"\n \n\n text that starts with line feeds, which are a field's tag in protobuf\n",
         b"\x00\x00\x00\x05hello",
         b"\x00\x00\x00\x10\x28\xb5\x2f\xfd" + bytes(12),
         b"\x28\xb5\x2f\xfd",
@@ -107,7 +128,7 @@ def test_the_last_record_of_a_cut_file_is_rejected_with_its_place_and_the_rest_u
     assert names == ["s1", "s2"]
     assert file.tally.rejected_count >= 1
     place = file.tally.rejected[0][0]
-    assert place.split()[0] in ("line", "record", "frame")
+    assert place.split()[0] in ("line", "record", "frame", "resource")
     assert place.endswith(" 3")
 
 

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pack import live_recording
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.pairing import BY_CLOCK, BY_CONTENT, BY_IDS, BY_NUMBERS, Alignment, paired
@@ -179,7 +178,7 @@ def test_equal_requests_at_equal_distances_could_be_any_of_them() -> None:
 
 def test_vllms_benchmark_and_the_spans_of_vllm_0_32(data_pack: Path, tmp_path: Path) -> None:
     """300 requests of the client; the server had three warm-ups before them, which are kept beside them."""
-    with read_recording(live_recording(data_pack, "A", tmp_path)) as recording:
+    with read_recording(data_pack / "live-vllm-0.32" / "A") as recording:
         assert recording.requests["queue_us"].count() == 300
         traced = recording.lifecycles.frame()
         assert traced["request_index"].to_list() == [None] * 3 + list(range(300))
