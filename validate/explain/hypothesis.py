@@ -31,9 +31,10 @@ class Hypothesis:
     """One thing that may be wrong in a replay.
 
     ``name``: of the component.  ``why``: half a sentence that explains an error that it makes; ``less``: the same where
-    it makes times shorter, if that is another one.  ``remedy``: what to do about it.  ``basis``: what the change rests
-    on.  ``decides``: the measurement that would tell it from others; ``also``: others that explain the error equally
-    well.  ``proved_by``: the check that can prove the replay right in this (``SCHEDULE``).
+    it makes times shorter, if that is another one.  ``remedy``: what to do about it; ``command``: what does it.
+    ``basis``: what the change rests on.  ``decides``: the measurement that would tell it from others; ``also``: others
+    that explain the error equally well.  ``proved_by``: the check that can prove the replay right in this
+    (``SCHEDULE``).
 
     The change: ``mode``, fields of the replay mode; ``engine``, engine arguments; ``warm``, whether the prefix cache
     has all prompts before the first request; ``latency``, a step-time model; ``lifecycle``, delays.
@@ -52,6 +53,12 @@ class Hypothesis:
     warm: bool = False
     latency: Latency | CorrectedModel | None = None
     lifecycle: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def advice(self) -> str:
+        """The remedy with its command."""
+        return f"{self.remedy}: {self.command}" if self.command else self.remedy
 
     @property
     def is_input(self) -> bool:
@@ -114,11 +121,11 @@ class Replayed:
         """``blis-replay VERB`` on this recording, with the options that were given."""
         return f"blis-replay {verb} --experiment {quote(self.recording.alias)}{self.options}"
 
-    def calibrate(self, verb: str) -> str:
-        """The remedy for coefficients: fit them; where that is done, let ``verb`` show what is left."""
+    def calibrate(self, verb: str) -> tuple[str, str]:
+        """Remedy and command for coefficients: fit them; where that is done, let ``verb`` show what is left."""
         fit = self.entry.fit
         if fit is not None and any(score.experiment == self.recording.slug for score in fit.scores):
-            return f"the coefficients are fitted to this recording; see what is left: {self.follow_up(verb)}"
+            return "the coefficients are fitted to this recording; see what is left", self.follow_up(verb)
         _, found, store = self.options.partition(" --store ")  # calibrate takes no coefficients
         train = f"blis-replay calibrate --train {quote(self.recording.alias)}{found}{store}"
-        return f"calibrate: {train} --out mine.yaml"
+        return "calibrate", f"{train} --out mine.yaml"

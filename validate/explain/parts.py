@@ -128,33 +128,35 @@ def _in_order_of_costs() -> list[Part]:
 def _delays(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Hypothesis], dict[str, str]]:
     """Delays and decisions as recorded, else those of the reference."""
     able, unable = recorded_delays(replayed.recording)
-    remedies = {DECISIONS: f"see what is waited for: {replayed.follow_up('segments')}"}
+    remedies = {DECISIONS: ("see what is waited for", replayed.follow_up("segments"))}
     found, left = [], {}
     for part in PARTS:
         if part is _STEP_TIME or getattr(replayed.mode, part.key) == "recorded":
             continue
-        remedy = remedies.get(part.name) or replayed.calibrate("segments")
+        remedy, command = remedies.get(part.name) or replayed.calibrate("segments")
         if part.key in able:
-            found.append(part.hypothesis(remedy, able[part.key], mode={part.key: "recorded"}))
+            found.append(part.hypothesis(remedy, able[part.key], mode={part.key: "recorded"}, command=command))
         elif reference is None or not part.fields:
             left[part.name] = unable[part.key]
-        elif stand_in := _stand_in(part, replayed, reference, remedy):
+        elif stand_in := _stand_in(part, replayed, reference, remedy, command):
             found.append(stand_in)
         else:
             left[part.name] = f"{unable[part.key]}; and coefficients {reference.name} have the same"
     return found, left
 
 
-def _stand_in(part: Part, replayed: Replayed, reference: CoefficientRelease, remedy: str) -> Hypothesis | None:
+def _stand_in(
+    part: Part, replayed: Replayed, reference: CoefficientRelease, remedy: str, command: str
+) -> Hypothesis | None:
     """With the coefficients of the reference; None if they are the same."""
     entry, other = replayed.entry, entry_of(reference, replayed.recording)
     basis = f"not recorded; as coefficients {reference.name} have it"
     if part is _STEP_TIME:
         same = other.latency == entry.latency
-        return None if same else part.hypothesis(remedy, basis, latency=other.latency)
+        return None if same else part.hypothesis(remedy, basis, latency=other.latency, command=command)
     lifecycle = {name: getattr(other.lifecycle, name) for name in part.fields}
     same = replace(entry.lifecycle, **lifecycle) == entry.lifecycle
-    return None if same else part.hypothesis(remedy, basis, lifecycle=lifecycle)
+    return None if same else part.hypothesis(remedy, basis, lifecycle=lifecycle, command=command)
 
 
 def _fitted(server: Replayed) -> list[Hypothesis] | None:
@@ -180,14 +182,14 @@ def _fitted(server: Replayed) -> list[Hypothesis] | None:
         of_steps = part is _STEP_TIME and any(fit.costs.line_ns)
         if not of_steps and replace(server.entry.lifecycle, **lifecycle) == server.entry.lifecycle:
             continue
-        also, remedy = _as_well(fit, part), server.calibrate("segments")
+        also, (remedy, command) = _as_well(fit, part), server.calibrate("segments")
         unlike = _unlike_a_step(recording, trial, fit) if part is _STEP_TIME else ""
         if unlike:
             also, remedy = (*also, unlike), f"to be sure record {_DECIDES[unlike]}; {remedy}"
         elif also:
             remedy = f"to be sure record journeys; {remedy}"
         latency = changed.latency if part is _STEP_TIME and isinstance(changed.latency, CorrectedModel) else None
-        found.append(part.hypothesis(remedy, basis, latency=latency, lifecycle=lifecycle, also=also))
+        found.append(part.hypothesis(remedy, basis, latency=latency, lifecycle=lifecycle, also=also, command=command))
     return found
 
 
@@ -218,13 +220,13 @@ def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
 def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypothesis | str:
     """The step time of the server, or why it is not known; ``server``: the replay with all else put right."""
     steps = not server.recording.steps.is_empty()
-    remedy = server.calibrate("coefficients steps" if steps else "segments")
+    remedy, command = server.calibrate("coefficients steps" if steps else "segments")
     try:
         latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)
     except (ReplayError, TraceError) as error:
-        stand_in = _stand_in(_STEP_TIME, server, reference, remedy) if reference else None
+        stand_in = _stand_in(_STEP_TIME, server, reference, remedy, command) if reference else None
         return stand_in or str(error)
-    found = _STEP_TIME.hypothesis(remedy, basis, latency=latency)
+    found = _STEP_TIME.hypothesis(remedy, basis, latency=latency, command=command)
     if nature is not None and nature.is_held_up:
         found = replace(found, less=f"{found.less}: {nature.words}")
     elif nature is not None and nature.is_pace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
@@ -28,18 +29,37 @@ _QUEUE = (
 )
 
 
+@dataclass(frozen=True)
+class Advice:
+    """A sentence: what is off and why, and for what which command is the ``remedy`` (empty if there is none)."""
+
+    problem: str
+    remedy: str = ""
+    command: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}: {self.command}" if self.command else self.problem
+
+
 def explanations(attribution: Attribution) -> list[str]:
+    """As ``advice_of``, in sentences."""
+    return [str(advice) for advice in advice_of(attribution)]
+
+
+def advice_of(attribution: Attribution) -> list[Advice]:
     """A sentence for each mean that is off by 1 % or more, the largest first: how much, why, what to do."""
+    hidden = [Advice(sentence) for sentence in attribution.hidden]
     if attribution.lost:
         lost = [f"nothing is blamed: the recording itself is at fault: {why}" for why in attribution.lost]
-        return [*lost, *([] if attribution.steps_off is None else [_steps_off(attribution.steps_off)])]
+        lost += [] if attribution.steps_off is None else [_steps_off(attribution.steps_off)]
+        return [Advice(sentence) for sentence in lost]
     if named := blames(attribution):
-        return [*(_explained(attribution, blame) for blame in named), *attribution.hidden]
+        return [*(_explained(attribution, blame) for blame in named), *hidden]
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in means):
-        return ["no mean was observed, so there is no error to explain"]
+        return [Advice("no mean was observed, so there is no error to explain")]
     nothing = ", but some requests are" if attribution.hidden else ": there is nothing to blame"
-    return [f"no mean is off by 1 % or more{nothing}", *attribution.hidden]
+    return [Advice(f"no mean is off by 1 % or more{nothing}"), *hidden]
 
 
 def _steps_off(off: StepsOff) -> str:
@@ -61,13 +81,13 @@ def attribution_answer(attribution: Attribution) -> Answer:
     left = [f"- {', '.join(n for n, w in attribution.not_replaced.items() if w == why)}: {why}" for why in reasons]
     page = [
         _head(attribution),
-        *([_sentence(_QUEUE)] if attribution.queue else []),
+        *([_sentence(Advice(_QUEUE))] if attribution.queue else []),
         _shares(attribution),
         *(_one_by_one(attribution) if len(attribution.causes) > 1 else ()),
         Block(replaced, "each component in turn replaced by"),
         Block(left, "not replaced"),
         *(f"{name} must not be used: {why}" for name, why in attribution.unusable.items()),
-        Block([_sentence(sentence) for sentence in explanations(attribution)]),
+        Block([_sentence(advice) for advice in advice_of(attribution)]),
     ]
     return Answer(page, _document(attribution), _rows(attribution))
 
@@ -85,7 +105,7 @@ def _document(attribution: Attribution) -> dict[str, Any]:
         "overloaded_replays": attribution.overloaded,
         "errors": [_quantity(attribution, i) for i in range(len(QUANTITIES))],
         "components": [
-            {"name": cause.component.name, "basis": cause.component.basis, "mend": cause.component.remedy}
+            {"name": cause.component.name, "basis": cause.component.basis, "mend": cause.component.advice}
             for cause in attribution.causes
         ],
         "not_replaced": attribution.not_replaced,
@@ -121,23 +141,25 @@ def _known(value: float) -> float | None:
     return None if isnan(value) else value
 
 
-def _explained(attribution: Attribution, blame: Blame) -> str:
+def _explained(attribution: Attribution, blame: Blame) -> Advice:
     """How much, by what, and what else adds to it or hides a part of it."""
     off = f"{blame.metric} is {predicted(blame.error)}"
     off += _uncertainty(attribution, attribution.error[blame.quantity], blame.quantity, ", {}")
     if blame.cause is None:
         if attribution.causes:
-            return f"{off}; no component that was replaced explains most of it"
-        return f"{off}; it is unexplained: this recording has no data to test the components"
+            return Advice(f"{off}; no component that was replaced explains most of it")
+        return Advice(f"{off}; it is unexplained: this recording has no data to test the components")
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
     causes = (blame.cause, *blame.beside)
     points = "; and ".join(_points(attribution, cause, blame) for cause in causes)
     # A command comes last: then it stands on a line of its own, as it can be given.
-    remedies = sorted(
-        dict.fromkeys(cause.component.remedy for cause in causes), key=lambda remedy: "blis-replay" in remedy
-    )
-    return "; ".join([off, points, *remedies])
+    remedies = {cause.component.advice: cause.component for cause in causes}
+    *others, last = sorted(remedies.values(), key=lambda component: bool(component.command))
+    said = [off, points, *(component.advice for component in others)]
+    if not last.command:
+        return Advice("; ".join([*said, last.advice]))
+    return Advice("; ".join(said), last.remedy, last.command)
 
 
 def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str) -> str:
@@ -186,17 +208,11 @@ def _head(attribution: Attribution) -> Block:
     )
 
 
-def _sentence(sentence: str) -> Line:
+def _sentence(advice: Advice) -> Line:
     """What is off stands out, up to the first comma or semicolon."""
-    said, command = advice(sentence)
-    mark = Toned(said.partition(",")[0].partition(";")[0], "heading")
-    return Line(f"{said}:" if command else said, mark=mark, command=command)
-
-
-def advice(sentence: str) -> tuple[str, str]:
-    """An explanation and the command that it ends with, empty if there is none."""
-    said, colon, command = sentence.partition(": blis-replay ")
-    return said, f"blis-replay {command}" if colon else ""
+    mark = Toned(advice.problem.partition(",")[0].partition(";")[0], "heading")
+    said = f"{advice.problem}; {advice.remedy}:" if advice.command else advice.problem
+    return Line(said, mark=mark, command=advice.command)
 
 
 def _shares(attribution: Attribution) -> Table:

@@ -21,7 +21,7 @@ from blis_replay.validate.comparison.pages import notes, observed_cell, pairs_se
 from blis_replay.validate.comparison.saturation import saturation_remarks
 from blis_replay.validate.comparison.verdict_text import command_text, fit_words, verdict_sentence
 from blis_replay.validate.explain.attribute import blames
-from blis_replay.validate.explain.text import advice, explanations
+from blis_replay.validate.explain.text import Advice, advice_of
 from blis_replay.validate.judgement import Judgement, Quantity, mean_abs_errors
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.report.charts import Charts, charts_of
@@ -288,18 +288,16 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
         found = comparison.saturation is not None and comparison.saturation.from_us is not None
         before = comparison.before_the_queue
         return "saturation", tuple(queue if found else [_OVERLOADED]), command_text(before) if before else ""
-    advised = [advice(sentence) for sentence in (explanations(attribution) if attribution else ())]
+    advised = [] if attribution is None else advice_of(attribution)
     blamed = [] if attribution is None else blames(attribution)
     cause = blamed[0].cause.component.name if blamed and blamed[0].cause is not None else ""
-    remedies = [command for _, command in advised if command]
-    sentences = [_without_command(said) if command else said for said, command in advised]
-    return cause, (*sentences, *queue), remedies[0] if remedies else ""
+    remedies = [advice.command for advice in advised if advice.command]
+    return cause, (*map(_without_command, advised), *queue), remedies[0] if remedies else ""
 
 
-def _without_command(said: str) -> str:
+def _without_command(advice: Advice) -> str:
     """What the command is for becomes a sentence of its own."""
-    problem, _, remedy = said.rpartition("; ")
-    return f"{problem}. Next, {remedy}." if problem else said
+    return f"{advice.problem}. Next, {advice.remedy}." if advice.command else advice.problem
 
 
 def page(
