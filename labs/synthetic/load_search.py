@@ -14,10 +14,10 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, columns_named, table_of
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import EngineOverrides, override_text
-from blis_replay.validate.engine_arguments import WhatIfPoint, known_error, simulated_point
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import Objectives, attainment_json, missed_text, written
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.whatif import WhatIfPoint, known_error, simulated_point
 
 Load = Literal["rate", "concurrency"]
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.validate.engine_arguments import cut_short_text
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
 from blis_replay.validate.metrics.objectives import Objectives, attained, attainment_json, attainment_line
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import hundredths, percent_plain
+from blis_replay.validate.whatif import cut_short_text
 from blis_replay_labs.synthetic.simulation import ClusterSimulation, Simulation
 
 

@@ -81,10 +81,10 @@ def whatif_verb(
       blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
-    from blis_replay.validate.engine_arguments import grid, mode_with, parse_value, what_if, whatif_answer
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.metrics.objectives import parse_objectives
     from blis_replay.validate.metrics.observed import pooled_gaps
+    from blis_replay.validate.whatif import grid, mode_with, parse_value, what_if, whatif_answer
 
     settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
     if find and (slo is None or find in settings or find in values):

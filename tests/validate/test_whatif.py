@@ -27,7 +27,9 @@ from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.executors import pool_map
 from blis_replay.replay.mode import EngineOverrides
 from blis_replay.replay.prefix import sessions_of
-from blis_replay.validate.engine_arguments import (
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.metrics.objectives import parse_objectives
+from blis_replay.validate.whatif import (
     WhatIfPoint,
     grid,
     mode_with,
@@ -36,8 +38,6 @@ from blis_replay.validate.engine_arguments import (
     what_if,
     whatif_answer,
 )
-from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.metrics.objectives import parse_objectives
 
 # Every step takes 10 ms, and nothing is added.
 RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())

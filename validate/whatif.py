@@ -180,9 +180,9 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
 
 def _saturated_from_s(run: ReplayRun) -> float | None:
     """Arrival of the last request before a queue that lasts to the end; clients that wait make none that grows."""
-    found = simulated_queue(run)
-    grows = run.mode.loop is None and found.from_us is not None and found.stands_at_the_end
-    return found.from_us / 1e6 if grows and found.from_us is not None else None
+    queue = simulated_queue(run)
+    grows = run.mode.loop is None and queue.from_us is not None and queue.stands_at_the_end
+    return queue.from_us / 1e6 if grows and queue.from_us is not None else None
 
 
 def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
@@ -221,53 +221,55 @@ _VALUES = {
 }
 
 
-def whatif_answer(found: WhatIf, again: str = "") -> Answer:
+def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
     """One change beside the recorded arguments, or the tables of a grid; and what they rest on.
 
-    ``again``: options of the command line, which the command that is printed repeats.
+    ``repeat_options``: of the command line, for the command that is printed.
     ``change`` are the values of a point over those with the recorded arguments, less one.  The rows are one per
     point, the recorded arguments first.
     """
     rows = [
         {
             "overrides": _written(p.overrides),
-            **(p.values or dict.fromkeys(found.recorded.values or ())),
+            **(p.values or dict.fromkeys(whatif.recorded.values or ())),
             "reason": p.reason,
         }
-        for p in (found.recorded, *found.points)
+        for p in (whatif.recorded, *whatif.points)
     ]
-    page = _grid(found) if len(found.points) > 1 else [_beside(found.recorded, found.points[0])]
-    return Answer([_head(found), *page, _remarks(found), _provenance(found, again)], _document(found), table_of(rows))
+    page = _grid(whatif) if len(whatif.points) > 1 else [_beside(whatif.recorded, whatif.points[0])]
+    return Answer(
+        [_head(whatif), *page, _remarks(whatif), _provenance(whatif, repeat_options)], _document(whatif), table_of(rows)
+    )
 
 
-def _document(found: WhatIf) -> dict[str, object]:
+def _document(whatif: WhatIf) -> dict[str, object]:
     return {
-        "slug": found.recording.slug,
-        "alias": found.recording.alias,
+        "slug": whatif.recording.slug,
+        "alias": whatif.recording.alias,
         "recorded": {
-            "engine": _recorded_arguments(found),
-            "assumed": _assumed(found),
-            "values": found.recorded.values,
-            **_slo_json(found.recorded),
+            "engine": _recorded_arguments(whatif),
+            "assumed": _assumed(whatif),
+            "values": whatif.recorded.values,
+            **_slo_json(whatif.recorded),
         },
-        **({} if found.observed is None else {"observed": {"slo": attainment_json(found.observed)}}),
+        **({} if whatif.observed is None else {"observed": {"slo": attainment_json(whatif.observed)}}),
         "points": [
             {
                 "overrides": dict(point.overrides),
                 "values": point.values,
-                "change": _changes(found.recorded, point),
+                "change": _changes(whatif.recorded, point),
                 "reason": point.reason,
                 **_slo_json(point),
             }
-            for point in found.points
+            for point in whatif.points
         ],
         "observed_with": "the recorded arguments only",
         "provenance": {
             "blis_replay": version("blis-replay"),
-            "recording_hash": found.recording.content_hash,
-            "coefficients": found.release.name,
-            "coefficients_hash": found.release.sha256,
-            "basis": found.basis,
+            "recording_hash": whatif.recording.content_hash,
+            "coefficients": whatif.release.name,
+            "coefficients_hash": whatif.release.sha256,
+            "basis": whatif.basis,
         },
     }
 
@@ -276,10 +278,10 @@ def _slo_json(point: WhatIfPoint) -> dict[str, object]:
     return {} if point.attained is None else {"slo": attainment_json(point.attained)}
 
 
-def _head(found: WhatIf) -> Line:
-    common = _common(found)
+def _head(whatif: WhatIf) -> Line:
+    common = _common(whatif)
     changed = f" with {_written(common)}" if common else ""
-    recording = found.recording
+    recording = whatif.recording
     return Line(f"{recording.alias}  ({recording.slug}){changed}, simulated", mark=Toned(recording.alias, "heading"))
 
 
@@ -297,10 +299,10 @@ def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> Table:
     return Table("", (*columns_named("", "as recorded", "changed"), Column("change", "error")), rows)
 
 
-def _grid(found: WhatIf) -> list[Table]:
+def _grid(whatif: WhatIf) -> list[Table]:
     """The points by number, and their values: latencies and load beside each other where there is room."""
-    points = [found.recorded, *found.points]
-    rows = [["0", "as recorded"], *([str(i), _name(found, p)] for i, p in enumerate(found.points, 1))]
+    points = [whatif.recorded, *whatif.points]
+    rows = [["0", "as recorded"], *([str(i), _name(whatif, p)] for i, p in enumerate(whatif.points, 1))]
     values = [[str(i), *(p.values[name] for name in _VALUES)] for i, p in enumerate(points) if p.values is not None]
     return [
         Table("", columns_named("", "engine arguments", kind="text"), rows),
@@ -308,12 +310,12 @@ def _grid(found: WhatIf) -> list[Table]:
     ]
 
 
-def _remarks(found: WhatIf) -> Block:
+def _remarks(whatif: WhatIf) -> Block:
     """What was promised and what came of it, what was not served, and what is not the same work."""
-    simulated = [("as recorded", found.recorded), *((_name(found, point), point) for point in found.points)]
-    slo = [("the server itself", found.observed), *((name, point.attained) for name, point in simulated)]
+    simulated = [("as recorded", whatif.recorded), *((_name(whatif, point), point) for point in whatif.points)]
+    slo = [("the server itself", whatif.observed), *((name, point.attained) for name, point in simulated)]
     lines = [f"{name}: {attainment_line(attainment_json(one))}" for name, one in slo if one is not None]
-    if found.observed is not None and _lacks_token_times(found.observed):
+    if whatif.observed is not None and _lacks_token_times(whatif.observed):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     lines += [
         f"{name}: saturated from {since_s:,.1f} s on: more requests come than are served, so TTFT and E2E measure how "
@@ -321,8 +323,8 @@ def _remarks(found: WhatIf) -> Block:
         for name, point in simulated
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
     ]
-    for point in found.points:
-        name, values = _name(found, point), point.values
+    for point in whatif.points:
+        name, values = _name(whatif, point), point.values
         if values is None:
             lines.append(f"cannot be served with {name}: {point.reason}")
         elif values["cut_short"]:
@@ -341,57 +343,57 @@ def _lacks_token_times(attained: Attainment) -> bool:
     return any(value is None and o.metric == "itl" and o.statistic != "mean" for o, value in values)
 
 
-def known_error(recording: Recording, again: str) -> Verbatim:
-    """How to see the error of the simulator under the recorded load; ``again``: options to repeat."""
+def known_error(recording: Recording, repeat_options: str) -> Verbatim:
+    """How to see the error of the simulator under the recorded load; ``repeat_options``: of the command line."""
     # A command that is wrapped cannot be typed as it stands.
-    command = f"blis-replay validate --experiment {quote(recording.alias)}{again}"
+    command = f"blis-replay validate --experiment {quote(recording.alias)}{repeat_options}"
     return Verbatim(f"error of the simulator with the recorded arguments and load:\n  {command}")
 
 
-def _provenance(found: WhatIf, again: str) -> Block:
-    assumed = _assumed(found)
+def _provenance(whatif: WhatIf, repeat_options: str) -> Block:
+    assumed = _assumed(whatif)
     engine = ", ".join(
         f"{name} not recorded"
         if value is None
         else f"{override_text(name, value)}{' assumed' if name in assumed else ''}"
-        for name, value in _recorded_arguments(found).items()
+        for name, value in _recorded_arguments(whatif).items()
     )
     known = f"arguments only ({engine})" if engine else "arguments and load only"
     return Block(
         [
-            f"coefficients: {found.release.name}; all numbers are simulated. The server was observed with its own "
+            f"coefficients: {whatif.release.name}; all numbers are simulated. The server was observed with its own "
             f"{known}; nothing says how far the simulator is from it elsewhere.",
-            *(f"{what}: {how}" for what, how in found.basis.items()),
-            known_error(found.recording, again),
+            *(f"{what}: {how}" for what, how in whatif.basis.items()),
+            known_error(whatif.recording, repeat_options),
         ]
     )
 
 
-def _recorded_arguments(found: WhatIf) -> dict[str, EngineValue]:
+def _recorded_arguments(whatif: WhatIf) -> dict[str, EngineValue]:
     """Of the arguments that a point changes, those of the recording."""
-    names = sorted({name for point in found.points for name, _ in point.overrides if name not in LOAD})
-    engine = found.recording.engine
+    names = sorted({name for point in whatif.points for name, _ in point.overrides if name not in LOAD})
+    engine = whatif.recording.engine
     return {name: _whole(engine[name].value) if name in engine else None for name in names}
 
 
-def _assumed(found: WhatIf) -> list[str]:
+def _assumed(whatif: WhatIf) -> list[str]:
     """Of those, the ones that nobody recorded: what the replay has is an assumption."""
-    engine = found.recording.engine
-    return [name for name in _recorded_arguments(found) if name in engine and engine[name].source == UNKNOWN]
+    engine = whatif.recording.engine
+    return [name for name in _recorded_arguments(whatif) if name in engine and engine[name].source == UNKNOWN]
 
 
 def _whole(value: int | float | bool | str) -> EngineValue:
     return int(value) if isinstance(value, float) else value
 
 
-def _common(found: WhatIf) -> EngineOverrides:
+def _common(whatif: WhatIf) -> EngineOverrides:
     """What all points change alike."""
-    return tuple(o for o in found.points[0].overrides if all(o in point.overrides for point in found.points))
+    return tuple(o for o in whatif.points[0].overrides if all(o in point.overrides for point in whatif.points))
 
 
-def _name(found: WhatIf, point: WhatIfPoint) -> str:
+def _name(whatif: WhatIf, point: WhatIfPoint) -> str:
     """What tells a point from the others; of the only one, all that it changes."""
-    common = _common(found)
+    common = _common(whatif)
     return _written(tuple(o for o in point.overrides if o not in common) or point.overrides)
 
 
