@@ -92,7 +92,7 @@ SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
 FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
 """
 
-# One row a kind of KV-cache event and medium, blocks and tokens summed.
+# One row per kind of KV-cache event and medium, blocks and tokens summed.
 KV_EVENT_COUNTS = """
 SELECT event, medium, target_medium, count(*) AS events, sum(blocks)::BIGINT AS blocks,
        sum(tokens)::BIGINT AS tokens, count(*) FILTER (WHERE NOT success) AS failed

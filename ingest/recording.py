@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# One row a request, in send order (``request_index`` 0, 1, ...).
+# One row per request, in send order (``request_index`` 0, 1, ...).
 REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
     "request_index": pl.Int64,
     "request_id": pl.String,  # the recording's own name for it
@@ -59,7 +59,7 @@ OUTPUT_LENGTH_SOURCES = (
     RETOKENISED,
 )
 
-# One row a sampled engine step.
+# One row per sampled engine step.
 STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "step_id": pl.Int64,
     "start_us": pl.Int64,  # start of schedule(), on the step clock, from the experiment's zero
@@ -77,8 +77,8 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "kv_blocks_free": pl.Int64,
 }
 
-# One row a step as the server's log has it (``--enable-logging-iteration-details``), by engine and index.  A request is
-# in prefill until it has an output token, so that one which computes its tokens again is in decode.
+# One row per step as the server's log has it (``--enable-logging-iteration-details``), by engine and index.
+# A request is in prefill until it has an output token, so that one which computes its tokens again is in decode.
 ITERATION_SCHEMA: dict[str, type[pl.DataType]] = {
     "engine": pl.Int64,  # data-parallel rank
     "iteration": pl.Int64,  # counts from 0 within one start of the server
@@ -94,7 +94,7 @@ ITERATION_SCHEMA: dict[str, type[pl.DataType]] = {
     "uncertainty_us": pl.Int64,  # how far the true start can be from it
 }
 
-# One row a KV-cache event, in the order of the files.  Token ids are never kept.
+# One row per KV-cache event, in the order of the files.  Token ids are never kept.
 KV_EVENT_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
     "time_us": pl.Int64,  # of the batch it came in, from the experiment's zero
     "step_id": pl.Int64,  # of a completed transfer: the step of its initiation
@@ -123,7 +123,7 @@ PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 REQUEST_PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {"request_index": pl.Int64, "prompt": pl.Int64}
 
-# One row a running request in a step that was recorded in full.
+# One row per running request in a step that was recorded in full.
 SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {
     "step_id": pl.Int64,
     "request_id": pl.String,  # the engine's own (LIFECYCLE_SCHEMA core_request_id)
@@ -138,7 +138,7 @@ SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {
     "kv_blocks_cached": pl.Int64,  # registered in the prefix cache; no hits
 }
 
-# One row a request that the server traced (a journey), in order of arrival.  Null: not recorded.
+# One row per request that the server traced (a journey), in order of arrival.  Null: not recorded.
 LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
     "journey": pl.Int64,  # 0, 1, ...
     "request_index": pl.Int64,  # the request it belongs to, null if identities do not tell
@@ -170,7 +170,7 @@ LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
 
 ARRIVAL_TIME = "request.arrival_time"  # of the engine's request, as the recorder in a server notes it
 
-# One row an event of a journey, by journey and time.
+# One row per event of a journey, by journey and time.
 JOURNEY_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
     "journey": pl.Int64,
     "event": pl.String,  # as recorded: api.ARRIVED, journey.QUEUED, ...

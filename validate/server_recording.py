@@ -39,7 +39,9 @@ _PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _PORT, _HOST = 8000, "127.0.0.1"
 _PIECE_BYTES = 64 << 10
 _MOST_METRICS_BYTES = 64 << 20
-_ANSWER_S, _FETCHED_S, _POLL_S = 3.0, 10.0, 1.0
+_ANSWER_S = 3.0  # until /metrics begins to answer
+_FETCHED_S = 10.0  # until all of it is there
+_POLL_S = 1.0  # from one try to the next, while the server starts
 _END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # vLLM kills its engine right after a signal, and what the recorder has of the last moments would go with it.
 _WRITTEN_S = 2 * FLUSH_S

@@ -30,14 +30,14 @@ RULE = (
 _ROUNDING_US = 1_000
 # Beyond it the cycles of one load level are taken for those of another.
 _DRIFTS_US = 200_000
-# Pairs of client and server of which so many cannot be are not paired, or not of one clock.
-_MOST_IMPOSSIBLE, _FEWEST_PAIRS = 0.02, 20
+_MOST_IMPOSSIBLE = 0.02  # share of pairs of client and server stamps that cannot be; with more the pairing is wrong
+_FEWEST_PAIRS = 20  # pairs, or requests, for a finding
 # A mean that cannot be by less than this share of it is still used.
 _TOO_SHORT = 0.01
-# Sends in steps of so long, with so many that share one, are not those of a load.
-_GRAIN_US, _SHARED_STAMPS = 100_000, 0.2
-# Latencies in steps, half of which is more than this share of their mean, are not known as closely as they are judged.
-_COARSE, _FEWEST_VALUES = 0.1, 3
+_GRAIN_US = 100_000  # send stamps in coarser steps, where
+_SHARED_STAMPS = 0.2  # more than this share has the stamp of another request, are not those of a load
+_COARSE = 0.1  # of the mean: latencies in steps, half of which is more, are too coarse to be judged
+_FEWEST_VALUES = 3  # distinct latencies from which they have a step
 _COARSE_RULE = "latencies in steps of 1 ms and coarser; half a step is at most 10 % of the mean"
 _SEGMENTS = ("queue_us", "prefill_us", "decode_us")
 

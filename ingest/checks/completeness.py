@@ -21,8 +21,8 @@ from blis_replay.ingest.tables import Table, columns_named
 CHECK = "completeness"
 MEASURES = "what the recording lacks or lost: rejected records, failures, missing fields, duplicates, published counts"
 RULE = "every request needs arrival, lengths, TTFT and E2E, once; whatever is lost biases what is left"
-# Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
-MOST_LOST, _FEWEST_LOST = 0.01, 5
+MOST_LOST = 0.01  # share of requests; without more of them the queue is a different one
+_FEWEST_LOST = 5  # requests; fewer are a recorder's hiccup
 _LOST = "what can be replayed is not the load that was served"
 # A load does not pause for so many mean gaps between its requests; another run begins after that.
 _PAUSES = 5
@@ -273,10 +273,13 @@ def is_counted(recording: Recording) -> bool:
 _FAR_BELOW = 3.0
 # The sends of a whole stage go on for so much of it.
 _ENDS_EARLY = 0.9
-# Of the numbers in ids, at most so many may lack: else they are no count.
-_MOST_NUMBERS_LEFT_OUT, _IN_ORDER = 0.4, 0.95
-# Sends of a constant rate: so many gaps are one period, and so many are whole periods within this share of one.
-_ONE_PERIOD, _WHOLE_PERIODS, _JITTER, _LONGEST_HOLE = 0.6, 0.95, 0.05, 10
+_MOST_NUMBERS_LEFT_OUT = 0.4  # share of the numbers in ids; with more gaps they do not count requests
+_IN_ORDER = 0.95  # share of ids whose numbers rise with the sends
+# Sends at a constant rate:
+_ONE_PERIOD = 0.6  # at least this share of the gaps is one period
+_WHOLE_PERIODS = 0.95  # at least this share is a whole number of periods,
+_JITTER = 0.05  # to this share of a period
+_LONGEST_HOLE = 10  # periods; a longer gap is a pause
 
 
 def _fewer_than_announced(recording: Recording) -> list[Finding]:

@@ -13,8 +13,10 @@ CHECK = "output_length"
 MEASURES = "reported output lengths against those that were decoded"
 RULE = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
 
-# Correlation with decode time from which reported lengths are what was decoded, and by how much others must be less.
-_FOLLOWS, _FOLLOWS_LESS, _FEWEST, _MOST_DIFFERING = 0.9, 0.2, 20, 0.01
+_FOLLOWS = 0.9  # correlation with decode time: reported lengths from here on are what was decoded
+_FOLLOWS_LESS = 0.2  # by so much the correlation of the lengths asked for must be lower
+_FEWEST = 20  # requests for a correlation
+_MOST_DIFFERING = 0.01  # share of requests whose length the server may count differently
 
 _LENGTHS = (
     *("output_tokens", "output_tokens_source", "output_tokens_reported"),

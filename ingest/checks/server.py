@@ -30,8 +30,8 @@ METRICS_RULE = (
 )
 _SHARE = 0.02
 _WAY_US = 20_000.0
-# Requests of others beyond this share move a mean too far for a comparison; beside them so many warm a server up.
-_FEW, _WARM_UP = 0.05, 10
+_FEW = 0.05  # share of requests of other clients; with more the means of both sides are not comparable
+_WARM_UP = 10  # requests that may warm the server up beside them
 
 
 @dataclass(frozen=True)

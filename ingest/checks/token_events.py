@@ -31,8 +31,11 @@ RULE = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
 )
 _AGREES = 0.01
-# No engine has a first token without a step; a few requests may be stamped late by a busy client.
-_OF_A_STEP, _ENOUGH_TOKENS, _MOST_EARLY, _FEWEST_EARLY = 0.5, 4, 0.01, 5
+# No engine has a first token without a step; a busy client may stamp a few requests late.
+_OF_A_STEP = 0.5  # of a request's own gap between tokens: an earlier first token is no token
+_ENOUGH_TOKENS = 4  # output tokens from which a request has a gap to compare with
+_MOST_EARLY = 0.01  # share of requests with such a first token
+_FEWEST_EARLY = 5  # requests with one
 # How tools that mean something else by the time per output token compute it.
 _TPOT_DEFINITIONS = {
     "tpot_with_ttft_reported": "(last token - send) / n, with the time to the first token in it",

@@ -26,12 +26,14 @@ BY_CLOCK = "their lengths and the clock that both read"
 # Of numbers: so many pairs have equal prompts, where both sides count them.  Clients count without the tokens that a
 # server puts before a prompt, by which all differ alike.
 _AGREE = 0.95
-# Of lengths and arrivals: so many clients' requests are looked at, and so many pairs.
-_SAMPLED, _MOST_PAIRS = 400, 400_000
+# Pairing by lengths and arrivals looks at so many of the client's requests, and pairs of them with the server's:
+_SAMPLED = 400
+_MOST_PAIRS = 400_000
 _FEWEST_ALIKE = 8
 # A busy API server takes that long to look at a request; requests of one sample that lie within it fit together.
 _WINDOW_US = 100_000
-_FITTING, _NEXT_BEST = 0.8, 0.5
+_FITTING = 0.8  # share of the sample that must fit one offset
+_NEXT_BEST = 0.5  # share of those that may fit a second offset; with more it is ambiguous
 _LATEST_US = 5_000_000
 
 

@@ -39,8 +39,9 @@ SERVED_SCHEMA: dict[str, type[pl.DataType]] = {
     "last_token_us": pl.Int64,
     "status": pl.String,
 }
-# Requests that arrive almost at once can reach the engine in another order; so many are looked at behind the next.
-_LOOK_AHEAD, _MOST_TRIED = 3, 200
+# Requests that arrive almost at once can reach the engine in another order.
+_LOOK_AHEAD = 3  # requests behind the next one that are tried as well
+_MOST_TRIED = 200  # orders that are tried for one step
 # Before the first request that is known, the server may have served others: so many beginnings are tried.
 _MOST_BEGINNINGS = 64
 MOST_STEPS = 2_000_000

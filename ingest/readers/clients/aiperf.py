@@ -196,8 +196,9 @@ def _message(record: _Record) -> str | None:
 _LATENCIES = {"request_latency": "e2e", "time_to_first_token": "ttft", "inter_token_latency": "itl_reported"}
 _LENGTHS = {"input_sequence_length": "prompt_tokens", "output_sequence_length": "output_tokens_reported"}
 _COUNTS = {"request_count": "succeeded", "error_request_count": "failed"}
-# What a load generator can have sent and how fast (per second); beyond it is a slip.
-_MOST_SENT, _RATES = 1e9, (1e-6, 1e6)
+# A load generator sends no more, and no slower or faster; beyond it is a slip.
+_MOST_SENT = 1e9  # requests
+_RATES = (1e-6, 1e6)  # requests/s
 _STATISTIC = re.compile(r"avg|min|max|p\d{1,2}(?:\.\d{1,4})?", re.ASCII)
 
 

@@ -30,8 +30,9 @@ from blis_replay.ingest.recording import Stage
 _LONGEST_US = 1e15
 # Three header lines from 0.4 on, one in 0.3, and a row for each load level.
 _GUIDELLM, _GUIDELLM_0_3 = b"Run Info,Run Info,", b"Type,Run Id,Id,Name,"
-# Each level is an experiment of its own, for which the table is read again; a sweep has ten, of 8 kB each.
-_MOST_TABLE_BYTES, MOST_POINTS = 4 << 20, 200
+# The table is read again for each level, as each is an experiment of its own; a sweep has ten, of 8 kB each.
+_MOST_TABLE_BYTES = 4 << 20
+MOST_POINTS = 200
 _POINT_QUANTILES = ("min", "p0.1", "p1", "p5", "p10", "p25", "p75", "p90", "p95", "p99", "max")
 # Metric, unit, and the group and the column of its statistics from 0.4 on, or its name in 0.3.
 _POINT_METRICS = (

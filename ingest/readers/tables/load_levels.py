@@ -45,8 +45,9 @@ from blis_replay.ingest.recording import Stage
 
 # For each row the table is read again.
 MOST_LEVELS = 500
-# What is assumed of a row that does not say how many requests it is of.
-REQUESTS_PER_CLIENT, REQUESTS_AT_A_RATE = 10, 1_000
+# Requests that are assumed where a row does not say how many there were: per client, or at a rate.
+REQUESTS_PER_CLIENT = 10
+REQUESTS_AT_A_RATE = 1_000
 _LONGEST_US = 1e15
 _METRICS = {"ttft": "ttft", "e2e": "e2e", "tpot": "tpot_reported", "itl": "itl_reported"}
 

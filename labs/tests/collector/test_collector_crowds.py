@@ -178,7 +178,9 @@ def test_idle_connections_of_http_lock_no_exporter_out(tmp_path: Path, monkeypat
     """64 connections, as many as are taken, send nothing, or half of a request; the first of them makes room."""
     monkeypatch.setattr("blis_replay_labs.collector.http_service.GRACE_SECONDS", 0.2)
     with collector(tmp_path) as running:
-        held = [raw(running) for _ in range(MAX_CONNECTIONS)]
+        held = [raw(running)]
+        time.sleep(0.2)  # its thread waits before those of the others
+        held.extend(raw(running) for _ in range(MAX_CONNECTIONS - 1))
         for connection in held[1:]:
             connection.sendall(b"POST /v1/traces HTTP/1.1\r\n")
         time.sleep(0.5)
