@@ -332,11 +332,12 @@ def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -
         raise FieldError(place, "has a key that is not text", "put it in quotes")
     fields = _fields(info)
     inlined = {name: [*_fields(_bare(field.type))] for name, field in fields.items() if "inline" in _marks(field.type)}
-    names: list[Any] = [*fields, *(name for group in inlined.values() for name in group), *_tags([info])]
+    own = [name for name in fields if name not in inlined]
+    names: list[Any] = [*own, *(name for group in inlined.values() for name in group), *_tags([info])]
     if isinstance(info, inspect.DictType):
         names = [*(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)]
     for key in value:
-        if what and (key not in names or key in inlined):
+        if what and key not in names:
             raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))
     if isinstance(info, inspect.DictType):
         return {key: _prepared(info.value_type, item, _joined(place, key), what) for key, item in value.items()}
@@ -347,8 +348,8 @@ def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -
         elif item is not None or fields[key].required:
             prepared[fields[key].encode_name] = _prepared(fields[key].type, item, _joined(place, key), what)
     for name, group in inlined.items():
-        own = {key: value[key] for key in group if key in value}
-        prepared[fields[name].encode_name] = _prepared(fields[name].type, own, place, what)
+        inner = {key: value[key] for key in group if key in value}
+        prepared[fields[name].encode_name] = _prepared(fields[name].type, inner, place, what)
     for name, field in fields.items():
         if "required" in _marks(field.type) and field.encode_name not in prepared:
             raise FieldError(_joined(place, name), "is missing", f"add {_expected(field.type)}")

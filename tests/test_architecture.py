@@ -194,7 +194,7 @@ BUDGET = {
     "lines of the instrument": 72_700,
     "lines of labs": 16_300,
     "lines of scripts": 7_000,
-    "lines of tests": 42_120,
+    "lines of tests": 42_200,
 }
 LOADED_BUDGET = {"modules": 139, "lines": 28_000}
 

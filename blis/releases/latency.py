@@ -36,7 +36,7 @@ class _LatencyKinds:
             if model is not None:
                 return model
             if kind in LAB_KINDS:
-                raise ReleaseError(in_labs(f"the kind {kind!r} of step times"))
+                raise FieldError(place, *in_labs(f"is {shown(kind)}, which").split("; ", 1))
         known = f"one of {', '.join([*LATENCY_KINDS, *addons('latency')])}"
         if kind is None:
             raise FieldError(place, "is missing", f"add {known}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,16 +13,22 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from blis_replay.base.document import (
+    IF_SET,
+    INLINE,
+    REQUIRED,
+    UNWRITTEN,
     YAML_ERRORS,
     FieldError,
     Number,
     Percentage,
     Text,
     Time,
+    TimeNs,
     document_of,
     load_yaml,
     read_values,
     read_yaml,
+    written_as,
     yaml_problem,
 )
 
@@ -80,6 +87,49 @@ def test_a_document_becomes_its_type_and_is_written_again() -> None:
     written = document_of(drawing)
     assert written["shapes"]["house.front"] == {"shape": "box", "sides": ["12500 us", "3 us"]}
     assert read_values(written, Drawing, "x", "a drawing", ValueError) == drawing
+
+
+@dataclass(frozen=True)
+class Legs:
+    left_ns: TimeNs
+    right_ns: Annotated[TimeNs, IF_SET] = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """All marks that a field can have."""
+
+    colour: Annotated[Text, REQUIRED] = field(default="black", kw_only=True)
+    seen: Annotated[int, UNWRITTEN] = 7
+    legs: Annotated[Legs, INLINE] = Legs(1)
+    size: Annotated[float, written_as("length")] = 2.0
+
+
+def test_marks_say_how_a_field_is_written() -> None:
+    """12.5 us are 12,500 ns; what no document has keeps its default, and an inner field stands beside the others."""
+    table = read_values({"left": "12.5 us", "length": 3, "colour": "red"}, Table, "x", "a table", ValueError)
+    assert table == Table(legs=Legs(12_500), size=3.0, colour="red")
+    assert document_of(replace(table, seen=8)) == {"colour": "red", "left": "12.5 us", "length": 3.0}
+    assert document_of(replace(table, legs=Legs(1, 2)))["right"] == "0.002 us"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"colour": None}, "field colour: is missing; add text"),
+        ({"seen": 3}, "field seen: is not a field of a table"),
+        ({"legs": {}}, "field legs: is not a field of a table"),
+        ({"size": 3}, "field size: is not a field of a table"),
+        ({"length": "long"}, "field length: is 'long'; write a number"),
+        ({"left": "1e9 s"}, "field left: is 1e+15 us; write a number with a unit from -1e+12 us to 1e+12 us"),
+        ({"left": 3}, "field left: is 3, and not a number with a unit"),
+    ],
+)
+def test_what_marks_do_not_allow_is_refused_by_its_written_name(change: dict[str, Any], complaint: str) -> None:
+    given = {"left": "1 us", "colour": "red"} | change
+    given = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(ValueError, match=f"^x, {re.escape(complaint)}"):
+        read_values(given, Table, "x", "a table", ValueError)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blis_replay.base.document import TimeNs
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import PrefillBeyond
+from blis_replay.blis.kernel.step_time import KernelModel
+from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
+from blis_replay.blis.releases import latency
 from blis_replay.blis.releases.fit import CoefficientFit, PartScore
 from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
 
@@ -68,6 +71,39 @@ def test_what_is_wrong_is_named(old: str, new: str, complaint: str) -> None:
     assert str(refused.value).startswith("mine.yaml")
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A kind of step time that is plugged in."""
+
+    step_ns: TimeNs
+
+    def for_kernel(self) -> KernelModel:
+        return LatencyModel("blackbox", self.step_ns, 0, 0).for_kernel()
+
+
+def test_a_kind_that_is_plugged_in_is_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"constant": Constant}
+    monkeypatch.setattr(latency, "addons", lambda socket: kinds if socket == "latency" else {})
+    monkeypatch.setattr(latency, "addon", lambda socket, name: latency.addons(socket).get(name))
+    a, b = SOUND.index("      kind: blackbox"), SOUND.index("    lifecycle")
+    text = f"{SOUND[:a]}      kind: constant\n      step: 3 ms\n{SOUND[b:]}"
+    release = parse_release(text, "x")
+    assert release.models[0].latency == Constant(3_000_000)
+    assert "kind: constant\n    step: 3000 us" in format_release(release)
+    with pytest.raises(
+        ReleaseError, match=r"models\[0\]\.latency\.steps: is not a field of a release; did you mean step"
+    ):
+        parse_release(text.replace("step: 3", "steps: 3"), "x")
+
+
+def test_a_kind_of_labs_that_are_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "LAB_KINDS", ("constant",))
+    monkeypatch.setattr(latency, "addons", lambda socket: {})
+    monkeypatch.setattr(latency, "addon", lambda socket, name: None)
+    with pytest.raises(ReleaseError, match=r"^x, field .*kind: is 'constant', which is in the labs; install them with"):
+        parse_release(SOUND.replace("kind: blackbox", "kind: constant"), "x")
 
 
 FIT = """
