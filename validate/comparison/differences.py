@@ -11,6 +11,7 @@ from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.comparison.compare import compare, requests_of_both
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell, Pairing
+from blis_replay.validate.comparison.pages import pairs_sentence
 from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.comparison.segments import Segments, segments_between
 from blis_replay.validate.comparison.sides import Side, changed_inputs, only_on_one_side
@@ -25,7 +26,7 @@ from blis_replay.validate.metrics.resampling import (
     resampled_values,
 )
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
-from blis_replay.validate.text.cells import in_ms, milliseconds_signed, percent_plain
+from blis_replay.validate.text.cells import in_ms, milliseconds_signed
 
 CELLS: tuple[MetricStatistic, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
 PAIRS_SHOWN = 10
@@ -184,7 +185,7 @@ def differences_answer(compared: Differences) -> Answer:
         *([] if compared.segments is None else [_segments(compared.segments)]),
     ]
     if compared.pairs is not None:
-        page += [_agreement(compared.comparison.paired), _pair_table(compared.pairs)]
+        page += [pairs_sentence(compared.comparison), _pair_table(compared.pairs)]
     rows = [
         [
             m,
@@ -265,14 +266,6 @@ def _segments(segments: Segments) -> Block:
 
 def _spread(difference_us: Floats) -> list[float]:
     return [float(value) for value in (difference_us.mean(), *np.quantile(difference_us, (0.5, 0.99)))]
-
-
-def _agreement(paired: Mapping[str, Pairing]) -> str:
-    parts = []
-    for metric, pairing in paired.items():
-        r = "" if pairing.correlation is None else f", r {pairing.correlation:.3f}"
-        parts.append(f"{metric.upper()} MAPE {percent_plain(pairing.mape)}{r}")
-    return "request by request: " + "; ".join(parts)
 
 
 def _pair_table(pairs: RequestPairs) -> Table:

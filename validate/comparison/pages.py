@@ -72,7 +72,8 @@ def comparison_page(comparison: Comparison) -> list[Part]:
 
 def notes(comparison: Comparison) -> list[Remark]:
     """What the numbers rest on, who was left out, and why a number is missing."""
-    simulated, missing = comparison.run.simulated, {}
+    simulated = comparison.run.simulated
+    missing: dict[tuple[str, str, str, str], list[str]] = {}
     for metric, cells in comparison.metrics.items():
         for name, cell in cells.items():
             if cell.reason and not cell.unusable:
@@ -237,7 +238,9 @@ def _served(c: Comparison) -> list[Cell]:
     """A row of the overloaded runs; what is beyond its limit stands out."""
     measures = {quantity.key: quantity for quantity in c.judgement.judged}
     found = [measures.get(key) for key in _MEASURES]
-    cells = [q and (Toned(q.error, "bad") if q.state == "beyond" else q.error) for q in found]
+    cells: list[Cell] = [
+        None if q is None else Toned(q.error, "bad") if q.state == "beyond" else q.error for q in found
+    ]
     return [*_name(c), *cells, _verdict(c)]
 
 

@@ -70,10 +70,10 @@ def status_text(comparison: Comparison) -> str:
     if judgement.verdict == "pass":
         return f"mean {_listed([q.name for q in judgement.judged if q.error is not None])} within limits"
     if judgement.verdict == "fail":
-        first, *others = judgement.beyond
-        if others:
+        if len(judgement.beyond) > 1:
             return f"mean {', '.join(f'{q.name} {percent(q.error)}' for q in judgement.beyond)} beyond limits"
-        return f"mean {first.name} {predicted(first.error or 0.0)} (limit {cell_text(first.limit, 'limit')})"
+        (one,) = judgement.beyond
+        return f"mean {one.name} {predicted(one.error or 0.0)} (limit {cell_text(one.limit, 'limit')})"
     verdict, why, errors = verdict_words(comparison)
     return f"{why} {errors}" if verdict == "not decided" else verdict_sentence(comparison)
 

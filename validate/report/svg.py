@@ -118,7 +118,9 @@ def drawn(
     above = [_above_pt(panel, width - left) for panel in panels]
     below = [_GAP_PT + _ROW_PT * (shown + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)]
     room = (height - sum(above) - sum(below)) / sum(panel.height for panel in panels)
-    top, placed, parts = 0.0, [], []
+    top = 0.0
+    placed: list[_Axes] = []
+    parts: list[str] = []
     for i, panel in enumerate(panels):
         top += above[i]
         bottom = top + room * panel.height
