@@ -7,9 +7,10 @@ ours (``files.cache_folder``).  A set of tables (``tables.Tables``) is handed ov
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -17,7 +18,7 @@ import numba
 import numpy as np
 
 from blis_replay.base.files import cache_folder
-from blis_replay.base.tables import AS_PYTHON, Tables
+from blis_replay.base.tables import AS_PYTHON, PYTHON_FUNCTIONS, Tables
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -47,9 +48,26 @@ def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Deco
     return entry, part
 
 
+def by_address(package: Path, *others: Path) -> Callable[[Callable[..., int]], ByAddress]:
+    """For functions of whole numbers that compiled code calls by their address; arguments as of ``decorators``."""
+    folder = cache_folder(package, *others)
+    return lambda function: ByAddress(function, folder)
+
+
 # No division can be by zero, so that none is tested (error_model).  Python calls no part.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy"}
 _OF_PARTS = {**_OPTIONS, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+
+
+@contextmanager
+def _kept_in(folder: Path | None) -> Iterator[None]:
+    """Let Numba keep code in a folder of ours, named by all sources: itself it notices a change of one file only."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder or "")
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 class _Entry:
@@ -58,13 +76,8 @@ class _Entry:
     def __init__(self, function: Callable[..., Any], folder: Path | None) -> None:
         functools.update_wrapper(cast("Any", self), function)
         self._function, self._folder = function, folder
-        before = numba.config.CACHE_DIR
-        # Numba notices a change of the file of this function only: our folder is named by all files its code is from.
-        numba.config.CACHE_DIR = str(folder or "")
-        try:
+        with _kept_in(folder):
             self._compiled = numba.njit(**_OPTIONS, cache=folder is not None)(function)
-        finally:
-            numba.config.CACHE_DIR = before
 
     def __reduce__(self) -> str:
         return self._function.__qualname__  # as of any function of a module
@@ -87,3 +100,27 @@ def _argument(given: Any) -> Any:
     if isinstance(given, Tables):
         return given.words
     return int(given) if isinstance(given, np.integer) else given
+
+
+class ByAddress:
+    """A function that compiled code calls by its address (``tables.call_step_time``), compiled at first use."""
+
+    def __init__(self, function: Callable[..., int], folder: Path | None) -> None:
+        self._function, self._folder = function, folder
+
+    @functools.cached_property
+    def address(self) -> int:
+        """Where its machine code is in this process."""
+        if AS_PYTHON:
+            PYTHON_FUNCTIONS.append(self._function)
+            return len(PYTHON_FUNCTIONS) - 1
+        try:
+            self._compiled = self._made(self._folder)
+        except (EOFError, pickle.UnpicklingError, OSError):  # kept code that was cut off, or the disk is full
+            self._compiled = self._made(None)
+        return int(self._compiled.address)
+
+    def _made(self, folder: Path | None) -> Any:
+        arguments = [numba.types.int64] * len(inspect.signature(self._function).parameters)
+        with _kept_in(folder):
+            return numba.cfunc(numba.types.int64(*arguments), cache=folder is not None, **_OPTIONS)(self._function)

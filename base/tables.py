@@ -332,6 +332,62 @@ def _word_at(typing: Any, array: Any, at: Any) -> Any:
     return types.uint64(array, at), code
 
 
+def table_at(dtype: Any) -> Callable[[Any, int], NDArray[Any]]:
+    """Of an address and a length, in compiled code, a table with one axis."""
+    if AS_PYTHON:
+        return _first
+    table = _Table.of(numba.from_dtype(np.dtype(dtype)), 1)
+
+    @intrinsic
+    def made(typing: Any, address: Any, length: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            return _table(context, builder, table, builder.inttoptr(given[0], _BYTES), [given[1]])
+
+        return table(types.int64, types.int64), code
+
+    return made
+
+
+def record_at(dtype: Any) -> Callable[[Any], Any]:
+    """Of an address, in compiled code, the record there."""
+    if AS_PYTHON:
+        return _first
+    record = numba.from_dtype(dtype)
+
+    @intrinsic
+    def made(typing: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            return builder.inttoptr(given[0], context.get_value_type(record))
+
+        return record(types.int64), code
+
+    return made
+
+
+def _call_step_time(typing: Any, address: Any, ints: Any, floats: Any, batch: Any, start_us: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        function = builder.inttoptr(given[0], ir.FunctionType(_WORD, [_WORD] * 6).as_pointer())
+        words = [builder.ptrtoint(given[3], _WORD), given[4]]
+        for kind, value in ((floats, given[2]), (ints, given[1])):
+            data = builder.ptrtoint(_member(context, builder, kind, value, "data"), _WORD)
+            words[:0] = [data, builder.extract_value(_member(context, builder, kind, value, "shape"), 0)]
+        return builder.call(function, words)
+
+    return types.int64(types.int64, ints, floats, batch, types.int64), code
+
+
+# Of ``functions.by_address``, where nothing is compiled: their places stand for their addresses.
+PYTHON_FUNCTIONS: list[Callable[..., int]] = []
+
+
+def _first(array: Any, _length: int = 0) -> Any:
+    return array
+
+
+def _call_as_python(address: int, ints: Any, floats: Any, batch: Any, start_us: int) -> int:
+    return PYTHON_FUNCTIONS[address](ints, len(ints), floats, len(floats), batch, start_us)
+
+
 _T = TypeVar("_T")
 
 
@@ -355,3 +411,5 @@ stretch: Callable[[_T, int, int], _T] = _slice if AS_PYTHON else intrinsic(_stre
 column: Callable[[Any, str], Any] = operator.getitem if AS_PYTHON else intrinsic(prefer_literal=True)(_column)
 # The eight bytes from any position of an array, little-endian; Numba itself loads only what is aligned.
 word_at: Callable[[NDArray[Any], int], Any] = _word_as_python if AS_PYTHON else intrinsic(_word_at)
+# Call the function at an address with two tables (of each, where it is and its length), a record and a number.
+call_step_time: Callable[[int, Any, Any, Any, int], int] = _call_as_python if AS_PYTHON else intrinsic(_call_step_time)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blis_replay.base.engine_packs import choose_pack
-from blis_replay.blis.latency.models import Latency
-from blis_replay.blis.latency.operators import OperatorModel
+from blis_replay.blis.latency.models import Latency, PaddedLatency
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import EngineConfig, release_arguments
@@ -230,12 +229,12 @@ def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tup
 
 def with_captured_sizes(latency: Latency, sizes: tuple[int, ...] | None) -> Latency:
     """Operator times of a server that captured CUDA graphs of these sizes; None if unknown."""
-    return latency.with_captured(sizes) if sizes and isinstance(latency, OperatorModel) else latency
+    return latency.with_captured(sizes) if sizes and isinstance(latency, PaddedLatency) else latency
 
 
 def refuse_sizes(recording: Recording, mode: ReplayMode, entry: ModelEntry | None, by: str) -> None:
     """Raise ``ReplayError`` if other sizes of captured graphs would change nothing; ``entry``: what ``by`` has."""
-    padded = entry is not None and isinstance(entry.latency, OperatorModel)
+    padded = entry is not None and isinstance(entry.latency, PaddedLatency)
     if "cudagraph_capture_sizes" in dict(mode.engine) and not padded:
         raise ReplayError(
             f"{recording.alias}: {by} has no times of padded batches, so other cudagraph_capture_sizes change nothing; "

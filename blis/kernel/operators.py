@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from blis_replay.base.arrays import Floats, Int64s
-from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled
+from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled, of_kind
+from blis_replay.blis.kernel.step_time import batch_at, float_params_at, int_params_at
 
 # -- int_params
 TOKEN_ROWS, PREFILL_KNOTS, ATTENDED_KNOTS, DECODE_KNOTS, CONTEXT_KNOTS = range(5)
@@ -17,6 +18,12 @@ TOKEN_ROWS, PREFILL_KNOTS, ATTENDED_KNOTS, DECODE_KNOTS, CONTEXT_KNOTS = range(5
 #    knots (requests), context knots (tokens of a mean request) and a time for each pair of these
 STEP_US, REQUEST_US = range(2)
 HEAD = 2
+
+
+@of_kind
+def step_us(ints: int, ints_length: int, floats: int, floats_length: int, batch: int, _start_us: int) -> int:
+    """As ``step_time.registered`` has it."""
+    return operators_us(int_params_at(ints, ints_length), float_params_at(floats, floats_length), batch_at(batch))
 
 
 @compiled

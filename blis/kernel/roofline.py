@@ -7,7 +7,8 @@ knots of the decode grid.  ``float_params``: ``HEAD`` numbers, then these tables
 from __future__ import annotations
 
 from blis_replay.base.arrays import Floats, Int64s
-from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled, separate
+from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled, of_kind, separate
+from blis_replay.blis.kernel.step_time import batch_at, float_params_at, int_params_at
 
 # -- how a step with prefill and decode tokens takes its time from one with either
 WEIGHTED, TOKEN_PROPORTIONAL, ADDITIVE, LARGEST = range(4)
@@ -21,6 +22,12 @@ MODE, PRODUCT_ROWS, EXPERT_ROWS, PREFILL_KNOTS, BATCH_KNOTS, CONTEXT_KNOTS = ran
 #    knots, and an MFU for each pair of these
 STEP_US, WEIGHTS_US, KV_US, TOKEN_US, TRAFFIC_US, PAIR_US = range(6)
 HEAD = 6
+
+
+@of_kind
+def step_us(ints: int, ints_length: int, floats: int, floats_length: int, batch: int, _start_us: int) -> int:
+    """As ``step_time.registered`` has it."""
+    return roofline_us(int_params_at(ints, ints_length), float_params_at(floats, floats_length), batch_at(batch))
 
 
 @compiled

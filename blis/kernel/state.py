@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int32s, Int64s
 from blis_replay.base.files import cache_folder
-from blis_replay.base.functions import decorators
+from blis_replay.base.functions import by_address, decorators
 from blis_replay.base.tables import Tables, reader
 
 FOLDER = Path(__file__).parent
 entry, compiled = decorators(FOLDER, inline=True)
+of_kind = by_address(FOLDER)
 # For long functions that run seldom: to copy them into each caller takes a quarter of the time of compiling.
 _, separate = decorators(FOLDER)
 

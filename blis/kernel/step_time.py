@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from blis_replay.base.arrays import Floats, Int64s
-from blis_replay.base.tables import stretch, table_of
-from blis_replay.blis.kernel.operators import operators_us
-from blis_replay.blis.kernel.roofline import roofline_us
-from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry, separate
+from blis_replay.base.functions import ByAddress
+from blis_replay.base.tables import call_step_time, record_at, stretch, table_at, table_of
+from blis_replay.blis.kernel.state import BATCH, LONGEST_STEP_US, Batch, Record, compiled, entry, separate
 
 KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, OPERATORS, BENT = range(7)
+LINEAR, REGIMES, OBSERVED, PHYSICAL, REGISTERED, BENT = range(6)
 
-# -- ROOFLINE: see kernel.roofline.
-
-# -- OPERATORS: see kernel.operators.
+# -- REGISTERED, any kind whose step time is a function of its own, such as one of another distribution: int_params =
+#    the function's address, then what it reads.  ``registered`` makes such a model.
 
 # -- LINEAR: int_params = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates); ns per 1,000 tokens attended to
@@ -73,6 +73,15 @@ DIVISOR = 16
 #    experts that 0, 1, 2, ... batch tokens touch, the last one for all longer batches.
 PHYSICAL_HEAD = 7
 PS_PER_US = 1_000_000
+
+
+# What a function by address is given: the address and length of both arrays, the address of the batch, and start_us.
+int_params_at, float_params_at, batch_at = table_at(np.int64), table_at(np.float64), record_at(BATCH)
+
+
+def registered(function: ByAddress, int_params: Int64s, float_params: Floats) -> KernelModel:
+    """A model whose step time is ``function(ints, ints_length, floats, floats_length, batch, start_us)``, in us."""
+    return REGISTERED, np.concatenate([[function.address], int_params]), float_params
 
 
 @entry
@@ -147,10 +156,9 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
         return regimes_us(float_params, batch)
     if kind == PHYSICAL:
         return physical_us(int_params, batch)
-    if kind == ROOFLINE:
-        return roofline_us(int_params, float_params, batch)
-    if kind == OPERATORS:
-        return operators_us(int_params, float_params, batch)
+    if kind == REGISTERED:
+        own = stretch(int_params, 1, len(int_params))
+        return call_step_time(int_params[0], own, float_params, batch, start_us)
     return observed_us(int_params, float_params, start_us)
 
 

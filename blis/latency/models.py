@@ -49,6 +49,14 @@ class Latency(Protocol):
         """Kind, integer and float parameters as ``kernel.step_time`` reads them; ``ReleaseError`` if it has none."""
 
 
+@runtime_checkable
+class PaddedLatency(Latency, Protocol):
+    """A latency model that has times of padded batches."""
+
+    def with_captured(self, sizes: tuple[int, ...]) -> Latency:
+        """The model on a server that captured CUDA graphs of these sizes."""
+
+
 def durations_us(model: Latency, batches: Sequence[Mapping[str, int]] | np.ndarray) -> Floats:
     """float64[n]: how long batches take by the model; a batch: fields of ``kernel.state.BATCH``, 0 where left out."""
     table, us = np.zeros(len(batches), BATCH), np.zeros(len(batches), np.int64)

@@ -170,7 +170,7 @@ class OperatorModel:
             raise ReleaseError("a step takes more than an hour; check the operator times and coefficients")
         knots_of = (prefill.tokens, prefill.attended_tokens, decode.requests, decode.context_tokens)
         int_params = np.array([len(tokens), *map(len, knots_of)], np.int64)
-        return step_time.OPERATORS, int_params, float_params
+        return step_time.registered(operators.step_us, int_params, float_params)
 
     def _computed_tokens(self, most: int) -> Floats:
         """float64[most + 1]: how many tokens are computed for 0, 1, ... of a batch."""

@@ -201,7 +201,8 @@ class RooflineModel:
         if not np.isfinite(float_params).all() or head.sum() + products[-1] + experts[-1] > LONGEST_STEP_US:
             raise ReleaseError("a step takes more than an hour; check architecture, GPU and efficiencies")
         sizes = [len(products), len(experts), *(len(curves[i]) for i in (0, 2, 3))]
-        return step_time.ROOFLINE, np.array([MIXED_MODES.index(self.mixed), *sizes], np.int64), float_params
+        int_params = np.array([MIXED_MODES.index(self.mixed), *sizes], np.int64)
+        return step_time.registered(roofline.step_us, int_params, float_params)
 
     def _head_us(self) -> Floats:
         """What a step, a token and a pair of tokens cost, in the places of ``kernel.roofline``."""
