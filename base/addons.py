@@ -8,8 +8,8 @@ Sockets:
 - ``compare``: what ``blis-replay compare --simulators`` and ``--published`` answer.
 - ``whatif``: ``find``, what ``blis-replay whatif --find`` answers.
 - ``requests``: the type of ``DeclaredRequests`` (replay/declared.py) for a kind of ``--replay arrivals=KIND``.
-- ``latency``: the type of latency models of that kind, see ``blis.releases.latency``; its step time is a function that the
-  kernel calls, see ``blis.kernel.step_time.registered``.
+- ``latency``: the type of latency models of that kind, see ``blis.releases.latency``; its step time is
+  a function that the kernel calls, see ``blis.kernel.step_time.registered``.
 - ``format``: a ``RequestFormat`` (ingest/readers/formats.py) of request records.
 - ``fit``: what ``blis-replay calibrate --operators`` fits with.
 """

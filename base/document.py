@@ -247,8 +247,8 @@ def document_of(value: Any, kind: Any = None) -> Any:
         return marks["codec"].write(value)
     if isinstance(info, inspect.StructType | inspect.DataclassType):
         document: dict[Any, Any] = {}
-        if isinstance(info, inspect.StructType) and info.tag_field:
-            document[info.tag_field] = info.tag
+        if tag_field := getattr(info, "tag_field", None):
+            document[tag_field] = getattr(info, "tag", None)
         for name, field in _fields(info).items():
             item, marks = getattr(value, field.name), _marks(field.type)
             if "inline" in marks:
@@ -335,7 +335,8 @@ def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -
     own = [name for name in fields if name not in inlined]
     names: list[Any] = [*own, *(name for group in inlined.values() for name in group), *_tags([info])]
     if isinstance(info, inspect.DictType):
-        names = [*(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)]
+        keys: Any = info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value
+        names = [*keys]
     for key in value:
         if what and key not in names:
             raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))

@@ -14,9 +14,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
-from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numba
 import numpy as np
@@ -64,11 +64,9 @@ class Tables:
             raise TypeError(f"{type(self).__name__} has no {', '.join(arrays)}")
 
     @classmethod
-    @functools.cache
     def layout(cls) -> dict[str, tuple[np.dtype[Any], int]]:
         """Dtype and number of axes of each array; 0: one record."""
-        hints = get_type_hints(cls, include_extras=True)
-        return {name: _layout(hint) for name, hint in hints.items() if name != "words"}
+        return _layout_of(cast(Hashable, cls))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name."""
@@ -91,6 +89,12 @@ _Set = TypeVar("_Set", bound=Tables)
 
 def _remade(kind: type[_Set], arrays: dict[str, NDArray[Any]]) -> _Set:
     return kind(**arrays)
+
+
+@functools.cache
+def _layout_of(kind: Any) -> dict[str, tuple[np.dtype[Any], int]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: _layout(hint) for name, hint in hints.items() if name != "words"}
 
 
 def _layout(hint: Any) -> tuple[np.dtype[Any], int]:

@@ -93,7 +93,7 @@ def instance_view(stack: Stack, i: int) -> State:
 
 
 def _instance(stack: Stack, i: int) -> State:
-    return state_of(stack.views[i])  # type: ignore[arg-type]  # words
+    return state_of(stack.views[i])
 
 
 def _instance_as_python(stack: Any, i: int) -> State:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.tables import word_at
 from blis_replay.ingest.scan.words import (
     HIGH,
     Words,
@@ -22,7 +23,6 @@ from blis_replay.ingest.scan.words import (
     has_zero_byte,
     inlined,
     text_stands_at,
-    word_at,
     words_of,
 )
 

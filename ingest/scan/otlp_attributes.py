@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.tables import word_at
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -58,7 +59,6 @@ from blis_replay.ingest.scan.words import (
     inlined,
     stands_at,
     text_stands_at,
-    word_at,
     word_of,
     words_of,
 )
