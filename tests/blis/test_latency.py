@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -257,22 +258,15 @@ def test_batches_that_are_kept_are_those_of_single_steps(speculation: Speculatio
 def _per_request_us(ints: int, ints_length: int, floats: int, floats_length: int, batch: int, start_us: int) -> int:
     """A constant, a cost per prefill request, and more after some time: as another distribution would have it."""
     own, costs = step_time.int_params_at(ints, ints_length), step_time.float_params_at(floats, floats_length)
-    late = own[1] if start_us > own[2] else 0
-    return int(own[0] + costs[0] * step_time.batch_at(batch).prefill_requests) + late
-
-
-@dataclass(frozen=True)
-class PerRequest:
-    base_us: int
-
-    def for_kernel(self) -> step_time.KernelModel:
-        return step_time.registered(_per_request_us, np.array([self.base_us, 5, 1_000]), np.array([2.5]))
+    return int(own[0] + costs[0] * step_time.batch_at(batch).prefill_requests) + own[1] * (start_us > own[2])
 
 
 def test_a_kind_of_another_distribution_runs_in_the_kernel() -> None:
     """100 us, 2.5 us for each prompt, 5 us more after 1 ms; observed steps exceed it by 7 us."""
     batch = np.zeros(1, k.BATCH)
     batch["prefill_requests"] = 2
-    corrected = CorrectedModel(PerRequest(100), (7_000, 0, 0, 0), np.array([0]), np.array([0]))
-    assert [step_duration_us(*PerRequest(100).for_kernel(), batch, at) for at in (0, 2_000)] == [105, 110]
+    model = step_time.registered(_per_request_us, np.array([100, 5, 1_000]), np.array([2.5]))
+    latency = SimpleNamespace(for_kernel=lambda: model)
+    corrected = CorrectedModel(latency, (7_000, 0, 0, 0), np.array([0]), np.array([0]))  # type: ignore[arg-type]
+    assert [step_duration_us(*model, batch, at) for at in (0, 2_000)] == [105, 110]
     assert step_duration_us(*corrected.for_kernel(), batch, 0) == 112
