@@ -421,12 +421,21 @@ def part_of(attribution: Attribution, cause: Cause, i: int) -> float:
     return attribution.part(cause, i).value_us
 
 
+def _largest_input(attribution: Attribution, i: int, error: float) -> Cause | None:
+    """The wrong input that changes a mean most, either way: that is known however much no component explains."""
+    least_us = max(MIN_BESIDE * abs(error), WORTH_NAMING) * attribution.observed_us[i]
+    inputs = [c for c in attribution.causes if c.component.is_input and abs(part_of(attribution, c, i)) >= least_us]
+    return max(inputs, key=lambda cause: abs(part_of(attribution, cause, i)), default=None)
+
+
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     sign = 1 if error > 0 else -1
     largest = max(attribution.causes, key=lambda cause: sign * part_of(attribution, cause, i), default=None)
     # By which step a request just catches every part moves a little: less than what is worth naming is no cause.
     least_us = max(sign * attribution.residual[i].value_us, min(WORTH_NAMING, abs(error)) * attribution.observed_us[i])
     if largest is None or sign * part_of(attribution, largest, i) < least_us:
+        largest = _largest_input(attribution, i, error)
+    if largest is None:
         return Blame(i, error, None, None)
     least_us = max(MIN_BESIDE * abs(part_of(attribution, largest, i)), WORTH_NAMING * attribution.observed_us[i])
     # What a wrong input changes is known however much no component explains.
