@@ -178,8 +178,7 @@ def _ask_everything(ask: Callable[..., Any]) -> None:
         release = "" if row["hardware"] else "--coefficients made.yaml"
         is_chosen = row["alias"] in CHOSEN or row["slug"] in CHOSEN
         for line in _lines(ABOUT_EACH + ABOUT_CHOSEN * is_chosen):
-            verb, _, options = line.replace("$RELEASE", release).partition(" ")
-            ask(f"{verb} --experiment {row['slug']} {options}")
+            ask(f"{line.replace('$RELEASE', release)} --experiment {row['slug']}")
         for check in ask("inspect --checks") if is_chosen else ():
             ask(f"inspect --experiment {row['slug']} --check {check}")
     for line in _lines(OTHERS):

@@ -190,10 +190,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 313,
-    "lines of the instrument": 72_700,
-    "lines of labs": 16_300,
-    "lines of scripts": 7_000,
+    "files of the instrument": 260,
+    "lines of the instrument": 54_950,
+    "lines of labs": 16_270,
+    "lines of scripts": 6_480,
     "lines of tests": 42_200,
 }
 LOADED_BUDGET = {"modules": 110, "lines": 20_600}
