@@ -194,7 +194,7 @@ BUDGET = {
     "lines of the instrument": 54_950,
     "lines of labs": 16_270,
     "lines of scripts": 6_480,
-    "lines of tests": 42_200,
+    "lines of tests": 42_220,
 }
 LOADED_BUDGET = {"modules": 110, "lines": 20_600}
 

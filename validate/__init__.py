@@ -275,7 +275,7 @@ def whatif(
     Example: ``br.whatif("7b-train", {"max_num_seqs": 64}).frame``
     """
     from blis_replay.validate.experiment import given_options, release_for
-    from blis_replay.validate.whatif import what_if, whatif_answer
+    from blis_replay.validate.what_if import what_if, whatif_answer
 
     changed = tuple(changes.items())
     found = what_if(load(name, store), release_for(coefficients, [name]), [changed])

@@ -114,7 +114,7 @@ def collect_verb(
     from blis_replay.ingest.readers.discovery import refuse_unnamable, sources_of
     from blis_replay_labs.collector.collector import Address, CollectorSettings
     from blis_replay_labs.collector.limits import Access
-    from blis_replay_labs.collector.segments import claimed, segments, write_as_json
+    from blis_replay_labs.collector.segments import segments
 
     (source,) = sources_of([directory])
     refuse_unnamable(source)
@@ -132,11 +132,7 @@ def collect_verb(
     counts = asyncio.run(_until_signalled(settings, as_json))
     answer = _answer(counts)
     click.echo(json.dumps({"collected": answer.document}) if as_json else str(answer))
-    if not segments(settings.directory):
-        return 0
-    with claimed(settings.directory):
-        write_as_json(settings.directory)
-    if not ingest:
+    if not ingest or not segments(settings.directory):
         return 0
     ask_form(ctx, "json" if as_json else None)
     code: int = ctx.invoke(ingest_verb, paths=(str(settings.directory),), store_path=store_path)

@@ -21,14 +21,12 @@ from itertools import count
 from pathlib import Path
 
 from blis_replay.base.files import whole_file
-from blis_replay.ingest.readers.otlp.protobuf import json_of
 from blis_replay_labs.collector.batches import Batch, Counts, batch_of
 from blis_replay_labs.collector.frames import (
     LENGTH_BYTES,
     SEAL_BYTES,
     Segment,
     Stretch,
-    frame_spans,
     framed,
     opened,
     stretches,
@@ -85,16 +83,6 @@ def new_segment(directory: Path, number: int) -> Path:
 def next_number(directory: Path) -> int:
     """One more than the largest segment number of the directory, from 1; ``OSError``."""
     return 1 + max((_number(path.with_suffix(".pb")) for path in directory.iterdir()), default=0)
-
-
-def write_as_json(directory: Path) -> None:
-    """Write each segment as OTLP JSON lines, which ``ingest`` reads, in its place; ``OSError``, ``DecodeError``."""
-    for path in segments(directory):
-        with opened(path) as segment, whole_file(path.with_suffix(".jsonl")) as lines:
-            for begin, length in frame_spans(path):
-                message = segment.read(begin, begin + length)
-                lines.write(json_of(message) or b"")
-        path.unlink()
 
 
 def recover(directory: Path) -> tuple[Damage, ...]:

@@ -17,7 +17,7 @@ from blis_replay.replay.mode import EngineOverrides, override_text
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import Objectives, attainment_json, missed_text, written
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
-from blis_replay.validate.whatif import WhatIfPoint, known_error, simulated_point
+from blis_replay.validate.what_if import WhatIfPoint, known_error, simulated_point
 
 Load = Literal["rate", "concurrency"]
 

@@ -15,7 +15,7 @@ from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySam
 from blis_replay.validate.metrics.objectives import Objectives, attained, attainment_json, attainment_line
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import hundredths, percent_plain
-from blis_replay.validate.whatif import cut_short_text
+from blis_replay.validate.what_if import cut_short_text
 from blis_replay_labs.synthetic.simulation import ClusterSimulation, Simulation
 
 

@@ -9,7 +9,7 @@ import pytest
 from recordings import make_recording
 
 from blis_replay.ingest.recording import SharedPrefix
-from blis_replay.replay import prefix
+from blis_replay.replay import prefix_estimate
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay_labs.planted.experiment import SyntheticExperiment
@@ -106,7 +106,7 @@ def test_of_many_journeys_the_computed_prompts_are_found_stretch_by_stretch(monk
     made = recording_of(generate(replace(SyntheticExperiment(), step_sample_rate=1.0)))
     recording = replace(made, shared_prefix=None, prefix=None)
     whole = estimate_prefix(recording)
-    monkeypatch.setattr(prefix, "ADMISSIONS_A_STRETCH", 50)
+    monkeypatch.setattr(prefix_estimate, "ADMISSIONS_A_STRETCH", 50)
     parts = estimate_prefix(recording)
     assert parts.prefill_tokens.tolist() == whole.prefill_tokens.tolist()
     assert parts.basis == whole.basis and "what the recorded steps computed" in whole.basis

@@ -22,7 +22,7 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import EngineOverrides
 from blis_replay.replay.silicon import Deployment, prompts_of, silicon_release, system_named, tabulate
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.whatif import what_if, whatif_answer
+from blis_replay.validate.what_if import what_if, whatif_answer
 from blis_replay_labs.synthetic.simulation import read_engine
 
 

@@ -14,7 +14,7 @@ ROOMS = ("validate", *(path.parent.relative_to(ROOT).as_posix() for path in (ROO
 SAID = {
     "validate/explain/cycles.py": "draws of blocks of steps",
     "validate/explain/text.py": "draws of blocks of requests",
-    "validate/calibration/text.py": "draws of blocks of neighbouring",
+    "validate/fit/text.py": "draws of blocks of neighbouring",
     "labs/planted/known_servers.py": "hold the true coefficient",
     "labs/verification/cli.py": "over independent replications",
     "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
@@ -24,7 +24,13 @@ SAID = {
     "labs/studies/text.py": "over seeds or recordings",
 }
 # They speak of intervals and print none.
-PRINTS_NONE = {"labs/planted/writers_inference_perf.py", "validate/cli/calibrate.py", "validate/gating/judging.py"}
+PRINTS_NONE = {
+    "labs/cluster/config.py",
+    "labs/cluster/router.py",
+    "labs/planted/writers_inference_perf.py",
+    "validate/cli/calibrate.py",
+    "validate/gating/judging.py",
+}
 
 
 def texts(path: Path) -> list[str]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from logged import CONTEXT, ENGINE, recorded
-from pack import live_recording
 
 from blis_replay.ingest.recording import ITERATION_SCHEMA
 from blis_replay.ingest.rows import no_rows
@@ -84,7 +83,7 @@ def test_inspect_shows_it_for_a_real_server(data_pack: Path, tmp_path: Path) -> 
     from blis_replay.validate.cli.main import cli
 
     store = ["--store", str(tmp_path / "s.duckdb")]
-    ingested = CliRunner().invoke(cli, ["ingest", str(live_recording(data_pack, "C", tmp_path)), *store])
+    ingested = CliRunner().invoke(cli, ["ingest", str(data_pack / "live-vllm-0.32" / "C"), *store])
     assert "1,381 iterations" in ingested.output
     assert "not read: 11 spans (2 Worker init, Load model" in " ".join(ingested.output.split())
     shown = CliRunner().invoke(cli, ["inspect", "--experiment", "C", "--check", "schedule", *store]).output

@@ -29,7 +29,7 @@ from blis_replay.replay.mode import EngineOverrides
 from blis_replay.replay.prefix import sessions_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import parse_objectives
-from blis_replay.validate.whatif import (
+from blis_replay.validate.what_if import (
     WhatIfPoint,
     grid,
     mode_with,

@@ -84,7 +84,7 @@ def whatif_verb(
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.metrics.objectives import parse_objectives
     from blis_replay.validate.metrics.observed import pooled_gaps
-    from blis_replay.validate.whatif import grid, mode_with, parse_value, what_if, whatif_answer
+    from blis_replay.validate.what_if import grid, mode_with, parse_value, what_if, whatif_answer
 
     settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
     if find and (slo is None or find in settings or find in values):

@@ -46,8 +46,7 @@ def test_spans_of_a_run_are_collected_and_its_directory_is_ingested(demo: Path, 
     assert out.startswith("1 span in 1 request, ")
     assert re.search(r"^vllm +1 +2 +0 +0$", out, re.MULTILINE)
     assert "new; 300 requests" in out
-    assert len(list(demo.glob("traces-*.jsonl"))) == 1
-    assert not list(demo.glob("*.pb"))
+    assert len(list(demo.glob("traces-*.pb"))) == 1
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "localhost:4317", ":4317", "::1:"])
