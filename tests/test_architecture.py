@@ -191,12 +191,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 260,
-    "lines of the instrument": 54_950,
+    "lines of the instrument": 54_960,
     "lines of labs": 16_270,
     "lines of scripts": 6_480,
-    "lines of tests": 42_220,
+    "lines of tests": 42_230,
 }
-LOADED_BUDGET = {"modules": 110, "lines": 20_600}
+LOADED_BUDGET = {"modules": 110, "lines": 20_610}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -209,3 +209,11 @@ for twin in (copy.deepcopy(both), pickle.loads(pickle.dumps(both)), both.copy())
         "Both.grid: int64 of 1 axes",
         *["320 1 False"] * 3,
     ]
+
+
+def test_numbas_file_of_a_stranger_names_no_code(tmp_path: Path) -> None:
+    """Numba reads it from the working directory; before, it could name a class that is loaded, and stop compiling."""
+    (tmp_path / ".numba_config.yaml").write_text("cache_locator_classes: evil.Locator\ndisable_jit: 1\n", "utf-8")
+    code = f"import os; os.chdir({str(tmp_path)!r}); import blis_replay.base.functions, numba\n"
+    code += "print([numba.config.CACHE_LOCATOR_CLASSES, numba.config.DISABLE_JIT])"
+    assert run(tmp_path, code, tmp_path / "cache") == "['', 0]\n"
