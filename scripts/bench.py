@@ -1,4 +1,4 @@
-"""Measure blis-replay: start-up, ingest, validate, the engine, the collector; warm and cold apart.
+"""Measure blis-replay: start-up, ingest, validate, the engine; warm and cold apart.
 
     python scripts/bench.py            # everything, a Markdown table on standard output
     python scripts/bench.py engine     # one part: startup, ingest, validate, report, large, engine, growth, ...
@@ -25,10 +25,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "labs" / "scripts"))
-
 import large_recordings
-from bench_collect import collect
 from bench_engine import Row, cluster, engine, growth
 
 REPEATS = 5
@@ -223,7 +220,6 @@ PARTS = {
     "growth": growth,
     "cluster": cluster,
     "studies": studies,
-    "collect": collect,
 }
 
 

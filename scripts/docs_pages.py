@@ -38,7 +38,6 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/calibration.md",
         "docs/gating.md",
         "docs/recorder.md",
-        "labs/docs/collector.md",
         "labs/docs/workloads.md",
         "labs/docs/cluster.md",
         "docs/python.md",

@@ -46,7 +46,6 @@ _GPUS = (
 NOT_RUN = (
     *(
         "blis-replay ingest",
-        "blis-replay collect",
         "blis-replay record",
         "coefficients generalize",
         "compare --published",

@@ -23,7 +23,7 @@ ORDER = (
 )
 SHORT = {"--experiment": "-e", "--out": "-o", "--format": "-f", "--verbose": "-v", "--quiet": "-q"}
 # The forms of its output are documents one after the other while a server runs, which no table can be.
-STREAMS = {"collect", "record"}
+STREAMS = {"record"}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

@@ -58,7 +58,6 @@ VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.ite
 # Verbs of our labs, which plug them in as add-ons, in the same order: verb -> one line of help.
 LABS = {
     "verify": "Check the simulator itself: conservation, causality, queueing theory.",
-    "collect": "Receive the traces of running servers (OTLP), with TLS and tokens.",
     "export": "Write the requests of an experiment for other simulators.",
     "simulate": "Simulate any request table, without a recording.",
     "study": "Published findings about the simulator, run again.",

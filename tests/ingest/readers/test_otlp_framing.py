@@ -63,6 +63,8 @@ FILES = {
     "zstd JSON frames": framed(*map(zstandard.compress, LINES)),
     "protobuf frames": framed(*PROTOS),
     "zstd protobuf frames": framed(*map(zstandard.compress, PROTOS)),
+    # As recorded by a former collector of ours: a CRC-32 stands behind each message, as its last field (2^29 - 1).
+    "protobuf frames with checksums": framed(*(proto + b"\xfd\xff\xff\xff\x0f" + b"\0" * 4 for proto in PROTOS)),
     "one protobuf message": b"".join(PROTOS),  # messages one after the other are one message
 }
 COMPRESSIONS = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress}
