@@ -24,7 +24,6 @@ from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import TABLE, request_formats
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, in_send_order, shared_by_all, with_summary
-from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines
@@ -149,7 +148,6 @@ class _Assembly:
         server = self.server.placed(traces, requests, client)
         traces = replace(traces, journeys=None)  # as they were read, events are many
         give_back()
-        cache_events, cache_clock = self._kv_events(client)
         engine, findings = self._engine(configured, server)
         for kind in formats.file_kinds().values():
             if kind.iterations and kind.name in self.known:
@@ -181,13 +179,12 @@ class _Assembly:
             journey_events=server.journey_events,
             iterations=iterations.rows,
             aggregates=pl.concat([configured.aggregates, configured.metrics.aggregates]),
-            clocks=tuple(clock for clock in (client, *server.clocks, cache_clock) if clock is not None),
+            clocks=tuple(clock for clock in (client, *server.clocks) if clock is not None),
             files=files,
             missing=tuple(self.missing),
             recorder=self.server.log.measured if self.server.log else None,
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
-            kv_events=cache_events,
             load_profile=configured.declared,
             findings=findings,
         )
@@ -356,19 +353,6 @@ class _Assembly:
             identities = shared_by_all(requests.height, load.prefix_tokens, source)
         prefix = None if identities is None else identities.in_order(order)
         return requests, client, events, prefix
-
-    def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
-        """KV-cache events on the requests' clock where both are of the epoch, else from their own first."""
-        files, path = self.known.get(formats.KV_EVENTS, []), self.folder / "kv_events.parquet"
-        zero_us = client.zero_us if client and client.kind == "epoch" and not client.constructed else None
-        read = kv_events.read_kv_events(files, zero_us, path) if files else None
-        if read is None or not read.events:
-            return None, None
-        if zero_us is None:
-            self.missing.append(
-                "clock offset between KV-cache events and requests: not known, they count from their own first"
-            )
-        return path, Clock("kv events", "epoch", read.zero_us)
 
     def _engine(self, configured: _Configured, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
         evidence = EngineEvidence(

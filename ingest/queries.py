@@ -29,7 +29,6 @@ RECORDING_TABLES = (
     "prefix_identity",
     "prompts",
     "request_prompts",
-    "kv_events",
     "steps",
     "snapshots",
     "lifecycles",
@@ -90,13 +89,6 @@ WITH gaps AS (
 )
 SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
 FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
-"""
-
-# One row per kind of KV-cache event and medium, blocks and tokens summed.
-KV_EVENT_COUNTS = """
-SELECT event, medium, target_medium, count(*) AS events, sum(blocks)::BIGINT AS blocks,
-       sum(tokens)::BIGINT AS tokens, count(*) FILTER (WHERE NOT success) AS failed
-FROM kv_events WHERE slug = ? GROUP BY ALL ORDER BY event, medium, target_medium
 """
 
 HASHES = "SELECT content_hash, derived_hash FROM experiments WHERE slug = ?"

@@ -94,26 +94,6 @@ ITERATION_SCHEMA: dict[str, type[pl.DataType]] = {
     "uncertainty_us": pl.Int64,  # how far the true start can be from it
 }
 
-# One row per KV-cache event, in the order of the files.  Token ids are never kept.
-KV_EVENT_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
-    "time_us": pl.Int64,  # of the batch it came in, from the experiment's zero
-    "step_id": pl.Int64,  # of a completed transfer: the step of its initiation
-    "event": pl.String,  # BlockStored, BlockRemoved, AllBlocksCleared, TransferInitiated, ...
-    "request_id": pl.String,  # the engine's internal name
-    "medium": pl.String,  # GPU | CPU | DISK | LMCACHE; of a transfer: where from
-    "target_medium": pl.String,
-    "blocks": pl.Int64,
-    "tokens": pl.Int64,  # of a store: all tokens of its blocks
-    "success": pl.Boolean,
-    "rank": pl.Int64,  # data-parallel rank of the batch
-    "transfer_id": pl.Int64,
-    "source_rank": pl.Int64,
-    "target_rank": pl.Int64,
-    "detail": pl.String,  # why blocks were evicted, or the connector of a remote transfer
-    "block_hashes": pl.List(pl.UInt64),  # the last 64 bits, however they were written
-    "parent_block_hash": pl.UInt64,
-}
-
 # Which prompts begin alike, one row a distinct prompt.
 PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {
     "prompt": pl.Int64,  # 0, 1, ...
@@ -293,7 +273,7 @@ class Clock:
     offsets of the middle 98 % of them lie.
     """
 
-    name: str  # client | server | step | kv events
+    name: str  # client | server | step
     kind: str  # epoch | monotonic | relative
     zero_us: int
     constructed: bool = False
@@ -419,7 +399,6 @@ class Recording:
     dropped_step_events: int = 0  # events of step spans that the tracing SDK discarded
     findings: tuple[Finding, ...] = ()
     prefix: PromptTree | None = None
-    kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
     snapshots: Rows = field(default_factory=lambda: no_rows(SNAPSHOT_SCHEMA))  # by step and request
     load_profile: LoadProfile | None = None
     recorder: dict[str, float | int | str | None] | None = None  # what a step log says of itself; not stored

@@ -121,13 +121,13 @@ def inspect(name: str, store: _StorePath = None) -> Answer:
 
     Example: ``br.inspect("7b-train").frame``
     """
-    from blis_replay.ingest.store import kv_event_counts, open_for_reading, read_findings, read_stored
+    from blis_replay.ingest.store import open_for_reading, read_findings, read_stored
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_answer
 
     with open_for_reading(_store(store)) as opened:
         slug = find_experiment(opened, name)
-        return inspection_answer(read_stored(opened, slug), read_findings(opened, slug), kv_event_counts(opened, slug))
+        return inspection_answer(read_stored(opened, slug), read_findings(opened, slug))
 
 
 def replay(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> ReplayRun:

@@ -10,15 +10,15 @@ from typing import Any
 from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.recording import PUBLISHED, UNKNOWN, Finding, Recording, SharedPrefix, SourceFile
-from blis_replay.ingest.store import KvEventCount, list_experiments, open_store
+from blis_replay.ingest.store import list_experiments, open_store
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line, severity_mark
 
 _SHORT_HASH = 12
 
 
-def _document(recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount]) -> dict[str, object]:
-    """The recording's identity, engine arguments with sources, files, gaps, cache evidence and findings."""
+def _document(recording: Recording, findings: Sequence[Finding]) -> dict[str, object]:
+    """The recording's identity, engine arguments with sources, files, gaps and findings."""
     prefix = recording.prefix
     return {
         "slug": recording.slug,
@@ -41,12 +41,11 @@ def _document(recording: Recording, findings: Sequence[Finding], cache: Sequence
         "missing": list(recording.missing),
         "prefix_identity": prefix
         and {"source": prefix.source, "requests": prefix.requests.height, "prompts": prefix.prompts.height},
-        "kv_events": [vars(count) for count in cache],
         "findings": [vars(finding) for finding in findings],
     }
 
 
-def inspection_answer(recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()) -> Answer:
+def inspection_answer(recording: Recording, findings: Sequence[Finding]) -> Answer:
     """What a recording holds, in what it is incomplete, and what its instrument checks found."""
     page: list[Part] = [
         Block(_identity(recording)),
@@ -57,11 +56,10 @@ def inspection_answer(recording: Recording, findings: Sequence[Finding], cache: 
             cut=True,
         ),
         Table("", _FILE_COLUMNS, [_file(file) for file in recording.files], cut=True),
-        *([Table("", _CACHE_COLUMNS, [_cache(count) for count in cache], cut=True)] if cache else []),
         Block([f"- {line}" for line in recording.missing], "not in the recording"),
         Block([*map(finding_line, findings)], "instrument checks"),
     ]
-    return Answer(page, _document(recording, findings, cache), findings_table(findings))
+    return Answer(page, _document(recording, findings), findings_table(findings))
 
 
 _SETTING = ("value", "source", "detail")
@@ -128,19 +126,10 @@ _FILE_COLUMNS = (
     *columns_named("bytes", "records", "rejected", kind="count"),
     Column("sha256", "word", wide=1),
 )
-_CACHE_COLUMNS = (
-    *columns_named("KV-cache event", "medium", kind="text"),
-    *columns_named("events", "blocks", "tokens", "failed", kind="count"),
-)
 
 
 def _file(file: SourceFile) -> list[Cell]:
     return [file.name, file.kind, file.bytes, file.records, file.rejected_count, file.sha256[:_SHORT_HASH]]
-
-
-def _cache(count: KvEventCount) -> list[Cell]:
-    media = " to ".join(medium for medium in (count.medium, count.target_medium) if medium) or "-"
-    return [count.event, media, count.events, count.blocks, count.tokens, count.failed]
 
 
 _EXPERIMENT_COLUMNS = (

@@ -28,7 +28,7 @@ _LOST = "what can be replayed is not the load that was served"
 _PAUSES = 5
 _COUNTS_RULE = "the two counts must be equal; with 1 % fewer records nothing is judged"
 # Kinds of files without requests: what they lack is counted by other checks.
-_OF_SERVER = frozenset(("otlp", "server log", "kv-events", "step-log", "metrics", "forward-passes"))
+_OF_SERVER = frozenset(("otlp", "server log", "step-log", "metrics", "forward-passes"))
 _NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
 
 

@@ -19,8 +19,8 @@ from blis_replay.ingest.readers.clients import aiperf, guidellm, guidellm_table,
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts
-from blis_replay.ingest.readers.server import kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
+from blis_replay.ingest.readers.server import metrics
 from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.tables import load_levels, requests_table, tracev2
 from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC
@@ -28,7 +28,7 @@ from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC
 TABLE, LOAD_LEVELS = "table", "load-levels"
 EXPERIMENT, PROFILE, RESOLVED = "experiment configuration", "load profile", "inference-perf configuration"
 SUMMARY, STAGE, TRACE_HEADER = "inference-perf summary", "inference-perf stage", "TraceV2 header"
-OTLP, KV_EVENTS, STEP_LOG, METRICS = "otlp", "kv-events", "step-log", "metrics"
+OTLP, STEP_LOG, METRICS = "otlp", "step-log", "metrics"
 SERVER_LOG = "server log"
 
 
@@ -147,7 +147,6 @@ _CONFIGURATIONS = (
 _OTLP = FileKind(OTLP, otlp_framing.recognises, r"traces(?:-[\w.:+-]+)?\.(?:jsonl?|pb)", several=True)
 # Files of the server, in the order in which their content is looked at.
 _SERVER = (
-    FileKind(KV_EVENTS, kv_events.recognises, r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?", several=True),
     FileKind(STEP_LOG, step_log.recognises, r"steps-engine\d{1,6}-\d{1,12}-\d{1,20}\.jsonl", several=True),
     FileKind(METRICS, metrics.recognises, several=True),
     FileKind(SERVER_LOG, server_log.recognises, r"vllm\.log(?:\.\d{1,6})?", several=True),
@@ -180,7 +179,6 @@ def input_formats() -> tuple[str, ...]:
     of_steps = (kind.name for kind in _plugged_in() if kind.iterations)
     return (
         OTLP,
-        KV_EVENTS,
         STEP_LOG,
         METRICS,
         *of_steps,

@@ -27,7 +27,7 @@ from blis_replay.ingest.queries import first_row
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "120MB"
 _WRITING_MEMORY = "200MB"

@@ -48,24 +48,6 @@ if TYPE_CHECKING:
     import duckdb
 
 
-@dataclass(frozen=True)
-class KvEventCount:
-    """How often a kind of KV-cache event was recorded; ``blocks``, ``tokens`` are sums, None where none is known."""
-
-    event: str
-    medium: str | None
-    target_medium: str | None
-    events: int
-    blocks: int | None
-    tokens: int | None
-    failed: int
-
-
-def kv_event_counts(store: Store, slug: str) -> tuple[KvEventCount, ...]:
-    """KV-cache events of an experiment by kind and medium; empty where none were recorded."""
-    return tuple(KvEventCount(*row) for row in store.connection.execute(queries.KV_EVENT_COUNTS, [slug]).fetchall())
-
-
 def read_prefix(store: Store, slug: str) -> PromptTree | None:
     """The identities of an experiment's prompts, None if it has none."""
     row = first_row(store.connection, "SELECT source FROM prefix_identity WHERE slug = ?", [slug])
@@ -250,7 +232,7 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
 
 
 def read_stored(store: Store, slug: str) -> Recording:
-    """The recording as stored; ``token_events`` and ``kv_events`` are None (``token_times``, ``kv_event_counts``).
+    """The recording as stored; ``token_events`` is None (``token_times`` reads them).
 
     Its alias is the slug where another stored experiment has the same alias, so that what is printed is a name that
     is understood.  Raises ``UnknownExperimentError`` for a slug that is not stored.

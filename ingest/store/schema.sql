@@ -124,26 +124,6 @@ CREATE TABLE IF NOT EXISTS prompts (        -- distinct ones, as a tree of what 
 
 CREATE TABLE IF NOT EXISTS request_prompts (slug VARCHAR NOT NULL, request_index BIGINT NOT NULL, prompt BIGINT NOT NULL);
 
-CREATE TABLE IF NOT EXISTS kv_events (
-    slug VARCHAR NOT NULL,
-    time_us BIGINT,
-    step_id BIGINT,
-    event VARCHAR NOT NULL,
-    request_id VARCHAR,
-    medium VARCHAR,
-    target_medium VARCHAR,
-    blocks BIGINT,
-    tokens BIGINT,
-    success BOOLEAN,
-    rank BIGINT,                            -- data-parallel
-    transfer_id BIGINT,
-    source_rank BIGINT,
-    target_rank BIGINT,
-    detail VARCHAR,                         -- reason of an eviction, connector of a remote transfer
-    block_hashes UBIGINT[],
-    parent_block_hash UBIGINT
-);
-
 CREATE TABLE IF NOT EXISTS findings (
     slug VARCHAR NOT NULL,
     position BIGINT NOT NULL,

@@ -12,7 +12,6 @@ from blis_replay.ingest import queries
 from blis_replay.ingest.queries import first_row, typed
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
-    KV_EVENT_SCHEMA,
     PROMPT_SCHEMA,
     PUBLISHED,
     REQUEST_PROMPT_SCHEMA,
@@ -57,21 +56,13 @@ def write_recording(
     return "new" if stored is None else "replaced"
 
 
-def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    """Add prompt identities and KV-cache events of a recording, within the caller's transaction."""
+def _insert_prompts(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    """Add the prompt identities of a recording, within the caller's transaction."""
     slug, prefix = recording.slug, recording.prefix
     if prefix is not None:
         connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
         _insert_table(connection, "prompts", slug, rows_of(typed(prefix.prompts, PROMPT_SCHEMA)))
         _insert_table(connection, "request_prompts", slug, rows_of(typed(prefix.requests, REQUEST_PROMPT_SCHEMA)))
-    if recording.kv_events is not None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        with pq.ParquetFile(recording.kv_events) as events:
-            # The store's own connection opens no files.
-            batches = pa.RecordBatchReader.from_batches(events.schema_arrow, events.iter_batches())
-            _insert_stream(connection, "kv_events", slug, list(KV_EVENT_SCHEMA), batches)
 
 
 def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
@@ -105,7 +96,7 @@ def _insert(
         _insert_table(connection, table, slug, getattr(recording, table))
     if recording.token_events is not None:
         insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
-    insert_cache_evidence(connection, recording)
+    _insert_prompts(connection, recording)
     _insert_findings(connection, recording)
 
 
@@ -164,19 +155,13 @@ def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequen
 
 
 def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: Rows) -> None:
-    with rows.reader() as stream:
-        _insert_stream(connection, table, slug, list(rows.schema), stream)
-
-
-def _insert_stream(
-    connection: duckdb.DuckDBPyConnection, table: str, slug: str, columns: Sequence[str], stream: Any
-) -> None:
     """Insert rows as one Arrow stream: what an INSERT leaves of a row group stays in memory until the commit."""
-    listed = ", ".join(columns)
-    connection.register("rows_to_store", stream)
-    sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)
-    connection.execute(sql, [slug])
-    connection.unregister("rows_to_store")
+    listed = ", ".join(rows.schema)
+    with rows.reader() as stream:
+        connection.register("rows_to_store", stream)
+        sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)
+        connection.execute(sql, [slug])
+        connection.unregister("rows_to_store")
 
 
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
@@ -197,7 +182,6 @@ def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
         recording.clocks,
         recording.findings,
         recording.prefix and (recording.prefix.source, recording.prefix.prompts.height),
-        recording.kv_events is not None,
         layout,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -25,6 +25,7 @@ from blis_replay.ingest.store import (
     read_stored,
     write_recording,
 )
+from blis_replay.ingest.store import file as store_file
 from blis_replay.ingest.stream import NO_EVENTS
 
 
@@ -65,11 +66,15 @@ def files_of_at_most(size: int) -> Iterator[None]:
 FULL = "its disk is full, and nothing was written; make room there, or choose another place with --store"
 
 
-def test_a_store_that_a_full_disk_has_no_room_for_is_not_left_half_made(tmp_path: Path) -> None:
-    """12 kB are the head of a DuckDB file and no tables; it was called unreadable, also once there was room."""
+def test_a_store_that_a_full_disk_has_no_room_for_is_not_left_half_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12,288 bytes hold the head of a DuckDB file; tables and a long row need more."""
     path = tmp_path / "s.duckdb"
-    with files_of_at_most(12_288), pytest.raises(StoreError) as error, open_for_reading(path):
-        pass
+    with monkeypatch.context() as patch, files_of_at_most(12_288), pytest.raises(StoreError) as error:
+        patch.setattr(store_file, "SCHEMA_VERSION", "6" * 1_000)
+        with open_for_reading(path):
+            pass
     assert one_line_of(error) == f"{path}: {FULL}"
     assert list(tmp_path.iterdir()) == []
     with open_for_reading(path) as store:

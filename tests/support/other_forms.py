@@ -9,7 +9,6 @@ from pathlib import Path
 import writers_arrival_traces as arrival_traces
 import writers_clients as clients
 from framings import FRAMINGS, traces_in
-from writers_kv_events import kv_events
 
 from blis_replay_labs.planted import files as own
 from blis_replay_labs.planted.experiment import SyntheticTruth
@@ -24,7 +23,6 @@ OTHER_FORMS: dict[str, own.Writer] = {
     "burstgpt-1.csv": arrival_traces.burstgpt_1,
     "burstgpt-2.csv": arrival_traces.burstgpt_2,
     "legacy-blis.csv": arrival_traces.legacy_blis,
-    "kv_events.jsonl": kv_events,
 }
 
 

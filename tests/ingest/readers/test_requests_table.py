@@ -303,4 +303,4 @@ def test_a_file_of_no_known_format_is_told_what_is_known_and_how_to_say_it(tmp_p
     assert "requests.csv has columns sent, in, out: say which is which, e.g. --columns arrival=COLUMN:s" in str(
         refused.value
     )
-    assert "formats that are known: server logs, otlp, kv-events, " in str(refused.value)
+    assert "formats that are known: server logs, otlp, " in str(refused.value)
