@@ -166,3 +166,8 @@ def known_release(version: object) -> Release | None:
     """The numbers of a version; ``None`` where it tells no release."""
     numbers = release_numbers(str(version or ""))
     return None if numbers == _UNKNOWN else numbers
+
+
+def shown_argument(value: object) -> str:
+    """The value of an engine argument, as it is read."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)

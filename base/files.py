@@ -19,6 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+# Where a command looks for the ground-truth store, in the folder in which it runs.
+STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
+
 
 def write_whole(path: Path | str, text: str) -> int:
     """Write a file of UTF-8 text, or nothing at all; its bytes.  Raises as ``whole_file`` does."""

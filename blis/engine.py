@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.blis.errors import TraceError, evicting_for_ever
-from blis_replay.blis.kernel import drafting, loop
+from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import KernelModel, step_duration_us
 from blis_replay.blis.latency.models import BatchFeatures, EngineLatency, Lifecycle, StepTime
-from blis_replay.blis.long_run import LongRun
 from blis_replay.blis.result import SimResult, check_conservation, read_result
-from blis_replay.blis.setup import eligible_times, new_flight, new_state, queueing_times, with_room
+from blis_replay.blis.setup import eligible_times, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+
+if TYPE_CHECKING:
+    from blis_replay.blis.drafting import Drafting
+    from blis_replay.blis.long_run import LongRun
 
 # Requests; of more only those under way are in memory.
 LONG_RUN = 100_000
@@ -66,9 +70,17 @@ class Engine:
         self.queued_us = queueing_times(trace, self.lifecycle)
         eligible_us = eligible_times(trace, self.queued_us)
         self.order = np.argsort(eligible_us, kind="stable")
-        self.long = LongRun(trace, engine, eligible_us, self.order) if long else None
+        self.long: LongRun | None = None
+        self._drafting: Drafting | None = None
+        if long:
+            from blis_replay.blis.long_run import LongRun
+
+            self.long = LongRun(trace, engine, eligible_us, self.order)
         self.state = self.long.state if self.long else new_state(trace, engine, eligible_us, self.order)
-        self.flight = new_flight(trace, engine, self.order)
+        if engine.walked:
+            from blis_replay.blis.drafting import Drafting
+
+            self._drafting = Drafting(trace, engine, self.order)
 
     @property
     def now_us(self) -> int:
@@ -81,11 +93,8 @@ class Engine:
             while (batch := self.schedule(until_us)) is not None:
                 self.run(max(int(latency.step_time(batch)), 1))
             return
-        model, flight = latency.for_kernel(), self.flight
-        if flight is None:
-            self._with_room(lambda: loop.advance(self.state, until_us, *model))
-        else:
-            self._with_room(lambda: drafting.advance(self.state, flight, until_us, *model))
+        model, rules = latency.for_kernel(), self._drafting or loop
+        self._with_room(lambda: rules.advance(self.state, until_us, *model))
 
     def advance_to_answer(self, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
         """Go on until a step from row ``seen`` on answered a request, or nothing is left to do before ``until_us``.
@@ -105,17 +114,14 @@ class Engine:
 
         A batch may be empty (all members wait for their last token); it takes no time.
         """
-        flight = self.flight
-        if flight is None:
-            answer = self._with_room(lambda: loop.next_batch(self.state, until_us))
-        else:
-            answer = self._with_room(lambda: drafting.next_batch(self.state, flight, until_us))
+        rules = self._drafting or loop
+        answer = self._with_room(lambda: rules.next_batch(self.state, until_us))
         return self._features() if answer == loop.BATCH else None
 
     def advance_kept(self, latency: EngineLatency) -> k.Table:
         """Go on until nothing is left to do; the batches with tokens (``kernel.state.BATCH``), one for each step."""
         model, kept = latency.for_kernel(), np.zeros(0, k.BATCH)
-        if self.flight is not None:
+        if self._drafting is not None:
             batches = []
             while (batch := self.schedule()) is not None:
                 batches += [self.state.batch.copy()] if batch.prefill_tokens + batch.decode_tokens > 0 else []
@@ -150,10 +156,7 @@ class Engine:
 
     def run(self, duration_us: int) -> None:
         """Let the batch just scheduled take this long."""
-        if self.flight is None:
-            loop.run_batch(self.state, duration_us)
-        else:
-            drafting.run_batch(self.state, self.flight, duration_us)
+        (self._drafting or loop).run_batch(self.state, duration_us)
 
     def result(self) -> SimResult:
         """What has happened so far; requests in the order of the trace."""
@@ -164,7 +167,7 @@ class Engine:
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)
         twin.state = self.state.copy()
-        twin.flight = copy.deepcopy(self.flight, memo)
+        twin._drafting = copy.deepcopy(self._drafting, memo)
         return twin
 
     def _with_room(self, go_on: Callable[[], int]) -> int:

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from blis_replay.base.arrays import Int32s, Int64s
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.draft_batch import DRAFT_CONFIG, DRAFTED, Flight
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.speculation import no_drafts
 from blis_replay.blis.trace import MOST_STEPS, MOST_TABLE_CELLS, MOST_TOKENS, EngineConfig, RequestTrace
 
 # Blocks of an engine whose number is not known.
@@ -131,38 +129,6 @@ def _segments_of_step(engine: EngineConfig) -> int:
     """Segments that one step may end: those that go on, those that begin, and one for each token of several."""
     tokens = 0 if engine.speculation is None else engine.speculation.num_speculative_tokens + 1
     return (2 + tokens) * engine.max_num_seqs + 2
-
-
-def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight | None:
-    """What the kernel needs before the first arrival where it walks requests; None where it does not."""
-    if not engine.walked:
-        return None
-    config = np.zeros(1, DRAFT_CONFIG)
-    config["once_more"] = engine.behaviours.decodes_once_more
-    if engine.speculation is None:
-        drafts = no_drafts(trace.output_tokens)
-    else:
-        drafts = trace.drafts or engine.speculation.draw(trace.output_tokens)
-        config["tokens"] = engine.speculation.num_speculative_tokens
-        config["lookahead"] = engine.speculation.lookahead_tokens
-        if engine.behaviours.lookahead_at_admission:
-            config["lookahead_at_admission"] = engine.speculation.lookahead_tokens
-        config["drops_last_hit"] = engine.speculation.drops_last_hit and not engine.hash_lookahead_tokens
-    config["cached_as_accepted"] = engine.behaviours.drafts_cached_as_accepted
-    config["hash_lookahead"] = engine.hash_lookahead_tokens
-    config["keeps_drafts"] = not engine.behaviours.drafts_end_with_preemption
-    config["pads"] = engine.behaviours.single_tokens_padded
-    config["pads_or_waits"] = not engine.behaviours.padding_where_it_fits
-    config["pads_alone"] = engine.behaviours.padding_without_company
-    return Flight(
-        config=config,
-        requests=np.zeros(len(trace), DRAFTED),
-        batches=np.zeros((2, engine.max_num_seqs, 4), np.int64),
-        counts=np.zeros(2, np.int64),
-        start=drafts.start[order],
-        drafted=np.minimum(drafts.drafted, config["tokens"].astype(np.int8)),
-        accepted=drafts.accepted,
-    )
 
 
 def _steps_at_first(outputs: Int64s) -> int:

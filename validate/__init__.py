@@ -23,23 +23,28 @@ May import: base, blis, fixtures, ingest, recorder, replay.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import polars as pl
-
-    from blis_replay.ingest.recording import Recording
-    from blis_replay.replay.driver import ReplayRun
-    from blis_replay.replay.mode import EngineValue
-    from blis_replay.replay.simulator import Simulator
-    from blis_replay.validate.report.charts import Picture
-    from blis_replay.validate.report.report import Report
-    from blis_replay.validate.text.answer import Answer
-    from blis_replay.validate.timeline.window import Timeline
+    from blis_replay.validate.face import (
+        attribute,
+        calibrate,
+        compare,
+        experiments,
+        figure,
+        gate,
+        ingest,
+        inspect,
+        load,
+        replay,
+        report_page,
+        requests,
+        segments,
+        steps,
+        timeline_window,
+        validate,
+        whatif,
+    )
 
 __all__ = [
     "attribute",
@@ -61,345 +66,11 @@ __all__ = [
     "whatif",
 ]
 
-_StorePath = Path | str | None
-STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
 
+def __getattr__(name: str) -> Any:
+    """A public function; its module, which imports every part of the program, is imported on the first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from blis_replay.validate import face
 
-def ingest(
-    *paths: Path | str,
-    engine: Path | str | None = None,
-    columns: Mapping[str, str] | None = None,
-    model: str | None = None,
-    replace: bool = False,
-    store: _StorePath = None,
-) -> pl.DataFrame:
-    """Read experiments into the store; a row each: slug, alias, outcome, and how much was read.
-
-    ``paths``: directories, files and patterns, as ``blis-replay ingest`` takes them; ``engine``: a YAML file of engine
-    arguments; ``columns``: of a table, ``{"ttft": "first_token_after:ms"}``; ``model``: what was served; ``replace``:
-    store also what has fewer requests or steps than what is stored.  Raises ``RecordingError`` for the first that
-    cannot be read.
-
-    Example: ``br.ingest("runs/mine")``
-    """
-    from blis_replay.fixtures.catalogue import profile_of
-    from blis_replay.ingest.ingest import ingest_source, outcomes_table
-    from blis_replay.ingest.readers.discovery import sources_of
-    from blis_replay.validate.text.answer import frame
-
-    path, engine_file = _store(store), Path(engine) if engine else None
-    said = None if columns is None else ",".join(f"{field}={column}" for field, column in columns.items())
-    outcomes = [
-        ingest_source(path, source, profile=profile_of(source.slug), engine_file=engine_file, even_worse=replace)
-        for source in sources_of([str(path) for path in paths], columns=said, model=model)
-    ]
-    return frame(outcomes_table(outcomes))
-
-
-def experiments(store: _StorePath = None) -> Answer:
-    """What is stored and what ships; a row per experiment.
-
-    Example: ``br.experiments().frame``
-    """
-    from blis_replay.validate.inspection import experiments_answer
-
-    return experiments_answer(_store(store))
-
-
-def load(name: str, store: _StorePath = None) -> Recording:
-    """The recording of an experiment, as every function here reads it.
-
-    Example: ``br.load("7b-train").requests.frame()``
-    """
-    from blis_replay.validate.experiment import stored_experiment
-
-    return stored_experiment(_store(store), name)
-
-
-def inspect(name: str, store: _StorePath = None) -> Answer:
-    """What a recording holds and what its instrument checks found; a row per finding.
-
-    Example: ``br.inspect("7b-train").frame``
-    """
-    from blis_replay.ingest.store import open_for_reading, read_findings, read_stored
-    from blis_replay.validate.experiment import find_experiment
-    from blis_replay.validate.inspection import inspection_answer
-
-    with open_for_reading(_store(store)) as opened:
-        slug = find_experiment(opened, name)
-        return inspection_answer(read_stored(opened, slug), read_findings(opened, slug))
-
-
-def replay(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> ReplayRun:
-    """A replay of an experiment, with everything that was simulated.
-
-    Example: ``br.replay("7b-train").ttft_us``
-    """
-    return _replayed(name, coefficients, replay, store)
-
-
-def validate(
-    name: str,
-    coefficients: str | None = None,
-    replay: str = "exact",
-    *,
-    simulator: Simulator | None = None,
-    store: _StorePath = None,
-) -> Answer:
-    """How far the simulator is from the recorded server: errors, verdict and what it rests on; the run is stored.
-
-    A row per metric and statistic, times in ms.  ``simulator``: another one than the embedded engine, with its own
-    release.  Raises ``NothingToJudgeError`` for a recording without latencies.
-
-    Example: ``br.validate("7b-train").frame``
-    """
-    from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.comparison.pages import comparison_answer
-    from blis_replay.validate.comparison.validated import validate_experiment
-    from blis_replay.validate.experiment import find_experiment, release_for
-
-    release = release_for(coefficients, [name]) if simulator is None else simulator.release
-    release.refuse_if_invalid()
-    mode = parse_mode(replay)
-    with open_for_reading(_store(store)) as opened:
-        slug = find_experiment(opened, name)
-        return comparison_answer(validate_experiment(opened, slug, release, mode, simulator=simulator))
-
-
-def requests(
-    name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None
-) -> pl.DataFrame:
-    """The recorded requests, with ``simulated_ttft_us`` and ``simulated_e2e_us`` (null where it did not finish).
-
-    Example: ``br.requests("7b-train").select("ttft_us", "simulated_ttft_us")``
-    """
-    import polars as pl
-
-    run = _replayed(name, coefficients, replay, store)
-    done = pl.Series(run.simulated.completed)
-    simulated = {"simulated_ttft_us": run.ttft_us, "simulated_e2e_us": run.e2e_us}
-    return run.recording.requests.frame().with_columns(
-        pl.when(done).then(pl.Series(values)).alias(column) for column, values in simulated.items()
-    )
-
-
-def steps(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
-    """The simulated steps: start, end, batch, queue and KV use.
-
-    Example: ``br.steps("7b-train").head()``
-    """
-    from blis_replay.replay.store import step_table
-
-    return step_table(_replayed(name, coefficients, replay, store).result)
-
-
-def segments(
-    name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None
-) -> pl.DataFrame:
-    """A row per request and segment of its time, ``observed_us``, ``simulated_us`` and their difference.
-
-    Example: ``br.segments("mine", coefficients="mine.yaml")``
-    """
-    from blis_replay.validate.comparison.segments import segment_frame, segments_of
-
-    return segment_frame(segments_of(_replayed(name, coefficients, replay, store)))
-
-
-def timeline_window(
-    name: str,
-    from_us: int = 0,
-    until_us: int | None = None,
-    coefficients: str | None = None,
-    replay: str = "exact",
-    store: _StorePath = None,
-) -> Timeline:
-    """A window of the recording and its replay: ``.lanes``, ``.steps``, ``.counters`` are frames.
-
-    Example: ``br.timeline_window("7b-train", 0, 5_000_000).lanes``
-    """
-    from blis_replay.validate.timeline.window import timeline
-
-    return timeline(_replayed(name, coefficients, replay, store), from_us, until_us)
-
-
-def attribute(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> Answer:
-    """Where the error comes from: a row per part of the error of each mean and p99.
-
-    ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
-    bounds of 95 %; ``change_us``: what it changes one after the other in this order.
-
-    Example: ``br.attribute("34b-general", replay="scheduling=synchronous").frame``
-    """
-    from blis_replay.ingest.store import open_for_reading, read_stored
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.experiment import find_experiment, given_options, release_for
-    from blis_replay.validate.explain.attribute import attribute as attributed
-    from blis_replay.validate.explain.text import attribution_answer
-    from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
-
-    release = release_for(coefficients, [name])
-    mode = parse_mode(replay)
-    with open_for_reading(_store(store)) as opened:
-        recording = read_stored(opened, find_experiment(opened, name))
-        gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
-    again = given_options(coefficients, _store(store), STORE_DEFAULT)
-    reference = release_for(None, [name])
-    return attribution_answer(attributed(recording, release, mode, reference=reference, token_gaps=gaps, options=again))
-
-
-def compare(
-    a: str, b: str, *, experiment: str | None = None, coefficients: str | None = None, store: _StorePath = None
-) -> Answer:
-    """Two sides beside each other, named as for ``blis-replay compare``; a row per metric and statistic.
-
-    A side is an experiment, ``EXPERIMENT@RELEASE``, the id of a stored run, or a release or simulator with
-    ``experiment``.  ``coefficients``: of a side that is a simulator.
-
-    Example: ``br.compare("7b-train", "7b-train@h100-vllm-0.15.1").frame``
-    """
-    from blis_replay.ingest.store import open_for_reading
-    from blis_replay.validate.comparison.differences import differences, differences_answer
-    from blis_replay.validate.comparison.sides import Choice, side_of
-
-    choice = Choice(experiment, coefficients)
-    with open_for_reading(_store(store)) as opened:
-        return differences_answer(differences(side_of(opened, a, choice), side_of(opened, b, choice)))
-
-
-def whatif(
-    name: str, changes: Mapping[str, EngineValue], coefficients: str | None = None, store: _StorePath = None
-) -> Answer:
-    """The same requests with other engine arguments, such as ``{"max_num_seqs": 64}``; a row per replay.
-
-    Example: ``br.whatif("7b-train", {"max_num_seqs": 64}).frame``
-    """
-    from blis_replay.validate.experiment import given_options, release_for
-    from blis_replay.validate.what_if import what_if, whatif_answer
-
-    changed = tuple(changes.items())
-    found = what_if(load(name, store), release_for(coefficients, [name]), [changed])
-    return whatif_answer(found, given_options(coefficients, _store(store), STORE_DEFAULT))
-
-
-def calibrate(
-    *names: str, out: Path | str, prior: str | None = None, force: bool = False, store: _StorePath = None
-) -> Answer:
-    """Fit step times and delays to recordings and write a release to ``out``; a row per coefficient.
-
-    ``names``: slugs, aliases or patterns; ``prior``: a release whose values stand for what cannot be determined.
-    ``force``: write also a fit that misses its own training data.
-
-    Example: ``br.calibrate("mine", out="mine.yaml").frame``
-    """
-    from blis_replay.base.files import write_whole
-    from blis_replay.blis.releases.release import format_release
-    from blis_replay.ingest.store import open_for_reading, read_stored
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import given_options
-    from blis_replay.validate.fit.calibrate import Options, recorded_experiments
-    from blis_replay.validate.fit.calibrate import calibrate as calibrated
-    from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
-    from blis_replay.validate.fit.text import calibration_answer
-
-    with open_for_reading(_store(store)) as opened:
-        recordings = [read_stored(opened, slug) for slug in recorded_experiments(opened, names)]
-    release, fits = calibrated(recordings, Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR)))
-    written = force or not any(fit.missed for fit in fits)
-    if written:
-        write_whole(out, format_release(release))
-    again = given_options(str(out), _store(store), STORE_DEFAULT)
-    return calibration_answer(str(out), fits, recordings, again, written=written)
-
-
-def gate(
-    coefficients: str,
-    *names: str,
-    baseline: str | None = None,
-    policy: Path | str | None = None,
-    store: _StorePath = None,
-) -> Answer:
-    """May a release be used? Its errors against a policy and another release; a row per check.
-
-    ``names``: experiments, all of the release's models without any; ``policy``: a YAML file.
-
-    Example: ``br.gate("h100-vllm-0.15.1", "7b-train").frame``
-    """
-    from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.gating.gate import gate as gated
-    from blis_replay.validate.gating.policy import load_policy
-    from blis_replay.validate.gating.reports import gate_answer
-
-    rules = load_policy(None if policy is None else Path(policy))
-    before = load_release(baseline) if baseline else None
-    with open_for_reading(_store(store)) as opened:
-        return gate_answer(gated(opened, load_release(coefficients), before, rules, names))
-
-
-def figure(
-    name: str, what: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None
-) -> Picture:
-    """One picture of the report, which a notebook shows; ``.numbers`` is what it draws, a polars frame.
-
-    ``what``: ``e2e``, ``ttft`` or ``itl`` (distributions), ``ttft by prompt``, ``ttft by queue``, ``steps``,
-    ``errors`` (over time), ``depth`` or ``attribution``.  Raises ``ValidateError`` for another word, and with the
-    reason where the recording has no numbers for it.
-
-    Example: ``br.figure("34b-general", "ttft")``
-    """
-    from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.experiment import find_experiment, release_for
-    from blis_replay.validate.report.charts import picture
-    from blis_replay.validate.report.evidence import gather
-
-    release = release_for(coefficients, [name])
-    with open_for_reading(_store(store)) as opened:
-        slug, mode = find_experiment(opened, name), parse_mode(replay)
-        return picture(gather(opened, slug, release, mode, release_for(None, [name])), what)
-
-
-def report_page(
-    *names: str,
-    coefficients: str | None = None,
-    baseline: str | None = None,
-    replay: str = "exact",
-    out: Path | str | None = None,
-    store: _StorePath = None,
-) -> Report:
-    """The page of these experiments, of all without a name: ``.html``, ``.verdicts``, ``.not_judged``.
-
-    ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
-
-    Example: ``br.report_page("34b-general", out="report.html").verdicts``
-    """
-    from blis_replay.base.files import write_whole
-    from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import all_experiments, find_experiment, release_for
-    from blis_replay.validate.report.report import report
-
-    path, release = _store(store), release_for(coefficients)
-    with open_for_reading(path) as opened:
-        slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
-    before = load_release(baseline) if baseline else None
-    mode = parse_mode(replay)
-    made = report(path, slugs, release, mode, baseline=before, ships=coefficients is None)
-    if out is not None:
-        write_whole(out, made.html)
-    return made
-
-
-def _replayed(name: str, coefficients: str | None, mode: str, store: _StorePath) -> ReplayRun:
-    from blis_replay.replay.driver import replay
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.experiment import release_for
-
-    release = release_for(coefficients, [name])
-    return replay(load(name, store), release, parse_mode(mode))
-
-
-def _store(store: _StorePath) -> Path:
-    return Path(store or os.environ.get("BLIS_REPLAY_STORE") or STORE_DEFAULT)
+    return getattr(face, name)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.errors import UnknownExperimentError
@@ -150,11 +151,8 @@ def experiment_row(store: Store, slug: str) -> ExperimentRow:
     return next(row for row in list_experiments(store) if row.slug == slug)
 
 
-def given_options(coefficients: str | None, store_path: Path, usual: Path) -> str:
-    """The options that a command printed to go on with must repeat, each with a space before it.
-
-    ``usual``: the store that it takes by itself.
-    """
+def given_options(coefficients: str | None, store_path: Path) -> str:
+    """The options that a printed next command must repeat, each with a space before it; without the default store."""
     release = "" if coefficients is None else f" --coefficients {shlex.quote(coefficients)}"
-    known = str(store_path) in (str(usual), os.environ.get("BLIS_REPLAY_STORE"))
+    known = str(store_path) in (str(STORE_DEFAULT), os.environ.get("BLIS_REPLAY_STORE"))
     return release + ("" if known else f" --store {shlex.quote(str(store_path))}")

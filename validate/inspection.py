@@ -10,8 +10,15 @@ from typing import Any
 from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.recording import PUBLISHED, UNKNOWN, Finding, Recording, SharedPrefix, SourceFile
-from blis_replay.ingest.store import list_experiments, open_store
+from blis_replay.ingest.store import (
+    list_experiments,
+    open_for_reading,
+    open_store,
+    read_findings,
+    read_stored,
+)
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
+from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line, severity_mark
 
 _SHORT_HASH = 12
@@ -43,6 +50,13 @@ def _document(recording: Recording, findings: Sequence[Finding]) -> dict[str, ob
         and {"source": prefix.source, "requests": prefix.requests.height, "prompts": prefix.prompts.height},
         "findings": [vars(finding) for finding in findings],
     }
+
+
+def inspected(store_path: Path, name: str) -> Answer:
+    """The answer for a stored or bundled experiment; raises ``UnknownExperimentError``."""
+    with open_for_reading(store_path) as store:
+        slug = find_experiment(store, name)
+        return inspection_answer(read_stored(store, slug), read_findings(store, slug))
 
 
 def inspection_answer(recording: Recording, findings: Sequence[Finding]) -> Answer:

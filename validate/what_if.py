@@ -29,13 +29,18 @@ from blis_replay.replay.mode import (
     parse_engine_value,
 )
 from blis_replay.validate.comparison.saturation import simulated_queue
-from blis_replay.validate.comparison.sides import observed_attainment, simulated_attainment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
-from blis_replay.validate.metrics.objectives import Attainment, Objectives, attainment_json, attainment_line
+from blis_replay.validate.metrics.objectives import (
+    Attainment,
+    Objectives,
+    observed_attainment,
+    simulated_attainment,
+)
 from blis_replay.validate.metrics.observed import Gaps, simulated_samples
 from blis_replay.validate.text.answer import Answer, Block, Line, Verbatim
 from blis_replay.validate.text.cells import cell_text
+from blis_replay.validate.text.messages import attainment_line
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,7 @@ def _document(whatif: WhatIf) -> dict[str, object]:
             "values": whatif.recorded.values,
             **_slo_json(whatif.recorded),
         },
-        **({} if whatif.observed is None else {"observed": {"slo": attainment_json(whatif.observed)}}),
+        **({} if whatif.observed is None else {"observed": {"slo": whatif.observed.document}}),
         "points": [
             {
                 "overrides": dict(point.overrides),
@@ -275,7 +280,7 @@ def _document(whatif: WhatIf) -> dict[str, object]:
 
 
 def _slo_json(point: WhatIfPoint) -> dict[str, object]:
-    return {} if point.attained is None else {"slo": attainment_json(point.attained)}
+    return {} if point.attained is None else {"slo": point.attained.document}
 
 
 def _head(whatif: WhatIf) -> Line:
@@ -314,7 +319,7 @@ def _remarks(whatif: WhatIf) -> Block:
     """What was promised and what came of it, what was not served, and what is not the same work."""
     simulated = [("as recorded", whatif.recorded), *((_name(whatif, point), point) for point in whatif.points)]
     slo = [("the server itself", whatif.observed), *((name, point.attained) for name, point in simulated)]
-    lines = [f"{name}: {attainment_line(attainment_json(one))}" for name, one in slo if one is not None]
+    lines = [f"{name}: {attainment_line(one.document)}" for name, one in slo if one is not None]
     if whatif.observed is not None and _lacks_token_times(whatif.observed):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     lines += [

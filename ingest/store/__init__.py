@@ -1,7 +1,7 @@
 """The ground-truth store: one DuckDB file with recordings, findings and runs (``schema.sql``).
 
-The public face; the work is in ``file`` (the file and its transactions), ``writing``, ``recordings``
-(what is read of them) and ``runs``.
+The public face; the work is in ``file`` (the file and its transactions), ``recordings`` (reads them) and ``runs``.
+``writing`` stores recordings, and is imported by what ingests them.
 
 May import: ingest.errors, ingest.queries, ingest.recording, ingest.rows, ingest.stream.
 """
@@ -32,7 +32,6 @@ from blis_replay.ingest.store.runs import (
     read_run,
     write_run,
 )
-from blis_replay.ingest.store.writing import WriteOutcome, write_recording
 
 __all__ = [
     "ERROR_SCHEMA",
@@ -44,7 +43,6 @@ __all__ = [
     "NamedExperiment",
     "RunRecord",
     "Store",
-    "WriteOutcome",
     "experiments_named",
     "inter_token_gaps",
     "is_stored",
@@ -60,6 +58,5 @@ __all__ = [
     "token_times",
     "transaction",
     "writable",
-    "write_recording",
     "write_run",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from blis_replay.validate.cli.options import (
     store_option,
     verb,
 )
+
+if TYPE_CHECKING:
+    from blis_replay.validate.metrics.objectives import Objectives
 
 # Output files: those of an earlier simulation are replaced only with --force.
 _WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv", "steps.csv")
@@ -99,7 +103,7 @@ def simulate_verb(
     concurrency: int | None,
     think_ms: float | None,
     ramp_s: float | None,
-    slo: str | None,
+    objectives: Objectives,
     force: bool,
     csv_tables: bool,
     store_path: Path,
@@ -133,7 +137,6 @@ def simulate_verb(
     from blis_replay.blis.errors import TraceError
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import stored_experiment
-    from blis_replay.validate.metrics.objectives import parse_objectives
     from blis_replay.validate.text.answer import page_json
     from blis_replay_labs.cluster.config import ClusterConfig, RoundRobin, router_of_text
     from blis_replay_labs.synthetic.request_table import read_request_table
@@ -154,10 +157,9 @@ def simulate_verb(
         raise click.UsageError("--router chooses between instances; say how many with --instances")
     if concurrency is None and (think_ms is not None or ramp_s is not None):
         raise click.UsageError("--think-time and --ramp are of a closed loop; say how many clients with --concurrency")
-    if instances > 1 and (concurrency is not None or slo is not None):
+    if instances > 1 and (concurrency is not None or objectives):
         raise click.UsageError("--concurrency and --slo are of one engine; leave --instances out")
     loop = concurrency and ClosedLoop(concurrency, round(1e6 * (ramp_s or 0)), round(1e3 * (think_ms or 0)))
-    objectives = parse_objectives(slo) if slo is not None else ()
     if not force and (there := sorted(name for name in _WRITTEN if (out / name).exists())):
         verb = "is" if len(there) == 1 else "are"
         raise click.UsageError(

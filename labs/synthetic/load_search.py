@@ -15,8 +15,9 @@ from blis_replay.ingest.tables import Column, Table, columns_named, table_of
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import EngineOverrides, override_text
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.metrics.objectives import Objectives, attainment_json, missed_text, written
+from blis_replay.validate.metrics.objectives import Objectives, written
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.text.messages import missed_text
 from blis_replay.validate.what_if import WhatIfPoint, known_error, simulated_point
 
 Load = Literal["rate", "concurrency"]
@@ -210,7 +211,7 @@ def _beyond(one: MostLoad) -> str:
         return f"{_name(one.overrides)}: {one.reason}"
     if one.beyond is None:
         return f"{_name(one.overrides)}: within the limits at all that was tried"
-    missed = one.beyond.reason if one.beyond.attained is None else missed_text(attainment_json(one.beyond.attained))
+    missed = one.beyond.reason if one.beyond.attained is None else missed_text(one.beyond.attained.document)
     return f"{_name(one.overrides)}: more would miss {missed}"
 
 
@@ -227,7 +228,7 @@ def _json(one: MostLoad, load: Load) -> dict[str, object]:
 def _point_json(point: WhatIfPoint | None, load: Load) -> dict[str, object] | None:
     if point is None:
         return None
-    slo = None if point.attained is None else attainment_json(point.attained)
+    slo = None if point.attained is None else point.attained.document
     return {load: _load(point, load), "values": point.values, "slo": slo, "reason": point.reason}
 
 

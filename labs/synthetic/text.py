@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
-from blis_replay.validate.metrics.objectives import Objectives, attained, attainment_json, attainment_line
+from blis_replay.validate.metrics.objectives import Objectives, attained
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import hundredths, percent_plain
+from blis_replay.validate.text.messages import attainment_line
 from blis_replay.validate.what_if import cut_short_text
 from blis_replay_labs.synthetic.simulation import ClusterSimulation, Simulation
 
@@ -44,7 +45,7 @@ def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, An
         "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
         "output_tokens_per_s": int(result.output_tokens[done].sum()) / duration_s if duration_s else None,
         "latencies_ms": latencies_ms(samples, gaps),
-        **({"slo": attainment_json(attained(objectives, samples, gaps, len(trace)))} if objectives else {}),
+        **({"slo": attained(objectives, samples, gaps, len(trace)).document} if objectives else {}),
         "preemptions": int(result.preemptions.sum()),
         "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()) if len(trace) else None,
         "peak_running": int(steps["running_depth"].max(initial=0)),

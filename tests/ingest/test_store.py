@@ -32,9 +32,9 @@ from blis_replay.ingest.store import (
     recordings,
     resolve,
     token_times,
-    write_recording,
     write_run,
 )
+from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import NO_EVENTS, PAIRED_WITH_DONE, PLAIN
 
 FINDING = Finding("token_events", "corrected", "itl", "8.13 ms, 16.36 ms", {"ratio": 2.013, "layout": None}, "1.5")
@@ -199,7 +199,8 @@ from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 from builders import recording, requests
 from blis_replay.ingest.store import writing
-from blis_replay.ingest.store import open_store, write_recording
+from blis_replay.ingest.store import open_store
+from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import NO_EVENTS
 
 def stop(*_):

@@ -23,9 +23,9 @@ from blis_replay.ingest.store import (
     open_for_reading,
     open_store,
     read_stored,
-    write_recording,
 )
 from blis_replay.ingest.store import file as store_file
+from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import NO_EVENTS
 
 

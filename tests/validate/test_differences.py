@@ -21,7 +21,7 @@ from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.differences import CELLS, Differences, differences, differences_answer
-from blis_replay.validate.comparison.sides import Choice, runs_json, side_of
+from blis_replay.validate.comparison.named_sides import Choice, runs_json, side_of
 from blis_replay.validate.comparison.validated import validate_experiment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples

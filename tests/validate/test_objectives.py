@@ -10,10 +10,9 @@ from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.objectives import (
     Objective,
     attained,
-    attainment_json,
-    attainment_line,
     parse_objectives,
 )
+from blis_replay.validate.text.messages import attainment_line
 
 # TTFT 100 to 400 ms; 11 tokens each, the gaps of a request 10, 20, 30, 40 ms.
 SAMPLES = LatencySamples(
@@ -53,6 +52,6 @@ def test_quantiles_are_of_all_and_goodput_of_each_request() -> None:
 def test_the_furthest_miss_comes_first_and_what_is_not_known_is_missed() -> None:
     found = attained(parse_objectives("ttft.mean=200ms,e2e.mean=100ms,itl.p95=1s"), SAMPLES, None, 4)
     assert [objective.slug for objective in found.missed] == ["itl_p95", "e2e_mean", "ttft_mean"]
-    line = attainment_line(attainment_json(found))
+    line = attainment_line(found.document)
     assert line.startswith("SLO missed: TTFT mean 250 of 200 ms, E2E mean 500 of 100 ms, ITL p95 unknown of 1,000 ms")
     assert line.endswith("goodput 0.0% of the requests")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.files import write_whole
-from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
@@ -138,7 +137,7 @@ def calibrate_verb(
     written = force or not any(fit.missed for fit in fits)
     if written:
         write_whole(out, format_release(release))
-    again = given_options(str(out), store_path, STORE_DEFAULT)
+    again = given_options(str(out), store_path)
     return print_answer(calibration_answer(str(out), fits, recordings, again, written=written))
 
 

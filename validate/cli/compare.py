@@ -106,7 +106,7 @@ def _two(
     store: Store, sides: tuple[str, ...], experiment: str | None, coefficients: str | None, blis_binary: str | None
 ) -> Answer:
     from blis_replay.validate.comparison.differences import differences, differences_answer
-    from blis_replay.validate.comparison.sides import Choice, side_of
+    from blis_replay.validate.comparison.named_sides import Choice, side_of
 
     choice = Choice(experiment, coefficients, blis_binary)
     return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
@@ -114,7 +114,7 @@ def _two(
 
 def _runs(store: Store, experiment: str | None) -> Answer:
     from blis_replay.validate.comparison.differences import runs_answer
-    from blis_replay.validate.comparison.sides import runs_json
+    from blis_replay.validate.comparison.named_sides import runs_json
     from blis_replay.validate.experiment import find_experiment
 
     return runs_answer(runs_json(store, find_experiment(store, experiment) if experiment else None))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.files import write_whole
-from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     DURATION,
@@ -88,7 +87,7 @@ def explain_verb(
             mode,
             reference=stand_in,
             token_gaps=gaps,
-            options=given_options(coefficients, store_path, STORE_DEFAULT),
+            options=given_options(coefficients, store_path),
             seed=seed,
             progress=progress,
             **workers,

@@ -16,11 +16,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from blis_replay.base.addons import addon, addons, in_labs
-from blis_replay.validate import STORE_DEFAULT
+from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.validate.cli.answers import Command, set_out_file
 
 if TYPE_CHECKING:
     from blis_replay.blis.releases.release import CoefficientRelease
+    from blis_replay.validate.metrics.objectives import Objectives
 
 # Where a command keeps which store it is of.
 _STORE = "store"
@@ -78,7 +79,7 @@ def with_store(message: str, root: click.Group, given: dict[str, Path]) -> str:
         return message
     from blis_replay.validate.experiment import given_options
 
-    repeated, context = given_options(None, given[_STORE], STORE_DEFAULT), click.Context(root)
+    repeated, context = given_options(None, given[_STORE]), click.Context(root)
 
     def told(found: re.Match[str]) -> str:
         command: click.Command | None = root
@@ -183,11 +184,19 @@ def repeat_option(command: Command) -> Command:
 
 
 def slo_option(command: Command) -> Command:
-    """``--slo``: limits as ``parse_objectives`` reads them, None where none are given."""
+    """``--slo`` as ``objectives``; empty without it."""
     help_text = (
         "Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them."
     )
-    return click.option("--slo", metavar="LIMITS", help=help_text)(command)
+    return click.option("--slo", "objectives", metavar="LIMITS", callback=_objectives, help=help_text)(command)
+
+
+def _objectives(_ctx: click.Context, _param: click.Parameter, limits: str | None) -> Objectives:
+    if limits is None:
+        return ()
+    from blis_replay.validate.metrics.objectives import parse_objectives
+
+    return parse_objectives(limits)
 
 
 def release_option(*names: str, help_text: str, **settings: Any) -> Callable[[Command], Command]:

@@ -57,9 +57,8 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
     """
     from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
     from blis_replay.ingest.store import open_for_reading
-    from blis_replay.validate import inspect
     from blis_replay.validate.experiment import find_experiment
-    from blis_replay.validate.inspection import checks_answer, evidence_answer
+    from blis_replay.validate.inspection import checks_answer, evidence_answer, inspected
     from blis_replay.validate.schedule import SCHEDULE_CHECK, schedule_evidence
 
     if list_checks and (name is not None or check is not None):
@@ -71,7 +70,7 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
     if name is None:
         raise click.UsageError("name an experiment, or list the checks with --checks")
     if check is None:
-        print_answer(inspect(name, store_path))
+        print_answer(inspected(store_path, name))
         return
     chosen = named_check(check, SCHEDULE_CHECK)
     with open_for_reading(store_path) as store:

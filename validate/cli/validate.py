@@ -28,6 +28,7 @@ from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import Workers
+    from blis_replay.validate.metrics.objectives import Objectives
 
 
 def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -77,7 +78,7 @@ def validate_verb(
     by_stage: bool,
     window: tuple[float, float],
     repeats: tuple[str, ...],
-    slo: str | None,
+    objectives: Objectives,
     store_path: Path,
     **workers: Unpack[Workers],
 ) -> int:
@@ -117,11 +118,9 @@ def validate_verb(
         from blis_replay.validate.comparison.text import validation_answer
         from blis_replay.validate.comparison.validated import validate_many
         from blis_replay.validate.experiment import release_for
-        from blis_replay.validate.metrics.objectives import parse_objectives
 
         release = release_for(coefficients)
         release.refuse_if_invalid()
-        objectives = parse_objectives(slo) if slo is not None else ()
         mode = parse_mode(mode_text)
         model = "own" if coefficients is None else "release"
         inputs = SimulatorInputs(release, store_path, timeout_s, blis_binary, model)

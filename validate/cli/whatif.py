@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.addons import needed_addon
-from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     another_gpu_options,
@@ -24,6 +23,7 @@ from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import Workers
+    from blis_replay.validate.metrics.objectives import Objectives
 
 
 @verb("whatif")
@@ -50,7 +50,7 @@ def whatif_verb(
     name: str,
     fixed: tuple[str, ...],
     swept: tuple[str, ...],
-    slo: str | None,
+    objectives: Objectives,
     find: str | None,
     coefficients: str | None,
     gpu: str | None,
@@ -82,13 +82,12 @@ def whatif_verb(
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
-    from blis_replay.validate.metrics.objectives import parse_objectives
     from blis_replay.validate.metrics.observed import pooled_gaps
     from blis_replay.validate.what_if import grid, mode_with, parse_value, what_if, whatif_answer
 
     settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
-    if find and (slo is None or find in settings or find in values):
-        problem = "give limits with --slo ttft.p95=500ms,itl.p95=50ms" if slo is None else f"leave {find} to it"
+    if find and (not objectives or find in settings or find in values):
+        problem = "give limits with --slo ttft.p95=500ms,itl.p95=50ms" if not objectives else f"leave {find} to it"
         raise click.UsageError(f"--find {find} searches for the most load within limits: {problem}")
     if not (settings or values or find):
         raise click.UsageError("say what is to change: --set max_num_seqs=256, or --sweep max_num_seqs=64,128,256")
@@ -103,14 +102,13 @@ def whatif_verb(
     changes = grid(tuple(sorted((n, parse_value(n, v)) for n, v in settings.items())), sweeps)
     for change in changes:
         mode_with((*change, (find, 1)) if find else change)
-    objectives = parse_objectives(slo) if slo is not None else ()
     search = needed_addon("whatif", "find", "--find") if find else None
     release = release_on_gpu(release_for(coefficients, [name]), gpu, gpu_file)
     with open_for_reading(store_path) as store:
         slug = find_experiment(store, name)
         recording = read_stored(store, slug)
         gaps = pooled_gaps(store, slug) if objectives and not find else None
-    again = given_options(coefficients, store_path, STORE_DEFAULT)
+    again = given_options(coefficients, store_path)
     if search:
         tried = [change for change in changes if change]
         with progress_line("searching") as progress:

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.base.engine_packs import least_default
+from blis_replay.base.engine_packs import least_default, shown_argument
 from blis_replay.blis.result import SimResult, step_parts
-from blis_replay.ingest.readers.server.engine_defaults import shown_argument
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import ReplayPlan

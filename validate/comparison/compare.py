@@ -17,21 +17,15 @@ from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import open_arguments
 from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing, Promised
 from blis_replay.validate.comparison.saturation import capacity, saturation
-from blis_replay.validate.comparison.sides import (
-    Side,
-    observed_attainment,
-    recording_side,
-    replay_side,
-    simulated_attainment,
-)
+from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.comparison.spread import draw_errors
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, correlation, paired_mape
-from blis_replay.validate.metrics.objectives import Attainment, Objectives
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection
 
 if TYPE_CHECKING:
+    from blis_replay.validate.metrics.objectives import Objectives
     from blis_replay.validate.schedule import ScheduleVerdict
 
 
@@ -131,6 +125,8 @@ def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps |
     """With what came of objectives on both sides, over all requests of the selection; ``gaps``: as recorded."""
     if not objectives:
         return comparison
+    from blis_replay.validate.metrics.objectives import Attainment, observed_attainment, simulated_attainment
+
     run = comparison.run
     chosen = comparison.selection.of(run.recording.requests)
     simulated = simulated_attainment(run, objectives, chosen)

@@ -16,10 +16,10 @@ from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
 from blis_replay.validate.comparison.warm_up import WarmUp
 from blis_replay.validate.judgement import Command, Draws, Judgement, Quantity, Remark, Verdict, held, remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS, relative_error
-from blis_replay.validate.metrics.objectives import Attainment, attainment_json
 from blis_replay.validate.metrics.observed import Selection, overloaded
 
 if TYPE_CHECKING:
+    from blis_replay.validate.metrics.objectives import Attainment
     from blis_replay.validate.schedule import ScheduleVerdict
 
 # With more requests than this without latencies, those that have some are not the run.
@@ -286,7 +286,7 @@ def _remarks(comparison: Comparison) -> list[Remark]:
         within = [m for m, error in errors.items() if error is not None and abs(error) <= apart[m]]
         remarks.append(remark("repeats", recordings=noise.recordings, apart=apart, within=within))
     for side, attained in (vars(comparison.promised) if comparison.promised else {}).items():
-        remarks.append(remark("slo", side=side, attained=attainment_json(attained)))
+        remarks.append(remark("slo", side=side, attained=attained.document))
     remarks += hardware_remarks(comparison)
     if comparison.warming is not None:
         remarks.append(remark("warm_up", **vars(comparison.warming)))

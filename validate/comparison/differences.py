@@ -11,10 +11,11 @@ from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.comparison.compare import compare, requests_of_both
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell, Pairing
+from blis_replay.validate.comparison.named_sides import changed_inputs, inputs_of, only_on_one_side, timeline_of
 from blis_replay.validate.comparison.pages import pairs_sentence
 from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.comparison.segments import Segments, segments_between
-from blis_replay.validate.comparison.sides import Side, changed_inputs, only_on_one_side
+from blis_replay.validate.comparison.sides import Side
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.metrics.resampling import (
@@ -75,7 +76,7 @@ def differences(a: Side, b: Side) -> Differences:
     chosen = (a.requests, b.requests) if both is None else (both, both)
     samples = [None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True)]
     blocks = _blocks((a, b), chosen, samples, paired=both is not None)
-    inputs = a.inputs(), b.inputs()
+    inputs = inputs_of(a), inputs_of(b)
     return Differences(
         a=a,
         b=b,
@@ -85,11 +86,16 @@ def differences(a: Side, b: Side) -> Differences:
         changed=changed_inputs(*inputs),
         one_sided=only_on_one_side(*inputs),
         pairs=None if both is None else _pairs(a, both, samples),
-        segments=None
-        if both is None or a.timeline is None or b.timeline is None
-        else segments_between(a.recording, a.timeline(), b.timeline(), both),
+        segments=_segments_of_both(a, b, both),
         both_replays=all("simulator" in side for side in inputs),
     )
+
+
+def _segments_of_both(a: Side, b: Side, both: Bools | None) -> Segments | None:
+    if both is None:
+        return None
+    one, other = timeline_of(a), timeline_of(b)
+    return None if one is None or other is None else segments_between(a.recording, one, other, both)
 
 
 def _blocks(

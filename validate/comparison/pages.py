@@ -26,7 +26,6 @@ from blis_replay.validate.comparison.verdict_text import (
 )
 from blis_replay.validate.judgement import Draws, Quantity, Remark, exit_code, mean_abs_errors, means_by_fit, remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
-from blis_replay.validate.metrics.objectives import attainment_json
 from blis_replay.validate.metrics.resampling import MetricStatistic
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
 from blis_replay.validate.text.cells import in_ms, milliseconds, percent_plain
@@ -325,7 +324,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "capacity": served and [_measure_json(quantity) for quantity in served],
         "unusable": judgement.refused,
         "repeats": noise and {"recordings": list(noise.recordings), "apart": _by_metric(noise.apart)},
-        "slo": comparison.promised and {side: attainment_json(one) for side, one in vars(comparison.promised).items()},
+        "slo": comparison.promised and {side: one.document for side, one in vars(comparison.promised).items()},
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "unsure": judgement.unsure,
         "warm_up": comparison.warming and vars(comparison.warming),

@@ -1,32 +1,20 @@
-"""What a comparison can have on either side: a recording, a replay of one, or a stored run."""
+"""One side of a comparison: a recording, or a replay of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools
-from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.releases.latency import format_latency
-from blis_replay.blis.releases.release import DELAYS, ModelEntry, bundled_releases
-from blis_replay.ingest.errors import UnknownExperimentError
-from blis_replay.ingest.recording import PUBLISHED, Recording
-from blis_replay.ingest.store import RunRecord, Store, list_runs, read_run, read_stored
-from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.errors import UnknownNameError
-from blis_replay.replay.release_file import load_release
-from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.replay.simulators import SimulatorInputs, simulator_named
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.experiment import find_experiment, release_that_ships
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.store import RunRecord
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
-from blis_replay.validate.metrics.objectives import Attainment, Objectives, attained
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Number,
@@ -36,24 +24,23 @@ from blis_replay.validate.metrics.observed import (
     numbers_from_aggregates,
     numbers_from_requests,
     observed_requests,
-    pooled_gaps,
     samples_of,
     simulated_samples,
-    unusable_cells,
     without_unusable,
 )
-from blis_replay.validate.metrics.resampling import numbers_of
 
 if TYPE_CHECKING:
-    from blis_replay.validate.comparison.segments import RequestTimeline
+    pass
 
-# What a side rests on, by name: two of them can be told apart by it.
-Inputs = dict[str, str]
-
-SIMULATORS = ("embedded", "blis")
-RUN_ID_LENGTH = 12
-_SHORTEST_ID = 6
 _REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as the store has it: what it is, and a row per request (``RUN_REQUEST_SCHEMA``)."""
+
+    record: RunRecord
+    requests: pl.DataFrame
 
 
 @dataclass(frozen=True)
@@ -62,9 +49,8 @@ class Side:
 
     ``what``: in words.  ``requests``: bool[n], which requests of ``recording`` have latencies here, None where
     only aggregates are known.  ``latencies``: those of some of them.  ``measure``: the numbers of all metrics over
-    the requests whose latencies are given (None: as published).  ``inputs``: what the side rests on.
-    ``timeline``: when each request reached what, None where single requests are not known.  ``run``: the replay,
-    if it is one.
+    the requests whose latencies are given (None: as published).  ``run``: the replay, if it is one that was just made.
+    ``stored``: the run, if it was read from the store.
     """
 
     name: str
@@ -73,9 +59,8 @@ class Side:
     requests: Bools | None
     latencies: Callable[[Bools], LatencySamples]
     measure: Callable[[Bools | None, LatencySamples | None, Selection], Numbers]
-    inputs: Callable[[], Inputs]
-    timeline: Callable[[], RequestTimeline] | None
     run: ReplayRun | None = None
+    stored: StoredRun | None = None
 
 
 def recording_side(recording: Recording, token_gaps: Gaps | None, name: str = "recording") -> Side:
@@ -89,8 +74,6 @@ def recording_side(recording: Recording, token_gaps: Gaps | None, name: str = "r
         requests=requests if known else None,
         latencies=partial(samples_of, recording),
         measure=partial(_observed, recording, token_gaps),
-        inputs=partial(inputs_of_recording, recording),
-        timeline=partial(_timeline_of_recording, recording) if known else None,
     )
 
 
@@ -119,48 +102,19 @@ def replay_side(run: ReplayRun, name: str = "replay") -> Side:
         requests=run.simulated.completed,
         latencies=partial(simulated_samples, run),
         measure=partial(_simulated, run),
-        inputs=partial(inputs_of_run, run),
-        timeline=partial(_timeline_of_run, run),
         run=run,
     )
-
-
-def simulated_attainment(run: ReplayRun, objectives: Objectives, chosen: Bools | None = None) -> Attainment:
-    """What came of objectives in a replay, of the chosen requests (all if None); what was given up is not good."""
-    asked = np.ones(len(run.simulated.completed), np.bool_) if chosen is None else chosen
-    done = asked & run.simulated.completed
-    counted = None if run.simulated.engine is None else run.pooled_gaps(done)
-    return attained(objectives, simulated_samples(run, done), counted, int(asked.sum()))
-
-
-def observed_attainment(
-    recording: Recording, objectives: Objectives, gaps: Gaps | None = None, chosen: Bools | None = None
-) -> Attainment | None:
-    """What came of them on the server; ``gaps``: pooled, without which no quantile of the ITL is known.
-
-    Numbers that an instrument check forbids are not known either.  None where no single request was recorded.
-    """
-    asked = np.ones(recording.requests.height, np.bool_) if chosen is None else chosen
-    answered = asked & observed_requests(recording)
-    if not answered.any():
-        return None
-    found = attained(objectives, samples_of(recording, answered), gaps, int(asked.sum()))
-    forbidden = unusable_cells(recording.findings, token_times=has_gaps(gaps))
-    # The checks name the statistics of the metric table, and forbid all quantiles of a metric or none.
-    cells = ((o.metric, "mean" if o.statistic == "mean" else "p99") for o in objectives)
-    values = (None if cell in forbidden else value for cell, value in zip(cells, found.values_us, strict=True))
-    return replace(found, values_us=tuple(values))
 
 
 def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection) -> Numbers:
     if chosen is None or samples is None:
         raise ValueError("a replay has single requests")
     if run.simulated.engine is None:
-        return _numbers(latency_statistics(samples, None), "no such request", _REQUESTS_ONLY)
-    return _numbers(latency_statistics(samples, run.pooled_gaps(chosen)), "no such request")
+        return numbers_or_reason(latency_statistics(samples, None), "no such request", _REQUESTS_ONLY)
+    return numbers_or_reason(latency_statistics(samples, run.pooled_gaps(chosen)), "no such request")
 
 
-def _numbers(values_us: dict[str, dict[str, float]], absent: str, no_token_times: str = "") -> Numbers:
+def numbers_or_reason(values_us: dict[str, dict[str, float]], absent: str, no_token_times: str = "") -> Numbers:
     """The values, with the reason where one is absent."""
     return {
         metric: {
@@ -171,233 +125,3 @@ def _numbers(values_us: dict[str, dict[str, float]], absent: str, no_token_times
         }
         for metric in METRICS
     }
-
-
-def stored_side(store: Store, run: RunRecord, name: str) -> Side:
-    """A stored run; raises ``NothingToJudgeError`` if its recording was replaced since."""
-    recording = read_stored(store, run.slug)
-    requests, _steps, errors = read_run(store, run)
-    if run.content_hash != recording.content_hash:
-        raise NothingToJudgeError(f"{name}: the recording was replaced after this run was stored; validate it again")
-    completed = (requests["state"] == "completed").to_numpy()
-    return Side(
-        name=name,
-        what=f"{recording.alias} replayed ({run.replay_mode}) by {run.simulator} with {run.release}, stored",
-        recording=recording,
-        requests=completed,
-        latencies=partial(_stored_samples, recording, run, requests),
-        measure=partial(_stored, completed, errors),
-        inputs=partial(inputs_of_stored_run, recording, run),
-        timeline=partial(_stored_timeline, requests, completed),
-    )
-
-
-def _stored_samples(recording: Recording, run: RunRecord, requests: pl.DataFrame, chosen: Bools) -> LatencySamples:
-    column = "output_tokens_reported" if "lengths=re-tokenised" in run.replay_mode else "output_tokens"
-    lengths = recording.requests[column].fill_null(0).to_numpy().astype(np.int64)
-    kept = requests.filter(pl.Series(chosen))
-    return LatencySamples(
-        kept["ttft_us"].to_numpy().astype(np.int64), kept["e2e_us"].to_numpy().astype(np.int64), lengths[chosen]
-    )
-
-
-def _stored(
-    completed: Bools, errors: pl.DataFrame, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection
-) -> Numbers:
-    values_us = {} if samples is None else numbers_of(samples)
-    if chosen is not None and np.array_equal(chosen, completed):
-        pooled = errors.filter(pl.col("simulated_us").is_not_null() & (pl.col("metric") == "itl"))
-        for statistic, value_us in pooled.select("statistic", "simulated_us").iter_rows():
-            values_us["itl"].setdefault(statistic, value_us)  # single tokens are not stored with a run
-    return _numbers(values_us, "not stored with the run")
-
-
-# Timelines read steps and journeys, which nothing else of a side does.
-
-
-def _timeline_of_recording(recording: Recording) -> RequestTimeline:
-    from blis_replay.validate.comparison.segments import timeline_of_recording
-
-    return timeline_of_recording(recording)
-
-
-def _timeline_of_run(run: ReplayRun) -> RequestTimeline:
-    from blis_replay.validate.comparison.segments import timeline_of_run
-
-    return timeline_of_run(run)
-
-
-def _stored_timeline(requests: pl.DataFrame, completed: Bools) -> RequestTimeline:
-    """The client's two latencies: a stored run has no stamps of the engine's loop."""
-    from blis_replay.validate.comparison.segments import RequestTimeline
-
-    sent_us = np.where(completed, 0.0, np.nan)
-    ttft_us, e2e_us = (requests[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("ttft_us", "e2e_us"))
-    lacks = "queued, scheduled, first token and finished: not told of a stored run; only the two latencies are left"
-    return RequestTimeline(sent_us, None, ttft_us, e2e_us, "a stored run", lacks)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a name alone does not say.
-
-    ``experiment``: of a release or a simulator.  ``coefficients``: of a simulator; None: those that ship for the
-    experiment, and BLIS runs its build's own model.  ``blis_binary``: its path.
-    """
-
-    experiment: str | None
-    coefficients: str | None = None
-    blis_binary: str | None = None
-
-    def simulator(self, name: str, store: Path) -> Simulator:
-        """The simulator of a name; raises as ``simulator_named`` and ``load_release`` do."""
-        ships = release_that_ships([self.experiment] if self.experiment else [])
-        release, model = load_release(self.coefficients or ships), "release" if self.coefficients else "own"
-        inputs = SimulatorInputs(release, store, blis_binary=self.blis_binary, blis_model=model)
-        return simulator_named(name, inputs)
-
-
-def side_of(store: Store, name: str, choice: Choice) -> Side:
-    """The side that a name stands for.
-
-    A simulator (``embedded``, ``blis``), ``EXPERIMENT@RELEASE``, a release (by name or
-    ``.yaml`` file), an experiment, or the beginning of a stored run's id.  Raises
-    ``UnknownNameError`` for what is none of these or lacks its experiment, and as
-    ``replay`` and ``load_release`` do.
-    """
-    if name in SIMULATORS:
-        experiment = _experiment(choice, f"the simulator {name}")
-        return _replayed(store, name, experiment, choice.simulator(name, store.path))
-    if "@" in name:
-        experiment, _, release = name.partition("@")
-        return _replayed(store, name, experiment, EmbeddedEngine(load_release(release)))
-    if name in bundled_releases() or name.endswith((".yaml", ".yml")) or Path(name).is_file():
-        experiment = _experiment(choice, f"the release {name}")
-        return _replayed(store, name, experiment, EmbeddedEngine(load_release(name)))
-    if run := _stored_run(store, name):
-        return stored_side(store, run, name)
-    try:
-        slug = find_experiment(store, name)
-    except UnknownExperimentError as error:
-        raise UnknownNameError(
-            f"{name} is not a simulator ({', '.join(SIMULATORS)}), EXPERIMENT@RELEASE, release or stored run "
-            f"(list them with --runs); {error}"
-        ) from None
-    side = recording_side(read_stored(store, slug), pooled_gaps(store, slug), name)
-    if side.requests is None and not side.recording.is_summed_up:
-        raise NothingToJudgeError(f"{side.recording.alias}: the recording has no latencies to compare")
-    return side
-
-
-def _experiment(choice: Choice, what: str) -> str:
-    if choice.experiment is None:
-        raise UnknownNameError(f"{what} alone is nothing to compare; name an experiment with --experiment")
-    return choice.experiment
-
-
-def _replayed(store: Store, name: str, experiment: str, simulator: Simulator) -> Side:
-    recording = read_stored(store, find_experiment(store, experiment))
-    return replay_side(replay(recording, simulator.release, simulator=simulator), name)
-
-
-def _stored_run(store: Store, name: str) -> RunRecord | None:
-    if len(name) < _SHORTEST_ID or set(name) - set("0123456789abcdef"):
-        return None
-    found = [run for run in list_runs(store) if run.run_key.startswith(name)]
-    if len(found) > 1:
-        raise UnknownNameError(f"{name} begins the ids of {len(found)} stored runs; give more of it")
-    return found[0] if found else None
-
-
-def runs_json(store: Store, slug: str | None) -> list[dict[str, str]]:
-    """The stored runs, each with the id by which it can be compared."""
-    return [
-        {
-            "id": run.run_key[:RUN_ID_LENGTH],
-            "slug": run.slug,
-            "simulator": run.simulator,
-            "coefficients": run.release,
-            "replay": run.replay_mode,
-        }
-        for run in list_runs(store, slug)
-    ]
-
-
-# -- What a side rests on -----------------------------------------------------------------
-
-
-def inputs_of_recording(recording: Recording) -> Inputs:
-    """Identity, engine arguments, arrivals, lengths, as recorded."""
-    requests = recording.requests
-    made = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
-    span_s = float(requests["arrival_us"].max() or 0) / 1e6  # type: ignore[arg-type]
-    return {
-        "experiment": recording.slug,
-        "recording": recording.content_hash[:12],
-        "model": recording.model or "not recorded",
-        "hardware": recording.hardware or "not recorded",
-        "tensor parallelism": str(recording.tensor_parallelism or "not recorded"),
-        **{f"engine {name}": str(setting.value) for name, setting in sorted(recording.engine.items())},
-        "arrivals": f"{requests.height:,} requests in {span_s:,.1f} s, {made}",
-        "output tokens": _mean(requests["output_tokens"].mean()),
-        "prompt tokens": _mean(requests["prompt_tokens"].mean()),
-    }
-
-
-def inputs_of_run(run: ReplayRun) -> Inputs:
-    """Those of its recording as the plan changed them; simulator, release and each of its coefficients."""
-    trace, basis = run.plan.trace, run.basis
-    span_s = float(trace.arrival_us[-1]) / 1e6
-    return {
-        **inputs_of_recording(run.recording),
-        **{f"engine {name}": str(value) for name, value in asdict(run.plan.engine).items()},
-        "arrivals": f"{len(trace):,} requests in {span_s:,.1f} s, {basis['arrivals']}",
-        "output tokens": _mean(trace.output_tokens.mean()),
-        "output tokens from": basis["output tokens"],
-        "prefix cache": f"{_mean(trace.prefill_tokens.mean())} prompt tokens to prefill; {basis['prefix cache']}",
-        "simulator": run.simulator,
-        "replay": run.mode.name,
-        "coefficients": f"{run.release.name} {run.release.sha256[:12]}",
-        **({} if run.entry is None else _coefficients(run.entry)),
-    }
-
-
-def inputs_of_stored_run(recording: Recording, run: RunRecord) -> Inputs:
-    """What was stored with the run; its recording is named as it was then."""
-    said = run.provenance
-    basis, engine = said.get("basis"), said.get("engine")
-    inputs = {
-        **inputs_of_recording(recording),
-        "recording": run.content_hash[:12],
-        "simulator": run.simulator,
-        "replay": run.replay_mode,
-        "coefficients": f"{run.release} {run.release_hash[:12]}",
-    }
-    if isinstance(basis, Mapping):
-        inputs["output tokens from"] = str(basis.get("output tokens"))
-    if isinstance(engine, Mapping):
-        inputs |= {f"engine {name}": str(s.get("value")) for name, s in engine.items() if isinstance(s, Mapping)}
-    return inputs
-
-
-def changed_inputs(one: Inputs, other: Inputs) -> list[tuple[str, str, str]]:
-    """``(what, one, other)`` of each input that both have and that differs, in the order of the first."""
-    return [(name, value, other[name]) for name, value in one.items() if other.get(name, value) != value]
-
-
-def only_on_one_side(one: Inputs, other: Inputs) -> list[str]:
-    """The inputs that one of the two has and the other does not say."""
-    return [name for name in {**one, **other} if (name in one) != (name in other)]
-
-
-def _coefficients(entry: ModelEntry) -> Inputs:
-    try:
-        latency = format_latency(entry.latency)
-    except ReleaseError:  # observed cycles are no coefficients
-        latency = {"kind": "observed cycles"}
-    delays = {f"delay {name}": f"{getattr(entry.lifecycle, f'{name}_us'):g} us" for name in DELAYS}
-    return {**{f"step time {name}": str(value) for name, value in latency.items()}, **delays}
-
-
-def _mean(value: object) -> str:
-    return f"mean {float(value):,.1f}" if isinstance(value, int | float) else "not recorded"

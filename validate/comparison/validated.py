@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import polars as pl
 
@@ -16,7 +16,6 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.store import (
@@ -32,8 +31,11 @@ from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
-from blis_replay.validate.metrics.objectives import Objectives
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors import Pool
+    from blis_replay.validate.metrics.objectives import Objectives
 
 
 def compare_experiment(
@@ -142,6 +144,8 @@ def validate_many(
             if run is not None and outcome.comparison is not None:
                 not_stored = why_not_stored(opened, run, errors_frame(outcome.comparison))
     if len(slugs) > 1:
+        from blis_replay.replay.executors import map_jobs  # processes, which one experiment does not need
+
         with tempfile.TemporaryDirectory(dir=writable_folder(store), prefix=".runs-") as scratch:
             job = partial(_validated_in_a_job, store, Path(scratch), task)
             outcomes = map_jobs(job, slugs, **pool)

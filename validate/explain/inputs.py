@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blis_replay.ingest.readers.server.engine_defaults import shown_argument
+from blis_replay.base.engine_packs import shown_argument
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.steps.records import detected_async

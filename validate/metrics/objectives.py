@@ -7,20 +7,30 @@ longer than 50 ms.  *Goodput* is of requests: those that finish with their own T
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Bools
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.validate.metrics.latency import (
-    METRIC_NAMES,
     METRICS,
     LatencySamples,
     Values,
     weighted_quantiles,
+)
+from blis_replay.validate.metrics.observed import (
+    Gaps,
+    has_gaps,
+    observed_requests,
+    samples_of,
+    simulated_samples,
+    unusable_cells,
 )
 
 _TERM = re.compile(r"([a-z0-9]+)\.([a-z0-9]+)=([0-9]{1,9}(?:\.[0-9]{1,6})?)(us|ms|s)", re.ASCII)
@@ -73,6 +83,26 @@ class Attainment:
         """Share of the requests that are good; None without requests."""
         return self.good / self.requests if self.requests else None
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """Plain JSON values, times in ms."""
+        missed = self.missed
+        return {
+            "met": not missed,
+            "goodput": self.goodput,
+            "good_requests": self.good,
+            "objectives": [
+                {
+                    "metric": objective.metric,
+                    "statistic": objective.statistic,
+                    "limit_ms": objective.limit_us / 1e3,
+                    "value_ms": None if value is None else value / 1e3,
+                    "met": objective not in missed,
+                }
+                for objective, value in zip(self.objectives, self.values_us, strict=True)
+            ],
+        }
+
 
 def parse_objectives(text: str) -> Objectives:
     """Objectives from ``metric.statistic=time`` joined by commas.  Raises ``UnknownNameError`` with what to write."""
@@ -106,58 +136,36 @@ def attained(
     return Attainment(objectives, values, int(within.sum()), requests)
 
 
-def attainment_json(found: Attainment) -> dict[str, Any]:
-    """Plain JSON values, times in ms."""
-    return {
-        "met": found.met,
-        "goodput": found.goodput,
-        "good_requests": found.good,
-        "objectives": [
-            {
-                "metric": objective.metric,
-                "statistic": objective.statistic,
-                "limit_ms": objective.limit_us / 1e3,
-                "value_ms": None if value is None else value / 1e3,
-                "met": objective not in found.missed,
-            }
-            for objective, value in zip(found.objectives, found.values_us, strict=True)
-        ],
-    }
+def simulated_attainment(run: ReplayRun, objectives: Objectives, chosen: Bools | None = None) -> Attainment:
+    """What came of objectives in a replay, of the chosen requests (all if None); what was given up is not good."""
+    asked = np.ones(len(run.simulated.completed), np.bool_) if chosen is None else chosen
+    done = asked & run.simulated.completed
+    counted = None if run.simulated.engine is None else run.pooled_gaps(done)
+    return attained(objectives, simulated_samples(run, done), counted, int(asked.sum()))
 
 
-def attainment_line(document: Mapping[str, Any]) -> str:
-    """One line for a reader of an ``attainment_json``: whether the objectives are met, what is missed, the goodput.
+def observed_attainment(
+    recording: Recording, objectives: Objectives, gaps: Gaps | None = None, chosen: Bools | None = None
+) -> Attainment | None:
+    """What came of them on the server; ``gaps``: pooled, without which no quantile of the ITL is known.
 
-    Where the only objectives that are not met are unknown, nobody knows whether the SLO was; if nothing was good, it
-    was not.
+    Numbers that an instrument check forbids are not known either.  None where no single request was recorded.
     """
-    missed = [one for one in document["objectives"] if not one["met"]]
-    unknown = all(one["value_ms"] is None for one in missed) and document["goodput"] != 0
-    verdict = "met" if document["met"] else "not known" if unknown else "missed"
-    shown = missed_text(document) or _compared(document["objectives"])
-    share = "-" if document["goodput"] is None else f"{document['goodput']:.1%}"
-    return f"SLO {verdict}: {shown}; goodput {share} of the requests"
-
-
-def missed_text(document: Mapping[str, Any]) -> str:
-    """The limits of an ``attainment_json`` that do not hold, with what there is instead; empty if all do."""
-    return _compared([one for one in document["objectives"] if not one["met"]])
-
-
-def _compared(objectives: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(
-        f"{METRIC_NAMES[one['metric']]} {one['statistic']} {_shown(one['value_ms'])} of {_shown(one['limit_ms'])} ms"
-        for one in objectives
-    )
+    asked = np.ones(recording.requests.height, np.bool_) if chosen is None else chosen
+    answered = asked & observed_requests(recording)
+    if not answered.any():
+        return None
+    found = attained(objectives, samples_of(recording, answered), gaps, int(asked.sum()))
+    forbidden = unusable_cells(recording.findings, token_times=has_gaps(gaps))
+    # The checks name the statistics of the metric table, and forbid all quantiles of a metric or none.
+    cells = ((o.metric, "mean" if o.statistic == "mean" else "p99") for o in objectives)
+    values = (None if cell in forbidden else value for cell, value in zip(cells, found.values_us, strict=True))
+    return replace(found, values_us=tuple(values))
 
 
 def written(objectives: Sequence[Objective]) -> str:
     """As ``parse_objectives`` reads them."""
     return ",".join(f"{o.metric}.{o.statistic}={o.limit_us / 1e3:g}ms" for o in objectives)
-
-
-def _shown(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 def _is_statistic(name: str) -> bool:

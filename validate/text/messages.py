@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from blis_replay.ingest.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.metrics.objectives import attainment_line
 from blis_replay.validate.text.cells import percent, percent_plain
 
 
@@ -73,6 +73,35 @@ def _checks(findings: Sequence[tuple[str, str, str]]) -> str:
         ]
         parts += [f"{severity}: {', '.join(dict.fromkeys(named))}"] if named else []
     return f"instrument checks: {'; '.join(parts)}"
+
+
+def attainment_line(document: Mapping[str, Any]) -> str:
+    """One line for a reader of an ``Attainment.document``: whether the objectives are met, what is missed, the goodput.
+
+    "not known" where every objective that is not met has no value, unless no request at all was good.
+    """
+    missed = [one for one in document["objectives"] if not one["met"]]
+    unknown = all(one["value_ms"] is None for one in missed) and document["goodput"] != 0
+    verdict = "met" if document["met"] else "not known" if unknown else "missed"
+    shown = missed_text(document) or _compared(document["objectives"])
+    share = "-" if document["goodput"] is None else f"{document['goodput']:.1%}"
+    return f"SLO {verdict}: {shown}; goodput {share} of the requests"
+
+
+def missed_text(document: Mapping[str, Any]) -> str:
+    """The limits of an ``Attainment.document`` that do not hold, with what there is instead; empty if all do."""
+    return _compared([one for one in document["objectives"] if not one["met"]])
+
+
+def _compared(objectives: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(
+        f"{METRIC_NAMES[one['metric']]} {one['statistic']} {_shown(one['value_ms'])} of {_shown(one['limit_ms'])} ms"
+        for one in objectives
+    )
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 _SIDES = {"observed": "the recording", "simulated": "the replay"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import cast
 
-from blis_replay.base.engine_packs import ArgumentDefault, Release, dated_defaults
+from blis_replay.base.engine_packs import ArgumentDefault, Release, dated_defaults, shown_argument
 from blis_replay.ingest.recording import Setting
 
 
@@ -157,8 +157,3 @@ def _condition(entry: Default, machine: Machine) -> str:
     if asked.offline and machine.offline is None:
         parts.append("with the LLM class")
     return " ".join(parts)
-
-
-def shown_argument(value: object) -> str:
-    """The value of an engine argument, as it is read."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)

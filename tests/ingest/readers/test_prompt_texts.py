@@ -142,7 +142,8 @@ def simulated_cached(plan: Any, truth: SyntheticTruth) -> np.ndarray[Any, np.dty
 
 
 def test_no_text_is_in_the_recording(truth: SyntheticTruth, tmp_path: Path) -> None:
-    from blis_replay.ingest.store import open_store, write_recording
+    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store.writing import write_recording
     from blis_replay.ingest.stream import PLAIN
 
     path = tmp_path / "s.duckdb"
