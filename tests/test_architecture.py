@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 262,
     "lines of the instrument": 54_960,
-    "lines of labs": 13_980,
+    "lines of labs": 14_500,
     "lines of scripts": 6_480,
     "lines of tests": 40_450,
 }

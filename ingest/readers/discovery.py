@@ -19,16 +19,16 @@ from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import HEAD_BYTES, Progress, RecordedFile
 from blis_replay.ingest.readers.formats import (
-    LOAD_LEVELS,
     SERVER_LOG,
     STAGE,
     TABLE,
     file_kinds,
+    given_columns,
     input_formats,
     labs_formats,
     request_formats,
 )
-from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed, tells_levels
+from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, listed
 from blis_replay.ingest.readers.tables.records import first_record, may_have
 from blis_replay.ingest.recording import SourceFile
 
@@ -198,7 +198,7 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
             known.setdefault(kind, []).append(file)
         else:
             others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
-    if source.columns and TABLE not in known and LOAD_LEVELS not in known:
+    if source.columns and not any(form.fields and form.name in known for form in request_formats()):
         raise RecordingError(
             source.root, "", f"no file has columns of --columns {source.columns[:80]}", _columns_there(source, others)
         )
@@ -272,7 +272,8 @@ def _kind_of(file: RecordedFile, form: str) -> str:
         return named.name
     head = file.head(HEAD_BYTES)
     if file.columns and may_have(head, given := given_columns(file.columns)):
-        return LOAD_LEVELS if tells_levels(first_record(head), given) else TABLE
+        sample = first_record(head)
+        return next((form.name for form in request_formats() if form.tells and form.tells(sample, given)), TABLE)
     by_content = (kind.name for kind in file_kinds().values() if kind.recognises and kind.recognises(head))
     return form or next(by_content, named.name if named else "")
 

@@ -45,12 +45,6 @@ def json_mapping(file: RecordedFile) -> dict[str, Any]:
     return _mapping(file, document)
 
 
-def several_levels(file: RecordedFile, what: str) -> RecordingError:
-    """The error of a file of several load levels none of which is chosen."""
-    remedy = f"name the file, `blis-replay ingest .../{file.name}`, which stores them one by one"
-    return RecordingError(file.path, "", f"{what}, each of which is an experiment of its own", remedy)
-
-
 def section(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """The mapping under a path of keys, empty where there is none."""
     found: object = document

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from blis_replay.base.addons import addons, needed_addon
 from blis_replay.ingest.readers import step_log
-from blis_replay.ingest.readers.clients import aiperf, guidellm, guidellm_table, inference_perf, vllm_bench
+from blis_replay.ingest.readers.clients import aiperf, guidellm, inference_perf, vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server import metrics
 from blis_replay.ingest.readers.server.iterations import IterationLines
-from blis_replay.ingest.readers.tables import load_levels, requests_table, tracev2
+from blis_replay.ingest.readers.tables import columns, requests_table, tracev2
+from blis_replay.ingest.readers.tables.columns import Column, Columns, Field
 from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC
 
-TABLE, LOAD_LEVELS = "table", "load-levels"
+TABLE = "table"
 EXPERIMENT, PROFILE, RESOLVED = "experiment configuration", "load profile", "inference-perf configuration"
 SUMMARY, STAGE, TRACE_HEADER = "inference-perf summary", "inference-perf stage", "TraceV2 header"
 OTLP, STEP_LOG, METRICS = "otlp", "step-log", "metrics"
@@ -63,12 +64,16 @@ class RequestFormat(FileKind):
     there are any.  ``latencies``: false for traces that say when requests came and how long they were, and nothing
     else.  ``sums_up``: the format whose requests such a file sums up; it has none of its own.  ``levels``: of a file
     with a load level a row, the name of each, ``""`` without one; each is a recording (``file.point``).
+    ``fields``: of a table, what ``--columns`` can say of it; ``tells(first row, given)``: whether a table with such
+    columns, of which some are given, is of this format.
     """
 
     read: Callable[[RecordedFile, Path], RequestsRead] = requests_table.read_requests
     latencies: bool = True
     sums_up: str = ""
     levels: Callable[[RecordedFile], list[str]] | None = None
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    tells: Callable[[Mapping[str, object], Columns], bool] | None = None
 
 
 # Key of the metadata at the end of a Parquet file that `blis-replay export` wrote.
@@ -110,29 +115,16 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("tracev2", tracev2.recognises, r"trace\.csv", read=tracev2.read_requests),
     RequestFormat("parquet", lambda head: head.startswith(PARQUET_MAGIC), read=_read_parquet),
     RequestFormat("aiperf-summary", aiperf.recognises_summary, read=aiperf.read_summary, sums_up="aiperf"),
-    RequestFormat(
-        "guidellm-csv",
-        guidellm_table.recognises,
-        read=guidellm_table.read_load_level,
-        levels=guidellm_table.names_of_points,
-    ),
-    RequestFormat(
-        LOAD_LEVELS,
-        load_levels.recognises,
-        read=load_levels.read_load_level,
-        levels=load_levels.names_of_levels,
-        server=load_levels.server_of_level,
-    ),
     # The last: what names its columns like a table of requests may be a file of a tool all the same.
-    RequestFormat(TABLE, requests_table.recognises),
+    RequestFormat(TABLE, requests_table.recognises, fields=columns.FIELDS, tells=columns.tells),
 )
 
 # Formats of add-ons come before these: summaries without requests, and tables of any columns.
 _OWN_SUMMARIES = [form.name for form in REQUEST_FORMATS].index("aiperf-summary")
 # Further formats of our labs, which plug them in.
 LABS_FORMATS = (
-    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "legacy-blis-csv", "llmperf", "llmservingsim"),
-    "mooncake",
+    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "guidellm-csv", "legacy-blis-csv", "llmperf"),
+    *("llmservingsim", "load-levels", "mooncake"),
 )
 
 # Small files that say how the experiment was set up, known by their names.
@@ -164,6 +156,12 @@ def request_formats() -> tuple[RequestFormat, ...]:
     """All formats of request records in the order of trust, those of add-ons before tables of one's own."""
     plugged = (kind for kind in _plugged_in() if isinstance(kind, RequestFormat))
     return (*REQUEST_FORMATS[:_OWN_SUMMARIES], *plugged, *REQUEST_FORMATS[_OWN_SUMMARIES:])
+
+
+def given_columns(said: str) -> dict[str, Column]:
+    """What ``--columns`` says, by field of a table of any format; :class:`RecordingError` if not of its form."""
+    fields = {name: field for form in reversed(request_formats()) for name, field in form.fields.items()}
+    return columns.given_columns(said, fields)
 
 
 @cache

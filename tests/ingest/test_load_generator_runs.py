@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import copyfile
 
 import numpy as np
 import polars as pl
@@ -27,7 +26,6 @@ from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.clients import guidellm
-from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 
@@ -282,37 +280,6 @@ def test_a_folder_without_requests_is_refused_in_one_line(data_pack: Path, tmp_p
         ingest_source(tmp_path / "s.duckdb", data_pack / "clients" / name)
     assert "\n" not in str(caught.value)
     assert f"- {name}: {caught.value.problem}" in PAGE
-
-
-def test_guidellm_tables_have_what_its_json_has(data_pack: Path, tmp_path: Path) -> None:
-    """A sweep of 0.5.4 in both forms: four load levels with the same means, counts and percentiles."""
-    folder, table = data_pack / "clients" / "guidellm-0.5.4" / "sweep", tmp_path / "sweep" / "benchmarks.csv"
-    table.parent.mkdir()
-    copyfile(folder / "benchmarks.csv", table)
-    points = sources_of([table], model="mock-model")
-    assert [point.slug for point in points] == ["sweep-1", "sweep-2", "sweep-3", "sweep-4"]
-    with read_recording(folder, profile={"model": "mock-model"}) as recording:
-        of_json = {row[:3]: row[3] for row in recording.aggregates.iter_rows()}
-    for stage, point in enumerate(points):
-        with read_recording(point) as recording:
-            found = {row[1:3]: row[3] for row in recording.aggregates.filter(pl.col("stage") == 0).iter_rows()}
-        shared = [key for key in found if (stage, *key) in of_json]
-        assert {"e2e", "ttft", "itl_reported", "prompt_tokens"} <= {metric for metric, _statistic in shared}
-        assert all(found[key] == pytest.approx(of_json[stage, *key]) for key in shared)
-        clients = {0: 1.0, 1: 45.0}.get(stage)  # synchronous; throughput, where all 45 are sent at once
-        assert found.get(("concurrency", "asked")) == clients
-        if clients is None:  # constant, at the rates that the sweep found
-            assert recording.stages[0].rate_per_s == pytest.approx({2: 9.961782, 3: 18.423564}[stage])
-
-
-def test_the_only_load_level_of_guidellm_0_3(data_pack: Path) -> None:
-    with read_recording(data_pack / "clients" / "guidellm-0.3.1" / "constant-csv") as recording:
-        found = {row[:3]: row[3] for row in recording.aggregates.iter_rows()}
-    assert recording.model == "mock-model"
-    assert (recording.requests.height, recording.stages[0].rate_per_s) == (0, 6.0)
-    assert (found[0, "requests", "sent"], found[0, "requests", "succeeded"]) == (63, 59)
-    assert found[0, "ttft", "mean"] == pytest.approx(59_040.85353, rel=1e-6)
-    assert found[0, "e2e", "p99"] == pytest.approx(713_083.0288, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -157,8 +157,7 @@ def ingest_verb(
     from blis_replay.ingest.errors import RecordingError
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
     from blis_replay.ingest.readers.discovery import sources_of
-    from blis_replay.ingest.readers.formats import input_formats, labs_formats
-    from blis_replay.ingest.readers.tables.columns import given_columns
+    from blis_replay.ingest.readers.formats import given_columns, input_formats, labs_formats
 
     form = asked_form()
     if file_format in labs_formats():

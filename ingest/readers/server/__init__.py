@@ -1,4 +1,4 @@
-"""What the server itself says besides traces: its log, its cache events, its clock.
+"""What the server itself says besides traces: its log, its metrics, its clock.
 
 May import: ingest.errors, ingest.readers.documents, ingest.readers.files, ingest.recording, ingest.rows,
 ingest.steps, base.engine_packs.

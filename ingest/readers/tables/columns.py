@@ -83,50 +83,8 @@ FIELDS: dict[str, Field] = {
     "error": Field(WORD, ("error_message", "error_msg", "exception")),
     "model": Field(WORD, ("model_name", "model_id")),
 }
-# Of a table of load levels: what is stated of each metric, and by which words before or behind its name.
-STATISTICS = {
-    **{"mean": ("mean", "avg", "average"), "p50": ("median", "p50")},
-    **{name: (name,) for name in ("p25", "p75", "p90", "p95", "p99", "min", "max")},
-}
-_OF_LEVELS = {
-    "ttft": FIELDS["ttft"].names,
-    "e2e": FIELDS["e2e"].names,
-    "tpot": ("time_per_output_token",),
-    "itl": ("inter_token_latency",),
-}
-
-
-def level_field(metric: str, statistic: str) -> str:
-    """The field of a statistic of a metric: ``ttft`` is its mean, ``ttft_p99`` the 99th percentile."""
-    return metric if statistic == "mean" else f"{metric}_{statistic}"
-
-
-def _stated(metric: str, statistic: str) -> Field:
-    names = (metric, *_OF_LEVELS[metric])
-    said = [pair for name in names for word in STATISTICS[statistic] for pair in (f"{word}_{name}", f"{name}_{word}")]
-    return Field(DURATION, (*names[1:], *said) if statistic == "mean" else tuple(said))
-
-
-# The fields of a row that is a load level, not a request.
-LEVEL_FIELDS: dict[str, Field] = {
-    "concurrency": Field(
-        COUNT, ("clients", "num_concurrency", "max_concurrency", "concurrent_requests", "streams", "users")
-    ),
-    "rate": Field(COUNT, ("request_rate", "rps", "qps", "rate_per_s", "requests_per_second")),
-    "requests": Field(COUNT, ("num_requests", "num_prompts", "request_count", "completed")),
-    "prompt_tokens": FIELDS["prompt_tokens"],
-    "output_tokens": FIELDS["output_tokens"],
-    **{level_field(metric, name): _stated(metric, name) for metric in _OF_LEVELS for name in STATISTICS},
-    "name": Field(WORD, ("experiment", "case", "id")),
-    "model": Field(WORD, (*FIELDS["model"].names, "model_path")),
-    "hardware": Field(WORD, ("gpu", "gpu_type", "gpu_name", "device", "accelerator", "system")),
-    "tensor_parallelism": Field(COUNT, ("tp", "tp_size", "tensor_parallel", "tensor_parallel_size")),
-    "vllm_version": Field(WORD, ("backend_version", "engine_version")),
-}
 # By these a table is known to be one of requests, if nobody says that it is.
 _TELLTALES = ("arrival", "prompt_tokens", "output_tokens")
-_BY_NAME = {name: field for field, of in FIELDS.items() for name in (field, *of.names)}
-_BY_LEVEL_NAME = {name: field for field, of in LEVEL_FIELDS.items() for name in (field, *of.names)}
 
 
 @dataclass(frozen=True)
@@ -142,9 +100,10 @@ class Column:
 
 
 Columns = Mapping[str, Column]
+Fields = Mapping[str, Field]
 
 
-def given_columns(said: str) -> dict[str, Column]:
+def given_columns(said: str, fields: Fields = FIELDS) -> dict[str, Column]:
     """``ttft=time_to_first_token_ms:ms,arrival=start:s`` by field; :class:`RecordingError` if not of that form."""
     if printable(said) != said:
         raise _refused(printable(said), "names of columns that are not plain text", "rename them")
@@ -153,22 +112,18 @@ def given_columns(said: str) -> dict[str, Column]:
         name, equals, column = (piece.strip() for piece in part.partition("="))
         if not equals or not column:
             raise _refused(part, "expected FIELD=COLUMN, or FIELD=COLUMN:UNIT", "e.g. ttft=time_to_first_token:ms")
-        if name not in FIELDS and name not in LEVEL_FIELDS:
-            near = nearest(name, list(dict.fromkeys((*FIELDS, *LEVEL_FIELDS))))
-            raise _refused(part, f"{quoted(name)} is not a field of a request", near)
+        if name not in fields:
+            raise _refused(part, f"{quoted(name)} is not a field of a request", nearest(name, list(fields)))
         if name in columns:
             raise _refused(part, f"{name} has a column already, {columns[name].name}", "give each field once")
-        columns[name] = _with_unit(name, column, part) if _kind(name) in TIMES else Column(column)
+        kind = fields[name].kind
+        columns[name] = _with_unit(name, kind, column, part) if kind in TIMES else Column(column)
     return columns
 
 
-def _kind(name: str) -> str:
-    return (FIELDS.get(name) or LEVEL_FIELDS[name]).kind
-
-
-def _with_unit(field_name: str, said: str, part: str) -> Column:
+def _with_unit(field_name: str, kind: str, said: str, part: str) -> Column:
     name, _, unit = said.rpartition(":")
-    is_stamp = _kind(field_name) == STAMP
+    is_stamp = kind == STAMP
     units = ", ".join((*UNITS, ISO) if is_stamp else UNITS)
     if not name:
         say = f"add one of {units}, e.g. {field_name}={said}:ms"
@@ -196,10 +151,6 @@ class TableColumns:
     seen: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in self.given:
-            if name not in FIELDS:
-                mend = "say which column is the concurrency or the rate, if each row is a load level"
-                raise _refused(name, f"{quoted(name)} is not a field of a request", mend)
         self.by_field.update(self.given)
 
     def learn(self, record: Mapping[str, object]) -> None:
@@ -209,7 +160,7 @@ class TableColumns:
         new = {name: value for name, value in record.items() if name not in self.seen}
         for name in islice(new, MAX_COLUMNS - len(self.seen)):
             self.seen[name] = None
-        for name, column in _recognised(new, self.given).items():
+        for name, column in recognised(new, self.given).items():
             known = self.by_field.setdefault(name, column)
             if FIELDS[name].kind in TIMES and not known.unit:
                 say = f"add --columns {name}={column.name}:UNIT with one of {', '.join(UNITS)}"
@@ -242,24 +193,9 @@ EXAMPLE = "--columns arrival=COLUMN:s,prompt_tokens=COLUMN,output_tokens=COLUMN,
 HOW_TO_SAY = f"say which is which, e.g. {EXAMPLE}"
 
 
-def tells(sample: Mapping[str, object]) -> bool:
+def tells(sample: Mapping[str, object], _given: Columns) -> bool:
     """Whether the names of these columns say that their table is one of requests."""
-    return all(field in _recognised(sample, {}) for field in _TELLTALES)
-
-
-def tells_levels(sample: Mapping[str, object], given: Columns) -> bool:
-    """Whether these columns, some of which are given, are those of load levels: a load, lengths and a latency."""
-    if {"concurrency", "rate"} & given.keys():
-        return True
-    found = levels_of(sample, given)
-    loaded = {"concurrency", "rate"} & found.keys() and {"prompt_tokens", "output_tokens"} <= found.keys()
-    timed = any(metric in found or f"{metric}_p50" in found for metric in _OF_LEVELS)
-    return bool(loaded) and timed and "arrival" not in _recognised(sample, given)
-
-
-def levels_of(record: Mapping[str, object], given: Columns) -> dict[str, Column]:
-    """The columns of a table of load levels by field, those given and those known by name."""
-    return {**_recognised(record, given, _BY_LEVEL_NAME), **given}
+    return all(field in recognised(sample, {}) for field in _TELLTALES)
 
 
 def value_of(record: Mapping[str, object], name: str) -> object:
@@ -284,10 +220,9 @@ def listed(names: Iterable[str]) -> str:
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
 
 
-def _recognised(
-    record: Mapping[str, object], given: Columns, by_name: Mapping[str, str] = _BY_NAME
-) -> dict[str, Column]:
+def recognised(record: Mapping[str, object], given: Columns, fields: Fields = FIELDS) -> dict[str, Column]:
     """Fields by the names of their columns, the first of each; of a time without a unit if no name says one."""
+    by_name = {name: field for field, of in fields.items() for name in (field, *of.names)}
     found: dict[str, Column] = {}
     taken = {column.name for column in given.values()}
     for name in islice(record, MAX_COLUMNS):
@@ -298,8 +233,8 @@ def _recognised(
         known, unit = by_name.get(plain, ""), ""
         if not known and (known := by_name.get(stem, "")):
             unit = _UNIT_NAMES.get(last, "")
-            known = known if unit and _kind(known) in TIMES else ""
-        if known and _kind(known) == STAMP and not unit and date_us(record[name]) is not None:
+            known = known if unit and fields[known].kind in TIMES else ""
+        if known and fields[known].kind == STAMP and not unit and date_us(record[name]) is not None:
             unit = ISO
         if known and known not in given and (known not in found or (unit and not found[known].unit)):
             found[known] = Column(name, unit)

@@ -65,7 +65,7 @@ class _Read:
 
 def recognises(head: bytes) -> bool:
     """Whether the names of the columns, or of a first object's keys, say that this is a table of requests."""
-    return tells(first_record(head))
+    return tells(first_record(head), {})
 
 
 def read_requests(file: RecordedFile, stamps_path: Path, columns: Columns | None = None) -> RequestsRead:

@@ -172,15 +172,3 @@ def test_results_that_share_a_server_log_are_told_apart_by_the_user(tmp_path: Pa
     said = r"result in each of client-0, client-1, and log beside them; .*: blis-replay ingest .*/run/\*$"
     with pytest.raises(RecordingError, match=said):
         sources_of([tmp_path / "run"])
-
-
-def test_a_table_of_two_load_levels_is_two_recordings(tmp_path: Path) -> None:
-    """GuideLLM's; said again of a directory, which is one recording, or of a name that must be one."""
-    header = "Run Info,Run Info,Request Counts,Timings\nProfile,Run Index,Total,Duration\n,,,Sec\n"
-    folder = write(tmp_path / "sweep", **{"benchmarks.csv": header + "{},0,9,1.0\n{},1,9,2.0\n"})
-    points = sources_of([folder / "benchmarks.csv"], slug="mine")
-    assert [(point.slug, point.point) for point in points] == [("mine-1", 1), ("mine-2", 2)]
-    assert [kinds(point)["point"] for point in points] == ["given: 1", "given: 2"]
-    assert len(sources_of([folder])) == 1
-    with pytest.raises(RecordingError, match=r"2 recordings \(sweep-1, sweep-2, ...\); ingest them one by one"):
-        only_source(folder / "benchmarks.csv")

@@ -14,8 +14,6 @@ from mutations import damaged, mutated
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises
-from blis_replay.ingest.readers.clients.guidellm_table import read_load_level as read_guidellm_table
-from blis_replay.ingest.readers.clients.guidellm_table import recognises as recognises_guidellm_table
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.recording import Stage
@@ -212,8 +210,6 @@ def test_results_are_known_by_content() -> None:
     assert recognises(json.dumps(results(benchmark(record()))).encode())
     assert recognises(b'{"benchmarks":[{"type_":"generative_benchmark"')
     assert not recognises(b'{"benchmarks":[{"name":"pytest"')
-    assert recognises_guidellm_table(b"Type,Run Id,Id,Name,Start Time")
-    assert not recognises_guidellm_table(b"Type,Name")
 
 
 @pytest.mark.parametrize(
@@ -245,39 +241,6 @@ def test_the_older_generation_says_its_prefix_with_each_benchmark(tmp_path: Path
     prefix = read(tmp_path, made)[0].prefix
     assert prefix is not None
     assert prefix.in_order(np.arange(2)).requests["prompt"].to_list() == [0, 0]
-
-
-HEAD = "Run Info,Run Info,Benchmark,Request Counts,Timings\nProfile,Run Index,Strategy,Total,Duration\n,,,,Sec\n"
-LEVEL = '"{""completed_strategies"":[{""type_"":""concurrent"",""streams"":8}]}",0,concurrent,40,20.0\n'
-
-
-def table(tmp_path: Path, text: str, point: int = 0) -> RequestsRead:
-    (tmp_path / "b.csv").write_text(text)
-    return read_guidellm_table(RecordedFile(tmp_path / "b.csv", "b.csv", point=point), tmp_path)
-
-
-def test_a_level_of_the_table_says_how_many_clients_sent_what(tmp_path: Path) -> None:
-    read = table(tmp_path, HEAD + LEVEL)
-    assert read.stages == (Stage(0, 2.0, 20_000_000),)
-    assert (0, "concurrency", "asked", 8.0) in read.aggregates.rows()
-    assert (0, "requests", "sent", 40.0) in read.aggregates.rows()
-
-
-@pytest.mark.parametrize(
-    ("text", "point", "problem"),
-    [
-        (HEAD + LEVEL * 2, 0, "GuideLLM's CSV of 2 load levels, each of which is an experiment of its own; name the"),
-        (HEAD + LEVEL + LEVEL.replace("40", "40,1"), 2, "line 5: other columns than its header has"),
-        (HEAD, 0, "a header and no load level"),
-        (HEAD + '"' + LEVEL, 0, "no CSV"),
-        (HEAD + "x,,,,\n" * 201, 0, "more than 200 load levels; split the file"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_refused_with_what_to_do(
-    tmp_path: Path, text: str, point: int, problem: str
-) -> None:
-    with pytest.raises(RecordingError, match=problem):
-        table(tmp_path, text, point)
 
 
 WHOLE = results(

@@ -20,12 +20,13 @@ from blis_replay.ingest.readers.documents import (
     finite,
     microseconds,
     section,
-    several_levels,
     text,
 )
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.requests import RequestsRead, no_requests
 from blis_replay.ingest.recording import Stage
+from blis_replay_labs.formats.load_levels import several_levels
 
 _LONGEST_US = 1e15
 # Three header lines from 0.4 on, one in 0.3, and a row for each load level.
@@ -203,3 +204,6 @@ def _parsed(cell: str | None) -> object:
         return json.loads(cell or "null")
     except (ValueError, RecursionError):
         return None
+
+
+FORMAT = RequestFormat("guidellm-csv", recognises, read=read_load_level, levels=names_of_points)

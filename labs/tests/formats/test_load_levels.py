@@ -9,13 +9,13 @@ import pytest
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.tables.load_levels import (
+from blis_replay.ingest.recording import Stage
+from blis_replay_labs.formats.load_levels import (
     names_of_levels,
     read_load_level,
     recognises,
     server_of_level,
 )
-from blis_replay.ingest.recording import Stage
 
 HEAD = "name,model,gpu,tp,backend_version,concurrency,isl,osl,ttft_ms,p99_ttft_ms,mean_tpot_ms,note\n"
 FIRST = "c1,org/m-7b,h100_sxm,2,0.19.0,1,1000,101,50,80,10,x\n"

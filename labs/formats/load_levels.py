@@ -20,24 +20,26 @@ from blis_replay.ingest.readers.documents import (
     finite,
     quoted,
     quoted_value,
-    several_levels,
     text,
     tokens,
 )
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, no_requests
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS
 from blis_replay.ingest.readers.tables.columns import (
-    LEVEL_FIELDS,
-    STATISTICS,
+    COUNT,
+    DURATION,
+    FIELDS,
     TIMES,
     UNITS,
+    WORD,
     Column,
+    Columns,
+    Field,
     given_columns,
-    level_field,
-    levels_of,
     listed,
-    tells_levels,
+    recognised,
     value_of,
 )
 from blis_replay.ingest.readers.tables.records import Record, first_record, table_of
@@ -50,6 +52,65 @@ REQUESTS_PER_CLIENT = 10
 REQUESTS_AT_A_RATE = 1_000
 _LONGEST_US = 1e15
 _METRICS = {"ttft": "ttft", "e2e": "e2e", "tpot": "tpot_reported", "itl": "itl_reported"}
+# Statistic -> the words for it before or behind the name of a metric.
+_STATISTICS = {
+    **{"mean": ("mean", "avg", "average"), "p50": ("median", "p50")},
+    **{name: (name,) for name in ("p25", "p75", "p90", "p95", "p99", "min", "max")},
+}
+_METRIC_NAMES = {
+    "ttft": FIELDS["ttft"].names,
+    "e2e": FIELDS["e2e"].names,
+    "tpot": ("time_per_output_token",),
+    "itl": ("inter_token_latency",),
+}
+
+
+def _field(metric: str, statistic: str) -> str:
+    """The field of a statistic of a metric: ``ttft`` is its mean, ``ttft_p99`` the 99th percentile."""
+    return metric if statistic == "mean" else f"{metric}_{statistic}"
+
+
+def _stated(metric: str, statistic: str) -> Field:
+    names = (metric, *_METRIC_NAMES[metric])
+    said = [pair for name in names for word in _STATISTICS[statistic] for pair in (f"{word}_{name}", f"{name}_{word}")]
+    return Field(DURATION, (*names[1:], *said) if statistic == "mean" else tuple(said))
+
+
+_FIELDS: dict[str, Field] = {
+    "concurrency": Field(
+        COUNT, ("clients", "num_concurrency", "max_concurrency", "concurrent_requests", "streams", "users")
+    ),
+    "rate": Field(COUNT, ("request_rate", "rps", "qps", "rate_per_s", "requests_per_second")),
+    "requests": Field(COUNT, ("num_requests", "num_prompts", "request_count", "completed")),
+    "prompt_tokens": FIELDS["prompt_tokens"],
+    "output_tokens": FIELDS["output_tokens"],
+    **{_field(metric, name): _stated(metric, name) for metric in _METRICS for name in _STATISTICS},
+    "name": Field(WORD, ("experiment", "case", "id")),
+    "model": Field(WORD, (*FIELDS["model"].names, "model_path")),
+    "hardware": Field(WORD, ("gpu", "gpu_type", "gpu_name", "device", "accelerator", "system")),
+    "tensor_parallelism": Field(COUNT, ("tp", "tp_size", "tensor_parallel", "tensor_parallel_size")),
+    "vllm_version": Field(WORD, ("backend_version", "engine_version")),
+}
+
+
+def tells(sample: Record, given: Columns) -> bool:
+    """Whether these columns, of which some are given, are those of load levels: a load, lengths and a latency."""
+    if {"concurrency", "rate"} & given.keys():
+        return True
+    known = _columns(sample, given)
+    loaded = {"concurrency", "rate"} & known.keys() and {"prompt_tokens", "output_tokens"} <= known.keys()
+    timed = any(metric in known or f"{metric}_p50" in known for metric in _METRICS)
+    return bool(loaded) and timed and "arrival" not in recognised(sample, given)
+
+
+def _columns(record: Record, given: Columns) -> dict[str, Column]:
+    return {**recognised(record, given, _FIELDS), **given}
+
+
+def several_levels(file: RecordedFile, what: str) -> RecordingError:
+    """The error of a file of several load levels none of which is chosen."""
+    remedy = f"name the file, `blis-replay ingest .../{file.name}`, which stores them one by one"
+    return RecordingError(file.path, "", f"{what}, each of which is an experiment of its own", remedy)
 
 
 @dataclass(frozen=True)
@@ -81,7 +142,7 @@ class _Level:
 
 def recognises(head: bytes) -> bool:
     """Whether the names of the columns, or of a first object's keys, say that each row is a load level."""
-    return tells_levels(first_record(head), {})
+    return tells(first_record(head), {})
 
 
 def names_of_levels(file: RecordedFile) -> list[str]:
@@ -154,7 +215,7 @@ def _argument(value: object) -> object:
 
 
 def _levels(file: RecordedFile) -> Iterator[_Level]:
-    given = given_columns(file.columns)
+    given = given_columns(file.columns, {**FIELDS, **_FIELDS})
     columns: dict[str, Column] = {}
     seen: object = None
     with TemporaryDirectory(prefix="blis-replay-") as scratch:
@@ -162,12 +223,12 @@ def _levels(file: RecordedFile) -> Iterator[_Level]:
             if record.keys() == seen:
                 yield _Level(place, record, columns)
                 continue
-            columns, seen = levels_of(record, given), record.keys()
+            columns, seen = _columns(record, given), record.keys()
             for name, column in columns.items():
-                if name not in LEVEL_FIELDS:
+                if name not in _FIELDS:
                     problem = f"{quoted(name)} is not a field of a load level"
-                    raise RecordingError(file.path, "", problem, f"its fields are {', '.join(LEVEL_FIELDS)}")
-                if LEVEL_FIELDS[name].kind in TIMES and not column.unit:
+                    raise RecordingError(file.path, "", problem, f"its fields are {', '.join(_FIELDS)}")
+                if _FIELDS[name].kind in TIMES and not column.unit:
                     say = f"add --columns {name}={column.name}:UNIT with one of {', '.join(UNITS)}"
                     raise RecordingError(file.path, "", f"column {quoted(column.name)} says no unit of time", say)
             yield _Level(place, record, columns)
@@ -215,8 +276,8 @@ def _figures(file: RecordedFile, level: _Level) -> Iterator[tuple[tuple[str, str
         yield (metric, "mean"), length
     timed = False
     for name, metric in _METRICS.items():
-        for statistic in STATISTICS:
-            field = level_field(name, statistic)
+        for statistic in _STATISTICS:
+            field = _field(name, statistic)
             said, value = level.value(field), level.number(field)
             if value is not None:
                 timed = True
@@ -234,3 +295,14 @@ def _whole_mean(figures: Mapping[tuple[str, str], float]) -> float | None:
     if ("e2e", "mean") in figures or ttft is None or gap is None:
         return None
     return ttft + gap * max(figures["output_tokens_reported", "mean"] - 1, 0)
+
+
+FORMAT = RequestFormat(
+    "load-levels",
+    recognises,
+    read=read_load_level,
+    levels=names_of_levels,
+    server=server_of_level,
+    fields=_FIELDS,
+    tells=tells,
+)
