@@ -18,11 +18,13 @@ from blis_replay.validate.comparison.arguments import open_arguments
 from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing, Promised
 from blis_replay.validate.comparison.saturation import capacity, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
-from blis_replay.validate.comparison.spread import draw_errors
+from blis_replay.validate.comparison.spread import draw_errors, drawn_estimates, unsure_of
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, correlation, paired_mape
-from blis_replay.validate.metrics.observed import Gaps, Number, Selection
+from blis_replay.validate.metrics.observed import Gaps, Number, Selection, samples_of, simulated_samples
+from blis_replay.validate.metrics.resampling import MetricStatistic, resamplable
+from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.objectives import Objectives
@@ -75,14 +77,27 @@ def compare_replay(
             "nothing to judge"
         )
     named = run.release.used(run.recording.slug) or not run.release.fitted_on
+    comparison = compare(observed, simulated, selection)
     comparison = replace(
-        compare(observed, simulated, selection),
+        comparison,
+        estimates={} if observed.requests is None else _estimates(comparison, left),
         open_arguments=open_arguments(run),
         requests_hash="" if named else requests_hash(run.recording),
     )
     if not queues:
         return comparison
     return replace(_with_capacity(comparison), schedule=_schedule(run), warming=warm_up(run, selection))
+
+
+def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, Estimate]:
+    """The errors with their intervals, over the chosen requests (bool[n])."""
+    run, cells = comparison.run, comparison.metrics.items()
+    errors = {(m, s): cell.error for m, of in cells for s, cell in of.items() if cell.error is not None}
+    errors = {cell: error for cell, error in errors.items() if resamplable(cell)}
+    sides = samples_of(run.recording, chosen), simulated_samples(run, chosen)
+    estimates = error_estimates(run.recording, chosen, *sides, errors)
+    unsure = unsure_of(run)
+    return {(m, s): e.beyond(unsure) if s == "mean" else e for (m, s), e in estimates.items()}
 
 
 def _schedule(run: ReplayRun) -> ScheduleVerdict | None:
@@ -118,7 +133,8 @@ def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
     if not comparison.selection.everything or comparison.ground_truth != PUBLISHED:
         return comparison
     published_us = {(m, s): cell.a_us for m, cells in comparison.metrics.items() for s, cell in cells.items()}
-    return replace(comparison, draws=draw_errors(run.recording, run.release, run.mode, simulator, published_us))
+    draws = draw_errors(run.recording, run.release, run.mode, simulator, published_us)
+    return replace(comparison, draws=draws, estimates={} if draws is None else drawn_estimates(draws, unsure_of(run)))
 
 
 def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps | None) -> Comparison:

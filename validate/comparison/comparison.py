@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from blis_replay.validate.comparison.warm_up import WarmUp
 from blis_replay.validate.judgement import Command, Draws, Judgement, Quantity, Remark, Verdict, held, remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS, relative_error
 from blis_replay.validate.metrics.observed import Selection, overloaded
+from blis_replay.validate.metrics.resampling import MetricStatistic
+from blis_replay.validate.metrics.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.objectives import Attainment
@@ -84,6 +87,7 @@ class Comparison:
     of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
     the errors of many reconstructions.  ``noise``: what recordings of this load differ by; no threshold is below it.
     ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
+    ``estimates``: of a replay, its errors with their 95 % intervals, where single requests are known.
     """
 
     recording: Recording
@@ -102,6 +106,7 @@ class Comparison:
     noise: NoiseFloor | None = None
     promised: Promised | None = None
     warming: WarmUp | None = None
+    estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
 
     @property
     def run(self) -> ReplayRun:

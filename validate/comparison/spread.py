@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.judgement import Draws
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps, simulated_samples
 from blis_replay.validate.metrics.resampling import MetricStatistic, cell_values, resamplable
+from blis_replay.validate.metrics.uncertainty import Estimate
 
 # -- Repeated recordings -------------------------------------------------------------------
 
@@ -174,3 +176,20 @@ def _redrawn_numbers(
         raise ValueError("this recording is not reconstructed")
     run = replay(recording, release, mode, simulator)
     return cell_values(simulated_samples(run, run.simulated.completed), cells)
+
+
+def drawn_estimates(draws: Draws, unsure: float) -> dict[MetricStatistic, Estimate]:
+    """The error on the requests as they were, from those on their reconstructions: one more draw of them.
+
+    ``unsure``: as of ``unsure_of``.
+    """
+    estimates = {}
+    for cell, errors in draws.errors.items():
+        middle, half = float(errors.mean()), _OF_20 * float(errors.std(ddof=1)) * sqrt(1 + 1 / len(errors))
+        estimate = Estimate(middle, middle - half, middle + half, len(errors), {"reconstructions": half})
+        estimates[cell] = estimate.beyond(unsure) if cell[1] == "mean" else estimate
+    return estimates
+
+
+# Student's t of 19 degrees of freedom, 97.5 %.
+_OF_20 = 2.093

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
-import numpy as np
-
-from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import same_gpu
@@ -21,102 +18,49 @@ from blis_replay.validate.comparison.compare import compare_replay, with_draws
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.spread import NoiseFloor
 from blis_replay.validate.comparison.verdict_text import beyond_fit
-from blis_replay.validate.gating.policy import Check, Gated, Interval, Ordered, Outcome, Policy, Standing
+from blis_replay.validate.gating.policy import Check, Gated, Ordered, Outcome, Policy, Standing
 from blis_replay.validate.judgement import UNSEEN, Quantity, State
-from blis_replay.validate.metrics.latency import THRESHOLDS, LatencySamples
+from blis_replay.validate.metrics.latency import THRESHOLDS
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
 from blis_replay.validate.metrics.resampling import (
     MetricStatistic,
-    cell_values,
     interval,
     request_blocks,
     resamplable,
     resampled_values,
 )
+from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
-    """The change of each absolute error of the policy against the baseline, and whether it is too much.
-
-    Recorded requests are drawn with their two simulated twins.  Of published aggregates
-    there are none to draw: the simulated twins are, and the published number stands fixed.
-    """
-    changes = _changes(candidate, baseline, policy)
-    return [_regression(policy, candidate, cell, changes[i]) for i, cell in enumerate(policy.regression.cells)]
-
-
-@dataclass(frozen=True)
-class _Change:
-    before: float
-    after: float
-    interval: Interval
-
-    @property
-    def value(self) -> float:
-        return self.after - self.before
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    point: Floats  # [cells]
-    draws: Floats  # [resamples, cells]
-
-
-def _changes(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[_Change]:
-    cells = policy.regression.cells
-    new, old, observed = _sides(candidate, baseline, cells)
-    after, before = np.abs(new.point / observed.point - 1), np.abs(old.point / observed.point - 1)
-    spread = np.abs(new.draws / observed.draws - 1) - np.abs(old.draws / observed.draws - 1)
-    return [
-        _Change(float(before[i]), float(after[i]), interval(spread[:, i], policy.regression.confidence))
-        for i in range(len(cells))
-    ]
-
-
-def _sides(candidate: Comparison, baseline: ReplayRun, cells: Sequence[MetricStatistic]) -> list[_Numbers]:
-    """The numbers of the candidate, the baseline and the recording, under the same draws."""
+    """The change of each absolute error of the policy against the baseline, and whether it is too much."""
     run, recording = candidate.run, candidate.run.recording
     recorded = observed_requests(recording)
     chosen = run.simulated.completed & baseline.simulated.completed & (recording.requests["status"] == "ok").to_numpy()
-    if not recorded.any():
-        twins = [simulated_samples(run, chosen), simulated_samples(baseline, chosen)]
-        published = [candidate.metrics[metric][statistic].a_us for metric, statistic in cells]
-        fixed = np.array([np.nan if value is None else value for value in published])
-        return [*_numbers(recording, chosen, twins, cells), _Numbers(fixed, fixed[np.newaxis, :])]
-    chosen = chosen & recorded
-    sides = [simulated_samples(run, chosen), simulated_samples(baseline, chosen), samples_of(recording, chosen)]
-    return _numbers(recording, chosen, sides, cells)
+    chosen = chosen & recorded if recorded.any() else chosen
+    cells = policy.regression.cells
+    known = {cell: candidate.estimates[cell] for cell in cells if cell in candidate.estimates}
+    sides = simulated_samples(run, chosen), simulated_samples(baseline, chosen)
+    changes = change_estimates(recording, chosen, *sides, known)
+    return [_regression(policy, candidate, cell, changes.get(cell)) for cell in cells]
 
 
-def _numbers(
-    recording: Recording, chosen: Bools, sides: Sequence[LatencySamples], cells: Sequence[MetricStatistic]
-) -> list[_Numbers]:
-    draws = resampled_values(sides, [request_blocks(recording, chosen, sides)], cells)
-    return [_Numbers(cell_values(side, cells), drawn) for side, drawn in zip(sides, draws, strict=True)]
-
-
-def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, change: _Change) -> Check:
+def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, change: Estimate | None) -> Check:
     metric, statistic = cell
     observed, named = candidate.metrics[metric][statistic], f"{metric.upper()} {statistic}"
     margin = policy.regression.margin
     if candidate.noise is not None:
         margin = candidate.noise.at_least(cell, margin)
-    if observed.unusable or np.isnan(change.value):
+    if observed.unusable or change is None:
         message = f"{named}: {observed.reason or 'nothing observed'}"
         return Check("regression", candidate.alias, metric, statistic, "not judged", message, limit=margin)
-    low, high = change.interval
-    message = f"{named}: |error| {100 * change.before:.2f} % with the baseline, {100 * change.after:.2f} % now, "
-    if np.isnan(low):
-        unsure: Outcome = "not judged" if change.value > margin else "pass"
-        message += f"change {100 * change.value:+.2f} points; the run is too short for an interval of it"
-        return Check("regression", candidate.alias, metric, statistic, unsure, message, change.value, margin)
-    outcome: Outcome = "fail" if low > margin else "pass"
-    message += (
-        f"change {100 * change.value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}] points, at most {100 * margin:g}"
-    )
-    return Check(
-        "regression", candidate.alias, metric, statistic, outcome, message, change.value, margin, change.interval
-    )
+    after = abs(candidate.estimates[cell].error)
+    message = f"{named}: |error| {100 * (after - change.error):.2f} % with the baseline, {100 * after:.2f} % now, "
+    message += f"change {100 * change.error:+.2f} [{100 * change.low:+.2f}, {100 * change.high:+.2f}] points"
+    message += f", at most {100 * margin:g}"
+    outcome: Outcome = "fail" if change.low > margin else "pass" if change.high <= margin else "not judged"
+    interval = (change.low, change.high) if isfinite(change.half) else None
+    return Check("regression", candidate.alias, metric, statistic, outcome, message, change.error, margin, interval)
 
 
 # Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
