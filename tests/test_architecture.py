@@ -190,13 +190,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 262,
+    "files of the instrument": 263,
     "lines of the instrument": 54_960,
     "lines of labs": 14_500,
     "lines of scripts": 6_480,
     "lines of tests": 40_450,
 }
-LOADED_BUDGET = {"modules": 100, "lines": 18_550}
+LOADED_BUDGET = {"modules": 101, "lines": 18_730}
 
 
 def lines(paths: Iterable[Path]) -> int:
