@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blis_replay.blis.latency.models import LatencyModel
-    from blis_replay.blis.latency.operators import OperatorModel
     from blis_replay.blis.trace import EngineConfig, RequestTrace
+    from blis_replay_labs.silicon.operators import OperatorModel
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def _operator_times() -> OperatorModel:
     """Tables as large as those of ``coefficients silicon``: 13.6 ms a step, 40 us a prefill token, 25 us a decode."""
-    from blis_replay.blis.latency.operators import (
+    from blis_replay_labs.silicon.operators import (
         DecodeAttention,
         OperatorModel,
         OperatorTables,

@@ -5,7 +5,7 @@ made of), ``free_queue`` and ``pool`` (blocks, eviction and prefix cache, sectio
 ``queues`` (waiting and running order, and who leaves, section 8), ``batch`` (what enters a step's batch, who
 gives its blocks up, and what it leads to, section 5), ``schedule`` (one ``schedule()`` call, sections 2 and 3) and
 ``loop`` (the engine loop, sections 1, 7 and 9); ``drafting`` has the last two for speculative
-decoding.  ``step_time`` and ``roofline`` say how long a batch takes.
+decoding.  ``step_time`` says how long a batch takes.
 
 May import: base.
 """

@@ -10,9 +10,7 @@ from blis_replay.base.addons import addon, addons, in_labs
 from blis_replay.base.document import FieldError, document_of, shown
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel
-from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.latency.physical import PhysicalModel
-from blis_replay.blis.latency.roofline import RooflineModel
 
 # The type of the models of a ``kind``.  An add-on ``latency.KIND`` plugs in another.
 LATENCY_KINDS: dict[str, type[Any]] = {
@@ -20,11 +18,9 @@ LATENCY_KINDS: dict[str, type[Any]] = {
     "floor": LatencyModel,
     "regimes": RegimeModel,
     "physical": PhysicalModel,
-    "roofline": RooflineModel,
-    "operators": OperatorModel,
 }
 # Kinds of blis-replay-labs.
-LAB_KINDS: tuple[str, ...] = ()
+LAB_KINDS = ("roofline", "operators")
 
 
 class _LatencyKinds:

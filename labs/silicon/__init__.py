@@ -1,4 +1,5 @@
-"""Step times from measured operators and from datasheets: how they are fitted to recordings.
+"""Step times from measured operators and from the roofline: latency models, their releases, and fits to recordings.
 
-Plugs in ``calibrate --operators``.
+Plugs in the latency kinds ``operators`` and ``roofline``, ``silicon`` and ``roofline`` of ``coefficients``, and
+``calibrate --operators``.
 """

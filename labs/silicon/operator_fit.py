@@ -13,7 +13,6 @@ import numpy as np
 from msgspec.structs import astuple
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.latency.operators import OperatorCoefficients, OperatorModel, batch_times_us
 from blis_replay.blis.latency.physical import CONTEXT, DECODE, PREFILL
 from blis_replay.blis.releases.fit import CoefficientFit, Told
 from blis_replay.blis.releases.release import DELAYS, CoefficientRelease, FittedOn
@@ -28,6 +27,7 @@ from blis_replay.validate.fit.evidence import configured_scheduling, is_load_lev
 from blis_replay.validate.fit.linear import Prior
 from blis_replay.validate.fit.scores import missed
 from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay_labs.silicon.operators import OperatorCoefficients, OperatorModel, batch_times_us
 from blis_replay_labs.silicon.physical_fit import IDENTIFIED_BELOW, fit_relative, lacking_ttft_us, mean_steps
 
 NAMES = OperatorCoefficients.__struct_fields__

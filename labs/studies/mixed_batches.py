@@ -23,17 +23,16 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.document import Text
 from blis_replay.blis.latency.datasheets import Architecture, gpu_named
-from blis_replay.blis.latency.roofline import Efficiency, Mixed, RooflineModel
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.executors import Pool, map_jobs
-from blis_replay.replay.release_file import roofline_release
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error
 from blis_replay.validate.metrics.observed import on_both_sides, samples_of, simulated_samples
 from blis_replay_labs.silicon.physical_fit import known_architecture
+from blis_replay_labs.silicon.roofline import Efficiency, Mixed, RooflineModel, roofline_release
 from blis_replay_labs.studies.study import seed_interval
 
 LoadKind = Literal["synchronous", "constant", "throughput"]

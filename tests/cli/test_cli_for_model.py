@@ -55,7 +55,6 @@ def test_any_gpu_with_a_datasheet(run: Run, tmp_path: Path) -> None:
     made = ["config.json", "--model", "org/new"]
     assert run("coefficients", "for-model", *made, "--out", "h100.yaml").code == 0
     assert run("coefficients", "for-model", *made, "--gpu-file", "gpus.yaml", "--out", "rtx.yaml").code == 0
-    assert run("coefficients", "roofline", *made, "--gpu-file", "gpus.yaml", "--out", "roof.yaml").code == 0
     latency = yaml.safe_load(Path("rtx.yaml").read_text("utf-8"))["models"][0]["latency"]
     assert latency["gpu"] == {
         "name": "RTX-4090",

@@ -13,8 +13,6 @@ from blis_replay.ingest.tables import Column, Table, Toned, table_of
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.coefficients_made import (
     for_model,
-    roofline,
-    silicon,
 )
 from blis_replay.validate.cli.options import (
     VerbGroup,
@@ -132,7 +130,11 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
     return [] if value is None else [(place, str(value))]
 
 
-@click.group("coefficients", cls=VerbGroup, labs=("export-defaults", "generalize", "import-defaults", "import-stepml"))
+@click.group(
+    "coefficients",
+    cls=VerbGroup,
+    labs=("export-defaults", "generalize", "import-defaults", "import-stepml", "roofline", "silicon"),
+)
 def coefficients_verb() -> None:
     """List, show, import, export, scale and test coefficient releases.
 
@@ -141,7 +143,6 @@ def coefficients_verb() -> None:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
       blis-replay coefficients for-model config.json --model NAME --out OUT
-      blis-replay coefficients roofline config.json --model NAME --out OUT
       blis-replay coefficients steps tiny-live-d
     """
 
@@ -220,5 +221,5 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, *errors))
 
 
-for made in (for_model, roofline, silicon, steps_verb):
+for made in (for_model, steps_verb):
     coefficients_verb.add_command(made)

@@ -8,7 +8,12 @@ from blis_runs import release_of, small_recording
 from load_levels import measured, table
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.blis.latency.operators import (
+from blis_replay.replay.driver import replay
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.fit.calibrate import Options
+from blis_replay_labs.silicon.operator_fit import OperatorRows, calibrate_operators, fit_coefficients
+from blis_replay_labs.silicon.operators import (
     DecodeAttention,
     OperatorCoefficients,
     OperatorModel,
@@ -17,11 +22,6 @@ from blis_replay.blis.latency.operators import (
     TokenTimes,
     batch_times_us,
 )
-from blis_replay.replay.driver import replay
-from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.fit.calibrate import Options
-from blis_replay_labs.silicon.operator_fit import OperatorRows, calibrate_operators, fit_coefficients
 
 # 10 ms and 50 us a token, of which 1 ms are all-reduces; attention 0.1 us a token of context.
 TABLES = OperatorTables(

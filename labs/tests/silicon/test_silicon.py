@@ -15,14 +15,14 @@ from recordings import make_recording
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import durations_us
-from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.ingest.recording import Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import EngineOverrides
-from blis_replay.replay.silicon import Deployment, prompts_of, silicon_release, system_named, tabulate
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.what_if import what_if, whatif_answer
+from blis_replay_labs.silicon.operators import OperatorModel
+from blis_replay_labs.silicon.tabulate import Deployment, prompts_of, silicon_release, system_named, tabulate
 from blis_replay_labs.synthetic.simulation import read_engine
 
 
@@ -68,7 +68,7 @@ def made_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine.EngineHandle = MadeHandle  # type: ignore[attr-defined]
     for name, module in (("", package), (".sdk", sdk), (".sdk.engine", engine)):
         monkeypatch.setitem(sys.modules, f"aiconfigurator_core{name}", module)
-    monkeypatch.setattr("blis_replay.replay.silicon.version", lambda _name: "1.2.3")
+    monkeypatch.setattr("blis_replay_labs.silicon.tabulate.version", lambda _name: "1.2.3")
     monkeypatch.setenv("AICONFIGURATOR_MODEL_CONFIGS_PATH", str(tmp_path))
     MadeHandle.compiled.clear()
 
@@ -132,7 +132,7 @@ def test_a_deployment_without_times_is_one_line(
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
     monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
-    with pytest.raises(ReplayError, match=r"pip install 'blis-replay\[silicon\]'"):
+    with pytest.raises(ReplayError, match=r"pip install 'blis-replay-labs\[silicon\]'"):
         tabulate(Deployment(config, "H100-SXM"))
 
 

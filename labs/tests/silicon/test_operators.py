@@ -8,7 +8,8 @@ import pytest
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import Lifecycle, durations_us
-from blis_replay.blis.latency.operators import (
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
+from blis_replay_labs.silicon.operators import (
     DecodeAttention,
     OperatorCoefficients,
     OperatorModel,
@@ -16,7 +17,6 @@ from blis_replay.blis.latency.operators import (
     PrefillAttention,
     TokenTimes,
 )
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 
 # Tokens cost 10 us each with prefill, 20 in decode, from 100 of which 10 of all-reduces; attention is 1 us a token and
 # 100 attended to (prefill), 1 us a request and 10 tokens of context (decode).

@@ -1,13 +1,13 @@
 """Profiles for Vidur's own regression, made of measured operator times.
 
-    python scripts/vidur_profiles.py codellama/CodeLlama-34b-Instruct-hf h100 --tensor-parallelism 2
+    python labs/scripts/vidur_profiles.py codellama/CodeLlama-34b-Instruct-hf h100 --tensor-parallelism 2
 
-Needs the extra: pip install 'blis-replay[silicon]'.  Vidur's documentation asks for a profile of the model on the GPU:
-a time for each operator of a layer, by tokens, and for attention by requests and context.  Its package fetches such as
-data sets; this writes them where the package looks, so `compare --simulators vidur:PYTHON` finds them there.
+Needs the extra: pip install 'blis-replay-labs[silicon]'.  Vidur needs a profile of the model on the GPU: a time for
+each operator of a layer by tokens, and of attention by requests and context.  Its package downloads profiles as data
+sets.  This writes them where the package looks, so that `compare --simulators vidur:PYTHON` finds them.
 
-What the tables do not have apart is in another operator of theirs: additions are in the norms, rotary embeddings and
-the writing of the KV cache in attention.  So these are zero here.
+The measured tables include additions in the norms, and rotary embeddings and KV-cache writes in attention.  These
+operators are therefore zero in the profile.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, config_of
-from blis_replay.replay.silicon import AskedPackage, Deployment, system_named
 from blis_replay_labs.board.adapters.vidur import NODES, data_sets, profiles_folder
+from blis_replay_labs.silicon.tabulate import AskedPackage, Deployment, system_named
 
 # As its own profiles have them: every size that a kernel is chosen by, then ever wider.
 _TOKENS = (*range(1, 17), *range(24, 129, 8), *range(160, 513, 32), *range(640, 2049, 128), *range(2560, 8193, 512))

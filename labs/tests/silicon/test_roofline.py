@@ -15,7 +15,9 @@ from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.datasheets import Architecture, Gpu, bundled_architectures, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.latency.roofline import (
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay_labs.silicon.roofline import (
     MIXED_MODES,
     DecodeGrid,
     Efficiency,
@@ -25,8 +27,6 @@ from blis_replay.blis.latency.roofline import (
     RooflineModel,
     smooth_efficiency,
 )
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 H100 = gpu_named("H100-SXM")
 # 1 layer of 100: query and output 100 x 100, key and value 100 x 100, network 3 times 100 x 400; 1,600 head sizes.

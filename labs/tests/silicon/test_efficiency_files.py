@@ -8,8 +8,8 @@ import pytest
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import bundled_architectures, gpu_named
-from blis_replay.blis.latency.roofline import RooflineModel
-from blis_replay.replay.release_file import efficiency_of_folder, roofline_release
+from blis_replay_labs.silicon.efficiency_files import efficiency_of_folder
+from blis_replay_labs.silicon.roofline import RooflineModel, roofline_release
 
 LLAMA_7B = "meta-llama/Llama-2-7b-hf"  # 32 query and KV heads of 128
 LLAMA_70B = "meta-llama/Llama-2-70b-hf"  # 64 query heads, 8 KV heads

@@ -1,7 +1,7 @@
 """Zero-shot error on the public serving points of aiconfigurator-core: mean TTFT and TPOT at a fixed concurrency.
 
-    python scripts/silicon_points.py              # needs the extra: pip install 'blis-replay[silicon]'
-    python scripts/silicon_points.py --mixtures   # mixtures of experts instead of dense models
+    python labs/scripts/silicon_points.py              # needs the extra: pip install 'blis-replay-labs[silicon]'
+    python labs/scripts/silicon_points.py --mixtures   # mixtures of experts instead of dense models
 
 Each point is a small experiment: so many clients, 10 requests for each, lengths uniform between 80 and 100 % of the
 stated ones (as the benchmark draws them), simulated from operator times as measured.  Two things are not measured.  The
@@ -25,9 +25,9 @@ from scipy.optimize import linprog
 from blis_replay.base.arrays import Floats
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.operators import AS_MEASURED, OperatorCoefficients, OperatorModel, OperatorTables
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.replay.silicon import Deployment, tabulate
+from blis_replay_labs.silicon.operators import AS_MEASURED, OperatorCoefficients, OperatorModel, OperatorTables
+from blis_replay_labs.silicon.tabulate import Deployment, tabulate
 
 # Above it queues begin to decide, and memory, whose size the points do not state.
 _MOST_CLIENTS = 32

@@ -23,7 +23,10 @@ from blis_replay.base.arrays import Floats
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.latency.models import Lifecycle, durations_us
-from blis_replay.blis.latency.operators import (
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.release_file import unfitted_release
+from blis_replay_labs.silicon.operators import (
     AS_MEASURED,
     DecodeAttention,
     OperatorCoefficients,
@@ -32,9 +35,6 @@ from blis_replay.blis.latency.operators import (
     PrefillAttention,
     TokenTimes,
 )
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.release_file import unfitted_release
 
 # Every size to 16, multiples of 8 to 512 (kernels are chosen by it), then ever wider.
 _TOKENS = (*range(1, 17), *range(24, 513, 8), *(round(512 * 2 ** (i / 4)) for i in range(1, 25)))
@@ -145,7 +145,7 @@ def _package() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ReplayError(
-            f"operator times need aiconfigurator-core ({error}); pip install 'blis-replay[silicon]'"
+            f"operator times need aiconfigurator-core ({error}); pip install 'blis-replay-labs[silicon]'"
         ) from None
 
 

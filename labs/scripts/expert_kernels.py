@@ -1,6 +1,6 @@
 """What a layer of experts takes on an H100 beyond reading them, and a dense product beyond its weights, as measured.
 
-    python scripts/expert_kernels.py      # needs the extra: pip install 'blis-replay[silicon]'
+    python labs/scripts/expert_kernels.py      # needs the extra: pip install 'blis-replay-labs[silicon]'
 
 A line through the measurements of ``aiconfigurator-core`` (vLLM, bfloat16, 16 to 64 tokens, which touch all 8 experts):
 time = constant + multiple * bytes / bandwidth, of least squared relative errors.  A dense feed-forward network has two

@@ -18,10 +18,14 @@ from msgspec import Meta
 from blis_replay.base.arrays import Floats
 from blis_replay.base.document import REQUIRED, UNWRITTEN, FieldError, NonNegativeTime
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.kernel import roofline, step_time
+from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.state import LONGEST_STEP_US
 from blis_replay.blis.latency.datasheets import Architecture, Gpu, Size
+from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import all_reduced_bytes_per_token, expert_read_us, touched_table
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.replay.release_file import unfitted_release
+from blis_replay_labs.silicon import roofline_kernel as kernel
 
 # Of the smooth curves, from a least-squares fit to the published H100 tables (112 products of 8-bit numbers within
 # 5 % on average, 30 prefills within 11 %, 700 decodes in 18 tables within 5 %; labs/docs/roofline.md).
@@ -187,7 +191,7 @@ class RooflineModel:
     per_layer_us: Annotated[NonNegativeTime, REQUIRED] = PER_LAYER_US
 
     def for_kernel(self) -> step_time.KernelModel:
-        """Kind, integer and float parameters as ``kernel.roofline`` reads them.
+        """Kind, integer and float parameters as ``roofline_kernel`` reads them.
 
         Raises ``ReleaseError`` if a step of the longest table takes more than an hour.
         """
@@ -202,20 +206,20 @@ class RooflineModel:
             raise ReleaseError("a step takes more than an hour; check architecture, GPU and efficiencies")
         sizes = [len(products), len(experts), *(len(curves[i]) for i in (0, 2, 3))]
         int_params = np.array([MIXED_MODES.index(self.mixed), *sizes], np.int64)
-        return step_time.registered(roofline.step_us, int_params, float_params)
+        return step_time.registered(kernel.step_us, int_params, float_params)
 
     def _head_us(self) -> Floats:
-        """What a step, a token and a pair of tokens cost, in the places of ``kernel.roofline``."""
+        """What a step, a token and a pair of tokens cost, in the places of ``roofline_kernel``."""
         a, gpus = self.architecture, self.tensor_parallelism
         kv_bytes = a.kv_bytes_per_token(gpus)
         passed_on_bytes = a.layers * a.hidden_size * a.bytes_per_parameter / gpus
-        head = np.zeros(roofline.HEAD)
-        head[roofline.STEP_US] = self.per_layer_us * a.layers / gpus
-        head[roofline.WEIGHTS_US] = self._bandwidth_us(a.always_read_parameters * a.bytes_per_parameter / gpus)
-        head[roofline.KV_US] = self._bandwidth_us(kv_bytes)
-        head[roofline.TOKEN_US] = self._bandwidth_us(kv_bytes + passed_on_bytes)
-        head[roofline.TRAFFIC_US] = all_reduced_bytes_per_token(a, gpus) / self.gpu.link_bytes_per_s * _US
-        head[roofline.PAIR_US] = a.attention_flops_per_pair / gpus / self.gpu.flops_at(a.bytes_per_parameter) * _US
+        head = np.zeros(kernel.HEAD)
+        head[kernel.STEP_US] = self.per_layer_us * a.layers / gpus
+        head[kernel.WEIGHTS_US] = self._bandwidth_us(a.always_read_parameters * a.bytes_per_parameter / gpus)
+        head[kernel.KV_US] = self._bandwidth_us(kv_bytes)
+        head[kernel.TOKEN_US] = self._bandwidth_us(kv_bytes + passed_on_bytes)
+        head[kernel.TRAFFIC_US] = all_reduced_bytes_per_token(a, gpus) / self.gpu.link_bytes_per_s * _US
+        head[kernel.PAIR_US] = a.attention_flops_per_pair / gpus / self.gpu.flops_at(a.bytes_per_parameter) * _US
         return head
 
     def _bandwidth_us(self, size_bytes: float) -> float:
@@ -240,3 +244,19 @@ class RooflineModel:
         reached = self.gpu.flops_at(width) * efficiency.product_mfu(tokens, inputs, outputs)
         read_us = self._bandwidth_us(inputs * outputs * width)
         return np.maximum(2 * tokens * inputs * outputs / reached * _US, read_us)
+
+
+def roofline_release(
+    name: str,
+    model: str,
+    hardware: str,
+    latency: RooflineModel,
+) -> CoefficientRelease:
+    """A release with the roofline of one model, without delays: nothing of it is fitted.
+
+    Raises ``ReleaseError`` if a step of it takes too long to be one.
+    """
+    rests_on = "smooth efficiencies" if latency.efficiency is None else "efficiency tables"
+    summary = f"Roofline of {model}, {rests_on}, mixed steps {latency.mixed}."
+    entry = ModelEntry(model, latency.tensor_parallelism, latency, Lifecycle())
+    return unfitted_release(name, summary, "architecture and datasheet, nothing fitted", hardware, entry)

@@ -23,8 +23,9 @@ from blis_replay.base.document import (
     written_as,
 )
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.kernel import operators, step_time
+from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.state import LONGEST_STEP_US
+from blis_replay_labs.silicon import operators_kernel as kernel
 
 
 class _Line:
@@ -148,7 +149,7 @@ class OperatorModel:
         return replace(self, captured_sizes=tuple(sorted(size for size in set(sizes) if size > 0)))
 
     def for_kernel(self) -> step_time.KernelModel:
-        """Kind, integer and float parameters as ``kernel.operators`` reads them.
+        """Kind, integer and float parameters as ``operators_kernel`` reads them.
 
         Raises ``ReleaseError`` if a step of the tables takes more than an hour.
         """
@@ -163,14 +164,14 @@ class OperatorModel:
             (decode.requests, decode.context_tokens, decode.us),
         ):
             curves += [np.array(knots), np.array(columns), c.attention * np.array(us).ravel()]
-        head = np.zeros(operators.HEAD)
-        head[operators.STEP_US], head[operators.REQUEST_US] = c.per_step_us, c.per_request_us
+        head = np.zeros(kernel.HEAD)
+        head[kernel.STEP_US], head[kernel.REQUEST_US] = c.per_step_us, c.per_request_us
         float_params = np.concatenate([head, *curves])
         if not np.isfinite(float_params).all() or float_params.max() > LONGEST_STEP_US:
             raise ReleaseError("a step takes more than an hour; check the operator times and coefficients")
         knots_of = (prefill.tokens, prefill.attended_tokens, decode.requests, decode.context_tokens)
         int_params = np.array([len(tokens), *map(len, knots_of)], np.int64)
-        return step_time.registered(operators.step_us, int_params, float_params)
+        return step_time.registered(kernel.step_us, int_params, float_params)
 
     def _computed_tokens(self, most: int) -> Floats:
         """float64[most + 1]: how many tokens are computed for 0, 1, ... of a batch."""

@@ -1,6 +1,6 @@
 """Leave one model out with operator times: the five coefficients fitted to the other models, mean E2E of what is left.
 
-    python scripts/silicon_lomo.py STORE sil-7b.yaml sil-34b.yaml sil-70b.yaml sil-mixtral.yaml
+    python labs/scripts/silicon_lomo.py STORE sil-7b.yaml sil-34b.yaml sil-70b.yaml sil-mixtral.yaml
 
 Each file is a release of ``coefficients silicon`` for one model.  A row of the fit is a load stage of codegen or
 general: its mean batch and the mean gap between tokens.  Priors are those of ``calibrate --operators``.
@@ -16,7 +16,6 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.latency.operators import OperatorCoefficients, OperatorModel, batch_times_us
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store.file import open_store
@@ -25,6 +24,7 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.experiment import find_experiment
+from blis_replay_labs.silicon.operators import OperatorCoefficients, OperatorModel, batch_times_us
 
 RUNS = {
     "Llama-2-7b-hf": ("7b-codegen", "7b-general", "7b-roleplay"),
