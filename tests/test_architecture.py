@@ -213,11 +213,11 @@ def test_the_house_keeps_its_budget() -> None:
     """Lines of code, docstrings and comments, by what they are for."""
     tests = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "labs" / "tests").rglob("*.py"), ROOT / "conftest.py"]
     size = {
-        "files of the instrument": 254len(FILES),
-        "lines of the instrument": 53_470lines(FILES),
-        "lines of labs": 15_810lines(LABS),
-        "lines of scripts": 5_880lines((ROOT / "scripts").glob("*.py")),
-        "lines of tests": 40_000lines(tests),
+        "files of the instrument": len(FILES),
+        "lines of the instrument": lines(FILES),
+        "lines of labs": lines(LABS),
+        "lines of scripts": lines((ROOT / "scripts").glob("*.py")),
+        "lines of tests": lines(tests),
     }
     assert {name: count for name, count in size.items() if count > BUDGET[name]} == {}
 
