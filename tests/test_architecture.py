@@ -190,11 +190,11 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 263,
-    "lines of the instrument": 54_960,
-    "lines of labs": 14_500,
-    "lines of scripts": 6_480,
-    "lines of tests": 40_450,
+    "files of the instrument": 256,
+    "lines of the instrument": 53_190,
+    "lines of labs": 16_330,
+    "lines of scripts": 5_880,
+    "lines of tests": 40_020,
 }
 LOADED_BUDGET = {"modules": 101, "lines": 18_730}
 
