@@ -62,9 +62,8 @@ def list_studies() -> None:
 @click.argument("names", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All studies that ship.")
 @executor_options
-@store_option
 @form_options
-def run(names: tuple[str, ...], every: bool, store_path: Path, **workers: Unpack[Workers]) -> int:
+def run(names: tuple[str, ...], every: bool, **workers: Unpack[Workers]) -> int:
     """Run studies and judge them: what was measured, effects with intervals over seeds, verdicts.
 
     A check is confirmed if all of its 95 % interval is where it should be, refuted if all of it
@@ -77,8 +76,7 @@ def run(names: tuple[str, ...], every: bool, store_path: Path, **workers: Unpack
       blis-replay study run --all --markdown
 
     Exit codes: 0 every verdict is the one on record and every difference from a published one
-    is explained by evidence, 1 one is not, 3 a study that was named needs recordings that are
-    not in the store (--all says so and goes on).
+    is explained by evidence, 1 one is not.
     """
     from blis_replay_labs.studies.read import load_study, study_names
     from blis_replay_labs.studies.study import run_studies
@@ -88,11 +86,9 @@ def run(names: tuple[str, ...], every: bool, store_path: Path, **workers: Unpack
         raise click.UsageError("name studies, or give --all; `blis-replay study list` names them")
     studies = [load_study(name) for name in dict.fromkeys(names or study_names())]
     with progress_line("running") as progress:
-        results = run_studies(studies, store_path, progress=progress, **workers)
+        results = run_studies(studies, progress=progress, **workers)
     print_answer(studies_answer(results, summary=every))
-    if not all(result.passed for result in results):
-        return 1
-    return 3 if names and any(result.absent for result in results) else 0
+    return 0 if all(result.passed for result in results) else 1
 
 
 @verb("generalize")

@@ -167,10 +167,8 @@ class ClusterRun(ClusterText, frozen=True, kw_only=True):
     twice: bool = False
 
 
-def run(described: ClusterRun, system: System | None, seed: int) -> Mapping[str, float]:
+def run(described: ClusterRun, system: System, seed: int) -> Mapping[str, float]:
     """Its measures with the coefficients of a system; the seed is that of the load."""
-    if system is None:
-        raise ValueError("a cluster needs the coefficients of a system")
     trace = generate(described.workload, seed).trace
     engine, chosen = _engine(described.engine, system), system.coefficients
     result = simulate_cluster(trace, described.cluster(), engine, chosen.latency, chosen.lifecycle)
@@ -209,15 +207,13 @@ class QueueRun:
     surplus_step: bool = False
 
 
-def run_queue(described: QueueRun, system: System | None, seed: int) -> Mapping[str, float]:
+def run_queue(described: QueueRun, system: System, seed: int) -> Mapping[str, float]:
     """All of ``QUEUE_MEASURES`` by name.
 
     ``step_total_ms``: the server's part of a request alone, of 128 outputs.  ``below_e2e_mm1_percent``: how far the
     mean wait is below M/M/1 with the mean time at the client as service time; ``off_step_mm1_percent``: how far it is
     from M/M/1 with the server's part.  ``effective_utilization``: arrival rate times the server's part.
     """
-    if system is None:
-        raise ValueError("a queue needs the coefficients of a system")
     chosen = _scaled(system.coefficients, described)
     calibration = calibrate(chosen)
     surplus_us = calibration.surplus_us if described.surplus_step else 0

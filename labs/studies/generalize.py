@@ -8,13 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Literal, Unpack
 
 import numpy as np
-import polars as pl
 
 from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalModel
+from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, GroundTruth, Recording
@@ -27,12 +26,10 @@ from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
 from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
-from blis_replay.validate.fit.linear import Prior
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.fit.step_errors import step_mape
 from blis_replay.validate.metrics.observed import Observed, pooled_gaps
 from blis_replay_labs.silicon.physical_fit import (
-    PRIORS,
     PhysicalFit,
     fit_physical,
     known_architecture,
@@ -46,7 +43,6 @@ def calibrate_physical(
     targets: Sequence[Recording],
     architectures: Mapping[str, Architecture],
     name: str,
-    priors: Mapping[str, Prior] = PRIORS,
     gpus: Gpus | None = None,
 ) -> tuple[CoefficientRelease, PhysicalFit]:
     """Fit to ``training`` and make a release that serves the models of ``training`` and ``targets``.
@@ -57,7 +53,7 @@ def calibrate_physical(
     for hardware without a datasheet among ``gpus`` (``gpu_named``).
     """
     rows = [physical_rows(r, known_architecture(architectures, model_of(r)), gpus) for r in training]
-    fit = fit_physical([part for part in rows if part is not None], priors)
+    fit = fit_physical([part for part in rows if part is not None])
     release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), gpus)
     measured = [recording for recording, part in zip(training, rows, strict=True) if part is not None]
     delays_us = {recording.slug: lacking_ttft_us(recording, release) for recording in measured}
@@ -179,7 +175,6 @@ class _Job:
     fold: Fold
     form: ModelForm
     architectures: Mapping[str, Architecture]
-    priors: Mapping[str, Prior]
     gpus: Gpus | None
 
 
@@ -189,7 +184,6 @@ def generalize(
     form: ModelForm,
     architectures: Mapping[str, Architecture],
     *,
-    priors: Mapping[str, Prior] = PRIORS,
     gpus: Gpus | None = None,
     **pool: Unpack[Pool],
 ) -> Generalisation:
@@ -197,7 +191,7 @@ def generalize(
 
     ``form`` ``physical``: coefficients that all models share, on each architecture of
     ``architectures`` (by model name); ``per-model``: a line for each model, which can leave out
-    workloads only.  ``priors``: of the shared coefficients.  ``gpus``: as of ``gpu_named``.
+    workloads only.  ``gpus``: as of ``gpu_named``.
     ``pool``: of ``map_jobs``.
     Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
     there is nothing to leave out.
@@ -213,7 +207,7 @@ def generalize(
             f"published aggregates are never fitted to{others}"
         )
     nothing_left_out = Fold(None, by, tuple(case for case in usable if trains(case)), tuple(usable))
-    jobs = [_Job(fold, form, architectures, priors, gpus) for fold in [*left_out, nothing_left_out]]
+    jobs = [_Job(fold, form, architectures, gpus) for fold in [*left_out, nothing_left_out]]
     *results, everything = map_jobs(_run, jobs, **pool)
     return Generalisation(by, form, tuple(results), everything, not_used)
 
@@ -292,7 +286,7 @@ def _fit(
     job: _Job, training: Sequence[Recording], targets: Sequence[Recording], name: str
 ) -> tuple[CoefficientRelease, PhysicalFit | None]:
     if job.form == "physical":
-        return calibrate_physical(training, targets, job.architectures, name, job.priors, job.gpus)
+        return calibrate_physical(training, targets, job.architectures, name, job.gpus)
     # What was left out is the test, so all of the training runs may be used.
     release, _fits = calibrate(training, name, Options(load_release(DEFAULT_PRIOR), split=(DEFAULT_SPLIT[0], 1.0)))
     return release, None
@@ -318,34 +312,3 @@ def score(case: Observed, release: CoefficientRelease) -> Score:
 def _not_predicted(case: Observed, error: Exception) -> Score:
     recording = case.recording
     return Score(recording.slug, recording.alias, recording.ground_truth, case.overloaded, {}, None, str(error))
-
-
-# The weights are most of a step: without them the other costs would only stand in for them.
-TERMS = tuple(name for name in COEFFICIENT_NAMES if name != "weight_read")
-_NONE = Prior(0.0, 1e-9, "left out")
-
-
-def without_terms(
-    cases: Sequence[Observed],
-    architectures: Mapping[str, Architecture],
-    terms: Sequence[str] = TERMS,
-    **pool: Unpack[Pool],
-) -> pl.DataFrame:
-    """One row per term and experiment of the model left out: ``term`` (null: all are there), ``left_out``, ``alias``,
-    ``overloaded``, and ``e2e``, ``ttft``: signed errors of the mean in fractions, null where there is none.
-
-    Raises as ``generalize`` does.
-    """
-    rows = []
-    progress, each = pool.get("progress"), pool | {"progress": None}
-    for done, term in enumerate([None, *terms]):
-        priors = PRIORS if term is None else {**PRIORS, term: _NONE}
-        result = generalize(cases, "model", "physical", architectures, priors=priors, **each)
-        for fold in result.folds:
-            for score in fold.scores:
-                row: dict[str, object] = {"term": term, "left_out": fold.name, "alias": score.alias}
-                row["overloaded"] = score.overloaded
-                rows.append(row | {metric: score.errors.get(metric, {}).get("mean") for metric in ("e2e", "ttft")})
-        if progress is not None:
-            progress(done + 1, len(terms) + 1)
-    return pl.DataFrame(rows, infer_schema_length=None)

@@ -18,28 +18,22 @@ from msgspec import Meta, Struct
 from blis_replay.base.document import FieldError, Number, Text, read_values, yaml_values
 from blis_replay.validate.errors import StudyError, UnknownStudyError
 from blis_replay_labs.studies import cluster as cluster_run
-from blis_replay_labs.studies import mixed_batches as sweep_run
 from blis_replay_labs.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict
 from blis_replay_labs.synthetic.workload import Seed
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """``settings``: the type of a configuration; ``run``: measures it; ``measures``: the names that a run gives.
-
-    ``of_recordings``: a run is of a recording, and has no seed.
-    """
+    """``settings``: the type of a configuration; ``run``: measures it; ``measures``: the names that a run gives."""
 
     settings: type[Any]
     run: Callable[..., Mapping[str, float]]
     measures: tuple[str, ...]
-    of_recordings: bool = False
 
 
 MEASUREMENTS = {
     "cluster": Measurement(cluster_run.ClusterRun, cluster_run.run, cluster_run.MEASURES),
     "single queue": Measurement(cluster_run.QueueRun, cluster_run.run_queue, cluster_run.QUEUE_MEASURES),
-    "load sweep": Measurement(sweep_run.SweepRun, sweep_run.run, sweep_run.MEASURES, of_recordings=True),
 }
 
 
@@ -61,7 +55,6 @@ def merged(common: Mapping[str, object], own: Mapping[str, object]) -> dict[str,
     return result
 
 
-NO_SYSTEM = ""
 Words = Annotated[tuple[Text, ...], Meta(min_length=1)]
 
 
@@ -123,10 +116,9 @@ class _StudyText(Struct, frozen=True, kw_only=True):
     title: Text
     family: Text
     hypothesis: Text
-    measurement: Literal["cluster", "single queue", "load sweep", "steps left out"]
-    systems: Words | None = None
-    recordings: Words | None = None
-    seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)] | None = None
+    measurement: Literal["cluster", "single queue"]
+    systems: Words
+    seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)]
     common: dict[str, Any] = {}
     configurations: Annotated[dict[str, dict[str, Any] | None], Meta(min_length=1)]
     shown: Words
@@ -171,17 +163,8 @@ def parse_study(text: str, name: str) -> Study:
 
 def _study(name: str, given: _StudyText, measurement: Measurement, runs: Mapping[str, Run]) -> Study:
     """What the text says, where it names what there is."""
-    of_recordings = measurement.of_recordings
-    for field, wanted in {
-        "systems": not of_recordings,
-        "seeds": not of_recordings,
-        "recordings": of_recordings,
-    }.items():
-        if wanted == (getattr(given, field) is None):
-            problem, remedy = ("is missing", "add it") if wanted else ("goes with other measurements", "remove it")
-            raise FieldError(field, problem, remedy)
-    systems, recordings = given.systems or (NO_SYSTEM,), given.recordings or ()
-    _known("systems", given.systems or (), SYSTEMS)
+    systems = given.systems
+    _known("systems", systems, SYSTEMS)
     _known("shown", given.shown, measurement.measures)
     outcomes = {system: Published(one.verdict, one.figures) for system, one in given.published.outcomes.items()}
     _known("published.outcomes", outcomes, (*systems, "all"))
@@ -197,7 +180,7 @@ def _study(name: str, given: _StudyText, measurement: Measurement, runs: Mapping
         family=given.family,
         hypothesis=given.hypothesis,
         systems=systems,
-        seeds=given.seeds or tuple(range(len(recordings))),
+        seeds=given.seeds,
         configurations=runs,
         shown=given.shown,
         checks=tuple(_check(f"checks[{i}]", one, runs, measurement) for i, one in enumerate(given.checks)),
@@ -206,7 +189,6 @@ def _study(name: str, given: _StudyText, measurement: Measurement, runs: Mapping
         published=outcomes if every is None else {**dict.fromkeys(systems, every), **outcomes},
         recorded=recorded,
         explanation=given.explanation,
-        recordings=recordings,
     )
 
 

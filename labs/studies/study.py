@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.ingest.recording import RECORDED, Recording
-from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.validate.metrics.resampling import CONFIDENCE
 from blis_replay_labs.verification.theory import LLAMA_8B_TP2, SECOND_SET, CoefficientSet, fit_line
@@ -22,10 +19,9 @@ from blis_replay_labs.verification.theory import LLAMA_8B_TP2, SECOND_SET, Coeff
 Verdict = Literal["confirmed", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "refuted", "inconclusive")
 
-# One run of one configuration: what it measures, by name (``MEASURES`` of its module), from a system (None where
-# the measurement needs none) and a seed; or from recordings and the place of one of them.  A function of a module or a
-# partial of one, so that a process can get it.
-Run = Callable[[Any, int], Mapping[str, float]]
+# One run of a configuration on a system with a seed: its measures by name.  A function of a module or a partial of one,
+# so that a process can receive it.
+Run = Callable[["System", int], Mapping[str, float]]
 
 EffectKind = Literal["value", "ratio", "difference", "largest", "smallest", "least_step", "slope", "r2"]
 
@@ -66,11 +62,9 @@ class Published:
 class Study:
     """A hypothesis, what is run to test it, and the rule of the verdict.
 
-    ``systems``: names, or one empty name where the measurement needs none.  ``shown``: measures for the table.
-    ``checks``: the hypothesis is confirmed if all are, refuted if one is, else inconclusive.  ``evidence``: what must
-    come out for ``explanation``, of why the verdict is not the published one, to count.  ``recorded``: the verdict by
-    system that this simulator is known to give.  ``recordings``: what is measured on, by slug or alias; seeds are then
-    their places.
+    ``systems``: names in ``SYSTEMS``.  ``shown``: measures for the table.  ``checks``: the hypothesis is confirmed if
+    all are, refuted if one is, else inconclusive.  ``evidence``: checks that have to be confirmed before
+    ``explanation``, why the verdict is not the published one, counts.  ``recorded``: the verdict on record by system.
     """
 
     name: str
@@ -87,7 +81,6 @@ class Study:
     published: Mapping[str, Published]
     recorded: Mapping[str, Verdict]
     explanation: str
-    recordings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -244,21 +237,19 @@ _EFFECTS: dict[EffectKind, Callable[[Floats, Floats], Floats]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """One run: of a configuration, on a system, with a seed; or on recordings, of the one at the place ``seed``."""
+    """One run of a configuration on a system with a seed."""
 
     run: Run
     system: str
     seed: int
-    recordings: tuple[Recording, ...] = ()
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study and its verdict on each of its systems; ``absent``: what it lacks for a verdict."""
+    """A study and its verdict on each of its systems."""
 
     study: Study
     systems: tuple[JudgedSystem, ...]
-    absent: str = ""
 
     @property
     def passed(self) -> bool:
@@ -266,21 +257,14 @@ class StudyResult:
         return all(system.passed for system in self.systems)
 
 
-def run_studies(
-    studies: Sequence[Study],
-    store_path: Path | None = None,
-    **pool: Unpack[Pool],
-) -> list[StudyResult]:
+def run_studies(studies: Sequence[Study], **pool: Unpack[Pool]) -> list[StudyResult]:
     """Run studies, all their jobs in one pool; the same whatever the executor.
 
-    ``store_path``: where recordings are; a study of some that are not there is not judged.  Raises
-    ``SimulatorError`` if a configuration cannot be run.
+    Raises ``SimulatorError`` if a configuration cannot be run.
     """
-    given = {study.name: recordings_of(study, store_path) for study in studies}
     jobs = [
-        Job(run, system, seed, needs)
+        Job(run, system, seed)
         for study in studies
-        if not isinstance(needs := given[study.name], str)
         for system in study.systems
         for run in study.configurations.values()
         for seed in study.seeds
@@ -288,9 +272,6 @@ def run_studies(
     answers = iter(map_jobs(run_job, jobs, **pool))
     results = []
     for study in studies:
-        if isinstance(absent := given[study.name], str):
-            results.append(StudyResult(study, (), absent))
-            continue
         systems = []
         for system in study.systems:
             measured = {name: [next(answers) for _ in study.seeds] for name in study.configurations}
@@ -299,23 +280,9 @@ def run_studies(
     return results
 
 
-def recordings_of(study: Study, store_path: Path | None) -> tuple[Recording, ...] | str:
-    """The recordings of a study, empty if it needs none; or what is missing, in words."""
-    if not study.recordings:
-        return ()
-    if store_path is None or not store_path.exists():
-        return f"it is of the recordings {', '.join(study.recordings)}, and there is no store; ingest them"
-    with open_for_reading(store_path) as store:
-        rows = [row for row in list_experiments(store) if row.ground_truth == RECORDED]
-        slugs = {name: row.slug for row in rows for name in (row.alias, row.slug)}
-        if missing := [name for name in study.recordings if name not in slugs]:
-            return f"the store has no recording {', '.join(missing)}; ingest it"
-        return tuple(read_stored(store, slugs[name]) for name in study.recordings)
-
-
 def run_job(job: Job) -> Mapping[str, float]:
-    """What one run measures."""
-    return job.run(job.recordings or SYSTEMS.get(job.system), job.seed)
+    """The measures of one run."""
+    return job.run(SYSTEMS[job.system], job.seed)
 
 
 def _by_measure(measured: Mapping[str, Sequence[Mapping[str, float]]]) -> Measured:

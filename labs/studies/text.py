@@ -29,11 +29,6 @@ def _study(result: StudyResult) -> list[Part]:
     """What was measured, the checks, the verdicts beside the published ones."""
     study = result.study
     head: list[Part] = [f"{study.name}: {study.title}", f"  {study.hypothesis}"]
-    if result.absent:
-        return [*head, f"not judged: {result.absent}"]
-    over = (
-        f"recordings {', '.join(study.recordings)}" if study.recordings else f"seeds {', '.join(map(str, study.seeds))}"
-    )
     return [
         *head,
         *(_measured(result, measure) for measure in study.shown),
@@ -41,7 +36,7 @@ def _study(result: StudyResult) -> list[Part]:
         *([_checks("evidence", result, study.evidence)] if study.evidence else []),
         Block([_verdict(study, system) for system in result.systems]),
         *([f"why: {study.explanation}"] if study.explanation else []),
-        f"published: {study.source}; 95 % intervals of mean effects over {over}",
+        f"published: {study.source}; 95 % intervals of mean effects over seeds {', '.join(map(str, study.seeds))}",
     ]
 
 
@@ -59,14 +54,12 @@ def _suite(results: Sequence[StudyResult]) -> list[Part]:
         for result in results
         for i, system in enumerate(result.systems)
     ]
-    rows += [[result.study.name, "", "not judged", "-", "-", "-"] for result in results if result.absent]
     failed = [result.study.name for result in results if not result.passed]
     summary = "every verdict is the one on record, and every difference from a published one is explained"
     if failed:
         summary = f"not as on record, or different from published without a reason: {', '.join(failed)}"
-    absent = [f"{result.study.name} is not judged: {result.absent}" for result in results if result.absent]
-    intervals = "intervals are 95 %, of the mean effect over seeds or recordings"
-    return [Table("", _SUITE_COLUMNS, rows), *absent, intervals, f"{len(results)} studies; {summary}"]
+    intervals = "intervals are 95 %, of the mean effect over seeds"
+    return [Table("", _SUITE_COLUMNS, rows), intervals, f"{len(results)} studies; {summary}"]
 
 
 def number(value: float) -> str:
@@ -92,7 +85,7 @@ def _measured(result: StudyResult, measure: str) -> Table:
         [name, *(number(float(np.mean(system.measured[name][measure]))) for system in systems)]
         for name in result.study.configurations
     ]
-    return Table("", columns_named(measure, *(system.system or "mean" for system in systems)), rows)
+    return Table("", columns_named(measure, *(system.system for system in systems)), rows)
 
 
 _CHECK_COLUMNS = columns_named("", "effect", "95 % interval", "")
@@ -109,8 +102,7 @@ def _checks(title: str, result: StudyResult, checks: Sequence[Check]) -> Block:
 
 def _verdict(study: Study, system: JudgedSystem) -> str:
     published = study.published.get(system.system)
-    text = f"{system.system}: " if system.system else ""
-    text += f"{system.verdict}; published: "
+    text = f"{system.system}: {system.verdict}; published: "
     if published is None:
         text += "nothing"
     else:
@@ -154,8 +146,6 @@ def _study_json(result: StudyResult) -> dict[str, Any]:
         "seeds": list(study.seeds),
         "source": study.source,
         "explanation": study.explanation or None,
-        "recordings": list(study.recordings),
-        "not_judged": result.absent or None,
         "systems": [_system_json(study, system) for system in result.systems],
     }
 

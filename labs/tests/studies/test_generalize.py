@@ -31,7 +31,6 @@ from blis_replay_labs.studies.generalize import (
     folds,
     generalize,
     read_cases,
-    without_terms,
 )
 
 pytestmark = pytest.mark.slow
@@ -116,7 +115,6 @@ def test_the_delay_before_the_queue_comes_from_the_training_models(left_out: Gen
 
 def test_nothing_of_a_left_out_model_reaches_its_fold(cases: list[Observed], left_out: Generalisation) -> None:
     """With every latency and step of 30b replaced by nonsense, the fold without it gives the same release."""
-    import polars as pl
 
     slower = (pl.col("e2e_us") * 3 + 1_000_000, pl.col("ttft_us") * 5)
     spoilt = [
@@ -229,19 +227,6 @@ def test_text_and_json_have_every_experiment_and_the_published_errors(left_out: 
     assert document["left_out"] == "model"
     assert sorted(100 * score.error for score in PUBLISHED_SCORES) == pytest.approx([14.8, 30.7, 108.6, 117.4])
     assert len(document["published"]) == 3  # type: ignore[arg-type]  # one of the four left workloads out
-
-
-def test_a_cost_that_is_left_out_is_missed(cases: list[Observed]) -> None:
-    """Planted: 62 us a layer and KV bytes at 1.1 times the bandwidth's time, which nothing can stand in for on another
-    model: without either the models left out are off by more than twice as much.  A decode token computes for
-    0.2 * 2 * parameters / 989.5 TFLOP/s, 0.07 % of what reading the weights takes, and is not missed.
-    """
-    dense = [case for case in cases if not case.overloaded]
-    errors = without_terms(dense, ARCHITECTURES, ("per_layer_us", "kv_read", "decode_compute"), executor="serial")
-    assert errors.filter(pl.col("term").is_null()).height == errors.filter(pl.col("term") == "per_layer_us").height
-    by_term = dict(errors.group_by("term").agg(pl.col("e2e").abs().mean()).iter_rows())
-    assert min(by_term["per_layer_us"], by_term["kv_read"]) > 2 * by_term[None]
-    assert by_term["decode_compute"] < by_term[None] + 0.01
 
 
 @pytest.fixture(scope="module")
