@@ -10,7 +10,6 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import click
@@ -22,8 +21,6 @@ from blis_replay.ingest.checks.registry import CHECKS
 from blis_replay.replay.mode import ALLOWED, ReplayMode
 from blis_replay.validate.cli.main import cli
 from blis_replay.validate.metrics import latency as metrics
-from blis_replay_labs.board.renew import COMMANDS as BOARDS
-from blis_replay_labs.board.renew import board_lines
 
 
 def checks() -> list[str]:
@@ -184,5 +181,4 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "contents": contents,
     "mistakes": mistakes_table,
     "rooms": rooms_table,
-    **{f"board-{name}": partial(board_lines, name) for name in BOARDS},
 }

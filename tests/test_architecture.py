@@ -192,9 +192,9 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 256,
     "lines of the instrument": 53_190,
-    "lines of labs": 16_330,
+    "lines of labs": 15_600,
     "lines of scripts": 5_880,
-    "lines of tests": 40_020,
+    "lines of tests": 39_770,
 }
 LOADED_BUDGET = {"modules": 101, "lines": 18_730}
 

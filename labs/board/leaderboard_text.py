@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
@@ -222,37 +221,6 @@ def _document(board: Board) -> dict[str, object]:
             for score in board.scores
         ],
     }
-
-
-def board_of(document: Mapping[str, Any]) -> Board:
-    """The board of a JSON answer; only the fields that tables show."""
-    scores = [
-        Score(
-            simulator=score["simulator"],
-            slug=score["alias"],
-            alias=score["alias"],
-            fitted=score["coefficients_use"],
-            errors={(m, s): error for m, of_metric in score["errors"].items() for s, error in of_metric.items()},
-            throughput=score["throughput_error"],
-            rank=score["rank_correlation"],
-            passes=score["pass"],
-            overloaded=score["overloaded"],
-            seconds=score["seconds"],
-            peak_bytes=score["peak_bytes"],
-            segments=score.get("segments", {}),
-            cost=_cost_of(score.get("cost")),
-            problem=score["problem"] or "",
-        )
-        for score in document["scores"]
-    ]
-    return Board(tuple(document["simulators"]), tuple(scores), document.get("not_run", {}))
-
-
-def _cost_of(document: Mapping[str, Any] | None) -> Cost | None:
-    if document is None:
-        return None
-    shares = {name: (share["e2e"], share["ttft"]) for name, share in document["shares"].items()}
-    return Cost(shares, document["left"], document["evidence"], document["tried"], tuple(document["also"]))
 
 
 def _cost_json(cost: Cost) -> dict[str, object]:

@@ -32,7 +32,7 @@ def adapted(name: str, inputs: SimulatorInputs) -> CommandSimulator:
     asked, _, given = name.partition(":")
     kind, _, variant = asked.partition("-")
     adapter = ADAPTERS[kind]
-    installed = bool(adapter.package) and not adapter.in_checkout(given)
+    installed = bool(adapter.package)
     python, option = (given or sys.executable, variant) if installed else (sys.executable, given)
     found = shutil.which(python)
     if found is None:
@@ -42,9 +42,9 @@ def adapted(name: str, inputs: SimulatorInputs) -> CommandSimulator:
             f"{adapter.package} is not installed for {python}; pip install {adapter.package}=={adapter.tried} in "
             f"an environment of its own, and give {asked}:PATH/bin/python"
         )
-    if adapter.package and variant not in ("", adapter.fitted if installed else ""):
+    if installed and variant not in ("", adapter.fitted):
         raise CommandError(
-            f"{name}: no such variant; there is {kind}" + (f"-{adapter.fitted}" if installed and adapter.fitted else "")
+            f"{name}: no such variant; there is {kind}" + (f"-{adapter.fitted}" if adapter.fitted else "")
         )
     release = inputs.release if variant and installed else _AS_SHIPPED
     words = (found, run.__file__, kind, *([option] if option else []))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     metavar="all|NAME,...",
     help="Every one of these simulators on the experiments (all if none is named). There are embedded, "
     "embedded@RELEASE, floor:constant, floor:line, dynamo[-fitted][:PYTHON], aiconfigurator[:PYTHON], "
-    "vidur[-fitted][:PYTHON or CHECKOUT], llmservingsim:TABLE, blis[-MODEL], 'cmd:PATH ARGS'.",
+    "vidur[-fitted][:PYTHON], llmservingsim:TABLE, blis[-MODEL], 'cmd:PATH ARGS'.",
 )
 @click.option("--explain", is_flag=True, help="With --simulators: say what costs each simulator most (slow).")
 @timeout_option()

@@ -65,8 +65,7 @@ class Adapter:
 
     ``package``: its name on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``lacks``:
     what it does not model.  ``run``: makes the answers from the inputs and an option.  ``fitted``: the option with
-    which it takes our coefficients.  ``checkout``: a file that identifies a checkout of its repository, from which it
-    can run too; ``""`` if it cannot.
+    which it takes our coefficients.
     """
 
     name: str
@@ -75,11 +74,6 @@ class Adapter:
     lacks: tuple[str, ...]
     run: Callable[[Inputs, str], Iterator[Answer]]
     fitted: str = ""
-    checkout: str = ""
-
-    def in_checkout(self, given: str) -> bool:
-        """Whether the given path is a checkout."""
-        return bool(self.checkout) and (Path(given) / self.checkout).is_file()
 
 
 # What is kept of a program's output: its beginning, and the end with its last words.

@@ -40,9 +40,7 @@ def _write(adapter: Adapter, option: str, folder: Path, answers: Iterable[Answer
         for index, ttft_us, e2e_us, scheduled_us in answers:
             at = "" if scheduled_us is None else f"{min(max(scheduled_us, 0.0), ttft_us):.1f}"
             file.write(f"{index},{ttft_us:.1f},{e2e_us:.1f},{at}\n")
-    version = "checkout" if adapter.in_checkout(option) else adapter.tried
-    if adapter.package and not adapter.in_checkout(option):
-        version = importlib.metadata.version(adapter.package)
+    version = importlib.metadata.version(adapter.package) if adapter.package else adapter.tried
     variant = [option] if option and option == adapter.fitted else []  # any other option is a path
     header = {"name": " ".join([adapter.name, *variant]), "version": version, "not_modelled": list(adapter.lacks)}
     (folder / "simulator.json").write_text(json.dumps(header), "utf-8")
@@ -53,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     name, option, folder = words[0], words[1] if len(words) > 2 else "", Path(words[-1])
     adapter = ADAPTERS[name]
     try:
-        if adapter.package and not adapter.in_checkout(option):
+        if adapter.package:
             importlib.metadata.version(adapter.package)
         _write(adapter, option, folder, adapter.run(_inputs(folder), option))
     except importlib.metadata.PackageNotFoundError:

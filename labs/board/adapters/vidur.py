@@ -1,4 +1,4 @@
-"""Vidur: the package of PyPI in this process, or a checkout of its repository by its own Python.
+"""Vidur: the package of PyPI, in this process.
 
 It gets the model, the GPU, tensor parallelism, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens (as the
 chunk size of its Sarathi scheduler) and max_model_len; arrivals and lengths; step times: its own, or (vidur-fitted)
@@ -10,8 +10,6 @@ from __future__ import annotations
 import bisect
 import csv
 import os
-import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from blis_replay_labs.board.adapters.contract import (
     AdapterError,
     Answer,
     Inputs,
-    run_to_end,
     step_times,
 )
 
@@ -32,7 +29,6 @@ NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
 # Its defaults for the range of its interpolation.
 _TOKENS, _BATCH = 4096, 128
 _DATE = "all"  # newer versions select rows by date
-_PREDICTOR = "random_forrest_execution_time_predictor_config"  # its own spelling
 
 
 def profiles_folder(model: str) -> Path:
@@ -51,8 +47,8 @@ def data_sets(model: str, device: str) -> tuple[str, str]:
 
 
 def _answers(inputs: Inputs, option: str) -> Iterator[Answer]:
-    """Run the package of PyPI, or a checkout; both write a table of times in s per request."""
-    (_package if option in ("", "fitted") else _checkout)(inputs, option)
+    """Run the package, which writes a table of times in s per request."""
+    _run(inputs, fitted=option == "fitted")
     tables = list(inputs.folder.glob("vidur/**/request_metrics.csv"))
     if not tables:
         raise AdapterError("vidur wrote no request_metrics.csv")
@@ -74,8 +70,8 @@ def _trace(inputs: Inputs) -> str:
     return str(trace)
 
 
-def _package(inputs: Inputs, option: str) -> None:
-    """In this process; ``fitted``: each batch takes as long as the coefficients say.
+def _run(inputs: Inputs, *, fitted: bool) -> None:
+    """Simulate; ``fitted``: each batch takes as long as the coefficients say.
 
     Sarathi's chunks are what vLLM V1 does with chunked prefill.  Vidur needs the model only for its own step times and
     the size of the KV cache, so with our step times it gets none.
@@ -83,7 +79,7 @@ def _package(inputs: Inputs, option: str) -> None:
     import vidur.config as config  # type: ignore[import-not-found,unused-ignore]
     from vidur.simulator import Simulator  # type: ignore[import-not-found,unused-ignore]
 
-    given, fitted = inputs.arguments, option == "fitted"
+    given = inputs.arguments
     predictor = config.LinearRegressionExecutionTimePredictorConfig
     replica: dict[str, Any] = {"tensor_parallel_size": 1}
     profiles: dict[str, Any] = {"cache_dir": str(inputs.folder / "cache")}
@@ -193,66 +189,6 @@ def _place(value: float, grid: Sequence[float]) -> tuple[int, float]:
     return at, min(max((value - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
 
 
-def _checkout(inputs: Inputs, option: str) -> None:
-    """A checkout of its repository, run in its folder by its own Python, with the profiles that it holds or fetches."""
-    checkout = Path(option).absolute()
-    pythons = (checkout / folder / "bin" / "python" for folder in (".venv", "env"))
-    python = next((str(path) for path in pythons if path.exists()), sys.executable)
-    settings = {"cwd": checkout, "env": os.environ | {"WANDB_MODE": "disabled"}}
-    known = set(re.findall(r"--(\w+)", run_to_end([python, "-m", "vidur.main", "--help"], "vidur.main", **settings)))
-    options, by_version = _options(inputs, _trace(inputs)), _options_by_version(inputs)
-    if unknown := options.keys() - known:
-        raise AdapterError(f"this checkout has no option --{min(unknown)}; install vidur of PyPI, and give its Python")
-    told = {name: value for name, value in (options | by_version).items() if name in known}
-    words = [word for name, value in told.items() for word in (f"--{name}", str(value))]
-    # Only one version has the last, which would upload its fits to a hub.
-    switches = ("metrics_config_store_plots", "metrics_config_enable_chrome_trace", f"{_PREDICTOR}_upload_predictions")
-    off = [f"--no-{name}" for name in switches if name in known]
-    run_to_end([python, "-m", "vidur.main", *words, *off], "vidur.main", **settings)
-
-
-def _options_by_version(inputs: Inputs) -> dict[str, object]:
-    """Options whose names differ between versions, and those of newer ones: names of data sets, a date."""
-    scheduler, device = _scheduler(inputs), inputs.gpu_of(_DEVICES)
-    size = inputs.arguments["block_size"]
-    compute, network = data_sets(str(inputs.served["model"]), device)
-    return {
-        f"{scheduler}_scheduler_config_block_size": size,
-        "replica_config_block_size": size,
-        f"{_PREDICTOR}_model_profiling_dataset": compute,
-        f"{_PREDICTOR}_network_profiling_dataset": network,
-        "trace_request_generator_config_date": _DATE,
-    }
-
-
-def _scheduler(inputs: Inputs) -> str:
-    """Sarathi's chunks are what vLLM V1 does with chunked prefill; without it, its scheduler of vLLM V0."""
-    return "sarathi" if inputs.arguments.get("enable_chunked_prefill", True) else "vllm"
-
-
-def _options(inputs: Inputs, trace: str) -> dict[str, object]:
-    given, device, name = inputs.arguments, inputs.gpu_of(_DEVICES), _scheduler(inputs)
-    tokens, seqs, longest = (given[name] for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
-    budget = "chunk_size" if name == "sarathi" else "max_tokens_in_batch"
-    scheduler = {"batch_size_cap": seqs, budget: tokens}
-    scheduler |= {"num_blocks": given["num_gpu_blocks"]} if given.get("num_gpu_blocks") else {}
-    replica = {"device": device, "network_device": NODES[device], "model_name": inputs.served["model"]}
-    replica |= {"tensor_parallel_size": inputs.served["tensor_parallelism"] or 1, "num_pipeline_stages": 1}
-    most = {"prefill_chunk_size": max(tokens, _TOKENS), "batch_size": max(seqs, _BATCH)}
-    most |= {"tokens_per_request": max(tokens, longest, _TOKENS)}
-    return {
-        **{f"replica_config_{key}": value for key, value in replica.items()},
-        "cluster_config_num_replicas": 1,
-        "request_generator_config_type": "trace_replay",
-        "trace_request_generator_config_trace_file": trace,
-        "trace_request_generator_config_max_tokens": longest,
-        "replica_scheduler_config_type": name,
-        **{f"{name}_scheduler_config_{key}": value for key, value in scheduler.items()},
-        **{f"{_PREDICTOR}_prediction_max_{key}": value for key, value in most.items()},
-        "metrics_config_output_dir": inputs.folder / "vidur",
-    }
-
-
 VIDUR = Adapter(
     "vidur",
     "vidur",
@@ -267,5 +203,4 @@ VIDUR = Adapter(
     ),
     _answers,
     fitted="fitted",
-    checkout="vidur/main.py",
 )

@@ -55,35 +55,29 @@ def cli_estimate(**said):
 """
 # A first token 20 ms after it is scheduled, which is 5 ms after the arrival, and 10 ms for each further one.
 VIDUR = """
-import csv, json, pathlib, sys
-words = [word for word in sys.argv[1:] if not word.startswith("--no-")]
-if words == ["--help"]:
-    print(HELP)
-    sys.exit()
-said = {name[2:]: value for name, value in zip(words[::2], words[1::2])}
-rows = list(csv.DictReader(open(said["trace_request_generator_config_trace_file"])))
-off = [word for word in sys.argv if word.startswith("--no-")]
-json.dump({"said": said, "trace": rows, "off": off}, open("kept.json", "w"))
-if said["replica_config_model_name"] == "some/Unknown":
-    sys.exit("Invalid name: some/Unknown")
-folder = pathlib.Path(said["metrics_config_output_dir"], "2026-01-01_00-00-00")
-folder.mkdir(parents=True)
-with open(folder / "request_metrics.csv", "w") as file:
-    print("Request Id,request_e2e_time,request_scheduling_delay,prefill_e2e_time", file=file)
-    for index, row in reversed(list(enumerate(rows))):
-        print(index, 0.025 + 0.01 * (int(row["num_decode_tokens"]) - 1), 0.005, 0.025, sep=",", file=file)
+import csv, json, pathlib
+def plain(value):
+    return {name: plain(one) for name, one in vars(value).items()} if hasattr(value, "__dict__") else value
+class Simulator:
+    def __init__(self, config):
+        self.said = plain(config)
+    def run(self):
+        trace, metrics = self.said["request_generator_config"], self.said["metrics_config"]
+        rows = list(csv.DictReader(open(trace["trace_file"])))
+        json.dump({"said": self.said, "trace": rows}, open(KEEP, "w"))
+        assert self.said["cluster_config"]["replica_config"]["model_name"] != "some/Preempted"
+        folder = pathlib.Path(metrics["output_dir"], "2026-01-01_00-00-00")
+        folder.mkdir(parents=True)
+        with open(folder / "request_metrics.csv", "w") as file:
+            print("Request Id,request_e2e_time,request_scheduling_delay,prefill_e2e_time", file=file)
+            for index, row in reversed(list(enumerate(rows))):
+                print(index, 0.025 + 0.01 * (int(row["num_decode_tokens"]) - 1), 0.005, 0.025, sep=",", file=file)
 """
-# The options of a version that are used of it, as its help lists them.
-VIDUR_HELP = """
-  --replica_config_device --replica_config_network_device --replica_config_model_name --replica_config_block_size
-  --replica_config_tensor_parallel_size --replica_config_num_pipeline_stages --cluster_config_num_replicas
-  --request_generator_config_type --trace_request_generator_config_trace_file
-  --trace_request_generator_config_max_tokens --replica_scheduler_config_type --sarathi_scheduler_config_batch_size_cap
-  --sarathi_scheduler_config_chunk_size --sarathi_scheduler_config_num_blocks --metrics_config_output_dir
-  --random_forrest_execution_time_predictor_config_prediction_max_prefill_chunk_size
-  --random_forrest_execution_time_predictor_config_prediction_max_batch_size
-  --random_forrest_execution_time_predictor_config_prediction_max_tokens_per_request
-  --random_forrest_execution_time_predictor_config_upload_predictions
+# Each type of the configuration keeps what it is given.
+VIDUR_CONFIG = """
+import types
+def __getattr__(name):
+    return type(name, (types.SimpleNamespace,), {})
 """
 
 
@@ -91,12 +85,17 @@ VIDUR_HELP = """
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the stand-ins keep what they were told; they are installed for the Python of this test."""
     keep = tmp_path / "kept.json"
-    modules = {"dynamo/replay/__main__.py": DYNAMO, "aiconfigurator/cli/api.py": AICONFIGURATOR}
+    modules = {
+        "dynamo/replay/__main__.py": DYNAMO,
+        "aiconfigurator/cli/api.py": AICONFIGURATOR,
+        "vidur/simulator.py": VIDUR,
+        "vidur/config.py": VIDUR_CONFIG,
+    }
     for name, text in modules.items():
         path = tmp_path / "site" / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"KEEP = {str(keep)!r}\n{text}")
-    for name, version in (("ai_dynamo", "1.4.2"), ("aiconfigurator", "0.12.0")):
+    for name, version in (("ai_dynamo", "1.4.2"), ("aiconfigurator", "0.12.0"), ("vidur", "0.0.26")):
         folder = tmp_path / "site" / f"{name}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -279,40 +278,31 @@ def test_aiconfigurator_is_asked_for_as_many_at_once_as_its_answer_keeps(kept: P
     assert answer.e2e_us.tolist() == [20_100, 30_100, 40_100]
 
 
-@pytest.mark.slow
-def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Path) -> None:
-    """Seconds in and out; chunked prefill is the scheduler that cuts prompts into chunks."""
-    (tmp_path / "vidur").mkdir()
-    main = tmp_path / "vidur" / "main.py"
-    main.write_text(f"HELP = {VIDUR_HELP!r}" + VIDUR)
-    answer = run(f"vidur:{tmp_path}", recording())
-    told = json.loads((tmp_path / "kept.json").read_text())
+def test_vidur_gets_a_trace_and_the_engine_arguments(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds in and out; its own step times are fitted to the profile of the model on the GPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    answer = run("vidur", recording())
+    told = json.loads(kept.read_text())
     wanted = {"arrived_at": "1.000000", "num_prefill_tokens": "40", "num_decode_tokens": "21"}
     wanted |= {"Date": "all", "Time": "1.000000", "PromptTokenCount": "40", "CompletionTokenCount": "21"}
     assert told["trace"][1] == wanted
-    wanted = {
-        "replica_config_device": "h100",
-        "replica_scheduler_config_type": "sarathi",
-        "sarathi_scheduler_config_chunk_size": "2048",
-        "sarathi_scheduler_config_num_blocks": "500",
-        "replica_config_block_size": "16",
-    }
-    assert wanted.items() <= told["said"].items()
-    # This version would send what it fits to a hub.
-    assert told["off"] == ["--no-random_forrest_execution_time_predictor_config_upload_predictions"]
-    assert "sarathi_scheduler_config_block_size" not in told["said"]  # of other versions: this one has it elsewhere
+    cluster, profile = told["said"]["cluster_config"], told["said"]["execution_time_predictor_config"]
+    assert {"device": "h100", "model_name": "some/Model", "tensor_parallel_size": 1}.items() <= cluster[
+        "replica_config"
+    ].items()
+    assert cluster["replica_scheduler_config"] == {"batch_size_cap": 128, "chunk_size": 2048}
+    assert {"block_size": 16, "num_blocks": 500}.items() <= cluster["cache_config"].items()
+    assert profile["model_profiling_dataset"] == "project-vajra/dev-staging-some-model-h100"
+    assert profile["upload_predictions"] is False  # it would send what it fits to a hub
     assert answer.ttft_us.tolist() == [25_000] * 3
     assert answer.e2e_us.tolist() == [125_000, 225_000, 325_000]
     assert answer.simulated.scheduled_us is not None
     assert answer.simulated.scheduled_us.tolist() == [5_000] * 3
-    assert (
-        "vidur checkout does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
-    )
-    with pytest.raises(CommandError, match=r"vidur\.main: Invalid name: some/Unknown"):
-        run(f"vidur:{tmp_path}", recording("some/Unknown"))
-    main.write_text("HELP = '--replica_config_device'" + VIDUR)
-    with pytest.raises(CommandError, match="this checkout has no option --cluster_config_num_replicas; install vidur"):
-        run(f"vidur:{tmp_path}", recording())
+    assert "vidur 0.0.26 does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
+    with pytest.raises(CommandError, match="its own check of a request's tokens fails"):
+        run("vidur", recording("some/Preempted"))
 
 
 def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,6 @@ from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay_labs.board.leaderboard import Board, Cost, Score, leaderboard
 from blis_replay_labs.board.leaderboard_text import (
-    board_of,
-    board_tables,
     cost_table,
     leaderboard_answer,
 )
@@ -81,14 +78,6 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) ->
     assert score.lacks == ("foreign 1 does not model: queues",)
 
 
-def test_a_board_is_shown_from_its_json_as_it_was(store: Path) -> None:
-    found, absent = contestants(["embedded,floor:line@one,floor:constant@one"], SimulatorInputs(RELEASE, store, 60.0))
-    with open_for_reading(store) as opened:
-        board = leaderboard(opened, ["one"], found, absent)
-    document = json.loads(json.dumps(leaderboard_answer(board).document))
-    assert board_tables(board_of(document)) == board_tables(board)
-
-
 def test_what_costs_each_simulator_most_is_a_row_with_the_largest_evidence() -> None:
     """Two of three say step time, so it is named; sizes are means of 10 and 30 %, evidence is that of 30 %."""
 
@@ -99,8 +88,6 @@ def test_what_costs_each_simulator_most_is_a_row_with_the_largest_evidence() -> 
     scores = (score("a", "step time", 0.1), score("b", "prefix cache", 0.9), score("c", "step time", 0.3))
     board = Board(("other",), scores, {})
     assert cost_table(board).rows == [["other", "step time", "2 of 3", "20.0 %", "10.0 %", "c: seen in c"]]
-    document = json.loads(json.dumps(leaderboard_answer(board).document))
-    assert cost_table(board_of(document)) == cost_table(board)
     either = Cost({"KV blocks": (0.2, 0.3), "delays": (0.0, 0.0)}, 0.01, {"KV blocks": "seen"}, "KV blocks", ("cache",))
     told = Board(("other",), (Score("other", "a", "a", cost=either),), {})
     assert cost_table(told).rows == [["other", "KV blocks or cache", "1 of 1", "20.0 %", "30.0 %", "a: seen"]]
