@@ -214,7 +214,7 @@ class RecordedFile:
             self.damage = f"the gzip stream ends early, after {expanded_bytes} bytes of content"
 
     def _unzstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
-        packed = _Packed(raw)
+        packed = Pieces(raw)
         expanded_bytes = 0
         try:
             for piece in zstd_pieces(io.BufferedReader(packed)):
@@ -251,8 +251,8 @@ def has_keys(head: bytes, *keys: str) -> bool:
     return all(f'"{key}"'.encode() in head for key in keys)
 
 
-class _Packed(io.RawIOBase):
-    """Pieces of bytes as the file that a decompressor reads."""
+class Pieces(io.RawIOBase):
+    """Pieces of bytes as a binary file; ``given_bytes``: how many were read."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()

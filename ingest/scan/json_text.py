@@ -46,7 +46,6 @@ BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
 SPACES = np.uint64(0x2020202020202020)
 _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, as in Fibonacci hashing
-_MOST_DIGITS = 18
 # Which bytes may follow a backslash, but for u.
 _SIMPLE_ESCAPES = np.zeros(256, np.bool_)
 _SIMPLE_ESCAPES[[ord(c) for c in '"\\/bfnrt']] = True
@@ -267,39 +266,6 @@ def next_member(text: Bytes, at: int, closing: int) -> int:
         return UNUSUAL
     at = after_space(text, at + 1)
     return UNUSUAL if text[at] == closing else at
-
-
-@compiled
-def decimal(text: Bytes, at: int) -> tuple[int, int, int]:
-    """``(mantissa, decimals, end)`` of a number without sign and exponent, of up to 18 digits."""
-    begin, mantissa, decimals = at, 0, 0
-    while ZERO <= text[at] <= NINE:
-        mantissa = mantissa * 10 + (text[at] - ZERO)
-        at += 1
-    digits = at - begin
-    if digits == 0 or (digits > 1 and text[begin] == ZERO):
-        return 0, 0, UNUSUAL
-    if text[at] == POINT:
-        begin = at + 1
-        at = begin
-        while ZERO <= text[at] <= NINE:
-            mantissa = mantissa * 10 + (text[at] - ZERO)
-            at += 1
-        decimals = at - begin
-        if decimals == 0:
-            return 0, 0, UNUSUAL
-    if digits + decimals > _MOST_DIGITS or is_exponent(text[at]):
-        return 0, 0, UNUSUAL
-    return mantissa, decimals, at
-
-
-@compiled
-def integer(text: Bytes, at: int) -> tuple[int, int]:
-    """``(value, end)`` of a whole number without sign; ``null`` has the value -1."""
-    if text[at] == NULL_LETTER:
-        return -1, after_null(text, at)
-    value, decimals, at = decimal(text, at)
-    return value, UNUSUAL if decimals else at
 
 
 # -- Names: a string is one of those that a scan knows, or none -----------------------------------

@@ -1,46 +1,59 @@
-"""One record of an OTLP JSON file decoded by a library: its spans and events as rows.
+"""OTLP JSON records that the compiled scan does not read: small files, other framings, unusual lines.
 
-Numbers may be numbers or decimal strings, 64 bits exact.  Sound spans of a scope are decoded at once; where
-one is malformed they are taken one by one, and so are the events of a malformed one.  Of a large record nothing is
-decoded at once but a span.
+Each span is decoded by itself, and so is each of its events: what is malformed costs itself, and a large record is
+never in memory as objects all at once.  Numbers may be numbers or decimal strings, 64 bits exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
+import polars as pl
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import Tally
-from blis_replay.ingest.readers.otlp.rows import (
-    EVENT_LAYOUT,
-    OTHER_VALUE,
-    SPAN_LAYOUT,
-    BatchRows,
-    Layout,
-    Malformed,
-    OtherValue,
-    Value,
-    attribute_values,
-    check_size,
-)
 from blis_replay.ingest.readers.records import ObjectScan
-from blis_replay.ingest.scan.otlp_columns import EVENTS, SCOPES
+from blis_replay.ingest.scan.otlp_columns import (
+    EVENT_FLOATS,
+    EVENT_INTEGERS,
+    EVENT_SCHEMA,
+    EVENT_STRINGS,
+    EVENTS,
+    MAX_SPAN_BYTES,
+    SCOPES,
+    SPAN_FLOATS,
+    SPAN_INTEGERS,
+    SPAN_SCHEMA,
+    SPAN_STRINGS,
+    TraceBatch,
+    batch_of,
+)
 
-# Decoded at once, a list of empty objects takes 60 times its size.
-LARGE_BYTES = 4 << 20
+BATCH_ROWS = 50_000  # spans or events
+LARGE_BYTES = (
+    4 << 20
+)  # a longer list is split member by member: decoded at once, empty objects take 60 times their size
 
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-_EVENTS = frozenset(EVENTS)
-_STATUS_NAMES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+_MAX_EXACT = 1 << 53  # doubles below it hold every integer
+_STATUS_CODES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+_EVENT_NAMES = frozenset(EVENTS)
+_NULL = Raw(b"null")
+
+_Scalar = int | float | str | None
+_Kind = type[int] | type[float] | type[str]
+_EXPECTED: dict[_Kind, str] = {int: "a whole number", float: "a number", str: "a text"}
 
 
-class _AnyValue(Struct, gc=False):
+class _Value(Struct, gc=False):
+    """The value of an attribute, by its type."""
+
     intValue: _Int64 | None = None
     doubleValue: float | None = None
     stringValue: str | None = None
@@ -51,15 +64,10 @@ class _AnyValue(Struct, gc=False):
 
 
 class _Attribute(Struct, gc=False):
-    key: str
-    value: _AnyValue | None = None
-
-
-class _LooseAttribute(Struct, gc=False):
-    """An attribute whose value is read only if the key is known."""
+    """An attribute; its value is decoded only if it has a column."""
 
     key: str
-    value: Raw = Raw(b"null")
+    value: Raw = _NULL
 
 
 class _Event(Struct):
@@ -68,20 +76,12 @@ class _Event(Struct):
     attributes: list[_Attribute] | None = None
 
 
-class _LooseEvent(Struct):
-    name: str | None = None
-    timeUnixNano: _Nanoseconds | None = None
-    attributes: list[_LooseAttribute] | None = None
-
-
 class _Status(Struct):
     code: _Int64 | str | None = None
     message: str | None = None
 
 
-class _SpanHead(Struct):
-    """What sound and loosely read spans have in common."""
-
+class _Span(Struct):
     name: str | None = None
     traceId: str | None = None
     spanId: str | None = None
@@ -90,61 +90,69 @@ class _SpanHead(Struct):
     endTimeUnixNano: _Nanoseconds | None = None
     droppedEventsCount: _Count | None = None
     status: _Status | None = None
-
-
-class _Span(_SpanHead):
     attributes: list[_Attribute] | None = None
-    events: list[_Event] | None = None
-
-
-class _LooseSpan(_SpanHead):
-    attributes: list[_LooseAttribute] | None = None
     events: list[Raw] | None = None
 
 
-class _OtherSpan(Struct):
-    name: str | None = None
+class _Named(Struct):
+    """A scope, or a span of a scope that is not read."""
 
-
-class _Scope(Struct):
     name: str | None = None
 
 
 class _ScopeSpans(Struct):
-    spans: Raw = Raw(b"null")
-    scope: _Scope | None = None
-    instrumentationLibrary: _Scope | None = None  # before opentelemetry-proto 0.15
+    spans: Raw = _NULL
+    scope: _Named | None = None
+    instrumentationLibrary: _Named | None = None  # before opentelemetry-proto 0.15
 
 
 class _ResourceSpans(Struct):
-    scopeSpans: list[_ScopeSpans] | None = None
-    instrumentationLibrarySpans: list[_ScopeSpans] | None = None
+    scopeSpans: Raw = _NULL
+    instrumentationLibrarySpans: Raw = _NULL
 
 
 class _Traces(Struct):
-    resourceSpans: list[_ResourceSpans] | None
-
-
-class _LargeResource(Struct):
-    scopeSpans: Raw = Raw(b"null")
-    instrumentationLibrarySpans: Raw = Raw(b"null")
-
-
-class _LargeTraces(Struct):
     resourceSpans: Raw
 
 
 # Not strict: protobuf JSON prints 64-bit integers as strings, and readers must take both.
+_SPAN = msgspec.json.Decoder(_Span, strict=False)
+_EVENT = msgspec.json.Decoder(_Event, strict=False)
+_VALUE = msgspec.json.Decoder(_Value | None, strict=False)
+_NAMED = msgspec.json.Decoder(_Named)
+_SCOPE_SPANS = msgspec.json.Decoder(_ScopeSpans)
+_RESOURCE_SPANS = msgspec.json.Decoder(_ResourceSpans)
 _TRACES = msgspec.json.Decoder(_Traces)
-_LARGE_TRACES = msgspec.json.Decoder(_LargeTraces)
-_LARGE_RESOURCE = msgspec.json.Decoder(_LargeResource)
-_SCOPED = msgspec.json.Decoder(_ScopeSpans)
-_RAWS = msgspec.json.Decoder(list[Raw] | None)
-_SPANS = msgspec.json.Decoder(list[_Span] | None, strict=False)
-_LOOSE_SPAN = msgspec.json.Decoder(_LooseSpan, strict=False)
-_LOOSE_EVENT = msgspec.json.Decoder(_LooseEvent, strict=False)
-_OTHER_SPAN = msgspec.json.Decoder(_OtherSpan)
-_VALUE = msgspec.json.Decoder(_AnyValue | None, strict=False)
+_MEMBERS = msgspec.json.Decoder(list[Raw] | None)
+
+
+class Malformed(ValueError):
+    """A span or an event cannot be used; the text says why."""
+
+
+@dataclass
+class BatchRows:
+    """Rows of ``SPAN_SCHEMA`` and ``EVENT_SCHEMA``, gathered span by span."""
+
+    spans: list[list[_Scalar]] = field(default_factory=list)
+    events: list[list[_Scalar]] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time for the next batch."""
+        return len(self.spans) >= BATCH_ROWS or len(self.events) >= BATCH_ROWS
+
+    def batch(self, unit: str) -> TraceBatch:
+        """The rows as frames; ``unit``: what a record of their file is called."""
+        return batch_of(unit, _frame(SPAN_SCHEMA, self.spans), _frame(EVENT_SCHEMA, self.events))
+
+
+def _frame(schema: Mapping[str, pl.DataType | type[pl.DataType]], rows: list[list[_Scalar]]) -> pl.DataFrame:
+    # Column by column: twice as fast as by row.
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    return pl.DataFrame(
+        [pl.Series(name, values, kind) for (name, kind), values in zip(schema.items(), columns, strict=True)]
+    )
 
 
 def read_json(content: bytes, place: str, record: int, rows: BatchRows, tally: Tally) -> Iterator[None]:
@@ -154,35 +162,34 @@ def read_json(content: bytes, place: str, record: int, rows: BatchRows, tally: T
     """
     number = 0
     try:
-        for scoped in _scopes(content, place, tally):
-            scope = (scoped.scope or scoped.instrumentationLibrary or _Scope()).name or ""
-            for span in _spans(scoped.spans, scope, place, tally):
-                number += 1
-                try:
-                    _read_span(span, scope, record, number, rows, tally, f"{place}, span {number}")
-                except (*DECODE_ERRORS, Malformed) as error:
-                    tally.reject(f"{place}, span {number}", str(error))
-                yield
+        for scope, span in _spans(content, place, tally):
+            number += 1
+            try:
+                _add_span(span, scope, record, number, rows, tally, f"{place}, span {number}")
+            except (*DECODE_ERRORS, Malformed) as error:
+                tally.reject(f"{place}, span {number}", str(error))
+            yield
     except DECODE_ERRORS as error:
         tally.reject(place, f"no OTLP JSON ({error})")
 
 
-def _scopes(content: bytes, place: str, tally: Tally) -> Iterator[_ScopeSpans]:
-    if len(content) <= LARGE_BYTES:
-        for resource in _TRACES.decode(content).resourceSpans or ():
-            yield from (*(resource.scopeSpans or ()), *(resource.instrumentationLibrarySpans or ()))
-        return
-    for text in _members(_LARGE_TRACES.decode(content).resourceSpans, place, tally):
-        large = _LARGE_RESOURCE.decode(text)
-        for listed in (large.scopeSpans, large.instrumentationLibrarySpans):
-            yield from map(_SCOPED.decode, _members(listed, place, tally))
+def _spans(content: bytes, place: str, tally: Tally) -> Iterator[tuple[str, Raw]]:
+    """The name of its scope, and the text, of each span of a record."""
+    for resource in _members(_TRACES.decode(content).resourceSpans, place, tally):
+        listed = _RESOURCE_SPANS.decode(resource)
+        for member in (listed.scopeSpans, listed.instrumentationLibrarySpans):
+            for scoped in map(_SCOPE_SPANS.decode, _members(member, place, tally)):
+                scope = (scoped.scope or scoped.instrumentationLibrary or _Named()).name or ""
+                for span in _members(scoped.spans, place, tally):
+                    yield scope, span
 
 
 def _members(listed: Raw, place: str, tally: Tally) -> Iterator[Raw]:
-    """The objects of a list, one at a time; what is none in it is rejected."""
-    text = bytes(listed)
-    if text == b"null":
+    """The members of a list, or of ``null``; of a large one only objects, and whatever else is in it is rejected."""
+    if len(memoryview(listed)) <= LARGE_BYTES:
+        yield from _MEMBERS.decode(listed) or ()
         return
+    text = bytes(listed)
     scan = ObjectScan(Tally(), len(text))
     yield from (Raw(member) for _number, member in scan.feed(text))
     scan.finish("")
@@ -190,80 +197,83 @@ def _members(listed: Raw, place: str, tally: Tally) -> Iterator[Raw]:
         tally.reject(place, "members of a list that are not objects")
 
 
-def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> Iterable[_Span | Raw]:
-    """The spans of a scope, undecoded if one of them is malformed or if they are not ours."""
-    if len(memoryview(spans)) > LARGE_BYTES:
-        return _members(spans, place, tally)
-    if scope in SCOPES:
-        try:
-            return _SPANS.decode(spans) or []
-        except DECODE_ERRORS:
-            pass
-    try:
-        return _RAWS.decode(spans) or []
-    except DECODE_ERRORS as error:
-        tally.reject(place, f"spans that cannot be read ({error})")
-        return []
-
-
-def _read_span(
-    found: _Span | Raw, scope: str, record: int, number: int, rows: BatchRows, tally: Tally, place: str
-) -> None:
-    if isinstance(found, Raw):
-        check_size(memoryview(found))
+def _add_span(text: Raw, scope: str, record: int, number: int, rows: BatchRows, tally: Tally, place: str) -> None:
+    if (size := len(memoryview(text))) > MAX_SPAN_BYTES:
+        raise Malformed(f"a span of {size} bytes")
+    row: list[_Scalar] = [record, number, scope, *(None,) * (len(SPAN_SCHEMA) - 3)]
     if scope not in SCOPES:
-        rows.add_other(record, number, scope, _OTHER_SPAN.decode(found).name or "")  # type: ignore[arg-type]
+        row[3] = _NAMED.decode(text).name or ""
+        rows.spans.append(row)
         return
-    span = _LOOSE_SPAN.decode(found) if isinstance(found, Raw) else found
-    attributes = attribute_values(SPAN_LAYOUT, _scalars(span.attributes, SPAN_LAYOUT))
-    found_events: Iterable[_Event | Raw] = span.events or ()
+    span = _SPAN.decode(text)
     events, others = [], 0
-    for index, found_event in enumerate(found_events, 1):
+    for index, event in enumerate(span.events or (), 1):
         try:
-            event: _Event | _LooseEvent
-            event = _LOOSE_EVENT.decode(found_event) if isinstance(found_event, Raw) else found_event
-            if event.name not in _EVENTS:
+            read = _EVENT.decode(event)
+            if read.name not in _EVENT_NAMES:
                 others += 1
                 continue
-            values = attribute_values(EVENT_LAYOUT, _scalars(event.attributes, EVENT_LAYOUT))
-            events.append((index, event.name, event.timeUnixNano or None, *values))
+            of_event: list[_Scalar] = [len(rows.spans), index, read.name, read.timeUnixNano or None]
+            of_event += (None,) * (len(EVENT_SCHEMA) - len(of_event))
+            _fill(of_event, read.attributes, _OF_EVENT)
+            events.append(of_event)
         except (*DECODE_ERRORS, Malformed) as error:
             tally.reject(f"{place}, event {index}", str(error))
-    times = (span.startTimeUnixNano or None, span.endTimeUnixNano or None)
-    ids = (span.traceId, span.spanId, span.parentSpanId)
     status = span.status or _Status()
+    head = (span.name or "", span.traceId, span.spanId, span.parentSpanId)
+    times = (span.startTimeUnixNano or None, span.endTimeUnixNano or None)
     counts = (span.droppedEventsCount or 0, others)
-    rows.add(
-        (record, number, scope, span.name or "", *ids, *times, _code(status.code), status.message or None, *counts),
-        attributes,
-        events,
-    )
+    row[3:13] = *head, *times, _status_code(status.code), status.message or None, *counts
+    _fill(row, span.attributes, _OF_SPAN)
+    rows.spans.append(row)
+    rows.events += events
 
 
-def _code(code: int | str | None) -> int:
-    if isinstance(code, str):
-        known = _STATUS_NAMES.get(code)
-        if known is None:
-            raise Malformed(f"status code {code[:30]!r}")
-        return known
-    return code or 0
+def _status_code(code: int | str | None) -> int:
+    if not isinstance(code, str):
+        return code or 0
+    if code not in _STATUS_CODES:
+        raise Malformed(f"status code {code[:30]!r}")
+    return _STATUS_CODES[code]
 
 
-def _scalars(attributes: list[Any] | None, layout: Layout) -> Iterator[tuple[str, Value | OtherValue]]:
+def _places(
+    schema: Mapping[str, Any], integers: Mapping[str, str], floats: Mapping[str, str], strings: Mapping[str, str]
+) -> dict[str, tuple[int, _Kind]]:
+    """The place in a row of ``schema`` and the type of each attribute."""
+    tables: tuple[tuple[Mapping[str, str], _Kind], ...] = ((integers, int), (floats, float), (strings, str))
+    columns = list(schema)
+    return {name: (columns.index(column), kind) for table, kind in tables for name, column in table.items()}
+
+
+_OF_SPAN = _places(SPAN_SCHEMA, SPAN_INTEGERS, SPAN_FLOATS, SPAN_STRINGS)
+_OF_EVENT = _places(EVENT_SCHEMA, EVENT_INTEGERS, EVENT_FLOATS, EVENT_STRINGS)
+
+
+def _fill(row: list[_Scalar], attributes: Iterable[_Attribute] | None, places: Mapping[str, tuple[int, _Kind]]) -> None:
+    """Put the attributes that have a column into the row; raises :class:`Malformed` for one of another type."""
     for attribute in attributes or ():
-        if attribute.key in layout.places:
-            value = attribute.value
-            if isinstance(value, Raw):
-                value = _VALUE.decode(value)
-            yield attribute.key, _scalar(value or _AnyValue())
+        if (found := places.get(attribute.key)) is not None:
+            place, kind = found
+            row[place] = _scalar(attribute.key, _VALUE.decode(attribute.value) or _Value(), kind)
 
 
-def _scalar(value: _AnyValue) -> Value | OtherValue:
-    if value.intValue is not None:
-        return value.intValue
-    if value.doubleValue is not None:
-        return value.doubleValue
-    if value.stringValue is not None:
-        return value.stringValue
-    others = (value.boolValue, value.bytesValue, value.arrayValue, value.kvlistValue)
-    return None if all(other is UNSET for other in others) else OTHER_VALUE
+def _scalar(key: str, value: _Value, kind: _Kind) -> _Scalar:
+    scalar: _Scalar = value.intValue
+    scalar = value.doubleValue if scalar is None else scalar
+    scalar = value.stringValue if scalar is None else scalar
+    if scalar is None:
+        others = (value.boolValue, value.bytesValue, value.arrayValue, value.kvlistValue)
+        if all(other is UNSET for other in others):
+            return None
+    elif type(scalar) is kind:
+        return scalar
+    elif kind is float and isinstance(scalar, int):
+        return float(scalar)
+    elif kind is int and isinstance(scalar, float) and scalar.is_integer() and abs(scalar) < _MAX_EXACT:
+        return int(scalar)
+    # A text is not quoted: it may be of a prompt.
+    said = (
+        "neither a number nor a text" if scalar is None else "a text" if isinstance(scalar, str) else f"{scalar!r:.30}"
+    )
+    raise Malformed(f"{key} is {said}, expected {_EXPECTED[kind]}")

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from blis_replay.ingest.readers.files import (
+    CHUNK_BYTES,
     FREE_EXPANSION_BYTES,
     HEAD_BYTES,
     MAX_EXPANSION_RATIO,
     ZSTD_MAGIC,
+    Pieces,
     RecordedFile,
     lines,
     zstd_head,
@@ -111,15 +113,16 @@ def _first_framed(head: bytes) -> bytes:
 
 
 def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
-    source = _Buffered(file)
+    source = io.BufferedReader(Pieces(file.chunks()))
     number = 1
-    while size_bytes := source.take(_LENGTH_BYTES):
+    while size_bytes := source.read(_LENGTH_BYTES):
         size = int.from_bytes(size_bytes, "big")
         if len(size_bytes) == _LENGTH_BYTES and size > MAX_RECORD_BYTES:
             file.tally.reject(f"frame {number}", f"its length says {size} bytes: nothing after it can be found")
-            source.drain()
+            while source.read(CHUNK_BYTES):  # the file's hash is of all of it
+                pass
             return
-        content = source.take(size)
+        content = source.read(size)
         if len(size_bytes) < _LENGTH_BYTES or len(content) < size:
             file.tally.reject(f"frame {number}", file.damage or "the file ends inside this frame")
             return
@@ -160,29 +163,3 @@ def _as_json(file: RecordedFile, number: int, content: bytes, unit: str = "frame
         yield number, text
     else:
         file.tally.reject(f"{unit} {number}", file.damage or "no OTLP message: it is damaged, or cut off")
-
-
-class _Buffered:
-    """The content of a file, to be taken in pieces of any size."""
-
-    def __init__(self, file: RecordedFile) -> None:
-        self._chunks = file.chunks()
-        self._held = b""
-        self._at = 0
-
-    def take(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer at the end."""
-        if len(self._held) - self._at < size:
-            parts, held_bytes = [self._held[self._at :]], len(self._held) - self._at
-            while held_bytes < size and (chunk := next(self._chunks, b"")):
-                parts.append(chunk)
-                held_bytes += len(chunk)
-            self._held, self._at = b"".join(parts), 0
-        taken = self._held[self._at : self._at + size]
-        self._at += len(taken)
-        return taken
-
-    def drain(self) -> None:
-        """Read to the end, so that the file's hash is of all of it."""
-        for _chunk in self._chunks:
-            pass

@@ -26,7 +26,7 @@ from blis_replay.ingest.readers.otlp.spans import (
     with_texts_on_one_line,
 )
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
-from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, rows_of, whole_groups
+from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, whole_groups
 from blis_replay.ingest.scan.otlp_columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
@@ -235,20 +235,11 @@ def on_zero(journeys: Journeys, zero_us: int, scratch: Scratch) -> tuple[Rows, R
         # Events of one time in the sequence that they have in the server, which is that of their type.
         found = found.sort("journey", "time_ns", "event", nulls_last=True, maintain_order=True)
         events.add(found.select(JOURNEY_EVENT_SCHEMA.keys()))
-    if (held := journeys.lifecycles.held) is not None:
-        moved_us = {name: pl.col(_ns(name)) // 1000 - zero_us for name in LIFECYCLE_SCHEMA if name.endswith("_us")}
-        moved = (moved_us.get(name, pl.col(name)).alias(name) for name in LIFECYCLE_SCHEMA)
-        return rows_of(held.select(moved)), events.done()
-    columns = ", ".join(_moved(name) if name.endswith("_us") else name for name in LIFECYCLE_SCHEMA)
-    sql = f"SELECT {columns} FROM lifecycles"  # noqa: S608 (constants)
-    lifecycles = query(sql, LIFECYCLE_SCHEMA, {"zero_us": zero_us}, lifecycles=journeys.lifecycles)
-    return lifecycles, events.done()
-
-
-def _moved(name: str) -> str:
-    """``*_us`` from that zero of ``*_ns``, rounded down; SQL rounds towards 0, and a start can lie before it."""
-    ns = _ns(name)
-    return f"({ns} - (({ns} % 1000) + 1000) % 1000) // 1000 - $zero_us AS {name}"
+    moved_us = {name: pl.col(_ns(name)) // 1000 - zero_us for name in LIFECYCLE_SCHEMA if name.endswith("_us")}
+    lifecycles = scratch.writer(LIFECYCLE_SCHEMA)
+    for batch in journeys.lifecycles.batches():
+        lifecycles.add(batch.select(moved_us.get(name, pl.col(name)).alias(name) for name in LIFECYCLE_SCHEMA))
+    return lifecycles.done(), events.done()
 
 
 def _ns(name: str) -> str:

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.readers.files import RecordedFile, lines_of
-from blis_replay.ingest.readers.otlp.decode import read_json
+from blis_replay.ingest.readers.otlp.decode import BatchRows, read_json
 from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines
-from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.scan import otlp_rows
 from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes
 from blis_replay.ingest.scan.otlp_columns import (

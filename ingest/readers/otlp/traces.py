@@ -12,10 +12,9 @@ import polars as pl
 from blis_replay.ingest.readers.files import RecordedFile, is_large
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import spans
-from blis_replay.ingest.readers.otlp.decode import read_json
+from blis_replay.ingest.readers.otlp.decode import BatchRows, read_json
 from blis_replay.ingest.readers.otlp.framing import records
 from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
-from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.readers.otlp.spans import (
     READ_SNAPSHOT_SCHEMA,
     READ_STEP_SCHEMA,

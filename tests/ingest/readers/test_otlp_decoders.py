@@ -15,9 +15,7 @@ from otlp_trees import MAX_INT64, documents
 
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp import decode as otlp_json
-from blis_replay.ingest.readers.otlp import rows as otlp_rows
-from blis_replay.ingest.readers.otlp.decode import read_json
-from blis_replay.ingest.readers.otlp.rows import BatchRows
+from blis_replay.ingest.readers.otlp.decode import BatchRows, read_json
 from blis_replay.ingest.scan.otlp_columns import (
     JOURNEY_EVENT_SCHEMA,
     SNAPSHOT_EVENT_SCHEMA,
@@ -223,7 +221,7 @@ def test_mutated_messages_never_raise(document: dict[str, Any], edits: list[tupl
 def test_a_large_record_is_read_as_a_small_one(document: dict[str, Any]) -> None:
     """A large one in pieces, because a list of empty objects takes 60 times its text when it is decoded at once."""
     at_once, tally = decoded(document)
-    with patch.object(otlp_json, "LARGE_BYTES", 0):
+    with patch.object(otlp_json, "LARGE_BYTES", len(b"null")):
         in_pieces, tally_of_pieces = decoded(document)
     assert in_pieces.spans.equals(at_once.spans)
     assert_same_events(in_pieces, at_once)
@@ -233,14 +231,14 @@ def test_a_large_record_is_read_as_a_small_one(document: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ({"resourceSpans": [5]}, "members of a list that are not objects"),
-        ({"resourceSpans": "x"}, "members of a list that are not objects"),
-        ({"resourceSpans": [{"scopeSpans": [[]]}]}, "no OTLP JSON"),
+        ({"resourceSpans": [5, 5]}, "members of a list that are not objects"),
+        ({"resourceSpans": "text"}, "members of a list that are not objects"),
+        ({"resourceSpans": [{"scopeSpans": [[], []]}]}, "no OTLP JSON"),
         ({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "mine"}, "spans": [None, 7]}]}]}, "not objects"),
     ],
 )
 def test_what_a_large_record_has_in_place_of_objects_is_rejected(document: dict[str, Any], reason: str) -> None:
-    with patch.object(otlp_json, "LARGE_BYTES", 0):
+    with patch.object(otlp_json, "LARGE_BYTES", len(b"null")):
         batch, tally = decoded(document)
     assert (len(batch.spans), tally.rejected_count) == (0, 1)
     assert reason in tally.rejected[0][1]
@@ -249,9 +247,9 @@ def test_what_a_large_record_has_in_place_of_objects_is_rejected(document: dict[
 @pytest.mark.parametrize("scope", ["vllm.api", "mine"])
 def test_a_span_larger_than_any_is_rejected(scope: str) -> None:
     """A real one is smaller than the record from which on spans are taken one by one."""
-    assert otlp_rows.MAX_SPAN_BYTES >= otlp_json.LARGE_BYTES
+    assert otlp_json.MAX_SPAN_BYTES >= otlp_json.LARGE_BYTES
     document = one_span(scope, attributes=[attribute("mine", stringValue="x" * 1000)])
-    with patch.object(otlp_json, "LARGE_BYTES", 0), patch.object(otlp_rows, "MAX_SPAN_BYTES", 1000):
+    with patch.object(otlp_json, "LARGE_BYTES", len(b"null")), patch.object(otlp_json, "MAX_SPAN_BYTES", 1000):
         batch, tally = decoded(document)
         assert (len(batch.spans), tally.rejected_count) == (0, 1)
         place, reason = tally.rejected[0]
