@@ -306,11 +306,15 @@ def batch_features(batch: Batch, x: Floats) -> None:
 def observed_us(int_params: Int64s, float_params: Floats, start_us: int) -> int:
     """The cycle observed at this time; where steps began is known, until the cycle of the nearest observed start ends.
 
-    A step that starts a little early takes the cycle of the start ahead, so a long cycle is never taken twice.
+    A step that starts a little early takes the cycle of the start ahead, so a long cycle is never taken twice.  Nor is
+    the cycle before an idle time taken by the step that ends it.
     """
-    anchor = last_before(int_params, start_us)
-    cycle_us = max(int_params[len(int_params) // 2 + anchor], 1)
+    anchor, anchors = last_before(int_params, start_us), len(int_params) // 2
+    cycle_us = max(int_params[anchors + anchor], 1)
     if float_params[anchor] == 0 or start_us < int_params[anchor]:
+        ahead = anchor + 1
+        if ahead < anchors and float_params[ahead] and 2 * start_us > int_params[anchor] + int_params[ahead]:
+            return max(int_params[anchors + ahead], 1)
         return cycle_us
     past_us = (start_us - int_params[anchor]) % cycle_us
     to_next_us = cycle_us - past_us

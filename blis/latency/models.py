@@ -284,7 +284,8 @@ class ObservedCycles:
     A step that starts at t takes the cycle of the last anchor at or before t.  ``from_us``: int64, ascending;
     ``cycle_us``: int64 of the same length.  ``begins``: bool of the same length, whether a step began at that anchor,
     so that the next ones began whole cycles later: a step is then the one whose observed start is nearest, and ends
-    with its cycle.  None: that is known of no anchor.
+    with its cycle.  False where the server was idle behind it: a step nearer to the next anchor takes that one's cycle.
+    None: that is known of no anchor.
     """
 
     from_us: Int64s

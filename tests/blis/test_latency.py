@@ -145,19 +145,23 @@ def test_observed_cycles_are_those_of_the_last_anchor() -> None:
         ObservedCycles(np.array([]), np.array([])).for_kernel()
 
 
-def test_observed_cycles_end_where_an_observed_step_did() -> None:
-    """Steps began at 1,000 us and every 10 after it; the second anchor (2,000 us, 20) is of an unknown beginning."""
-    observed = ObservedCycles(np.array([1_000, 2_000]), np.array([10, 20]), np.array([True, False]))
-    # At 1,003 the nearest end to a cycle later (1,013) is 1,010; at 1,007 (1,017) it is 1,020; at 1,005 the earlier.
-    ends = [(1_000, 10), (1_003, 7), (1_007, 13), (1_005, 5), (2_003, 20), (990, 10)]
-    assert [duration_us(observed, 0, 1, start_us=start) for start, _ in ends] == [lasts for _, lasts in ends]
-
-
-def test_a_step_that_is_a_little_early_takes_the_long_cycle_ahead_once() -> None:
-    """Steps began at 0, 10 and 1,010 us: one cycle in between took 1,000, as the first step of a cold server."""
-    observed = ObservedCycles(np.array([0, 10, 1_010]), np.array([10, 1_000, 10]), np.ones(3, np.bool_))
-    ends = [(0, 10), (9, 1_010), (10, 1_010), (11, 1_010), (400, 1_010), (1_009, 1_020), (1_011, 1_020)]
-    assert [start + duration_us(observed, 0, 1, start_us=start) for start, _ in ends] == [end for _, end in ends]
+@pytest.mark.parametrize(
+    ("from_us", "cycle_us", "begins", "ends"),
+    [
+        # Steps began every 10 us from 1,000 us on; nothing is known of the second anchor's beginning.
+        # A cycle later than 1,003 the nearest end is 1,010; than 1,007 it is 1,020; than 1,005 the earlier one.
+        ([1_000, 2_000], [10, 20], [1, 0], {1_000: 1_010, 1_003: 1_010, 1_007: 1_020, 1_005: 1_010, 2_003: 2_023}),
+        # Steps began at 0, 10 and 1,010 us: the cycle in between, as the first step of a cold server, is taken once.
+        ([0, 10, 1_010], [10, 1_000, 10], [1, 1, 1], {0: 10, 9: 1_010, 11: 1_010, 400: 1_010, 1_009: 1_020}),
+        # The server was idle after 0 us: the step that ends this a little early takes the cycle ahead.
+        ([0, 5_000], [10, 400], [0, 1], {0: 10, 2_000: 2_010, 4_990: 5_390, 5_000: 5_400}),
+    ],
+)
+def test_a_step_takes_the_cycle_of_the_nearest_observed_start(
+    from_us: list[int], cycle_us: list[int], begins: list[int], ends: dict[int, int]
+) -> None:
+    observed = ObservedCycles(np.array(from_us), np.array(cycle_us), np.array(begins, np.bool_))
+    assert {start: start + duration_us(observed, 0, 1, start_us=start) for start in ends} == ends
 
 
 def test_a_corrected_model_is_the_model_and_what_it_lacked() -> None:
