@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -16,31 +17,42 @@ if TYPE_CHECKING:
 Value = str | int | float | bool | None
 Tone = Literal["good", "bad", "caution", "heading"]
 
-# How the values of a column are written:
-Kind = Literal[
-    "value",  # by their own type
-    "text",  # words, flush left
-    "word",  # a word or two beside numbers, flush right
-    "count",  # an integer, 12,345
-    "ms",  # us, written as ms with two decimals, none from 10 s on
-    "ms_difference",  # the same with a sign
-    "ms_difference_brief",  # the same without decimals from 10 s on
-    "time",  # us, written in ms, or in s from ten seconds on, with three or four digits and the unit
-    "error",  # a fraction as a signed percentage, without decimals from 1,000 % on
-    "error_brief",  # the same without decimals from 100 % on
-    "error_short",  # the same without decimals from 10 % on
-    "limit",  # a fraction as a percentage of either sign
-    "share",  # a fraction as a percentage
-    "points",  # a fraction as a signed percentage without its sign
-    "points_plain",  # a fraction as a percentage without its sign
-    "points_fine",  # a fraction as signed percentage points with two decimals
-    "decimal",  # two decimals
-    "magnitude",  # two decimals, none from 1,000 on
-    "significant",  # seven significant digits
-    "rounded",  # four significant digits
-    "data",  # for programs: numbers in full
-    "real",  # the same, always with a decimal point
-]
+
+@dataclass(frozen=True)
+class Number:
+    """How a number is written: times ``factor``, with ``decimals`` and a ``unit``.
+
+    ``signed``: with + above 0.  ``whole_from``: no decimals from here on, after ``factor``.
+    """
+
+    decimals: int = 0
+    factor: float = 1.0
+    unit: str = ""
+    signed: bool = False
+    whole_from: float = inf
+
+
+# The usual numbers, by name.
+NUMBERS = {
+    "count": Number(),
+    "decimal": Number(2),
+    "magnitude": Number(2, whole_from=1e3),
+    "ms": Number(2, 1e-3, whole_from=1e4),  # of us
+    "ms_difference": Number(2, 1e-3, signed=True, whole_from=1e4),  # of us
+    "share": Number(1, 100, " %", whole_from=1e3),
+    "error": Number(1, 100, " %", signed=True, whole_from=1e3),
+    "error_brief": Number(1, 100, " %", signed=True, whole_from=1e2),
+    "error_short": Number(1, 100, " %", signed=True, whole_from=10),
+}
+# How the values of a column are written: a number, or
+#   value: by their own type;  text: flush left;  word: flush right, beside numbers
+#   time: us, written in ms, or in s from ten seconds on, with three or four digits and the unit
+#   data: for programs, numbers in full;  real: the same, always with a decimal point
+Kind = (
+    Number
+    | Literal["value", "text", "word", "time", "data", "real"]
+    | Literal["count", "decimal", "magnitude", "ms", "ms_difference", "share", "error", "error_brief", "error_short"]
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from docs_pages import NAVIGATION, ROOT, Page, page_of, parts_of
 
-from blis_replay.validate.text.answer import UNIT
+from blis_replay.validate.report.html import UNIT
 
 _VERBS = "docs/commands.md"
 _CONFIGURATION = """\

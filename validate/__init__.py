@@ -9,8 +9,8 @@
     br.attribute("34b-general", replay="scheduling=synchronous").document   # as --json has it
     br.figure("34b-general", "ttft")                                  # a picture of the report, by itself
 
-Most return an ``Answer``: ``print`` shows its page, a notebook its tables; ``.frame`` are its rows, ``.document`` its
-JSON values, ``.exit_code`` what the command ends with.
+Most return an ``Answer``: shown or printed it is the page of the command line, ``.frame`` are its rows, ``.document``
+its JSON values, and ``.exit_code`` is what the command ends with.
 
 ``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file
 (None: the one that ships for it); ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the

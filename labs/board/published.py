@@ -13,7 +13,7 @@ from blis_replay.base.document import load_yaml
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.store import Store
 from blis_replay.ingest.stream import published
-from blis_replay.ingest.tables import Cell, Column, Table, columns_named
+from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.comparison.compare import compare_replay, light
@@ -245,7 +245,7 @@ _PUBLISHED_ITL = Line(
 _TEXT_COLUMNS = (
     *columns_named("mean |error| in %", "n"),
     *(
-        Column(name, "points_plain", wide=max(place - _IN_80_COLUMNS + 1, 0))
+        Column(name, Number(1, 100), wide=max(place - _IN_80_COLUMNS + 1, 0))
         for place, shown in enumerate(_SHOWN.values())
         for name in (shown, "ours")
     ),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from blis_replay.ingest.recording import RECORDED
-from blis_replay.ingest.tables import Cell, Column, Table, columns_named
+from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Part
 from blis_replay.validate.text.cells import cell_text
 from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalFit
@@ -17,13 +17,14 @@ from blis_replay_labs.studies.generalize import FoldResult, Generalisation, Leav
 # What is shown of each experiment, and where there is more room.
 _SHOWN = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
 _MORE = (("e2e", "p50"), ("ttft", "p50"), ("itl", "p50"), ("tpot", "mean"))
+_SIGNED, _POINTS = Number(1, 100, signed=True), Number(1, 100)  # percent, without its sign
 _COLUMNS = (
     Column("experiment", "text"),
-    *columns_named("E2E", "p99", "TTFT", "p99", "ITL", kind="points"),
-    Column("step", "points_plain"),
-    *columns_named("seen E2E", "TTFT", kind="points"),
-    Column("step", "points_plain"),
-    *(Column(name, "points", wide=i) for i, name in enumerate(("E2E p50", "TTFT p50", "ITL p50", "TPOT"), 1)),
+    *columns_named("E2E", "p99", "TTFT", "p99", "ITL", kind=_SIGNED),
+    Column("step", _POINTS),
+    *columns_named("seen E2E", "TTFT", kind=_SIGNED),
+    Column("step", _POINTS),
+    *(Column(name, _SIGNED, wide=i) for i, name in enumerate(("E2E p50", "TTFT p50", "ITL p50", "TPOT"), 1)),
     Column("slug", "text", wide=5),
 )
 
@@ -143,7 +144,7 @@ def _mean_row(label: str, scores: Sequence[Score], seen: dict[str, Score]) -> li
         *(mean_abs_error(before, metric) for metric in ("e2e", "ttft", "step")),
         *(mean_abs_error(scores, metric, statistic) for metric, statistic in _MORE),
     ]
-    return [label, *(cell_text(mean, "points_plain") for mean in means), ""]
+    return [label, *(cell_text(mean, _POINTS) for mean in means), ""]
 
 
 def _published(result: Generalisation) -> Block:
@@ -156,7 +157,7 @@ def _published(result: Generalisation) -> Block:
         if p.left_out == result.by
     ]
     title = Column("mean |error| on what was left out, %", "text")
-    columns = (title, *columns_named("E2E", "TTFT", "ITL", "step", kind="points_plain"))
+    columns = (title, *columns_named("E2E", "TTFT", "ITL", "step", kind=_POINTS))
     return Block([Table("", columns, rows), f"published: {PUBLISHED_SOURCE}"])
 
 

@@ -14,7 +14,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
 from blis_replay.validate.metrics.objectives import Objectives, attained
 from blis_replay.validate.text.answer import Answer, Block
-from blis_replay.validate.text.cells import hundredths, percent_plain
+from blis_replay.validate.text.cells import number_text, percent_plain
 from blis_replay.validate.text.messages import attainment_line
 from blis_replay.validate.what_if import cut_short_text
 from blis_replay_labs.synthetic.simulation import ClusterSimulation, Simulation
@@ -71,8 +71,8 @@ def simulation_answer(values: dict[str, Any]) -> Answer:
         f"{values['completed']:,} of {values['requests']:,} requests completed in {values['duration_s']:,.1f} s "
         f"and {counted(values['steps'], 'step')}",
         *_cut_short(values),
-        f"throughput {hundredths(values['requests_per_s'])} requests/s, "
-        f"{hundredths(values['output_tokens_per_s'])} output tokens/s",
+        f"throughput {number_text(values['requests_per_s'], 'decimal')} requests/s, "
+        f"{number_text(values['output_tokens_per_s'], 'decimal')} output tokens/s",
         f"preemptions {values['preemptions']:,}; prefix hit rate {percent_plain(values['prefix_hit_rate'])}",
         f"peak running {values['peak_running']:,}, peak waiting {values['peak_waiting']:,}, "
         + ("KV blocks unlimited" if free is None else f"least free KV blocks {free:,}"),
@@ -162,7 +162,7 @@ def cluster_answer(values: dict[str, Any]) -> Answer:
     """A ``cluster_summary``: all instances together and each; the rows are ``instance, quantity, value``."""
     source = values["provenance"]
     parts = {"all": values} | {str(i): one for i, one in enumerate(values["instances"])}
-    rates = [hundredths(values[name]) for name in ("requests_per_s", "output_tokens_per_s")]
+    rates = [number_text(values[name], "decimal") for name in ("requests_per_s", "output_tokens_per_s")]
     lines = [
         f"{values['completed']:,} of {values['requests']:,} requests completed in {values['duration_s']:,.1f} s; "
         f"{rates[0]} requests/s, {rates[1]} output tokens/s",

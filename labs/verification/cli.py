@@ -18,8 +18,8 @@ _GROUP_COLUMNS = (Column("", "text"), Column("check", "text"), Column("passed", 
 _COLUMNS = (
     Column("", "text"),
     Column("check", "text"),
-    Column("measured", "significant"),
-    Column("expected", "significant"),
+    Column("measured", "data"),
+    Column("expected", "data"),
     Column("configuration", "text", below=True),
     Column("detail", "text", below=True),
 )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
-from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
-from blis_replay.validate.text.answer import Answer, Block, Line, csv, frame, html, markdown, page_json
+import pytest
+
+from blis_replay.ingest.tables import Column, Kind, Number, Table, Toned, Value, columns_named, table_of
+from blis_replay.validate.report.html import html
+from blis_replay.validate.text.answer import Answer, Block, Line, csv, frame, markdown, page_json
+from blis_replay.validate.text.cells import cell_text
 
 RECORDS = [
     {"name": "a|b", "count": 1200, "error": -0.0125, "reason": None},
@@ -25,6 +29,21 @@ def test_a_column_says_how_its_values_are_written() -> None:
         "a|b   1,200   -1.2 %         -",
         "<c>       -  +50.0 %  no steps",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "written"),
+    [
+        *(("ms", 9_999_994, "9,999.99"), ("ms", 9_999_996, "10,000"), ("ms_difference", -4.0, "+0.00")),
+        *(("error", 9.99949, "+999.9 %"), ("error", 9.9996, "+1,000 %"), ("error_short", -0.0996, "-10 %")),
+        *(("share", 0.5, "50.0 %"), ("count", 1234.4, "1,234"), ("time", 12_345_678, "12.35 s")),
+        *((Number(2, 100, signed=True), -0.00004, "+0.00"), ("data", 1 / 3, "0.333333"), ("real", None, "")),
+        *(("value", 1234.5, "1,234"), ("value", 0.123456, "0.1235"), ("error", "n/a", "n/a")),
+    ],
+)
+def test_a_number_is_written_by_its_kind(kind: Kind, value: Value, written: str) -> None:
+    """What rounds up to where decimals end counts as such, and what rounds to nothing is no negative number."""
+    assert cell_text(value, kind) == written
 
 
 def test_rows_for_programs_are_numbers_in_full() -> None:

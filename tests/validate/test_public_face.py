@@ -174,7 +174,6 @@ def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:
     )
     sides = br.compare("34b-codegen", "34b-codegen@h100-vllm-0.15.1", store=store)
     assert sides.frame.height == 16
-    assert "<table>" in sides._repr_html_()
 
 
 def test_colours_on_paper_are_those_of_the_page_in_print() -> None:

@@ -27,7 +27,7 @@ from blis_replay.validate.metrics.resampling import (
     resampled_values,
 )
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
-from blis_replay.validate.text.cells import in_ms, milliseconds_signed
+from blis_replay.validate.text.cells import in_ms, number_text
 
 CELLS: tuple[MetricStatistic, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
 PAIRS_SHOWN = 10
@@ -156,16 +156,16 @@ def _pairs(a: Side, both: Bools, samples: Sequence[LatencySamples | None]) -> Re
 
 _RUN_COLUMNS = columns_named("id", "slug", "simulator", "coefficients", "replay", kind="data")
 _METRIC_COLUMNS = (
-    *(Column(""), Column("A ms", "ms"), Column("B ms", "ms"), Column("B - A ms", "ms_difference_brief")),
+    *(Column(""), Column("A ms", "ms"), Column("B ms", "ms"), Column("B - A ms", "ms_difference")),
     *(Column("95 % interval", "word"), Column("B / A - 1", "error")),
 )
 _SEGMENT_COLUMNS = (
     *(Column("where the time goes"), Column("A ms", "ms"), Column("B ms", "ms")),
-    *columns_named("B - A ms", "p50", "p99", kind="ms_difference_brief"),
+    *columns_named("B - A ms", "p50", "p99", kind="ms_difference"),
 )
 _PAIR_COLUMNS = (
     *(Column("request"), Column("sent s", "decimal"), Column("E2E A ms", "ms"), Column("E2E B ms", "ms")),
-    *columns_named("B - A ms", "TTFT B - A ms", kind="ms_difference_brief"),
+    *columns_named("B - A ms", "TTFT B - A ms", kind="ms_difference"),
 )
 _DATA_COLUMNS = (
     *columns_named("metric", "statistic", kind="data"),
@@ -233,7 +233,7 @@ def _head(compared: Differences) -> Block:
 
 
 def _numbers(cell: MetricCell, interval_us: tuple[float, float] | None) -> list[Cell]:
-    interval = interval_us and " .. ".join(milliseconds_signed(bound) for bound in interval_us)
+    interval = interval_us and " .. ".join(number_text(bound, "ms_difference") for bound in interval_us)
     return [cell.a_us, cell.b_us, cell.difference_us, interval, cell.error]
 
 

@@ -30,7 +30,7 @@ from blis_replay.validate.comparison.verdict_text import (
 from blis_replay.validate.judgement import Judgement, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
-from blis_replay.validate.text.cells import cell_text, percent, predicted
+from blis_replay.validate.text.cells import limit_text, percent, predicted
 from blis_replay.validate.text.messages import words
 
 _MORE = "more: -v prints every number, assumption and finding"
@@ -73,7 +73,7 @@ def status_text(comparison: Comparison) -> str:
         if len(judgement.beyond) > 1:
             return f"mean {', '.join(f'{q.name} {percent(q.error)}' for q in judgement.beyond)} beyond limits"
         (one,) = judgement.beyond
-        return f"mean {one.name} {predicted(one.error or 0.0)} (limit {cell_text(one.limit, 'limit')})"
+        return f"mean {one.name} {predicted(one.error or 0.0)} (limit {limit_text(one.limit)})"
     verdict, why, errors = verdict_words(comparison)
     return f"{why} {errors}" if verdict == "not decided" else verdict_sentence(comparison)
 
@@ -111,7 +111,7 @@ def _brief_row(comparison: Comparison, metric: str) -> list[Cell]:
     judged = next(quantity for quantity in comparison.judgement.judged if quantity.key == metric)
     tails = [comparison.held(metric, name, TAIL_LIMITS[metric], 0.0) for name in ("p50", "p90", "p99")]
     toned = [Toned(q.error, "good" if q.excess <= 1 else "caution") if q.error is not None else None for q in tails]
-    limit = cell_text(judged.limit, "limit")
+    limit = limit_text(judged.limit)
     return [METRIC_NAMES[metric], observed, mean.b_us, toned_error(judged), limit, *toned]
 
 

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.errors import printable
-from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
+from blis_replay.ingest.tables import Cell, Column, Number, Table, Toned, columns_named
 from blis_replay.validate.comparison.verdict_text import verdict_tone
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
@@ -128,7 +128,7 @@ def _changes(report: GateReport) -> Block:
 def _change_table(title: str, checks: Sequence[Check]) -> Table:
     columns = (
         *columns_named(title, "", kind="text"),
-        Column("points", "points_fine"),
+        Column("points", Number(2, 100, signed=True)),
         *columns_named("interval", "outcome"),
     )
     return Table("", columns, [_change(check) for check in checks])

@@ -18,6 +18,7 @@ from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
+from blis_replay.validate.report.html import html_text
 from blis_replay.validate.report.latency_charts import (
     SIDE_DASHES,
     distribution_chart,
@@ -43,7 +44,7 @@ from blis_replay.validate.report.series import (
     waiting_at_arrival,
 )
 from blis_replay.validate.report.svg import DASHED, Chart, Mark, Panel, drawn, standalone
-from blis_replay.validate.text.answer import frame, html_text
+from blis_replay.validate.text.answer import frame
 
 # Shares of the fullest cell, and how opaque cells beyond them are; the legend shows one of these.
 _SHADES = ((0.0, 0.12), (0.1, 0.28), (0.3, 0.48), (0.6, 0.75))

@@ -14,7 +14,7 @@ from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
-from blis_replay.validate.text.cells import cell_text, percent, time_text, time_unit
+from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_text, time_unit
 
 _QUANTILE_COLUMNS = (
     Column("quantile", "text"),
@@ -101,7 +101,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
     panel = Panel(
         [*rules, *lines], "time of the run at which requests were sent, s", "error of the mean, %", stages=stages
     )
-    limits = ", ".join(f"{METRIC_NAMES[metric]} {cell_text(THRESHOLDS[metric], 'limit')}" for metric in metrics)
+    limits = ", ".join(f"{METRIC_NAMES[metric]} {limit_text(THRESHOLDS[metric])}" for metric in metrics)
     series = [errors.errors[metric] for metric in metrics]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (float(at), int(count), *map(known_number, values))

@@ -26,9 +26,9 @@ from blis_replay.validate.judgement import Judgement, Quantity, mean_abs_errors
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
+from blis_replay.validate.report.html import html, html_text, html_verbatim
 from blis_replay.validate.report.svg import Chart, inline
-from blis_replay.validate.text.answer import html, html_text, html_verbatim
-from blis_replay.validate.text.cells import cell_text, percent, percent_brief, percent_plain, time_text
+from blis_replay.validate.text.cells import cell_text, limit_text, number_text, percent, percent_plain, time_text
 from blis_replay.validate.text.messages import words
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def _card(title: str, quantity: Quantity) -> Card:
     reach = 50 * min(quantity.excess, 1.0)
     return Card(
         title=title,
-        error="not available" if error is None else percent_brief(error),
+        error="not available" if error is None else number_text(error, "error_brief"),
         state=quantity.state,
-        limit=cell_text(quantity.limit, "limit"),
+        limit=limit_text(quantity.limit),
         numbers=_from_to(*(_number(value, quantity.unit) for value in (quantity.observed, quantity.simulated))),
         start=50 - reach if (error or 0.0) < 0 else 50.0,
         length=reach,

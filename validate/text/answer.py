@@ -1,4 +1,4 @@
-"""The one shape of an answer, and its renderers: text, JSON, CSV, Markdown and HTML.
+"""The one shape of an answer, and its renderers: text, JSON, CSV and Markdown.
 
 A verb's function returns data, one function lays it out as an ``Answer``, and the renderers here print it in any form.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.errors import printable
-from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, plain, table_of, without_formulas
+from blis_replay.ingest.tables import Column, Table, Toned, Value, table_of, without_formulas
 from blis_replay.validate.text.cells import cell_text
-from blis_replay.validate.text.terminal import bar_lengths, table_text, toned, wrap
+from blis_replay.validate.text.terminal import table_text, toned, wrap
 
 if TYPE_CHECKING:
     import polars as pl
@@ -60,7 +58,7 @@ class Block:
 Part = str | Line | Verbatim | Table | Block
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """What a verb answers, for people and for programs.
 
@@ -89,12 +87,8 @@ class Answer:
         """The same as a polars frame."""
         return frame(self.table)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return page_text(self.page)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return "\n".join(map(part_html, self.page))
 
 
 def finding_line(finding: Finding) -> Line:
@@ -194,82 +188,3 @@ def markdown_text(text: str) -> str:
     """Text that is only text in Markdown: names come from files that others wrote."""
     shown = printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{c}" if c in "\\`*_[]|#@" else c for c in shown)
-
-
-# A text of a recording can have any length; nobody reads more of it than this.
-_LONGEST_TEXT = 2_000
-# The space between a number and its unit.
-UNIT = re.compile(r"(?<=\d) (?=%|(?:points?|[num]?s|[kMGT]?i?B|tokens?|requests?|steps?)\b)")
-# Longer words than a number are broken where a page needs it.
-_LONG_CELL = 24
-
-
-def readable(text: str) -> str:
-    """Text on one line, without control characters and of bounded length."""
-    left = len(text) - _LONGEST_TEXT
-    return printable(text) if left <= 0 else f"{printable(text[:_LONGEST_TEXT])}… ({left:,} characters more)"
-
-
-def html_text(text: str) -> str:
-    """Text that is only text in HTML; no line ends between a number and its unit."""
-    return UNIT.sub("\u00a0", html_verbatim(text))
-
-
-def html_verbatim(text: str) -> str:
-    """The same for what is copied, such as a command: its spaces stay."""
-    return escape(readable(text))
-
-
-def html(table: Table) -> str:
-    """A table in HTML; a bar is a span whose width is a share of its cell."""
-    note = f' <span class="note">({html_text(table.note)})</span>' if table.note else ""
-    # A header without a text would be announced as one.
-    heads = [
-        (name, ' class="text"' if column.kind == "text" else "")
-        for name, column in zip(table.names, table.columns, strict=True)
-    ]
-    names = "".join(f'<th scope="col"{text}>{html_text(name)}</th>' if name else "<td></td>" for name, text in heads)
-    bars = [_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows)
-    return "\n".join(
-        [
-            f'<div class="scroll" role="group" tabindex="0" aria-label="{html_text(table.title or "table")}">',
-            f"<table>\n<caption>{html_text(table.title)}{note}</caption>" if table.title or note else "<table>",
-            f"<thead><tr>{names}{'<td></td>' if table.bars else ''}</tr></thead>\n<tbody>",
-            *(f"<tr>{_cells(table, row)}{bar}</tr>" for row, bar in zip(table.rows, bars, strict=True)),
-            "</tbody>\n</table>\n</div>\n",
-        ]
-    )
-
-
-def _cells(table: Table, row: Sequence[Cell]) -> str:
-    """The cells of a row; the first one names it."""
-    shown: list[str] = []
-    for cell, column in zip(row, table.columns, strict=True):
-        value = plain(cell)
-        tag, of = ("td", "") if shown else ("th", ' scope="row"')
-        text = "text" if column.kind == "text" else ""
-        long = "long" if isinstance(value, str) and len(value) > _LONG_CELL else ""
-        kinds = f' class="{" ".join(filter(None, (text, long)))}"' if text or long else ""
-        shown.append(f"<{tag}{of}{kinds}>{html_text(cell_text(cell, column.kind))}</{tag}>")
-    return "".join(shown)
-
-
-def _bar(length: float) -> str:
-    drawn = f'<span style="width: {100 * length:.1f}%"></span>' if length else ""
-    return f'<td class="bar" aria-hidden="true">{drawn}</td>'
-
-
-def part_html(part: Part) -> str:
-    """One part in HTML."""
-    match part:
-        case str():
-            return f"<p>{html_text(part)}</p>"
-        case Line():
-            return f"<p>{html_text(f'{part.text} {part.command}'.rstrip())}</p>"
-        case Verbatim():
-            return f"<pre>{html_verbatim(part.text)}</pre>"
-        case Table():
-            return html(part)
-        case Block():
-            heading = [f"<h4>{html_text(part.heading)}</h4>"] if part.heading and part.parts else []
-            return "\n".join([*heading, *map(part_html, part.parts)])

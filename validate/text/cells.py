@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from blis_replay.ingest.tables import Cell, Kind, Value, plain
+from blis_replay.ingest.tables import NUMBERS, Cell, Kind, Number, Value, plain
 
 
-def percent(fraction: float | None, digits: int = 1) -> str:
-    """A signed percentage, without decimals from 1,000 % on; what rounds to nothing is positive, ``-`` is none."""
-    if fraction is None:
+def number_text(value: float | None, how: Number | str) -> str:
+    """A number as ``how`` says, which may be the name of one of NUMBERS; what rounds to 0 is 0, ``-`` is none."""
+    if value is None:
         return "-"
-    digits = 0 if abs(fraction) >= 9.9995 else digits
-    return f"{round(100 * fraction, digits) + 0.0:+,.{digits}f} %"
+    number = NUMBERS[how] if isinstance(how, str) else how
+    scaled = number.factor * value
+    decimals = 0 if abs(round(scaled, number.decimals)) >= number.whole_from else number.decimals
+    return f"{round(scaled, decimals) + 0.0:{'+' * number.signed},.{decimals}f}{number.unit}"
+
+
+def percent(fraction: float | None) -> str:
+    """A signed percentage, without decimals from 1,000 % on."""
+    return number_text(fraction, "error")
 
 
 def percent_plain(fraction: float | None) -> str:
     """An unsigned percentage, without decimals from 1,000 % on."""
-    return "-" if fraction is None else f"{100 * fraction:,.{0 if fraction >= 9.9995 else 1}f} %"
+    return number_text(fraction, "share")
 
 
 def milliseconds(value_us: float | None) -> str:
-    """A time in ms with two decimals, none from 10 s on, ``-`` where there is none."""
-    return "-" if value_us is None else f"{value_us / 1000:,.{_decimals(value_us)}f}"
+    """A time in ms with two decimals, none from 10 s on."""
+    return number_text(value_us, "ms")
+
+
+def limit_text(fraction: float) -> str:
+    """The limit of an error: ``±10 %``."""
+    return f"±{100 * fraction:.0f} %"
 
 
 def time_unit(longest_us: float) -> tuple[float, str]:
@@ -40,31 +49,9 @@ def time_text(value_us: float | None) -> str:
     return f"{value:,.{0 if abs(value) >= 999.5 else 1 if abs(value) >= 99.95 else 2}f} {unit}"
 
 
-def percent_brief(fraction: float | None, brief_from: float = 1.0) -> str:
-    """A signed percentage; no decimals from 100 % on, or from another fraction on."""
-    return percent(fraction, 0 if fraction is not None and abs(fraction) >= brief_from - 0.0005 else 1)
-
-
-def milliseconds_signed(value_us: float | None) -> str:
-    """A difference of times in ms; two decimals, none from 10 s on."""
-    if value_us is None:
-        return "-"
-    return f"{value_us / 1000:+,.{_decimals(value_us)}f}"
-
-
-def _decimals(value_us: float) -> int:
-    """Of a time in ms."""
-    return 2 if abs(value_us) < 9_999_995 else 0  # what rounds to 10 s counts as such
-
-
 def in_ms(value_us: float | None) -> float | None:
     """A time in ms for programs, to the ns; None where there is none."""
     return None if value_us is None else round(value_us / 1000, 6)
-
-
-def hundredths(value: float | None) -> str:
-    """Two decimals, ``-`` where there is nothing."""
-    return "-" if value is None else f"{value:,.2f}"
 
 
 def by_type(value: Value) -> str:
@@ -74,44 +61,18 @@ def by_type(value: Value) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _data(value: Value) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-_WRITTEN: Mapping[Kind, Callable[[Any], str]] = {
-    "value": by_type,
-    "text": by_type,
-    "word": by_type,
-    "count": "{:,.0f}".format,
-    "ms": milliseconds,
-    "ms_difference": lambda value_us: f"{value_us / 1000:+,.2f}",
-    "ms_difference_brief": milliseconds_signed,
-    "time": time_text,
-    "error": percent,
-    "error_brief": percent_brief,
-    "error_short": lambda fraction: percent_brief(fraction, 0.1),
-    "limit": lambda fraction: f"±{100 * fraction:.0f} %",
-    "share": percent_plain,
-    "points": lambda fraction: f"{100 * fraction:+.1f}",
-    "points_plain": lambda fraction: f"{100 * fraction:,.1f}",
-    "points_fine": lambda fraction: f"{100 * fraction:+.2f}",
-    "decimal": hundredths,
-    "magnitude": lambda value: f"{value:,.2f}" if value < 1000 else f"{value:,.0f}",
-    "significant": "{:,.7g}".format,
-    "rounded": "{:.4g}".format,
-    "data": _data,
-    "real": _data,
-}
-# What stands for a value that is not available; programs read nothing as nothing.
-_ABSENT: Mapping[Kind, str] = {"data": "", "real": ""}
-
-
 def cell_text(cell: Cell, kind: Kind = "value") -> str:
-    """A cell in a column of this kind; a text as it is."""
+    """A cell in a column of this kind; a text as it is, ``-`` for none, which programs read as nothing."""
     value = plain(cell)
+    if isinstance(value, str):
+        return value
+    if kind in ("data", "real"):
+        return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     if value is None:
-        return _ABSENT.get(kind, "-")
-    return value if isinstance(value, str) else _WRITTEN[kind](value)
+        return "-"
+    if kind == "time":
+        return time_text(value)
+    return by_type(value) if kind in ("value", "text", "word") else number_text(value, kind)
 
 
 def predicted(error: float) -> str:
