@@ -196,7 +196,7 @@ BUDGET = {
     "lines of scripts": 5_880,
     "lines of tests": 39_790,
 }
-LOADED_BUDGET = {"modules": 97, "lines": 17_800}
+LOADED_BUDGET = {"modules": 97, "lines": 17_810}
 
 
 def lines(paths: Iterable[Path]) -> int:
