@@ -1,12 +1,14 @@
 """Whether more was asked of a server than it could serve; all that the program calls overload, queue or saturation.
 
-A recording is overloaded if too many requests fail, or TTFT grows through a load stage (``overloaded``).  A queue is
-seen in the waits of single requests, recorded or simulated (``queue``), and a client that sends when another request
-is done in the number of requests in flight (``client_limits``).
+A load stage is overloaded if its queue grows until it ends, because requests come faster than they are served
+(``growths``), or if too many requests fail.  A queue that stands still is load, and so is one that a cold start or a
+stall left behind and that goes away again.  A client that sends when another request is done shows in the number of
+requests in flight (``client_limits``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,16 +32,23 @@ CHECK = "overloaded"
 MEASURES = "whether the server was offered more than it could serve"
 FAILED_SHARE = 0.10  # of requests; more of them failed: the server could not serve them
 QUEUE_US = 1_000_000  # shorter waits, and medians of TTFT, are no queue: unqueued requests wait for a step or two
-_GROWTH = 5.0  # median TTFT of a stage's last fifth over that of its first
-_FEWEST_FOR_FIFTHS = 25  # requests in a stage
 FEWEST = 20  # requests; of fewer, nothing is said
+_PARTS = 20  # equal lengths of time of a stage, between which the queue is counted
+_FEWEST_IN_A_PART = 5  # requests on average: with fewer the counts are too coarse for a standard error
+# Standard errors by which the queue must have grown.  A queue at exactly the server's capacity is a random walk without
+# drift, which goes beyond three of them once in 270 stages (Student's t of 19 degrees of freedom, one side).
+_CERTAIN = 3.0
+# Share of the growth in the last half of a stage.  A queue that grows steadily has half of it there, one that stood
+# from the middle on none; a quarter is between them.
+_IN_THE_LAST_HALF = 0.25
 _AT_ONCE_US = 250_000  # a wait for the step that runs, and with asynchronous scheduling for one more
 _NEIGHBOURS = 5  # waits are medians of as many: single requests that are late for other reasons make no queue
 _LIMITED_SHARE = 0.5  # of a stage's time that a client stands at its largest number in flight
-_TTFTS = ("stage", "arrival_us", "ttft_us")
+_TIMES = ("stage", "arrival_us", "ttft_us", "e2e_us")
 RULE = (
-    "more than 10 % of requests fail, or the median TTFT of a load stage's last fifth is above 1 s and more than "
-    "5 times that of its first fifth; with published aggregates only: a median TTFT above 1 s"
+    "more than 10 % of requests fail; or the number of requests that wait for a first token grows through a load stage "
+    "by more than 3 standard errors, and those of its end wait for 1 s more and longer than a request is served; with "
+    "published aggregates only: a median TTFT above 1 s"
 )
 
 
@@ -53,32 +62,36 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Median TTFT of each fifth of each load stage, by order of sending."""
-    timed = by_arrival(completed_requests(recording, *_TTFTS).drop_nulls(["ttft_us", "arrival_us"]))
+    """How many requests wait for a first token along each load stage, and how many came and were started."""
     rows = []
-    for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
-        for fifth in range(5 if of_stage.height >= _FEWEST_FOR_FIFTHS else 0):
-            low, high = (of_stage.height * i // 5 for i in (fifth, fifth + 1))
-            median_us = float(of_stage[low:high]["ttft_us"].median())  # type: ignore[arg-type]
-            rows.append(("the run" if stage is None else f"stage {stage}", fifth + 1, round(median_us / 1e3, 1)))
-    columns = ("part", "fifth", "median TTFT ms")
-    return (Table("TTFT through the load stages", columns_named(*columns), tuple(rows), bars="median TTFT ms"),)
+    for stage, counts in _counted(completed_requests(recording, *_TIMES)):
+        named = "the run" if stage is None else f"stage {stage}"
+        for i, at_us in enumerate(counts.at_us[1:]):
+            numbers = (counts.came[i], counts.started[i], counts.waiting[i + 1])
+            rows.append((named, round(int(at_us) / 1e6, 1), *map(int, numbers)))
+    columns = ("part", "until s", "came", "started", "waiting")
+    return (Table("the queue through the load stages", columns_named(*columns), tuple(rows), bars="waiting"),)
 
 
 def overloaded(recording: Recording) -> tuple[bool, str]:
     """Whether an experiment counts as overloaded, and why (or an empty reason).
 
-    More than 10 % of requests fail; or TTFT grows through a load stage, the median of its
-    last fifth being above 1 s and more than 5 times that of its first fifth.  Published
-    aggregates have no order of requests: there a median TTFT above 1 s says it, which a
-    queue makes (unqueued requests wait for a step or two, some tens of milliseconds).
+    More than 10 % of requests fail, or the queue of a load stage grows until it ends.  Published aggregates have no
+    order of requests: there a median TTFT above 1 s says it, as requests that do not queue wait for some tens of
+    milliseconds.
     """
     share = failed_share(recording)
     if share is not None and share > FAILED_SHARE:
         return True, f"{100 * share:.0f} % of requests failed"
     if recorded_requests(recording).is_empty():
         return _slow_median(recording)
-    return _growing_ttft(completed_requests(recording, *_TTFTS))
+    for growth in recorded_growths(recording):
+        where = "the run" if growth.stage is None else f"stage {growth.stage}"
+        return True, (
+            f"the queue grows through {where}: {growth.came:,} requests came and {growth.started:,} were started, so "
+            f"that {growth.waiting:,} wait at its end"
+        )
+    return False, ""
 
 
 def failed_share(recording: Recording) -> float | None:
@@ -103,17 +116,99 @@ def _slow_median(recording: Recording) -> tuple[bool, str]:
     return False, ""
 
 
-def _growing_ttft(requests: pl.DataFrame) -> tuple[bool, str]:
+# -- Queues that grow ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A load stage whose queue grew until its last arrival, at ``end_us``.
+
+    ``stage``: None where stages are not known.  ``came``, ``started``: requests that arrived in it, and that got their
+    first token in it; ``waiting``: without one at its end.
+    """
+
+    stage: int | None
+    end_us: int
+    came: int
+    started: int
+    waiting: int
+
+
+def growths(requests: pl.DataFrame) -> tuple[Growth, ...]:
+    """The load stages that are overloaded, of requests with ``stage``, ``arrival_us``, ``ttft_us`` and ``e2e_us``.
+
+    The queue is counted at the ends of twenty equal lengths of time.  If the server keeps up, what is added to it in
+    one of them is taken away later, so it ends where it began; at the limit of its capacity it walks at random, by the
+    standard deviation of what is added times the square root of twenty.  More than three times that is no chance.  A
+    queue that grew and then stands is not overload either: its last half must hold a quarter of the growth.
+    """
+    found = []
+    for stage, counts in _counted(requests):
+        added = np.diff(counts.waiting)
+        grown, error = int(added.sum()), float(added.std(ddof=1)) * np.sqrt(len(added))
+        until_the_end = int(added[len(added) // 2 :].sum()) > _IN_THE_LAST_HALF * grown
+        if grown > _CERTAIN * error and until_the_end and counts.longer_us > max(QUEUE_US, counts.served_us):
+            came, started, waiting = int(counts.came.sum()), int(counts.started.sum()), int(counts.waiting[-1])
+            found.append(Growth(stage, int(counts.at_us[-1]), came, started, waiting))
+    return tuple(found)
+
+
+def recorded_growths(recording: Recording) -> tuple[Growth, ...]:
+    """``growths`` of what was recorded, of requests that were answered."""
+    return growths(completed_requests(recording, *_TIMES))
+
+
+def overload_ends_us(recording: Recording) -> tuple[int, ...]:
+    """The last arrival of each overloaded load stage; of the run, where too many requests of it fail."""
+    share = failed_share(recording)
+    if share is not None and share > FAILED_SHARE:
+        return (int(recording.requests["arrival_us"].max()),)  # type: ignore[arg-type]
+    return tuple(growth.end_us for growth in recorded_growths(recording))
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """The queue of a load stage, counted at ``at_us`` (int64[n + 1]).
+
+    ``waiting``: int64[n + 1], requests that came and have no first token yet, those of earlier stages among them.
+    ``came``, ``started``: int64[n], arrivals and first tokens between two counts.  ``longer_us``: how much longer half
+    of those wait that have no first token at the last arrival.  ``served_us``: mean time from first to last token.
+    """
+
+    at_us: Int64s
+    waiting: Int64s
+    came: Int64s
+    started: Int64s
+    longer_us: float
+    served_us: float
+
+
+def _counted(requests: pl.DataFrame) -> Iterator[tuple[int | None, _Counts]]:
+    """The counts of each load stage of 20 requests or more."""
     timed = by_arrival(requests.drop_nulls(["ttft_us", "arrival_us"]))
+    all_arrival_us = timed["arrival_us"].to_numpy().astype(np.int64)
+    all_first_us = np.sort(all_arrival_us + timed["ttft_us"].to_numpy().astype(np.int64))
     for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
-        fifth = of_stage.height // 5
-        if of_stage.height < _FEWEST_FOR_FIFTHS:
+        arrival_us = of_stage["arrival_us"].to_numpy().astype(np.int64)
+        if len(arrival_us) < FEWEST or arrival_us[-1] == arrival_us[0]:
             continue
-        first_us, last_us = (float(part["ttft_us"].median()) for part in (of_stage.head(fifth), of_stage.tail(fifth)))  # type: ignore[arg-type]
-        if last_us > QUEUE_US and last_us > _GROWTH * first_us:
-            where = "the run" if stage is None else f"stage {stage}"
-            return True, f"median TTFT grows through {where} from {first_us / 1e6:.2f} s to {last_us / 1e6:.1f} s"
-    return False, ""
+        parts = min(_PARTS, len(arrival_us) // _FEWEST_IN_A_PART)
+        at_us = np.linspace(arrival_us[0], arrival_us[-1], parts + 1).astype(np.int64)
+        came = np.searchsorted(all_arrival_us, at_us, side="right")
+        started = np.searchsorted(all_first_us, at_us, side="right")
+        served_us = (of_stage["e2e_us"] - of_stage["ttft_us"]).mean()
+        late_us = all_first_us[started[-1] : came[-1]]
+        yield (
+            stage,
+            _Counts(
+                at_us,
+                came - started,
+                np.diff(came),
+                np.diff(started),
+                longer_us=float(np.median(late_us) - at_us[-1]) if len(late_us) else 0.0,
+                served_us=0.0 if served_us is None else max(float(served_us), 0.0),  # type: ignore[arg-type]
+            ),
+        )
 
 
 # -- Queues in the waits of single requests ----------------------------------------------------------------------
@@ -123,10 +218,10 @@ def _growing_ttft(requests: pl.DataFrame) -> tuple[bool, str]:
 class Queue:
     """How requests waited on one side.
 
-    ``from_us``: arrival of the last request that found a place at once before requests came to wait longer than they
-    are served; ``until_us``: of the first that did so again.  None if there is none.  ``longest_us``: the longest
+    ``from_us``: arrival of the last request that found a place at once before the queue grew to the end of a load
+    stage; ``until_us``: of the first that did so again.  None if there is none.  ``longest_us``: the longest
     wait, that of the request that arrived at ``longest_at_us``; both 0 where nobody waits for a second.
-    ``touched_us``: time in shorter queues, of over a second, that went away.
+    ``touched_us``: time in other queues, of over a second, that stood still or went away.
     """
 
     from_us: int | None
@@ -148,21 +243,20 @@ class Queue:
         return self.longest_us / (self.longest_at_us - self.from_us)
 
 
-def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
-    """The queue that shows in the waits of requests in order of arrival; ``served_us``: how long one is served."""
+def queue(arrival_us: Int64s, wait_us: Int64s, ends_us: Sequence[int]) -> Queue:
+    """The queue in the waits of requests in order of arrival; ``ends_us``: of load stages through which it grew."""
     if (wait_us > QUEUE_US).sum() <= _NEIGHBOURS // 2:
         return Queue(None, None, 0, 0, 0)
     padded = np.pad(wait_us, _NEIGHBOURS // 2, mode="edge")
     wait_us = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1).astype(np.int64)
     from_us, until_us, touched_us = None, None, 0
     for first, last in _stretches(wait_us > _AT_ONCE_US):
-        longest_us = int(wait_us[first : last + 1].max())
         start_us = int(arrival_us[max(first - 1, 0)])
         end_us = int(arrival_us[last + 1]) if last + 1 < len(arrival_us) else None
-        if longest_us > max(served_us, QUEUE_US):
+        if any(start_us <= stage_us and (end_us is None or stage_us <= end_us) for stage_us in ends_us):
             from_us = start_us if from_us is None else from_us
             until_us = end_us
-        elif longest_us > QUEUE_US:
+        elif int(wait_us[first : last + 1].max()) > QUEUE_US:
             touched_us += (int(arrival_us[-1]) if end_us is None else end_us) - start_us
     return Queue(from_us, until_us, int(wait_us.max()), int(arrival_us[np.argmax(wait_us)]), touched_us)
 

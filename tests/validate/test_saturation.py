@@ -15,7 +15,7 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks.overload import CHECK, client_limits, overloaded, queue
+from blis_replay.ingest.checks.overload import CHECK, client_limits, growths, overloaded, queue
 from blis_replay.ingest.recording import Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
@@ -80,7 +80,7 @@ def true_queue_s(truth: SyntheticTruth) -> tuple[float, float]:
     return float(first), float(last)
 
 
-@pytest.mark.parametrize(("rate_per_s", "seed"), [(40, 0), (40, 2), (45, 1), (60, 0), (60, 1), (60, 2)])
+@pytest.mark.parametrize(("rate_per_s", "seed"), [(45, 0), (45, 1), (45, 2), (60, 0), (60, 1), (60, 2)])
 def test_the_onset_is_found_within_three_seconds_and_not_blamed_on_a_true_simulator(
     rate_per_s: float, seed: int
 ) -> None:
@@ -102,7 +102,7 @@ def test_the_end_of_a_queue_is_found_too() -> None:
 
 def test_the_next_command_of_a_saturated_run_compares_what_came_before_the_queue() -> None:
     """Causes of latencies that measure a queue are those of the queue, so not `explain`."""
-    comparison = compare_replay(replayed(loaded(60)), queues=True)
+    comparison = overloaded_at(1.0)
     assert comparison.saturation is not None and comparison.saturation.from_us is not None
     assert comparison.before_the_queue is not None
     assert comparison.judgement.next == comparison.before_the_queue
@@ -221,20 +221,51 @@ def test_many_failures_without_a_queue_count_from_the_first() -> None:
 
 
 def test_a_wait_counts_from_the_last_request_that_found_a_place() -> None:
-    """One arrival a second; waits of 2, 3, ... s from the sixth on against 1 s of service, until the last five."""
+    """One arrival a second; waits of 1, 2, ... s from the sixth on, until the last five; a stage ends at 14 s."""
     arrival_us = np.arange(20) * 1_000_000
     wait_us = np.array([0] * 5 + [1_000_000 * i for i in range(1, 11)] + [0] * 5)
-    assert queue(arrival_us, wait_us, 1_000_000).from_us == 4_000_000
-    assert queue(arrival_us, wait_us, 1_000_000).until_us == 15_000_000
-    # Nobody waits longer than 20 s of service: a queue of 11 s that went away.
-    assert queue(arrival_us, wait_us, 20_000_000).from_us is None
-    assert queue(arrival_us, wait_us, 20_000_000).touched_us == 11_000_000
+    assert queue(arrival_us, wait_us, [14_000_000]).from_us == 4_000_000
+    assert queue(arrival_us, wait_us, [14_000_000]).until_us == 15_000_000
+    # It grew through no stage: a queue of 11 s that went away.
+    assert queue(arrival_us, wait_us, []).from_us is None
+    assert queue(arrival_us, wait_us, []).touched_us == 11_000_000
+
+
+def test_a_server_at_its_limit_is_judged_by_its_latencies() -> None:
+    """40 requests a second of about 37: 77 wait after 30 s, two standard errors of what chance alone adds."""
+    assert not overloaded(made(loaded(40, 0))[1])[0]
+    assert judged(loaded(40, 0)).from_us is None
 
 
 def test_two_late_requests_are_no_queue() -> None:
     wait_us = np.zeros(20, np.int64)
     wait_us[[7, 8]] = 60_000_000
-    assert queue(np.arange(20) * 1_000_000, wait_us, 1_000_000).from_us is None
+    assert queue(np.arange(20) * 1_000_000, wait_us, [19_000_000]).from_us is None
+
+
+def served_in_turn(rate_per_s: float, stall_s: float = 0.0, stall_at: int = 0, requests: int = 600) -> pl.DataFrame:
+    """Poisson arrivals at a server that takes 0.1 s for each, one after the other, and stands still once."""
+    arrival_s = np.cumsum(np.random.default_rng(5).exponential(1 / rate_per_s, requests))
+    done_s, ttft_s = 0.0, np.empty(requests)
+    for i, at_s in enumerate(arrival_s):
+        done_s = max(done_s, at_s) + 0.1 + (stall_s if i == stall_at else 0.0)
+        ttft_s[i] = done_s - at_s
+    times = {"arrival_us": arrival_s * 1e6, "ttft_us": ttft_s * 1e6, "e2e_us": ttft_s * 1e6}
+    return pl.DataFrame({name: values.astype(np.int64) for name, values in times.items()}).with_columns(
+        stage=pl.lit(None, pl.Int64)
+    )
+
+
+@pytest.mark.parametrize(("rate_per_s", "grows"), [(7, False), (9.5, False), (10, False), (12, True), (20, True)])
+def test_only_a_queue_that_grows_to_the_end_is_overload(rate_per_s: float, grows: bool) -> None:
+    """Ten a second can be served.  At 95 % of them requests wait for a second and the queue stands."""
+    assert bool(growths(served_in_turn(rate_per_s))) == grows
+
+
+@pytest.mark.parametrize("stall_at", [0, 200, 400, 500, 570])
+def test_a_server_that_stood_still_once_is_not_overloaded(stall_at: int) -> None:
+    """16 s at 7 of 10 requests a second: the queue of the stall is gone after 37 s, or the run ends before that."""
+    assert not growths(served_in_turn(7, 16.0, stall_at))
 
 
 def closed_loop(clients: int, requests: int) -> Recording:

@@ -112,19 +112,16 @@ def _schedule(run: ReplayRun) -> ScheduleVerdict | None:
 def _with_capacity(comparison: Comparison) -> Comparison:
     """With what there is to say of queues; and, of an overloaded run, with what is judged instead of latencies."""
     found = saturation(comparison.run)
-    seen = (
-        found is not None and found.judges_by_capacity and not {"e2e", "ttft"} & comparison.unusable.keys()
-    )  # a queue is seen by these
     comparison = replace(comparison, saturation=found)
-    if not seen and not comparison.overloaded:
+    if not comparison.overloaded:
         return comparison
     itl = comparison.metrics["itl"]["mean"]
     measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.unusable)
     comparison = replace(comparison, capacity=measures)
     beyond = any(comparison.held_measure(measure).state == "beyond" for measure in measures)
-    if found is not None and found.from_us is not None and beyond:
-        comparison = replace(comparison, saturation=replace(found, explains="simulator"))
-    return comparison if comparison.overloaded else replace(comparison, capacity=None)
+    if found is None or found.from_us is None or not beyond:
+        return comparison
+    return replace(comparison, saturation=replace(found, explains="simulator"))
 
 
 def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:

@@ -143,18 +143,13 @@ class Comparison:
     @property
     def overloaded(self) -> bool:
         """Whether the server had more load than it could serve, so that its latencies judge no simulator."""
-        return not self.is_before_the_queue and (self.capacity is not None or overloaded(self.findings))
+        by_latencies = not {"e2e", "ttft"} & self.unusable.keys()  # a queue is seen by these
+        return by_latencies and overloaded(self.findings) and not self.is_before_the_queue
 
     @property
     def is_before_the_queue(self) -> bool:
         """Whether only requests are compared that were sent before the queue grew: latencies judge these."""
         return self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
-
-    @property
-    def saturated(self) -> bool:
-        """Whether the server queued so long, from some second on, that its latencies say nothing of a component."""
-        queued = self.saturation is not None and self.saturation.observed.from_us is not None
-        return not self.is_before_the_queue and (queued or self.overloaded)
 
     def limit(self, metric: str, statistic: str = "mean") -> float:
         """The largest absolute error that passes; never below what recordings of this load differ by."""
@@ -209,17 +204,16 @@ class Comparison:
     @property
     def before_the_queue(self) -> Command | None:
         """Compares what came before the server saturated; None if it did not, or too little came."""
-        if not self.saturated or self.saturation is None or not self.saturation.share_before:
+        if not self.overloaded or self.saturation is None or not self.saturation.share_before:
             return None
         return Command("validate", self.alias, f" --window 0:{self.saturation.share_before:g}")
 
     @property
     def _of_queue(self) -> Command | None:
-        """What a reader of a saturated run wants next: causes of latencies that measure a queue are the queue's."""
-        if not self.saturated:
+        """What a reader of an overloaded run wants next: causes of latencies that measure a queue are the queue's."""
+        if not self.overloaded:
             return None
-        check = f" --check {OVERLOAD_CHECK}" if self.overloaded else ""
-        return self.before_the_queue or Command("inspect", self.alias, check, of_release=False)
+        return self.before_the_queue or Command("inspect", self.alias, f" --check {OVERLOAD_CHECK}", of_release=False)
 
     @property
     def verdict(self) -> Verdict:

@@ -27,7 +27,9 @@ from blis_replay.ingest.checks.overload import (
     ClientLimit,
     Queue,
     client_limits,
+    growths,
     in_flight_at,
+    overload_ends_us,
     overloaded,
     queue,
 )
@@ -90,11 +92,6 @@ class Saturation:
         return {metric: relative_error(*self.outside_us.get(metric, (None, None))) for metric in _OUTSIDE}
 
     @property
-    def judges_by_capacity(self) -> bool:
-        """Whether the recording waits longer than it is served, or its client sent when another request was done."""
-        return self.from_us is not None and (self.observed.from_us is not None or bool(self.client_limits))
-
-    @property
     def throughput_error(self) -> float | None:
         """Simulated over observed output tokens per second less one, while the recorded queue grows."""
         return None if self.served is None else relative_error(*self.served.tokens_per_s)
@@ -110,8 +107,7 @@ def saturation(run: ReplayRun) -> Saturation | None:
     if result is None or not known.any():
         return None
     arrival_us = recording.requests["arrival_us"].to_numpy().astype(np.int64)
-    served_us = _served_us(result)
-    observed = queue(arrival_us[known], observed_wait_us(run, known), served_us)
+    observed = queue(arrival_us[known], observed_wait_us(run, known), overload_ends_us(recording))
     simulated = simulated_queue(run)
     limits = client_limits(recording)
     failures_us = arrival_us[(recording.requests["status"] != "ok").to_numpy()]
@@ -168,13 +164,12 @@ def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
 def simulated_queue(run: ReplayRun) -> Queue:
     """The queue of a replay by a simulator that reports steps."""
     trace, result = run.plan.trace, run.result
-    return queue(trace.arrival_us, simulated_wait_us(trace.abort_us, result), _served_us(result))
-
-
-def _served_us(result: SimResult) -> int:
-    """Mean time from first place to last token in the replay."""
-    done = result.completed
-    return int((result.finished_us - result.scheduled_us)[done].mean()) if done.any() else 0
+    waits_us = simulated_wait_us(trace.abort_us, result)
+    first_us = np.where(result.completed, result.first_token_us, trace.arrival_us + waits_us)
+    times = run.recording.requests.frame(["stage"]).with_columns(
+        arrival_us=trace.arrival_us, ttft_us=first_us - trace.arrival_us, e2e_us=result.finished_us - trace.arrival_us
+    )
+    return queue(trace.arrival_us, waits_us, [growth.end_us for growth in growths(times)])
 
 
 def _meaningless(

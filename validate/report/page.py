@@ -284,7 +284,7 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     """
     attribution, comparison = evidence.attribution, evidence.comparison
     queue = [] if comparison.saturation is None else [words(r) for r in saturation_remarks(comparison.saturation)]
-    if comparison.saturated:
+    if comparison.overloaded:
         found = comparison.saturation is not None and comparison.saturation.from_us is not None
         before = comparison.before_the_queue
         return "saturation", tuple(queue if found else [_OVERLOADED]), command_text(before) if before else ""
