@@ -235,13 +235,6 @@ class Queue:
         """Whether a queue lasts until the last arrival."""
         return self.from_us is not None and self.until_us is None
 
-    @property
-    def growth(self) -> float | None:
-        """Seconds by which the wait grows per second, up to the longest one; None without a queue."""
-        if self.from_us is None or self.longest_at_us <= self.from_us:
-            return None
-        return self.longest_us / (self.longest_at_us - self.from_us)
-
 
 def queue(arrival_us: Int64s, wait_us: Int64s, ends_us: Sequence[int]) -> Queue:
     """The queue in the waits of requests in order of arrival; ``ends_us``: of load stages through which it grew."""

@@ -117,11 +117,7 @@ def _with_capacity(comparison: Comparison) -> Comparison:
         return comparison
     itl = comparison.metrics["itl"]["mean"]
     measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.unusable)
-    comparison = replace(comparison, capacity=measures)
-    beyond = any(comparison.held_measure(measure).state == "beyond" for measure in measures)
-    if found is None or found.from_us is None or not beyond:
-        return comparison
-    return replace(comparison, saturation=replace(found, explains="simulator"))
+    return replace(comparison, capacity=measures)
 
 
 def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:

@@ -276,7 +276,7 @@ def draws_remarks(comparison: Comparison) -> list[Remark]:
 def _remarks(comparison: Comparison) -> list[Remark]:
     noise, found, beyond = comparison.noise, comparison.saturation, comparison.run.outside
     remarks = []
-    if found is not None and found.from_us is not None:
+    if found is not None and (found.from_us, found.simulated.from_us) != (None, None):
         remarks.append(remark("saturation", verdict=saturation_remarks(found)[0]))
     remarks += draws_remarks(comparison)
     if noise is not None:

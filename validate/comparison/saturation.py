@@ -1,4 +1,4 @@
-"""A recording and its replay under more load than can be served: what explains their difference, and since when.
+"""A recording under more load than can be served, and its replay: since when, and what can be compared.
 
 A request waits from its arrival in the queue to its first place in a batch.  While requests come
 faster than they are served the wait grows without end, so it measures how long that has lasted and
@@ -9,9 +9,8 @@ at once; what can still be compared is how much is served meanwhile.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -36,40 +35,32 @@ from blis_replay.ingest.checks.overload import (
 from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.judgement import Remark, remark
-from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.metrics.observed import observed_requests, on_both_sides
 
 # Of fewer ends a rate is that of the moment.
 _FEWEST_ENDS = 100
-# Largest error of the throughput of a simulator that is not to blame: as of the E2E of one that does not queue.
-THROUGHPUT_TOLERANCE = THRESHOLDS["e2e"]
-_OUTSIDE = ("e2e", "ttft")
 
 
 @dataclass(frozen=True)
 class Served:
     """What both sides, observed and simulated, served while the recorded queue grew and nobody had given up.
 
-    ``requests_per_s``: None of fewer than 100 ends.  ``offered``: tokens asked for each one served, as recorded.
+    ``requests_per_s``: None of fewer than 100 ends.
     """
 
     tokens_per_s: tuple[float, float]
     requests_per_s: tuple[float, float] | None
-    offered: float
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """What there is to say of a saturated recording or replay.
+    """What there is to say of the queues of a recording and its replay.
 
-    ``from_us``, ``until_us``: between them the comparison is meaningless, None: nowhere, or until the
-    end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``outside_us``: mean ``e2e`` and
+    ``from_us``, ``until_us``: between them the recording is overloaded and latencies measure its queue, None: nowhere,
+    or until the end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``outside_us``: mean ``e2e`` and
     ``ttft``, observed and simulated, over the ``requests_outside`` that stretch, absent of fewer than 20.
-    ``served``: None where the recorded queue never grew for a second.  ``explains``: what explains the
-    difference: the ``simulator``, whose errors outside the queue or of the throughput are too large; the
-    ``recording``, if they are not; ``neither`` if nothing is meaningless; ``not told`` if there is nothing
-    to tell it by.  ``share_before``: the share of the run, by arrivals, that lies before ``from_us``, rounded down to
-    hundredths; 0 of fewer than 20 requests.
+    ``served``: None where the recorded queue never grew for a second.  ``share_before``: the share of the run, by
+    arrivals, that lies before ``from_us``, rounded down to hundredths; 0 of fewer than 20 requests.
     """
 
     observed: Queue
@@ -83,18 +74,7 @@ class Saturation:
     requests_outside: int
     outside_us: dict[str, tuple[float, float]]
     served: Served | None
-    explains: Literal["simulator", "recording", "neither", "not told"]
     share_before: float = 0.0
-
-    @property
-    def outside(self) -> dict[str, float | None]:
-        """Signed error of the mean by metric outside the queue, None where there is none."""
-        return {metric: relative_error(*self.outside_us.get(metric, (None, None))) for metric in _OUTSIDE}
-
-    @property
-    def throughput_error(self) -> float | None:
-        """Simulated over observed output tokens per second less one, while the recorded queue grows."""
-        return None if self.served is None else relative_error(*self.served.tokens_per_s)
 
 
 def saturation(run: ReplayRun) -> Saturation | None:
@@ -112,10 +92,11 @@ def saturation(run: ReplayRun) -> Saturation | None:
     limits = client_limits(recording)
     failures_us = arrival_us[(recording.requests["status"] != "ok").to_numpy()]
     from_us, until_us = _meaningless(observed, simulated, failures_us, len(arrival_us))
-    if from_us is None and not limits and not (observed.touched_us or simulated.touched_us):
+    seen = (from_us, simulated.from_us, observed.touched_us or None, simulated.touched_us or None)
+    if not limits and seen == (None, None, None, None):
         return None
     outside = known & run.simulated.completed & ((arrival_us < (from_us or 0)) | _after(arrival_us, from_us, until_us))
-    found = Saturation(
+    return Saturation(
         observed=observed,
         simulated=simulated,
         client_limits=limits,
@@ -127,10 +108,8 @@ def saturation(run: ReplayRun) -> Saturation | None:
         requests_outside=int(outside.sum()),
         outside_us=_means_of(run, outside),
         served=_served(run, observed),
-        explains="neither",
         share_before=_share_before(arrival_us, from_us),
     )
-    return replace(found, explains=_explanation(found))
 
 
 def _share_before(arrival_us: Int64s, from_us: int | None) -> float:
@@ -175,11 +154,10 @@ def simulated_queue(run: ReplayRun) -> Queue:
 def _meaningless(
     observed: Queue, simulated: Queue, failures_us: Int64s, requests: int
 ) -> tuple[int | None, int | None]:
-    sides = [side for side in (observed, simulated) if side.from_us is not None]
-    if sides:
-        ends = [side.until_us for side in sides]
-        last = None if None in ends else max(end for end in ends if end is not None)
-        return min(side.from_us for side in sides if side.from_us is not None), last
+    """From when to when the recording is overloaded; until both queues are gone, as the replay's is then its answer."""
+    if observed.from_us is not None:
+        ends = [side.until_us for side in (observed, simulated) if side.from_us is not None]
+        return observed.from_us, None if None in ends else max(end for end in ends if end is not None)
     if len(failures_us) > FAILED_SHARE * requests:
         return int(failures_us[0]), None
     return None, None
@@ -206,7 +184,6 @@ def _served(run: ReplayRun, observed: Queue) -> Served | None:
     if observed.from_us is None:
         return None
     requests = run.recording.requests
-    arrival_us = requests["arrival_us"].to_numpy()
     end_us = observed.longest_at_us  # later it shrinks, and a faster simulator may have nothing left to serve
     given_up = requests.where("status <> 'ok'").frame(["arrival_us", "e2e_us"])
     if given_up.height:  # from then on places are taken by requests that nobody waits for
@@ -223,11 +200,9 @@ def _served(run: ReplayRun, observed: Queue) -> Served | None:
     if span_s < QUEUE_US / 1e6 or tokens[0] < FEWEST:
         return None
     ends = tuple(_ends_within(window, *side) for side in sides)
-    came = (arrival_us > window[0]) & (arrival_us <= window[1])
     return Served(
         tokens_per_s=(tokens[0] / span_s, tokens[1] / span_s),
         requests_per_s=None if ends[0] < _FEWEST_ENDS else (ends[0] / span_s, ends[1] / span_s),
-        offered=float(run.plan.trace.output_tokens[came].sum()) / tokens[0],
     )
 
 
@@ -246,18 +221,6 @@ def _tokens_within(
     first_us, last_us = arrival_us + ttft_us, np.maximum(arrival_us + e2e_us, arrival_us + ttft_us + 1)
     within_us = np.minimum(last_us, window[1]) - np.maximum(first_us, window[0])
     return float((output_tokens * np.maximum(within_us, 0) / (last_us - first_us)).sum())
-
-
-def _explanation(found: Saturation) -> Literal["simulator", "recording", "neither", "not told"]:
-    if found.from_us is None:
-        return "neither"
-    throughput, outside = found.throughput_error, found.outside
-    too_large = any(abs(outside[metric] or 0.0) > THRESHOLDS[metric] for metric in _OUTSIDE)
-    if too_large or abs(throughput or 0.0) > THROUGHPUT_TOLERANCE:
-        return "simulator"
-    if found.observed.from_us is None:
-        return "simulator"  # it queues and the server did not
-    return "not told" if throughput is None and outside["e2e"] is None else "recording"
 
 
 # -- What of a run beyond its capacity can be judged ------------------------------------------------------------
@@ -347,17 +310,16 @@ def load_is_known(slug: str, ground_truth: GroundTruth) -> bool:
 
 
 def saturation_remarks(found: Saturation) -> list[Remark]:
-    """The verdict on the queue, and then what it rests on."""
-    return [_verdict(found), *_queues(found), *_judged_by(found), *_limits(found)]
+    """Whose queue grows, and then what that rests on."""
+    limits = [(limit.stage, limit.from_us / 1e6, limit.in_flight) for limit in found.client_limits]
+    return [_verdict(found), *_queues(found), *([remark("client_limits", limits=limits)] if limits else [])]
 
 
 def _verdict(found: Saturation) -> Remark:
-    if found.from_us is None:
-        return remark("short_queues_only")
-    server = found.observed.from_us is not None
-    return remark(
-        "saturates", server=server, from_s=_s(found.from_us), until_s=_s(found.until_us), explains=found.explains
-    )
+    if found.from_us is not None:
+        return remark("saturates", from_s=_s(found.from_us), until_s=_s(found.until_us))
+    simulated = found.simulated.from_us
+    return remark("short_queues_only") if simulated is None else remark("saturates_alone", from_s=_s(simulated))
 
 
 def _queues(found: Saturation) -> list[Remark]:
@@ -378,28 +340,9 @@ def _queues(found: Saturation) -> list[Remark]:
     return remarks
 
 
-def _judged_by(found: Saturation) -> list[Remark]:
-    remarks = []
-    if found.outside["e2e"] is not None:
-        ends = found.until_us is not None
-        remarks.append(remark("errors_outside", ends=ends, requests=found.requests_outside, **found.outside))
-    if found.served is not None:
-        remarks.append(remark("throughput", error=found.throughput_error, offered=found.served.offered))
-        # Small errors of what is served make large ones of how fast the wait grows, so that is not judged.
-        growth = {"observed": found.observed.growth, "simulated": found.simulated.growth}
-        remarks += [remark("growth", **growth)] if None not in growth.values() else []
-    return remarks
-
-
-def _limits(found: Saturation) -> list[Remark]:
-    limits = [(limit.stage, limit.from_us / 1e6, limit.in_flight) for limit in found.client_limits]
-    return [remark("client_limits", limits=limits)] if limits else []
-
-
 def saturation_json(found: Saturation) -> dict[str, object]:
     """Times in s of the recording, errors as fractions."""
     return {
-        "explains": found.explains,
         "meaningless_from_s": _s(found.from_us),
         "meaningless_until_s": _s(found.until_us),
         "in_flight": found.in_flight,
@@ -412,9 +355,6 @@ def saturation_json(found: Saturation) -> dict[str, object]:
         "failed": found.failed,
         "first_failure_s": _s(found.first_failure_us),
         "requests_outside": found.requests_outside,
-        "error_outside": found.outside,
-        "throughput_error": found.throughput_error,
-        "offered_per_served": None if found.served is None else found.served.offered,
     }
 
 

@@ -105,21 +105,12 @@ def _shown(value: float | None) -> str:
 
 
 _SIDES = {"observed": "the recording", "simulated": "the replay"}
-_EXPLAINS = {
-    "recording": "; elsewhere the simulator is within its limits",
-    "simulator": "; the simulator is off by more than the queue explains",
-    "not told": "; too little was served elsewhere to judge the simulator",
-    "neither": "",
-}
 
 
-def _saturates(server: bool, from_s: float, until_s: float | None, explains: str) -> str:
-    who = "server" if server else "simulated server"
+def _saturates(from_s: float, until_s: float | None) -> str:
     if until_s is None:
-        where = f"the {who} saturates at {from_s:,.1f} s; latencies after that are not comparable"
-    else:
-        where = f"the {who} is saturated from {from_s:,.1f} s to {until_s:,.1f} s; latencies between are not comparable"
-    return where + _EXPLAINS[explains]
+        return f"the server saturates at {from_s:,.1f} s; latencies after that are not comparable"
+    return f"the server is saturated from {from_s:,.1f} s to {until_s:,.1f} s; latencies between are not comparable"
 
 
 def _queues(side: str, from_s: float, in_flight: int | None, longest_s: float) -> str:
@@ -142,25 +133,15 @@ def _client_limits(limits: Sequence[tuple[int | None, float, int]]) -> str:
 MESSAGES: Mapping[str, Callable[..., str]] = {
     "saturation": lambda verdict: f"saturation: {words(verdict)}",
     "saturates": _saturates,
-    "short_queues_only": lambda: "short queues only: every latency can be compared",
+    "saturates_alone": lambda from_s: f"the simulated server saturates at {from_s:,.1f} s, the recorded one does not",
+    "short_queues_only": lambda: "no queue grows to the end of a stage: every latency can be compared",
     "queues": _queues,
     "shorter_queues": lambda side, total_s, longest_s: (
-        f"{_SIDES[side]} has shorter queues, {total_s:,.1f} s in all, that go away again; the longest wait is "
+        f"{_SIDES[side]} has queues that stand or go away again, {total_s:,.1f} s in all; the longest wait is "
         f"{longest_s:,.1f} s"
     ),
     "no_queue": lambda side: f"{_SIDES[side]} does not queue",
     "failures": lambda count, from_s: f"{count:,} requests failed, the first one sent at second {from_s:,.1f}",
-    "errors_outside": lambda ends, requests, e2e, ttft: (
-        f"before {'and after ' if ends else ''}that, over {requests:,} requests, the errors of the mean are "
-        f"E2E {percent(e2e)}, TTFT {percent(ttft)}"
-    ),
-    "throughput": lambda error, offered: (
-        f"while the recorded queue grows, the error of the throughput is {percent(error)}; demand was {offered:.2f} "
-        "times what the server delivered"
-    ),
-    "growth": lambda observed, simulated: (
-        f"the wait grows by {observed:.2f} s per second in the recording, by {simulated:.2f} s in the replay"
-    ),
     "client_limits": _client_limits,
     "draws": _draws,
     "repeats": _repeats,

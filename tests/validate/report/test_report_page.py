@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from planted_pages import HOSTILE_PLACES, PlantedPage
 
-from blis_replay.ingest.checks.overload import Queue
+from blis_replay.ingest.checks.overload import CHECK, Queue
+from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.store import list_runs, open_store
 from blis_replay.replay.executors import Progress, pool_map
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.saturation import Measure, Saturation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of
@@ -144,12 +146,18 @@ def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) ->
     assert re.search(r"TTFT mean is over-predicted by 95\.5 %; 95\.5 points come from delay before the queue", text)
 
 
+def overloaded(comparison: Comparison) -> Comparison:
+    """The same, had the instrument check called its recording so."""
+    findings = (*comparison.findings, Finding(CHECK, "note", "", "planted"))
+    return replace(comparison, recording=replace(comparison.recording, findings=findings))
+
+
 def test_a_saturated_run_is_told_as_such_first_and_gets_no_advice(wrong_evidence: Evidence) -> None:
     """Coefficients fitted to latencies that measure a queue would be wrong, so no command is offered."""
     assert section_of(wrong_evidence, "").remedy.startswith("blis-replay calibrate ")
     queue = Queue(from_us=8_000_000, until_us=None, longest_us=4_000_000, longest_at_us=40_000_000, touched_us=0)
-    found = Saturation(queue, queue, (), 0, None, 8_000_000, None, 30, 0, {}, None, "not told")
-    saturated = replace(wrong_evidence, comparison=replace(wrong_evidence.comparison, saturation=found))
+    found = Saturation(queue, queue, (), 0, None, 8_000_000, None, 30, 0, {}, None)
+    saturated = replace(wrong_evidence, comparison=replace(overloaded(wrong_evidence.comparison), saturation=found))
     section = section_of(saturated, "")
     assert (section.cause, section.remedy) == ("saturation", "")
     assert section.why[0].startswith("the server saturates at 8.0 s; latencies after that are not comparable")
@@ -162,8 +170,8 @@ def test_an_overloaded_run_shows_what_it_is_judged_by(wrong_evidence: Evidence) 
         Measure("itl", "ITL", "itl", 20.0, 21.0, "ms"),
         Measure("tokens_per_s", "output tokens/s while the queue grows", "e2e", 1000.0, 880.0, "tokens/s"),
     )
-    overloaded = replace(wrong_evidence, comparison=replace(wrong_evidence.comparison, capacity=measures))
-    section = section_of(overloaded, "")
+    judged = replace(wrong_evidence, comparison=replace(overloaded(wrong_evidence.comparison), capacity=measures))
+    section = section_of(judged, "")
     assert [(card.title, card.error, card.state, card.numbers) for card in section.cards] == [
         ("Output tokens/s while the queue grows", "-12.0 %", "beyond", "1,000 → 880 tokens/s"),
         ("ITL", "+5.0 %", "within", "20.00 → 21.00 ms"),
