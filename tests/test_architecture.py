@@ -194,7 +194,7 @@ BUDGET = {
     "lines of the instrument": 53_160,
     "lines of labs": 15_600,
     "lines of scripts": 5_880,
-    "lines of tests": 39_790,
+    "lines of tests": 39_830,
 }
 LOADED_BUDGET = {"modules": 97, "lines": 17_810}
 
