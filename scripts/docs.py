@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-import docs_axe
+import docs_browser
 from docs_generated import GENERATED, refuse_unknown_options
 from docs_pages import ROOT, Command, Page, Part, all_pages, commands_of, parts_of, refreshed, text_of
 from docs_site import build_site
@@ -87,11 +87,11 @@ def _one(page: Page, update: bool) -> str:
 
 def _axe(files: list[Path]) -> list[str]:
     """What axe finds on the site, as text; nothing where there is no browser, which is said."""
-    if docs_axe.CHROMIUM is None:
+    if docs_browser.CHROMIUM is None:
         print("not looked at by axe: there is no chromium on the path")
         return []
     start = perf_counter()
-    found = docs_axe.of_files(files)
+    found = docs_browser.violations_of_files(files)
     print(f"axe: {len(files)} files, {len(found)} violations, {perf_counter() - start:.1f} s")
     return found
 

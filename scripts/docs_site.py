@@ -1,8 +1,8 @@
-"""From the pages to a static site, by Zensical; every link inside of it is checked.
+"""Build a static site of the pages with Zensical, which checks the links between them.
 
-Zensical is maintained by the authors of Material for MkDocs, reads the same Markdown, and brings search, contents,
-highlighting and copy buttons.  It gets a copy of the pages: marks of blocks that only ``docs.py`` reads are taken
-out, and the page of commands is split into a page for each verb.  Nothing is loaded from elsewhere.
+Zensical is maintained by the authors of Material for MkDocs.  It reads the same Markdown, and brings search, contents,
+highlighting and copy buttons.  It gets a copy of the pages, without the marks of blocks that only ``docs.py`` reads.
+The page of commands becomes a page per verb.  Pages load nothing from other servers.
 """
 
 from __future__ import annotations
@@ -14,106 +14,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import unquote
 
+from click import unstyle
 from docs_pages import NAVIGATION, ROOT, Page, page_of, parts_of
 
 from blis_replay.validate.report.html import UNIT
 
 _VERBS = "docs/commands.md"
-_CONFIGURATION = """\
-[project]
-site_name = "blis-replay"
-site_description = "How far a simulator is from a real vLLM server, and why."
-docs_dir = "pages"
-site_dir = "site"
-use_directory_urls = false
-extra_css = ["site.css"]
-extra_javascript = ["site.js"]
-nav = {nav}
-
-[project.theme]
-language = "en"
-font = false
-features = [
-    "content.code.copy", "navigation.footer", "navigation.sections", "navigation.indexes", "navigation.top",
-    "navigation.tracking", "search.highlight", "toc.follow",
-]
-
-[[project.theme.palette]]
-media = "(prefers-color-scheme: light)"
-scheme = "default"
-toggle.icon = "lucide/sun"
-toggle.name = "Dark colours"
-
-[[project.theme.palette]]
-media = "(prefers-color-scheme: dark)"
-scheme = "slate"
-toggle.icon = "lucide/moon"
-toggle.name = "Light colours"
-
-[project.markdown_extensions]
-attr_list = {{}}
-tables = {{}}
-md_in_html = {{}}
-toc.permalink = true
-toc.slugify.object = "pymdownx.slugs.slugify"
-toc.slugify.kwds = {{ case = "lower" }}
-pymdownx.highlight.pygments_lang_class = true
-pymdownx.superfences = {{}}
-"""
-
-# What the theme leaves to be done so that a screen reader, a keyboard and weak eyes get everything (axe finds nothing):
-# links with a contrast of 4.5, code buttons that are no landmark, wide tables that a keyboard can scroll.  A column is
-# as narrow as its numbers, so that prose beside them has room; code is not cut into letters, and commands to be copied
-# go on in the next line.  On a phone tables are narrower, and a folded one has its cells below each other.
-_STYLE = """\
-:root, [data-md-color-scheme="default"] { --md-accent-fg-color: #3d4fc4; --md-typeset-a-color: #3d4fc4; }
-.md-typeset table:not([class]) :is(th, td) { padding: 0.5em 0.8em; min-width: 0; }
-.md-typeset td.number { white-space: nowrap; }
-.md-typeset table:has(th:nth-child(8)) :is(th, td) { padding: 0.4em; }
-.md-typeset table:not([class]) td:has(> code, > a > code) { min-width: 8em; }
-@media (min-width: 44em) { .md-typeset td:first-child code { word-break: normal; } }
-.md-typeset table:has(th:nth-child(10)) { font-size: 0.58rem; }
-.md-typeset table:has(th:nth-child(10)) :is(th, td) { padding: 0.4em 0.3em; }
-.md-typeset .language-sh code { white-space: pre-wrap; overflow-wrap: anywhere; }
-.md-typeset dt { margin-top: 0.8em; }
-.md-typeset dd { margin: 0.2em 0 0 1.2em; }
-@media print { .md-typeset details { break-inside: auto; } }
-@media (max-width: 44em) {
-  .md-typeset table:not([class]) :is(th, td) { padding: 0.35em 0.5em; }
-  .md-typeset table:not([class], :has(th:nth-child(8))) th { min-width: 4rem; }
-  .md-typeset table:not([class]) td:last-child:not(.number) { min-width: 10em; }
-  .md-typeset table:not([class]) td:last-child:nth-child(n + 4):not(.number) { min-width: 22em; }
-  .three-columns :is(thead, tbody, tr, td, th) { display: block; }
-  .three-columns thead { display: none; }
-  .md-typeset .three-columns table:not([class]) td { padding: 0.1em 0; border: 0; }
-  .three-columns tr { border-bottom: 0.05rem solid var(--md-typeset-table-color); padding: 0.4em 0; }
-  .three-columns td:nth-child(2)::before { content: "exit code "; }
-}
-"""
-_SCRIPT = """\
-const complete = () => {
-  for (const buttons of document.querySelectorAll("nav.md-code__nav")) buttons.setAttribute("role", "none");
-  for (const table of document.querySelectorAll(".md-typeset__scrollwrap")) table.tabIndex = 0;
-  for (const code of document.querySelectorAll("pre > code")) if (code.tabIndex < 0) code.tabIndex = 0;
-};
-// What a link leads to is open, and so is everything on paper.
-const unfold = () => {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  const folded = target && (target.closest("details") || target.nextElementSibling);
-  if (folded && folded.tagName === "DETAILS") folded.open = true;
-};
-addEventListener("hashchange", unfold);
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
-unfold();
-complete();
-new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });
-"""
+# The configuration of Zensical, our style and our script.
+_THEME = Path(__file__).with_name("site")
 # A picture that there is in light and in dark colours: the theme shows the one that fits.
 # The second of two in one page is for readers of the Markdown, who have one theme.
 _IN_TWO_SCHEMES = re.compile(r"!\[([^\]]*)\]\(([\w/]+)-light\.png\)")
@@ -124,6 +36,7 @@ _NUMBER_CELL = re.compile(r"<td>(?=[+-]?\d[^<]{,11}</td>)")
 _NO_PROSE = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<[^>]*>)", flags=re.S)
 # Pages are in several folders, and side by side on the site.
 _TO_OTHER_FOLDERS = re.compile(r"\]\((?:\.\./)*(?:labs/)?docs/")
+_LOADED = re.compile(r'<(?:script|img|iframe|link rel="?stylesheet)\b[^>]*?\b(?:src|href)="?([^"\s>]+)')
 HELP = re.compile(r"^```text\n(Usage: .*?)^```$", flags=re.M | re.S)
 _UNNAMED = re.compile(
     r'(<nav [^>]*)aria-labelledby="\w+"([^>]*>\s*<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>)([^<]*)'
@@ -131,19 +44,22 @@ _UNNAMED = re.compile(
 
 
 def build_site(out: Path) -> list[str]:
-    """Write the site into ``out``, in place of what was there; returns the broken links, a line each."""
+    """Replace ``out`` by the site; returns what is wrong with it, such as broken links, a line each."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         nav = [{section: list(_staged(section, folder / "pages"))} for section in NAVIGATION]
         for picture in (path for kind in ("*.png", "*.svg") for path in (ROOT / "docs").glob(kind)):
             shutil.copy(picture, folder / "pages")
-        (folder / "pages" / "site.css").write_text(_STYLE, "utf-8")
-        (folder / "pages" / "site.js").write_text(_SCRIPT, "utf-8")
-        (folder / "zensical.toml").write_text(_CONFIGURATION.format(nav=_toml(nav)), "utf-8")
-        command = [str(Path(sys.executable).with_name("zensical")), "build", "--clean"]
+        for file in ("site.css", "site.js"):
+            shutil.copy(_THEME / file, folder / "pages")
+        settings = (_THEME / "zensical.toml").read_text("utf-8")
+        (folder / "zensical.toml").write_text(
+            settings.replace("[project]", f"[project]\nnav = {_toml(nav)}", 1), "utf-8"
+        )
+        command = [str(Path(sys.executable).with_name("zensical")), "build", "--clean", "--strict"]
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if ended.returncode:
-            return [f"zensical: {line}" for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
+            return [unstyle(f"zensical: {ended.stdout}{ended.stderr}")]
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(folder / "site", out)
     (out / "404.html").unlink()  # whoever serves the site has a page of its own for that
@@ -153,7 +69,7 @@ def build_site(out: Path) -> list[str]:
         parts = _NO_PROSE.split(text)
         text = "".join(part if at % 2 else UNIT.sub("\u00a0", part) for at, part in enumerate(parts))
         page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")  # an empty corner heads nothing
-    return [*broken_links(out), *_lost_items(out)]
+    return [*badly_loaded(out), *_lost_items(out)]
 
 
 def _lost_items(out: Path) -> list[str]:
@@ -259,40 +175,14 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-class _Page(HTMLParser):
-    """The anchors of a page, and what it links to or loads."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.anchors: set[str] = set()
-        self.links: list[str] = []
-        self.loaded: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Remember ``id``, ``href`` and ``src``."""
-        given = {name: value for name, value in attrs if value}
-        self.anchors |= {given[name] for name in ("id", "name") if name in given}
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
-        elif tag in ("script", "img", "iframe") or (tag == "link" and given.get("rel") == "stylesheet"):
-            self.loaded += [given[name] for name in ("src", "href") if name in given]
-
-
-def broken_links(site: Path) -> list[str]:
-    """Links to pages, headings and files that there are not, and what would be loaded from elsewhere."""
-    pages = {path: _Page(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
-    broken: list[str] = []
-    for path, page in pages.items():
+def badly_loaded(site: Path) -> list[str]:
+    """Pictures, scripts and styles of pages that are missing, or loaded from another server."""
+    problems: list[str] = []
+    for path in sorted(site.rglob("*.html")):
         name = path.relative_to(site).as_posix()
-        broken += [f"{name}: {link} is loaded from elsewhere" for link in page.loaded if "//" in link]
-        for link in dict.fromkeys([*page.links, *page.loaded]):
-            if "//" in link or link.startswith("mailto:"):
-                continue
-            file, _, anchor = unquote(link).partition("#")
-            target = (path.parent / file.partition("?")[0]).resolve() if file else path
-            target = target / "index.html" if target.is_dir() else target
-            missing = anchor and target in pages and anchor not in pages[target].anchors
-            if not target.exists() or missing:
-                broken.append(f"{name}: {link} leads to nothing")
-    return broken
+        for link in dict.fromkeys(_LOADED.findall(path.read_text("utf-8"))):
+            if "//" in link:
+                problems.append(f"{name}: {link} is loaded from elsewhere")
+            elif not (path.parent / link.partition("?")[0].partition("#")[0]).exists():
+                problems.append(f"{name}: {link} leads to nothing")
+    return problems

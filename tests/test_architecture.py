@@ -190,11 +190,11 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 257,
-    "lines of the instrument": 53_160,
+    "files of the instrument": 256,
+    "lines of the instrument": 52_910,
     "lines of labs": 15_600,
-    "lines of scripts": 5_880,
-    "lines of tests": 39_830,
+    "lines of scripts": 5_200,
+    "lines of tests": 39_970,
 }
 LOADED_BUDGET = {"modules": 97, "lines": 17_810}
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from client_truth import ClientRun, compare
-from load_generators import clocks, table_row, values
+from client_truth import ClientRun, clocks, compare, table_row, values
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import decode_gap_us
@@ -283,8 +282,7 @@ def test_a_folder_without_requests_is_refused_in_one_line(data_pack: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_page_has_what_the_script_prints(run: ClientRun, name: str) -> None:
-    """docs/load-generators.md: the rows of every run are those of its files."""
+def test_the_page_has_the_rows_of_every_run(run: ClientRun, name: str) -> None:
     assert table_row(name, *values(run)) in PAGE
     assert table_row(name, *clocks(run)) in PAGE
 

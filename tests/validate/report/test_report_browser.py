@@ -9,7 +9,7 @@ from importlib import resources
 from itertools import combinations
 from pathlib import Path
 
-import docs_axe
+import docs_browser
 import numpy as np
 import pytest
 
@@ -63,7 +63,7 @@ def test_a_browser_has_nothing_to_say_and_asks_nobody(
     assert min(scales) > 0.98, "texts of 8 pt or more in a picture stay 8 px or more on a narrow screen"
     if which != "hostile":  # which is the planted one with other texts
         page.evaluate("document.querySelectorAll('details.fold').forEach(fold => { fold.open = true; })")
-        assert docs_axe.violations(page) == [], "labels, contrasts, landmarks, and what a keyboard reaches"
+        assert docs_browser.violations(page) == [], "labels, contrasts, landmarks, and what a keyboard reaches"
     page.close()
 
 
@@ -71,7 +71,7 @@ def test_axe_finds_a_picture_without_a_description(browser) -> None:  # type: ig
     """`make docs` asks it about every page of the site, so it has to be able to complain."""
     page = browser.new_page()
     page.set_content("<!doctype html><html lang=en><title>A page</title><main><h1>A page</h1><img src=x></main>")
-    (found,) = docs_axe.violations(page)
+    (found,) = docs_browser.violations(page)
     page.close()
     assert found == 'image-alt (critical), 1 times, the first: <img src="x">'
 

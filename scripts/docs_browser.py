@@ -1,0 +1,81 @@
+"""Pages in a real browser: what axe finds on them, and the screenshots of the documentation.
+
+    python scripts/docs_browser.py    # take the screenshots of the report again; look at them before you commit
+
+axe checks labels, contrasts, landmarks and what a keyboard reaches.  It is the engine of ``axe-playwright-python``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from axe_playwright_python.base import AXE_SCRIPT
+from docs_pages import ROOT
+from playwright.sync_api import Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+_SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+# Each colour scheme and each width once: axe checks nothing that depends on both.
+_WIDTHS = {"light": 1440, "dark": 390}  # px
+_RUN = """async () => (await axe.run({ resultTypes: ["violations"] })).violations.map(
+    found => `${found.id} (${found.impact}), ${found.nodes.length} times, the first: ${found.nodes[0].html}`)"""
+
+
+@contextmanager
+def browser_page(scheme: Literal["light", "dark"], width: int) -> Iterator[Page]:
+    """An empty page, ``width`` px wide."""
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+        browser.close()
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds on the open page: a line per rule, with its first element."""
+    page.evaluate(AXE_SCRIPT)
+    found: list[str] = page.evaluate(_RUN)
+    return [line[:300] for line in found]
+
+
+def violations_of_files(files: list[Path]) -> list[str]:
+    """What axe finds on these files in either colour scheme, a line each."""
+
+    def in_scheme(scheme: Literal["light", "dark"]) -> list[str]:
+        lines: list[str] = []
+        with browser_page(scheme, _WIDTHS[scheme]) as page:
+            for file in files:
+                page.goto(file.as_uri())
+                place = f"{file.name}, {scheme}, {_WIDTHS[scheme]} px"
+                lines += [f"{place}: axe: {line}" for line in violations(page)]
+        return lines
+
+    with ThreadPoolExecutor(len(_SCHEMES)) as pool:
+        return [line for lines in pool.map(in_scheme, _SCHEMES) for line in lines]
+
+
+def take_screenshots() -> None:
+    """The report of an experiment without asynchronous scheduling: its header, its cause and its sources of error."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.html"
+        command = "report 34b-general --replay scheduling=synchronous --out"
+        blis_replay = [sys.executable, "-m", "blis_replay.validate.cli.main"]
+        subprocess.run([*blis_replay, *command.split(), report], cwd=folder, check=True)
+        for scheme in _SCHEMES:
+            with browser_page(scheme, 1100) as page:
+                page.goto(report.as_uri())
+                top = page.locator("section.experiment").bounding_box()["y"]
+                last = page.locator(".beside").first.bounding_box()
+                area = {"x": 0, "y": top, "width": 1100, "height": last["y"] + last["height"] + 12 - top}
+                page.screenshot(path=ROOT / "docs" / f"report-{scheme}.png", clip=area, full_page=True)
+
+
+if __name__ == "__main__":
+    take_screenshots()
