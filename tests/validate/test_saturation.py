@@ -25,7 +25,14 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import comparison_answer
-from blis_replay.validate.comparison.saturation import Saturation, saturation, saturation_json, saturation_remarks
+from blis_replay.validate.comparison.saturation import (
+    Measure,
+    Saturation,
+    capacity,
+    saturation,
+    saturation_json,
+    saturation_remarks,
+)
 from blis_replay.validate.comparison.verdict_text import command_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.judgement import mean_abs_errors
@@ -70,10 +77,13 @@ def judged(spec: SyntheticExperiment, slower: float = 1.0) -> Saturation:
     return found
 
 
-def throughput_error(found: Saturation) -> float:
-    assert found.served is not None
-    observed, simulated = found.served.tokens_per_s
-    return simulated / observed - 1
+def measures(run: ReplayRun) -> dict[str, Measure]:
+    return {measure.slug: measure for measure in capacity(run, saturation(run), 1_000, (None, None), ())}
+
+
+def error_of(measure: Measure) -> float:
+    assert measure.estimate is not None and measure.estimate.low <= measure.estimate.error <= measure.estimate.high
+    return measure.estimate.error
 
 
 def true_queue_s(truth: SyntheticTruth) -> tuple[float, float]:
@@ -95,9 +105,9 @@ def test_the_onset_is_found_within_three_seconds_and_not_blamed_on_a_true_simula
     assert found.from_us is not None
     assert 0 <= found.from_us / 1e6 - from_s < 3
     assert found.from_us == found.simulated.from_us
-    assert throughput_error(found) == 0
-    observed_us, simulated_us = found.outside_us["e2e"]
-    assert simulated_us == pytest.approx(observed_us, rel=0.002)
+    of = measures(replayed(spec))
+    assert error_of(of["tokens_per_s"]) == 0
+    assert error_of(of["e2e_outside"]) == pytest.approx(0, abs=0.002)
 
 
 def test_the_end_of_a_queue_is_found_too() -> None:
@@ -135,7 +145,9 @@ def test_a_queue_that_stands_at_the_end_has_no_end() -> None:
 def test_a_wrong_step_time_is_blamed_in_a_saturated_recording_too(
     rate_per_s: float, slower: float, throughput: float
 ) -> None:
-    assert throughput_error(judged(loaded(rate_per_s), slower)) == pytest.approx(throughput, abs=0.01)
+    assert error_of(measures(replayed(loaded(rate_per_s), slower))["tokens_per_s"]) == pytest.approx(
+        throughput, abs=0.01
+    )
 
 
 def test_a_queue_of_the_simulator_alone_excuses_nothing() -> None:
@@ -333,9 +345,10 @@ def test_a_sweep_of_guidellm_is_serial_first_and_then_a_burst(real_store: Store)
 
 def test_llama_2_7b_is_saturated_and_its_simulator_right(real_store: Store) -> None:
     recording = read_stored(real_store, find_experiment(real_store, "7b-reasoning"))
-    found = saturation(replay(recording, load_release(DEFAULT_RELEASE)))
+    run = replay(recording, load_release(DEFAULT_RELEASE))
+    found = saturation(run)
     assert found is not None
-    assert throughput_error(found) == pytest.approx(0, abs=0.05)
+    assert error_of(measures(run)["tokens_per_s"]) == pytest.approx(0, abs=0.05)
     assert found.failed == 4068  # data notes, section 1
 
 

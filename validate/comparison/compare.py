@@ -117,7 +117,8 @@ def _with_capacity(comparison: Comparison) -> Comparison:
         return comparison
     itl = comparison.metrics["itl"]["mean"]
     measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.unusable)
-    return replace(comparison, capacity=measures)
+    known = {(m.slug, "mean"): m.estimate.beyond(unsure_of(comparison.run)) for m in measures if m.estimate is not None}
+    return replace(comparison, capacity=measures, estimates={**comparison.estimates, **known})
 
 
 def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:

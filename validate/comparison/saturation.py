@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from math import floor
 
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.fixtures.catalogue import published_failures
@@ -35,21 +36,14 @@ from blis_replay.ingest.checks.overload import (
 from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.judgement import Remark, remark
-from blis_replay.validate.metrics.observed import observed_requests, on_both_sides
+from blis_replay.validate.metrics.observed import observed_requests, on_both_sides, samples_of, simulated_samples
+from blis_replay.validate.metrics.resampling import Blocks
+from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, estimate
 
 # Of fewer ends a rate is that of the moment.
 _FEWEST_ENDS = 100
-
-
-@dataclass(frozen=True)
-class Served:
-    """What both sides, observed and simulated, served while the recorded queue grew and nobody had given up.
-
-    ``requests_per_s``: None of fewer than 100 ends.
-    """
-
-    tokens_per_s: tuple[float, float]
-    requests_per_s: tuple[float, float] | None
+# Parts of a run by which the error of a rate or a span is known: as many as give Student's t of 19 degrees of freedom.
+_PARTS = 20
 
 
 @dataclass(frozen=True)
@@ -57,10 +51,9 @@ class Saturation:
     """What there is to say of the queues of a recording and its replay.
 
     ``from_us``, ``until_us``: between them the recording is overloaded and latencies measure its queue, None: nowhere,
-    or until the end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``outside_us``: mean ``e2e`` and
-    ``ttft``, observed and simulated, over the ``requests_outside`` that stretch, absent of fewer than 20.
-    ``served``: None where the recorded queue never grew for a second.  ``share_before``: the share of the run, by
-    arrivals, that lies before ``from_us``, rounded down to hundredths; 0 of fewer than 20 requests.
+    or until the end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``outside``: bool[requests], those
+    outside of that stretch that both sides finished.  ``share_before``: the share of the run, by arrivals, that lies
+    before ``from_us``, rounded down to hundredths; 0 of fewer than 20 requests.
     """
 
     observed: Queue
@@ -71,9 +64,7 @@ class Saturation:
     from_us: int | None
     until_us: int | None
     in_flight: int
-    requests_outside: int
-    outside_us: dict[str, tuple[float, float]]
-    served: Served | None
+    outside: Bools
     share_before: float = 0.0
 
 
@@ -105,9 +96,7 @@ def saturation(run: ReplayRun) -> Saturation | None:
         from_us=from_us,
         until_us=until_us,
         in_flight=in_flight_at(recording, from_us) if from_us is not None else 0,
-        requests_outside=int(outside.sum()),
-        outside_us=_means_of(run, outside),
-        served=_served(run, observed),
+        outside=outside,
         share_before=_share_before(arrival_us, from_us),
     )
 
@@ -169,60 +158,6 @@ def _after(arrival_us: Int64s, from_us: int | None, until_us: int | None) -> Boo
     return np.asarray(arrival_us > gone_us, np.bool_)
 
 
-def _means_of(run: ReplayRun, chosen: Bools) -> dict[str, tuple[float, float]]:
-    if chosen.sum() < FEWEST:
-        return {}
-    requests, sides = run.recording.requests, {"e2e": run.e2e_us, "ttft": run.ttft_us}
-    return {
-        metric: (float(requests[f"{metric}_us"].to_numpy()[chosen].mean()), float(values_us[chosen].mean()))
-        for metric, values_us in sides.items()
-    }
-
-
-def _served(run: ReplayRun, observed: Queue) -> Served | None:
-    """What was served while the queue grew and nobody gave up; None where that took less than a second."""
-    if observed.from_us is None:
-        return None
-    requests = run.recording.requests
-    end_us = observed.longest_at_us  # later it shrinks, and a faster simulator may have nothing left to serve
-    given_up = requests.where("status <> 'ok'").frame(["arrival_us", "e2e_us"])
-    if given_up.height:  # from then on places are taken by requests that nobody waits for
-        end_us = min(end_us, int((given_up["arrival_us"] + given_up["e2e_us"].fill_null(0)).min()))  # type: ignore[arg-type]
-    window = observed.from_us, end_us
-    known, done = observed_requests(run.recording), run.simulated.completed
-    columns = ("arrival_us", "ttft_us", "e2e_us", "output_tokens")
-    timed = requests.frame(columns).filter(known)
-    if timed["output_tokens"].null_count():
-        return None  # what was served is not known in whole
-    answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
-    sides = tuple(timed[name].to_numpy() for name in columns), tuple(values[done] for values in answered)
-    tokens, span_s = tuple(_tokens_within(window, *side) for side in sides), (end_us - observed.from_us) / 1e6
-    if span_s < QUEUE_US / 1e6 or tokens[0] < FEWEST:
-        return None
-    ends = tuple(_ends_within(window, *side) for side in sides)
-    return Served(
-        tokens_per_s=(tokens[0] / span_s, tokens[1] / span_s),
-        requests_per_s=None if ends[0] < _FEWEST_ENDS else (ends[0] / span_s, ends[1] / span_s),
-    )
-
-
-def _ends_within(
-    window: tuple[int, int], arrival_us: Int64s, _ttft_us: Int64s, e2e_us: Int64s, _output_tokens: Int64s
-) -> int:
-    """Requests that ended within a window."""
-    end_us = arrival_us + e2e_us
-    return int(((end_us > window[0]) & (end_us <= window[1])).sum())
-
-
-def _tokens_within(
-    window: tuple[int, int], arrival_us: Int64s, ttft_us: Int64s, e2e_us: Int64s, output_tokens: Int64s
-) -> float:
-    """Output tokens that came within a window, those of a request evenly from its first to its last."""
-    first_us, last_us = arrival_us + ttft_us, np.maximum(arrival_us + e2e_us, arrival_us + ttft_us + 1)
-    within_us = np.minimum(last_us, window[1]) - np.maximum(first_us, window[0])
-    return float((output_tokens * np.maximum(within_us, 0) / (last_us - first_us)).sum())
-
-
 # -- What of a run beyond its capacity can be judged ------------------------------------------------------------
 #
 # While requests come faster than they are served, E2E and TTFT measure how long that has lasted: a step 5 % longer can
@@ -238,6 +173,7 @@ class Measure:
     """One number of both sides; ``metric`` is the one whose threshold it shares (a rate is one over a time).
 
     ``slug``: ``tokens_per_s``, ``requests_per_s``, ``makespan``, ``itl``, ``e2e_outside`` or ``ttft_outside``.
+    ``estimate``: of its error, None where it is not of single requests.
     """
 
     slug: str
@@ -246,6 +182,7 @@ class Measure:
     observed: float
     simulated: float
     unit: str
+    estimate: Estimate | None = None
 
 
 def capacity(
@@ -262,7 +199,11 @@ def capacity(
     """
     if requests < FEWEST:
         return ()
-    measures = [] if "e2e" in unusable else [*_measures(found, "ttft" in unusable), *_makespan(run)]
+    measures = []
+    if "e2e" not in unusable:
+        if found is not None and "ttft" not in unusable:
+            measures += [*_rates(run, found.observed), *_outside(run, found)]
+        measures += _makespan(run)
     observed_us, simulated_us = itl_us
     known = load_is_known(run.recording.slug, run.recording.ground_truth) and "itl" not in unusable
     if known and observed_us is not None and simulated_us is not None:
@@ -270,20 +211,78 @@ def capacity(
     return tuple(measure for measure in measures if measure.observed > 0)
 
 
-def _measures(found: Saturation | None, no_first_tokens: bool) -> list[Measure]:
-    if found is None or no_first_tokens:
+def _rates(run: ReplayRun, observed: Queue) -> list[Measure]:
+    """What was served a second while the queue grew and nobody gave up; nothing where that took less than a second."""
+    if observed.from_us is None:
         return []
-    measures = []
-    if found.served is not None:
-        growing, of = "while the queue grows", found.served
-        measures.append(Measure("tokens_per_s", f"output tokens/s {growing}", "e2e", *of.tokens_per_s, "tokens/s"))
-        if of.requests_per_s is not None:
-            measures.append(Measure("requests_per_s", f"requests/s {growing}", "e2e", *of.requests_per_s, "requests/s"))
-    for metric, sides_us in found.outside_us.items():
-        observed_ms, simulated_ms = (us / 1000 for us in sides_us)
-        name = f"{metric.upper()} outside the queue"
-        measures.append(Measure(f"{metric}_outside", name, metric, observed_ms, simulated_ms, "ms"))
-    return measures
+    requests = run.recording.requests
+    end_us = observed.longest_at_us  # later it shrinks, and a faster simulator may have nothing left to serve
+    given_up = requests.where("status <> 'ok'").frame(["arrival_us", "e2e_us"])
+    if given_up.height:  # from then on places are taken by requests that nobody waits for
+        end_us = min(end_us, int((given_up["arrival_us"] + given_up["e2e_us"].fill_null(0)).min()))  # type: ignore[arg-type]
+    columns = ("arrival_us", "ttft_us", "e2e_us", "output_tokens")
+    timed = requests.frame(columns).filter(observed_requests(run.recording))
+    span_s = (end_us - observed.from_us) / 1e6
+    if timed["output_tokens"].null_count() or span_s < QUEUE_US / 1e6:
+        return []  # what was served is not known in whole, or it is that of the moment
+    done = run.simulated.completed
+    answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
+    sides = tuple(timed[name].to_numpy() for name in columns), tuple(values[done] for values in answered)
+    edges_us = np.linspace(observed.from_us, end_us, _PARTS + 1)
+    rates = []
+    for unit, served, fewest in (("tokens", _tokens_within, FEWEST), ("requests", _ends_within, _FEWEST_ENDS)):
+        parts = [np.array([served(window, *side) for window in pairwise(edges_us)]) for side in sides]
+        if parts[0].sum() >= fewest:
+            name = f"{'output ' if unit == 'tokens' else ''}{unit}/s while the queue grows"
+            numbers = (float(part.sum()) / span_s for part in parts)
+            rates.append(Measure(f"{unit}_per_s", name, "e2e", *numbers, f"{unit}/s", _estimate_of_parts(*parts)))
+    return rates
+
+
+def _estimate_of_parts(observed: Floats, simulated: Floats) -> Estimate:
+    """The error of a sum of ``_PARTS`` parts, by how their errors differ."""
+    error = float(simulated.sum() / observed.sum()) - 1
+    additions = (simulated - (1 + error) * observed) / observed.sum()
+    blocks = Blocks(np.arange(len(observed)), np.zeros(len(observed), np.int64), 0)
+    return estimate(error, additions, blocks)
+
+
+def _ends_within(
+    window: tuple[float, float], arrival_us: Int64s, _ttft_us: Int64s, e2e_us: Int64s, _output_tokens: Int64s
+) -> int:
+    """Requests that ended within a window."""
+    end_us = arrival_us + e2e_us
+    return int(((end_us > window[0]) & (end_us <= window[1])).sum())
+
+
+def _tokens_within(
+    window: tuple[float, float], arrival_us: Int64s, ttft_us: Int64s, e2e_us: Int64s, output_tokens: Int64s
+) -> float:
+    """Output tokens that came within a window, those of a request evenly from its first to its last."""
+    first_us, last_us = arrival_us + ttft_us, np.maximum(arrival_us + e2e_us, arrival_us + ttft_us + 1)
+    within_us = np.minimum(last_us, window[1]) - np.maximum(first_us, window[0])
+    return float((output_tokens * np.maximum(within_us, 0) / (last_us - first_us)).sum())
+
+
+def _outside(run: ReplayRun, found: Saturation) -> list[Measure]:
+    """The latencies of requests that came before the queue, or after it; nothing of fewer than 20."""
+    if found.outside.sum() < FEWEST:
+        return []
+    sides = samples_of(run.recording, found.outside), simulated_samples(run, found.outside)
+    means_us = {"e2e": [float(s.e2e_us.mean()) for s in sides], "ttft": [float(s.ttft_us.mean()) for s in sides]}
+    errors = {(metric, "mean"): simulated / observed - 1 for metric, (observed, simulated) in means_us.items()}
+    estimates = error_estimates(run.recording, found.outside, *sides, errors)
+    return [
+        Measure(
+            f"{metric}_outside",
+            f"{metric.upper()} outside the queue",
+            metric,
+            *(us / 1000 for us in sides_us),
+            unit="ms",
+            estimate=estimates[metric, "mean"],
+        )
+        for metric, sides_us in means_us.items()
+    ]
 
 
 def _makespan(run: ReplayRun) -> list[Measure]:
@@ -293,12 +292,17 @@ def _makespan(run: ReplayRun) -> list[Measure]:
     if both.sum() < FEWEST:
         return []
     arrival_us, e2e_us = (requests[name].to_numpy() for name in ("arrival_us", "e2e_us"))
-    sides = _last_end_s(arrival_us, e2e_us, both), _last_end_s(run.plan.trace.arrival_us, run.e2e_us, both)
-    return [Measure("makespan", "makespan", "e2e", *sides, "s")]
+    recorded = _times_of_parts_s(arrival_us, e2e_us, both)
+    simulated = _times_of_parts_s(run.plan.trace.arrival_us, run.e2e_us, both)
+    sums = (float(parts.sum()) for parts in (recorded, simulated))
+    return [Measure("makespan", "makespan", "e2e", *sums, "s", _estimate_of_parts(recorded, simulated))]
 
 
-def _last_end_s(arrival_us: Int64s, e2e_us: Int64s, both: Bools) -> float:
-    return float((arrival_us[both] + e2e_us[both]).max() - arrival_us[0]) / 1e6
+def _times_of_parts_s(arrival_us: Int64s, e2e_us: Int64s, both: Bools) -> Floats:
+    """float64[parts]: from the end of one twentieth of the requests to that of the next; the first from the start."""
+    ends_us = np.sort((arrival_us + e2e_us)[both])
+    last = np.linspace(0, len(ends_us), _PARTS + 1).astype(np.int64)[1:] - 1
+    return np.asarray(np.diff(ends_us[last], prepend=arrival_us[0]) / 1e6, np.float64)
 
 
 def load_is_known(slug: str, ground_truth: GroundTruth) -> bool:
@@ -354,7 +358,7 @@ def saturation_json(found: Saturation) -> dict[str, object]:
         ],
         "failed": found.failed,
         "first_failure_s": _s(found.first_failure_us),
-        "requests_outside": found.requests_outside,
+        "requests_outside": int(found.outside.sum()),
     }
 
 

@@ -83,7 +83,7 @@ def error_estimates(
     ``errors``: as the table has them, by metric and statistic.
     """
     blocks = request_blocks(recording, chosen, [observed, simulated])
-    return {cell: _estimate(error, _additions(cell, observed, simulated), blocks) for cell, error in errors.items()}
+    return {cell: estimate(error, _additions(cell, observed, simulated), blocks) for cell, error in errors.items()}
 
 
 def change_estimates(
@@ -127,7 +127,8 @@ def _change(after: Estimate, ratio: float, ratio_half: float) -> Estimate:
     return Estimate(value, low, high, after.blocks, after.parts)
 
 
-def _estimate(error: float, additions: Floats, blocks: Blocks) -> Estimate:
+def estimate(error: float, additions: Floats, blocks: Blocks) -> Estimate:
+    """An error with the half-width of the sum of what each request, or each row of the blocks, adds to it."""
     half, independent = half_width(additions, blocks)
     return Estimate(error, error - half, error + half, independent, {"requests": half})
 

@@ -156,7 +156,7 @@ def test_a_saturated_run_is_told_as_such_first_and_gets_no_advice(wrong_evidence
     """Coefficients fitted to latencies that measure a queue would be wrong, so no command is offered."""
     assert section_of(wrong_evidence, "").remedy.startswith("blis-replay calibrate ")
     queue = Queue(from_us=8_000_000, until_us=None, longest_us=4_000_000, longest_at_us=40_000_000, touched_us=0)
-    found = Saturation(queue, queue, (), 0, None, 8_000_000, None, 30, 0, {}, None)
+    found = Saturation(queue, queue, (), 0, None, 8_000_000, None, 30, np.zeros(1, np.bool_))
     saturated = replace(wrong_evidence, comparison=replace(overloaded(wrong_evidence.comparison), saturation=found))
     section = section_of(saturated, "")
     assert (section.cause, section.remedy) == ("saturation", "")
