@@ -194,7 +194,7 @@ BUDGET = {
     "lines of the instrument": 52_910,
     "lines of labs": 15_600,
     "lines of scripts": 5_200,
-    "lines of tests": 39_970,
+    "lines of tests": 39_990,
 }
 LOADED_BUDGET = {"modules": 97, "lines": 17_810}
 
