@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -15,12 +16,14 @@ from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTra
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
 from blis_replay.ingest.rows import Rows
-from blis_replay.replay.declared import declared_requests
 from blis_replay.replay.engine import replayed_engine, with_captured_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_of
 from blis_replay.replay.warm_up import Stalls, recorded_stalls, waits_for_kernels
+
+if TYPE_CHECKING:
+    from blis_replay.replay.declared import DeclaredRequests
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -197,7 +200,7 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
     if caching is not None and not caching.value:
         return prompts, None, "whole prompts: the engine caches no prefixes"
     if mode.prefix != "recorded":
-        return prompts, *declared_requests(mode.prefix, recording).blocks(prompts)
+        return prompts, *_declared(mode.prefix, recording).blocks(prompts)
     identity = prefix_identity(recording, prompts)
     if identity is not None:
         return prompts, *identity
@@ -210,7 +213,7 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
 def _lengths(recording: Recording, mode: ReplayMode) -> tuple[Int64s, Int64s, str]:
     """Prompt and output tokens, and in words how the outputs are known."""
     if mode.lengths not in ("true", "re-tokenised"):
-        return declared_requests(mode.lengths, recording).lengths()
+        return _declared(mode.lengths, recording).lengths()
     prompts = prompt_tokens(recording)
     column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
     lengths, remark = recording.requests[column], ""
@@ -248,7 +251,7 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
         kind = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
         return recorded, kind
     if mode.arrivals != "flat":
-        return declared_requests(mode.arrivals, recording).arrivals()
+        return _declared(mode.arrivals, recording).arrivals()
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
     gaps = rng.exponential(planned_us / len(recorded), len(recorded))
@@ -260,3 +263,9 @@ def _aborts(requests: Rows, arrival_us: Int64s) -> Int64s:
     failed = (requests["status"] != "ok").to_numpy()
     duration_us = requests["e2e_us"].fill_null(0).to_numpy()
     return np.where(failed, arrival_us + np.maximum(duration_us, 0), NEVER_US).astype(np.int64)
+
+
+def _declared(kind: str, recording: Recording) -> DeclaredRequests:
+    from blis_replay.replay.declared import declared_requests  # most replays have recorded requests
+
+    return declared_requests(kind, recording)

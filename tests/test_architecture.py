@@ -175,7 +175,7 @@ def test_every_file_that_is_installed_is_one_that_a_module_names() -> None:
 def test_every_module_that_is_installed_is_needed_by_the_command_line_or_the_plugin() -> None:
     """What only tests and scripts need lies beside them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    started = [*project["scripts"].values(), *project["entry-points"]["vllm.general_plugins"].values()]
+    started = [*project["scripts"].values(), *(v for group in project["entry-points"].values() for v in group.values())]
     open_ends = {place.removeprefix(PACKAGE).partition(":")[0] for place in started}
     open_ends |= {name for name in MODULES if name.startswith("validate.cli.")}  # a verb's is imported by its name
     needed: set[str] = set()
@@ -190,13 +190,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 256,
-    "lines of the instrument": 52_910,
+    "files of the instrument": 258,
+    "lines of the instrument": 52_940,
     "lines of labs": 15_600,
     "lines of scripts": 5_200,
-    "lines of tests": 39_990,
+    "lines of tests": 39_980,
 }
-LOADED_BUDGET = {"modules": 97, "lines": 17_810}
+LOADED_BUDGET = {"modules": 94, "lines": 17_150}
 
 
 def lines(paths: Iterable[Path]) -> int:

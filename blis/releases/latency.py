@@ -10,14 +10,13 @@ from blis_replay.base.addons import addon, addons, in_labs
 from blis_replay.base.document import FieldError, document_of, shown
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel
-from blis_replay.blis.latency.physical import PhysicalModel
 
-# The type of the models of a ``kind``.  An add-on ``latency.KIND`` plugs in another.
+# The type of the models of a ``kind``.  An add-on ``latency.KIND`` plugs in another, as this distribution does with
+# `physical`, which few runs need.
 LATENCY_KINDS: dict[str, type[Any]] = {
     "blackbox": LatencyModel,
     "floor": LatencyModel,
     "regimes": RegimeModel,
-    "physical": PhysicalModel,
 }
 # Kinds of blis-replay-labs.
 LAB_KINDS = ("roofline", "operators")

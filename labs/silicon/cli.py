@@ -56,7 +56,7 @@ def roofline_verb(
       blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
       blis-replay validate mine --coefficients roofline.yaml
     """
-    from blis_replay.replay.release_file import architecture_of_file
+    from blis_replay.replay.other_hardware import architecture_of_file
     from blis_replay_labs.silicon.efficiency_files import efficiency_of_folder
     from blis_replay_labs.silicon.roofline import RooflineModel, roofline_release
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.datasheets import same_gpu
+from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import Lifecycle, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.replay.errors import ReplayError

@@ -145,7 +145,7 @@ def generalize_verb(
     from blis_replay.blis.latency.datasheets import bundled_architectures
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.release_file import architecture_of_file, gpus_of_file
+    from blis_replay.replay.other_hardware import architecture_of_file, gpus_of_file
     from blis_replay_labs.studies.generalisation_text import generalisation_answer
     from blis_replay_labs.studies.generalize import generalize, read_cases
 

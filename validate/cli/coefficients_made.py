@@ -62,7 +62,7 @@ DEFAULT_GPU = "H100-SXM"
 
 def gpu_of_options(hardware: str | None, gpu_file: Path | None) -> Gpu:
     """The GPU of ``--hardware`` and ``--gpu-file``."""
-    from blis_replay.replay.release_file import chosen_gpu
+    from blis_replay.replay.other_hardware import chosen_gpu
 
     return chosen_gpu(hardware or (DEFAULT_GPU if gpu_file is None else None), gpu_file)
 
@@ -99,7 +99,8 @@ def for_model(
           --coefficients new-13b.yaml --out run
     """
     from blis_replay.blis.latency.physical import most_kv_blocks
-    from blis_replay.replay.release_file import architecture_of_file, load_release, release_for_model
+    from blis_replay.replay.other_hardware import architecture_of_file, release_for_model
+    from blis_replay.replay.release_file import load_release
 
     architecture, gpu = architecture_of_file(config), gpu_of_options(hardware, gpu_file)
     release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, gpu, architecture)

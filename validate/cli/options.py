@@ -238,7 +238,7 @@ def release_on_gpu(release: CoefficientRelease, gpu: str | None, gpu_file: Path 
     """The release on the GPU of ``another_gpu_options``; itself where none is named."""
     if gpu is None and gpu_file is None:
         return release
-    from blis_replay.replay.release_file import chosen_gpu, on_gpu
+    from blis_replay.replay.other_hardware import chosen_gpu, on_gpu
 
     return on_gpu(release, chosen_gpu(gpu, gpu_file))
 

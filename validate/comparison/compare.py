@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blis_replay.base.arrays import Bools
-from blis_replay.ingest.identity import requests_hash
-from blis_replay.ingest.recording import PUBLISHED
+from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import without_rows
@@ -82,7 +81,7 @@ def compare_replay(
         comparison,
         estimates={} if observed.requests is None else _estimates(comparison, left),
         open_arguments=open_arguments(run),
-        requests_hash="" if named else requests_hash(run.recording),
+        requests_hash="" if named else _hash_of_requests(run.recording),
     )
     if not queues:
         return comparison
@@ -98,6 +97,12 @@ def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, E
     estimates = error_estimates(run.recording, chosen, *sides, errors)
     unsure = unsure_of(run)
     return {(m, s): e.beyond(unsure) if s == "mean" else e for (m, s), e in estimates.items()}
+
+
+def _hash_of_requests(recording: Recording) -> str:
+    from blis_replay.ingest.identity import requests_hash  # most releases name what they were fitted on
+
+    return requests_hash(recording)
 
 
 def _schedule(run: ReplayRun) -> ScheduleVerdict | None:

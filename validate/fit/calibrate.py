@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.latency.datasheets import same_gpu
+from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, PrefillBeyond, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, StepRange, Told
 from blis_replay.blis.releases.release import (

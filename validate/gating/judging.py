@@ -7,7 +7,7 @@ from math import isfinite
 
 from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.datasheets import same_gpu
+from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.readers.formats import request_formats
