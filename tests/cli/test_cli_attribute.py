@@ -86,20 +86,3 @@ def test_segments_of_every_request_are_written(run: Run) -> None:
     frame = pl.read_csv("requests.csv")
     parts, whole = frame.filter(pl.col("segment") != "E2E"), frame.filter(pl.col("segment") == "E2E")
     assert parts["difference_us"].sum() == pytest.approx(whole["difference_us"].sum())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        (["explain", "--experiment", "34b-generl"], 2, "did you mean 34b-general"),
-        (["explain", "--experiment", "34b-general", "--replay", "scheduling=x"], 2, "scheduling"),
-        (["explain", "--experiment", "34b-general", "--reference", "nothing"], 2, "nothing"),
-        (["segments", "--experiment", "34b-general"], 3, "no latencies of single requests were recorded"),
-        (["segments", "--experiment", "34b-general", "--out", "x.txt"], 2, "name a .parquet or a .csv file"),
-    ],
-)
-def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
-    answer = run(*arguments)
-    assert (answer.code, answer.out) == (code, "")
-    assert complaint in answer.err
-    assert "Traceback" not in answer.err

@@ -40,22 +40,6 @@ def test_steps_are_told_in_eighty_columns_for_both_targets(run: Run) -> None:
     assert "\ncycle, batch after " in answer.out
 
 
-def test_steps_need_step_records(run: Run) -> None:
-    answer = run("coefficients", "steps", "--experiment", "34b-general")
-    assert (answer.code, answer.out) == (3, "")
-    assert answer.err == (
-        "error: 34b-general: no two consecutive steps of a busy engine were sampled, so no step cycle is known; ingest "
-        "step records (traces), or sample more of them\n"
-    )
-
-
-@pytest.mark.parametrize("split", ["0.6", "0.8:0.6", "0:1", "a:b", "0.5:1.5"])
-def test_what_is_no_split_is_wrong_use(run: Run, split: str) -> None:
-    answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml", "--split", split)
-    assert answer.code == 2
-    assert f"{split!r} is not a split" in answer.err
-
-
 @pytest.mark.parametrize("verb", ["calibrate", "coefficients steps"])
 @pytest.mark.usefixtures("stored_demo")
 def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run, verb: str) -> None:

@@ -88,13 +88,6 @@ def test_the_published_quantiles_stand_in_where_no_stamp_was_kept(run: Run) -> N
     assert row["ms"] == pytest.approx(16.36, abs=0.01)
 
 
-def test_wrong_use(run: Run) -> None:
-    answer = run("inspect", "--experiment", "34b-general", "--check", "clock")
-    assert answer.code == 2
-    assert "no instrument check is called clock; there are overloaded, token_events" in answer.err
-    assert (run("inspect").code, run("inspect", "--check", "clocks").code) == (2, 2)
-
-
 def test_an_unusable_metric_is_refused_by_name(run: Run) -> None:
     run("inspect", "--experiment", "34b-general")  # brings it into the store
     with duckdb.connect(".blis-replay/store.duckdb") as store:

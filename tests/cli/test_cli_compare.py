@@ -51,23 +51,3 @@ def test_published_answers_and_every_field_of_the_json_documented(run: Run) -> N
     documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", described))))
     fields = {*published, *published["simulators"][0], *two, *two["a"], *two["metrics"]["itl"]["p99"]}
     assert sorted(fields - documented) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        ([], 2, "name two sides, A and B"),
-        (["--held-out"], 2, "--held-out goes with --published; name both"),
-        (["34b-general"], 2, "name two sides, A and B"),
-        (["34b-general", "34b-codegen", "--published"], 2, "name two sides, A and B"),
-        (["34b-general", "h100-vllm-0.15.1"], 2, "name an experiment with --experiment"),
-        (["34b-general", "blis", "--experiment", "34b-general"], 2, "no BLIS binary is named for blis; give"),
-        (["34b-general", "35b-general"], 2, "did you mean 34b-general"),
-        (["34b-general", "34b-general@stepml-per-model-linear"], 3, "is marked invalid"),
-    ],
-)
-def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
-    answer = run("compare", *arguments)
-    assert (answer.code, answer.out) == (code, "")
-    assert complaint in " ".join(answer.err.split())
-    assert "Traceback" not in answer.err

@@ -48,24 +48,6 @@ def test_json_has_the_documented_form(run: Run) -> None:
     assert sorted(fields - documented) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        ([], 2, "--coefficients"),
-        (["--coefficients", "none.yaml"], 2, "no release or file is called none.yaml"),
-        (["--coefficients", "h100-vllm-0.15.1", "--experiment", "35b-general"], 2, "did you mean"),
-        (["--coefficients", "h100-vllm-0.15.1", "--experiment", "99b-*"], 2, "no experiment matches 99b-*"),
-        (["--coefficients", "h100-vllm-0.15.1", "--policy", "none.yaml"], 3, "none.yaml: cannot be read"),
-        (["--coefficients", "stepml-per-model-linear"], 3, "is marked invalid"),
-    ],
-)
-def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
-    answer = run("gate", *arguments)
-    assert (answer.code, answer.out) == (code, "")
-    assert complaint in " ".join(answer.err.split())
-    assert "Traceback" not in answer.err
-
-
 @pytest.mark.heavy
 def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Path, made_fit: Path) -> None:
     """The steps of docs/gating.md in a repository as it describes, but for those that install."""

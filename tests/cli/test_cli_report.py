@@ -68,21 +68,3 @@ def test_what_cannot_be_judged_is_named_on_the_page(run: Run) -> None:
     assert (alone.code, alone.out) == (3, "")
     assert "has no coefficients for synthetic/synthetic-1b" in alone.err
     assert not Path("alone.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        (("--out", "report.html"), 2, "name experiments, or use --all"),
-        (("--all", "--experiment", "34b-general", "--out", "report.html"), 2, "or use --all"),
-        (("--experiment", "34b-general"), 2, "--out"),
-        (("--experiment", "nothing", "--out", "report.html"), 2, "nothing"),
-        (("--experiment", "34b-roleplay", "--replay", "speed=2", "--out", "report.html"), 2, "speed"),
-        (("--experiment", "34b-roleplay", "--out", "absent/report.html"), 2, "no folder 'absent'"),
-    ],
-)
-def test_wrong_use_is_told(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
-    answer = run("report", *arguments)
-    assert (answer.code, answer.out) == (code, "")
-    assert complaint in answer.err
-    assert "Traceback" not in answer.err

@@ -49,26 +49,3 @@ def test_a_published_experiment_has_the_simulated_side_only(run: Run) -> None:
     assert answer.err.startswith("absent, because not recorded: observed lanes; the observed step track; ")
     assert len(answer.err.splitlines()) == 1
     assert Path("trace.json").stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        (("--from", "soon"), 2, "write e.g. 600s, 2.5s or 250ms"),
-        (("--from", "-1s"), 2, "write e.g. 600s, 2.5s or 250ms"),
-        (("--for", "0s"), 2, "--for 0 is not a window"),
-        (("--out", "trace.txt"), 2, "name a .json"),
-        (("--from", "9000s"), 3, "choose an earlier --from"),
-        (("--out", "nowhere/trace.json"), 2, "nowhere/trace.json"),
-        (("--for", "1200s"), 3, "would fit"),
-        (("--from", "1s", "--request", "7"), 2, "each name a window; leave all but one out"),
-        (("--around", "worst"), 3, "choose the window with --from"),
-        (("--request", "nobody"), 3, "no request has the id 'nobody'"),
-    ],
-)
-def test_wrong_use_is_one_line(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
-    out = () if "--out" in arguments else ("--out", "trace.json")
-    answer = run("timeline", "--experiment", "34b-general", *out, *arguments)
-    assert (answer.code, answer.out) == (code, "")
-    assert complaint in answer.err
-    assert not Path("trace.json").exists()

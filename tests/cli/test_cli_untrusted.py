@@ -198,25 +198,10 @@ def test_a_damaged_store_is_named_as_such(run: Run, share: float, verb: str) -> 
     assert "another process" not in answer.err
 
 
-@pytest.mark.usefixtures("stored_demo")
-def test_an_output_file_that_cannot_be_written_is_one_line(run: Run) -> None:
-    """It is known before the work, so nothing is fitted for it."""
-    _is_one_line(run("calibrate", "--train", "1b-general", "--out", "absent/mine.yaml"), 2, "no folder 'absent'")
-
-
 def _ended(arguments: list[str], tmp_path: Path, output: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*_COMMAND, *arguments], cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, check=False
     )
-
-
-def test_a_closed_pipe_is_no_verdict(tmp_path: Path) -> None:
-    """1 would mean a failed threshold; a shell reports SIGPIPE as 141."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    ended = _ended(["list", "--json"], tmp_path, writer)
-    os.close(writer)
-    assert (ended.returncode, ended.stderr) == (141, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")

@@ -201,34 +201,6 @@ def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
     assert experiment["coefficients_use"] == "fitted on this run"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        (["--experiment", "35b-general"], 2, "no experiment is called 35b-general; did you mean"),
-        ([], 2, "name experiments, or use --all"),
-        (["--all", "--experiment", "34b-general"], 2, "name experiments, or use --all"),
-        (["--experiment", "34b-general", "--window", "1:0"], 2, "use 0 <= from < to <= 1"),
-        (["--experiment", "34b-general", "--replay", "fast"], 2, "'fast' is not a replay mode"),
-        (["--experiment", "34b-roleplay", "--replay", "spec"], 3, "34b-roleplay: no load profile is recorded"),
-        (["--experiment", "34b-general", "--coefficients", "none.yaml"], 2, "no release or file is called none.yaml"),
-        (
-            ["--experiment", "34b-general", "--coefficients", "stepml-per-model-linear"],
-            3,
-            "below a batch of 26 decodes",
-        ),
-        (["--experiment", "34b-general", "--coefficients", "."], 3, "cannot be read"),
-        (["--experiment", "34b-general", "--window", "0:0.5"], 3, "published aggregates cover whole stages"),
-    ],
-)
-def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
-    answer = run("validate", *arguments)
-    assert answer.code == code
-    assert complaint in " ".join(answer.err.split())
-    assert answer.out == ""
-    assert "Traceback" not in answer.err
-
-
 def test_a_store_that_is_none_is_left_alone(run: Run, tmp_path: Path) -> None:
     store = tmp_path / "notes.txt"
     store.write_text("not a database")

@@ -14,6 +14,7 @@ import pytest
 from command_line import Run
 from docs_mistakes import FOLDER, Mistake, mistakes, set_up
 
+from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.ingest.store import open_store
 
 
@@ -23,10 +24,12 @@ from blis_replay.ingest.store import open_store
 def test_a_mistake_is_one_line_that_names_the_remedy(run: Run, mistake: Mistake) -> None:
     """Names, files, options, values and places; renew with `python scripts/docs.py --update docs/mistakes.md`."""
     set_up(Path())
+    there = {*Path().iterdir(), STORE_DEFAULT.parent}
     answer = run(*mistake.arguments)
     said = answer.err.replace(str(Path.cwd()), FOLDER)
     assert (answer.code, answer.out, said) == (mistake.code, "", f"error: {mistake.message}\n")
     assert re.search("; |: |[?]", mistake.message), "the problem, then the remedy"
+    assert {*Path().iterdir()} <= there, "nothing is written"
 
 
 def test_the_table_has_sixty_mistakes_each_once() -> None:

@@ -96,20 +96,3 @@ def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
     assert (answer.code, answer.out) == (3, "")
     assert "published aggregates are never fitted to" in answer.err
     assert len(answer.err.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "complaint"),
-    [
-        ([], 2, "say what to leave out: --lomo (a model) or --lowo (a workload)"),
-        (["--lomo", "--model-form", "per-model"], 2, "coefficients of one model do not transfer to another"),
-        (["--lowo", "--config", "config.json"], 2, "--config takes MODEL=PATH"),
-        (["--lowo", "--config", "m=absent.json"], 3, "absent.json: cannot be read"),
-        (["--lowo", "--experiment", "nothing-*"], 3, "no experiment matches nothing-*"),
-    ],
-)
-def test_wrong_use_of_generalize_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
-    answer = run("coefficients", "generalize", *arguments)
-    assert answer.code == code
-    assert complaint in answer.err
-    assert "Traceback" not in answer.err

@@ -66,15 +66,3 @@ def test_another_verdict_than_on_record_ends_with_one(run: Run, monkeypatch: pyt
     answer = run("study", "run", "determinism")
     assert answer.code == 1
     assert "ON RECORD: refuted" in answer.out
-
-
-@pytest.mark.parametrize("arguments", [(), ("sjf", "--all")])
-def test_names_or_all(run: Run, arguments: tuple[str, ...]) -> None:
-    answer = run("study", "run", *arguments)
-    assert (answer.code, "study list" in answer.err) == (2, True)
-
-
-def test_an_unknown_study_is_wrong_use(run: Run) -> None:
-    answer = run("study", "run", "nothing")
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err == "error: no study is called nothing; `blis-replay study list` names them\n"

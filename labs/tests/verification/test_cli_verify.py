@@ -71,14 +71,3 @@ def test_json_of_a_failed_check_ends_with_one(run: Run, monkeypatch: pytest.Monk
 def test_all_passed_ends_with_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "verify", answering(GOOD))
     assert run("verify").code == 0
-
-
-def test_help_has_examples_and_exit_codes(run: Run) -> None:
-    answer = run("verify", "--help")
-    assert answer.code == 0
-    assert "blis-replay verify --quick" in answer.out
-    assert "1 one failed" in answer.out
-
-
-def test_a_seed_that_is_none_is_wrong_use(run: Run) -> None:
-    assert run("verify", "--seed", "-1").code == 2
