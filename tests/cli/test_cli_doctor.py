@@ -121,28 +121,3 @@ def test_csv_has_the_numbers_of_the_json(run: Run) -> None:
 def test_stages_have_rows_of_their_own(run: Run) -> None:
     rows = rows_of(run("validate", "--experiment", "34b-general", "--by-stage", "--csv"))
     assert [row["stage"] for row in rows] == [stage for stage in ("", "0", "1") for _ in range(16)]
-
-
-@pytest.mark.slow
-def test_markdown_is_a_table_of_the_same_rows(run: Run) -> None:
-    lines = run("validate", "--experiment", "34b-general", "--markdown").out.splitlines()
-    assert lines[0].startswith("| experiment | alias | simulator |")
-    assert set(lines[1]) == set("| -")
-    assert len(lines) == 2 + 16
-    assert len({line.count(" | ") for line in lines}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "rows", "column"),
-    [
-        (("list",), 23, "alias"),
-        (("whatif", "--experiment", "34b-general", "--set", "max_num_seqs=64"), 2, "ttft_mean_ms"),
-        (("coefficients", "list"), 7, "status"),
-    ],
-)
-def test_other_tables_have_the_same_forms(run: Run, command: tuple[str, ...], rows: int, column: str) -> None:
-    listed = rows_of(run(*command, "--csv"))
-    assert len(listed) == rows
-    assert all(row[column] for row in listed)
-    assert len(run(*command, "--markdown").out.splitlines()) == rows + 2

@@ -171,6 +171,7 @@ TABLES = {
     ("compare", "--runs"): 0,
     # error, scheduling mode and no component, of mean and p99 of three metrics
     ("explain", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous"): 18,
+    ("whatif", "--experiment", "34b-general", "--set", "max_num_seqs=64"): 2,
     ("doctor",): None,
 }
 

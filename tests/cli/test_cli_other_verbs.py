@@ -106,13 +106,6 @@ def test_inspect_tells_what_was_declared_beside_what_ran(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_inspect_works_on_a_bundled_experiment(run: Run) -> None:
-    answer = run("inspect", "--experiment", "mixtral-roleplay")
-    assert answer.code == 0
-    assert "published aggregates" in answer.out
-
-
-@pytest.mark.slow
 def test_engine_arguments_from_a_file_win(run: Run, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "engine.yaml").write_text("max_num_seqs: 7\n")
     run("ingest", demo, "--engine", tmp_path / "engine.yaml")
@@ -131,17 +124,6 @@ def test_releases_are_listed_and_shown(run: Run) -> None:
     )
     assert "below a batch of 26 decodes" in " ".join(
         run("coefficients", "show", "stepml-per-model-linear").out.replace("\n#", "").split()
-    )
-
-
-@pytest.mark.slow
-def test_calibration_without_data_is_refused(run: Run) -> None:
-    """Published means of one load are one row; a step time has four coefficients."""
-    answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml")
-    assert (answer.code, Path("x.yaml").exists()) == (3, False)
-    assert (
-        "34b-general: only a summary tells latencies, and 1 load level cannot determine 4 coefficients; add some"
-        in answer.err
     )
 
 
@@ -225,9 +207,3 @@ def test_a_file_is_ingested_like_its_directory_and_under_the_name_given(run: Run
     files = [demo / "trace.csv.gz", demo / "exp-config.yaml"]
     (outcome,) = run("ingest", *files, "--name", "mine", "--json").json["ingested"]
     assert (outcome["slug"], outcome["requests"]) == ("mine", 300)
-
-
-@pytest.mark.slow
-def test_an_unknown_format_is_wrong_use(run: Run, demo: Path) -> None:
-    answer = run("ingest", demo / "trace.csv.gz", "--input-format", "tracev1")
-    assert (answer.code, "tracev2" in answer.err) == (2, True)

@@ -71,13 +71,6 @@ def test_a_recording_is_not_written_over(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "vllm.log").read_text("utf-8") == "of another run"
 
 
-def test_a_command_that_does_not_exist_is_one_line(run: Run, tmp_path: Path) -> None:
-    answer = run("record", "--out", str(tmp_path / "run"), "--no-spans", "--", str(tmp_path / "no-such-program"))
-    assert answer.code == 3
-    assert list((tmp_path / "run").iterdir()) == []
-    assert "cannot be started (No such file or directory); install it, or give its path behind --" in answer.err
-
-
 def test_a_server_of_which_nothing_is_known_is_not_to_be_ingested(run: Run, tmp_path: Path) -> None:
     """The command that it was sent on to was refused."""
     answer = run("record", "--out", "my run", "--no-spans", "--", "sh", "-c", "exit 1")
