@@ -45,12 +45,25 @@ def json_mapping(file: RecordedFile) -> dict[str, Any]:
     return _mapping(file, document)
 
 
-def section(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """The mapping under a path of keys, empty where there is none."""
-    found: object = document
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def at(document: object, *paths: str) -> Any:
+    """The first value other than null under one of these paths: keys, and places in lists, with dots between."""
+    for path in paths:
+        value = document
+        for step in path.split("."):
+            if isinstance(value, Mapping):
+                value = value.get(step)
+            elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+                value = value[int(step)]
+            else:
+                value = None
+        if value is not None:
+            return value
+    return None
+
+
+def section(document: object, *paths: str) -> Mapping[str, Any]:
+    """The mapping under the first of these paths that leads to one with keys, empty where none does."""
+    return next((found for path in paths if isinstance(found := at(document, path), Mapping) and found), {})
 
 
 def text(value: object) -> str | None:
@@ -162,6 +175,23 @@ def reported_number(
         file.tally.reject(f"{metric}.{statistic}", "larger than any time or count can be")
         return
     yield metric, statistic, number * unit
+
+
+# A tool's name of a statistic -> ours.
+_STATISTICS = {"avg": "mean", "median": "p50", "p001": "p0.1", "p01": "p1", "p05": "p5", "p999": "p99.9"}
+_STATISTIC = re.compile(r"mean|min|max|p\d{1,2}(?:\.\d{1,4})?", re.ASCII)
+
+
+def distribution(file: RecordedFile, metric: str, statistics: object, unit: float = 1.0) -> Iterator[Reported]:
+    """Mean, extremes and percentiles of a metric, ``unit`` times as large; of ``p50`` and ``median`` the latter."""
+    if not isinstance(statistics, Mapping):
+        if statistics is not None:
+            file.tally.reject(metric, "not an object of statistics")
+        return
+    named = {_STATISTICS.get(name, name): name for name in sorted(map(str, statistics), key="median".__eq__)}
+    for statistic, name in named.items():
+        if _STATISTIC.fullmatch(statistic):
+            yield from reported_number(file, metric, statistic, statistics[name], unit)
 
 
 def aggregate_frame(rows: Iterable[tuple[int, str, str, float]]) -> pl.DataFrame:

@@ -110,7 +110,7 @@ def read_load_config(file: RecordedFile) -> LoadConfig:
     rate and duration is rejected and counted.
     """
     document = yaml_mapping(file)
-    asked, load = section(document, "data", "shared_prefix"), section(document, "load")
+    asked, load = section(document, "data.shared_prefix"), section(document, "load")
     ignore_eos = section(document, "server").get("ignore_eos")
     return LoadConfig(
         model=text(section(document, "server").get("model_name")),

@@ -165,8 +165,8 @@ _MAX_CELL_CHARS = 1 << 17
 
 def named_rows(
     file: RecordedFile, required: Sequence[str], mend: str, separator: str = ","
-) -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """Each data row with its place, its cells, and its cells by column name.
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each data row with its place: its cells by column name.
 
     Raises :class:`RecordingError`, with ``mend``, if a ``required`` column is missing.  Rows that
     are no CSV or have another number of cells than the header are rejected and counted by line;
@@ -182,7 +182,7 @@ def named_rows(
     while (cells := _next_row(file, reader)) is not None:
         place = f"line {reader.line_num}"
         if len(cells) == len(header):
-            yield place, cells, dict(zip(header, cells, strict=True))
+            yield place, dict(zip(header, cells, strict=True))
         elif cells:
             file.tally.reject(place, f"{len(cells)} columns where the header has {len(header)}")
 

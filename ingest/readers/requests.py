@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import polars as pl
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.readers.documents import US_PER_S, quoted_value, tokens
+from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     PROMPT_SCHEMA,
@@ -26,6 +29,8 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.rows import Rows, Scratch, query, rows_of
 
 BATCH_ROWS = 20_000
+# 2001: stamps before that count from a start of their own.
+EARLIEST_EPOCH_US = 1_000_000_000_000_000
 
 # What is known of a request before the recordings of one experiment are joined:
 # REQUEST_SCHEMA plus the send time on the reader's own clock and where a decode length may come from.
@@ -47,12 +52,6 @@ class RawEvents:
     path: Path
     offsets: NDArray[np.int64]
     counts: NDArray[np.int64]
-
-
-def raw_events(path: Path, counts: Iterable[int]) -> RawEvents | None:
-    """The stamps of requests that own the next ``counts[i]`` of a flat file each; None if there are none."""
-    owned = np.array(counts, np.int64)
-    return RawEvents(path, np.cumsum(owned) - owned, owned) if owned.any() else None
 
 
 @dataclass(frozen=True)
@@ -198,48 +197,79 @@ def no_requests(version: str, aggregates: pl.DataFrame, *lacks: str, **others: A
     return RequestsRead(rows, "client", "relative", version=version, aggregates=aggregates, lacks=lacks, **others)
 
 
-def request_row(**values: object) -> dict[str, object]:
-    """A row of ``READ_SCHEMA``: the given values, null elsewhere."""
-    row: dict[str, object] = dict.fromkeys(READ_SCHEMA)
-    row.update(values)
-    return row
+Row = dict[str, object]
+Request = tuple[Row, Sequence[int] | Int64s]
+Record = TypeVar("Record")
 
 
-def frame_of(rows: Iterable[dict[str, object]]) -> pl.DataFrame:
-    """Rows of :func:`request_row` as a frame of ``READ_SCHEMA``; holds one batch of rows at a time."""
-    return pl.concat([pl.DataFrame(schema=READ_SCHEMA), *_batches(rows)])
+class UnusableError(ValueError):
+    """Why a record cannot be used, in words."""
 
 
-def gathered(rows: Iterable[dict[str, object]]) -> Rows:
-    """Rows of :func:`request_row`, of which there may be more than memory holds."""
+def gathered(
+    file: RecordedFile,
+    records: Iterable[tuple[str, Record]],
+    request_of: Callable[[Record], Request],
+    stamps_path: Path | None = None,
+) -> tuple[Rows, RawEvents | None]:
+    """The requests of a file in its order, and their stream stamps in the flat file ``stamps_path``.
+
+    ``records``: each with its place.  ``request_of``: the columns of ``READ_SCHEMA`` that are known, and the stamps in
+    us; a record for which it raises :class:`UnusableError` is rejected and counted.  Memory is bounded by a batch.
+    """
     writer = Scratch(share=2).writer(READ_SCHEMA)  # there are as many again once they are in send order
-    for batch in _batches(rows):
-        writer.add(batch)
-    return writer.done()
+    counts = array("q")
+    with Path(stamps_path or os.devnull).open("wb") as stream:
+        rows = _usable(file, records, request_of, stream, counts)
+        while batch := list(islice(rows, BATCH_ROWS)):
+            writer.add(pl.DataFrame(batch, schema=READ_SCHEMA))
+    requests = writer.done()
+    file.tally.records = requests.height
+    owned = np.array(counts, np.int64)
+    if stamps_path is None or not owned.any():
+        return requests, None
+    return requests, RawEvents(stamps_path, np.cumsum(owned) - owned, owned)
 
 
-def _batches(rows: Iterable[dict[str, object]]) -> Iterator[pl.DataFrame]:
-    waiting = iter(rows)
-    while batch := list(islice(waiting, BATCH_ROWS)):
-        yield pl.DataFrame(batch, schema=READ_SCHEMA, orient="row")
+def _usable(
+    file: RecordedFile,
+    records: Iterable[tuple[str, Record]],
+    request_of: Callable[[Record], Request],
+    stream: BinaryIO,
+    counts: array[int],
+) -> Iterator[Row]:
+    for place, record in records:
+        try:
+            row, stamps_us = request_of(record)
+        except UnusableError as problem:
+            file.tally.reject(place, str(problem))
+            continue
+        counts.append(len(stamps_us))
+        stream.write(np.asarray(stamps_us, np.int64).tobytes())
+        yield row
 
 
-def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple[str, dict[str, object]]:
-    """A row of a trace that knows no latencies, or what is wrong with it: it must be possible to serve it."""
+def arrival(arrival_us: int | None, prompt: object, output: object) -> Row:
+    """A row of a trace that has no latencies; :class:`UnusableError` if the request could not be served."""
     prompt_tokens, output_tokens = tokens(prompt), tokens(output)
     if arrival_us is None:
-        return "no usable arrival time", {}
+        raise UnusableError("no usable arrival time")
     if prompt_tokens is None:
-        return f"a prompt length of {quoted_value(prompt)}", {}
+        raise UnusableError(f"a prompt length of {quoted_value(prompt)}")
     if output_tokens is None:
-        return f"an output length of {quoted_value(output)}", {}
-    return "", request_row(
-        sent_us=arrival_us,
-        prompt_tokens=prompt_tokens,
-        usage_output_tokens=output_tokens,
-        output_tokens_reported=output_tokens,
-        status="ok",
-    )
+        raise UnusableError(f"an output length of {quoted_value(output)}")
+    return {
+        "sent_us": arrival_us,
+        "prompt_tokens": prompt_tokens,
+        "usage_output_tokens": output_tokens,
+        "output_tokens_reported": output_tokens,
+        "status": "ok",
+    }
+
+
+def failure(error: object) -> str:
+    """The status of a request that ended with this error."""
+    return "timeout" if "timeout" in str(error)[:2000].lower() else "error"
 
 
 _NUMBERED = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, whole
-from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
-from blis_replay.ingest.readers.records import named_rows
-from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, arrival_row, frame_of
-from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.readers.records import decoded_records, named_rows, numbered_lines
+from blis_replay.ingest.readers.requests import RawPrefix, Request, RequestsRead, UnusableError, arrival, gathered
 
 # -- Azure LLM inference traces of 2023 and 2024: when requests came, and how long they were ------
 
@@ -40,19 +39,14 @@ def read_azure_llm(file: RecordedFile, _stamps_path: Path | None = None) -> Requ
     :class:`RecordingError` if a column is missing; a row that could not be served is rejected
     and counted by line.
     """
-    frame = frame_of(_azure_llm_rows(file))
-    file.tally.records = len(frame)
-    return RequestsRead(rows_of(frame), "server", "epoch")
+    records = named_rows(file, _AZURE_LLM_COLUMNS, "take the trace as it was published")
+    rows, _events = gathered(file, records, _azure_llm_request)
+    return RequestsRead(rows, "server", "epoch")
 
 
-def _azure_llm_rows(file: RecordedFile) -> Iterator[dict[str, object]]:
-    for place, _cells, values in named_rows(file, _AZURE_LLM_COLUMNS, "take the trace as it was published"):
-        stamp, context, generated = (values[name] for name in _AZURE_LLM_COLUMNS)
-        problem, row = arrival_row(epoch_us(stamp), context, generated)
-        if problem:
-            file.tally.reject(place, problem)
-        else:
-            yield row
+def _azure_llm_request(values: Mapping[str, str]) -> Request:
+    stamp, context, generated = (values[name] for name in _AZURE_LLM_COLUMNS)
+    return arrival(epoch_us(stamp), context, generated), ()
 
 
 def epoch_us(stamp: str) -> int | None:
@@ -89,23 +83,18 @@ def read_burstgpt(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     could not be served.  ``Elapsed time`` and ``Model`` are those of a hosted service and are not
     taken.  Raises :class:`RecordingError` if a column is missing.
     """
-    frame = frame_of(_burstgpt_rows(file))
-    file.tally.records = len(frame)
-    return RequestsRead(rows_of(frame), "client", "relative")
+    records = named_rows(file, _BURSTGPT_COLUMNS, "take the trace as it was published")
+    rows, _events = gathered(file, records, _burstgpt_request)
+    return RequestsRead(rows, "client", "relative")
 
 
-def _burstgpt_rows(file: RecordedFile) -> Iterator[dict[str, object]]:
-    for place, _cells, values in named_rows(file, _BURSTGPT_COLUMNS, "take the trace as it was published"):
-        stamp, request, response = (values[name] for name in _BURSTGPT_COLUMNS)
-        arrival_us = microseconds(stamp)
-        early = arrival_us is not None and arrival_us < 0
-        problem, row = arrival_row(None if early else arrival_us, request, response)
-        if whole(response) == 0:
-            problem = "a failure: its response has 0 tokens"
-        if problem:
-            file.tally.reject(place, problem)
-        else:
-            yield row
+def _burstgpt_request(values: Mapping[str, str]) -> Request:
+    stamp, request, response = (values[name] for name in _BURSTGPT_COLUMNS)
+    if whole(response) == 0:
+        raise UnusableError("a failure: its response has 0 tokens")
+    arrival_us = microseconds(stamp)
+    early = arrival_us is not None and arrival_us < 0
+    return arrival(None if early else arrival_us, request, response), ()
 
 
 # -- Mooncake: JSON lines with arrivals, lengths and the prompt's blocks; AIPerf's dialect of them too
@@ -138,12 +127,16 @@ class _Blocks:
     named: int = 0
     fitting: dict[int, int] = field(default_factory=lambda: dict.fromkeys(BLOCK_TOKENS, 0))
 
-    def add(self, keys: list[int], prompt_tokens: int) -> None:
+    def request(self, record: _Record) -> Request:
+        """The row of a record; :class:`UnusableError` if it has none."""
+        row = arrival(_arrival_us(record.timestamp), record.input_length, record.output_length)
+        keys, prompt_tokens = _keys(record.hash_ids), int(str(row["prompt_tokens"]))
         self.counts.append(len(keys))
         self.keys.extend(keys)
         self.named += bool(keys)
         for size in self.fitting if keys else ():
             self.fitting[size] += len(keys) in (prompt_tokens // size, -(-prompt_tokens // size))
+        return row, ()
 
 
 def recognises_mooncake(head: bytes) -> bool:
@@ -165,31 +158,9 @@ def read_mooncake(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     rejected and counted by line.
     """
     blocks = _Blocks()
-    frame = frame_of(_mooncake_rows(file, blocks))
-    file.tally.records = len(frame)
+    rows, _events = gathered(file, decoded_records(file, numbered_lines(file, MAX_LINE_BYTES), _RECORD), blocks.request)
     prefix, remarks = _prefix(blocks)
-    return RequestsRead(rows_of(frame), "server", "relative", prefix=prefix, remarks=remarks)
-
-
-def _mooncake_rows(file: RecordedFile, blocks: _Blocks) -> Iterator[dict[str, object]]:
-    for number, line in lines(file, MAX_LINE_BYTES):
-        place, content = f"line {number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        if not content.strip():
-            continue
-        try:
-            record = _RECORD.decode(content)
-        except DECODE_ERRORS as error:
-            file.tally.reject(place, str(error))
-            continue
-        problem, row = arrival_row(_arrival_us(record.timestamp), record.input_length, record.output_length)
-        keys = _keys(record.hash_ids)
-        if keys is None:
-            problem = problem or "hash_ids is not a list of whole numbers below 2^63"
-        if problem or keys is None:
-            file.tally.reject(place, problem)
-            continue
-        blocks.add(keys, int(str(row["prompt_tokens"])))
-        yield row
+    return RequestsRead(rows, "server", "relative", prefix=prefix, remarks=remarks)
 
 
 def _arrival_us(timestamp_ms: object) -> int | None:
@@ -197,13 +168,12 @@ def _arrival_us(timestamp_ms: object) -> int | None:
     return None if ns is None or ns < 0 else (ns + 500) // 1000
 
 
-def _keys(hash_ids: object) -> list[int] | None:
+def _keys(hash_ids: object) -> list[int]:
     if hash_ids is None:
         return []
-    if not isinstance(hash_ids, list):
-        return None
-    whole = all(type(key) is int and 0 <= key <= _LARGEST_KEY for key in hash_ids)
-    return hash_ids if whole else None
+    if not isinstance(hash_ids, list) or not all(type(key) is int and 0 <= key <= _LARGEST_KEY for key in hash_ids):
+        raise UnusableError("hash_ids is not a list of whole numbers below 2^63")
+    return hash_ids
 
 
 def _prefix(blocks: _Blocks) -> tuple[RawPrefix | None, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from array import array
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,8 +17,7 @@ from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, text
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import cells_of, text_lines
-from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, arrival_row, frame_of
-from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.readers.requests import RawPrefix, Request, RequestsRead, UnusableError, arrival, gathered
 
 
 def block_hashes(token_ids: NDArray[np.int64], block_tokens: int) -> list[int]:
@@ -61,48 +60,40 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     and hashes of whole blocks are kept.  A row that could not be served is rejected and
     counted by line.
     """
-    models: list[str] = []
-    counts, keys = array("q"), array("q")
-    frame = frame_of(_rows(file, models, counts, keys))
-    file.tally.records = len(frame)
+    reading = _Reading()
+    lines = ((f"line {n}", line) for n, line in text_lines(file, MAX_LINE_BYTES) if n > 1 and line.strip())
+    rows, _events = gathered(file, lines, reading.request)
     source = f"token ids of the prompts, hashed by {BLOCK_TOKENS}"
-    prefix = RawPrefix(BLOCK_TOKENS, source, np.array(counts, np.int64), np.array(keys, np.int64))
-    return RequestsRead(
-        rows_of(frame), "client", "relative", next(iter(models), None), prefix=prefix if len(frame) else None
-    )
+    keys = (np.array(values, np.int64) for values in (reading.counts, reading.keys))
+    prefix = RawPrefix(BLOCK_TOKENS, source, *keys) if rows.height else None
+    return RequestsRead(rows, "client", "relative", reading.model, prefix=prefix)
 
 
-def _rows(file: RecordedFile, models: list[str], counts: array[int], keys: array[int]) -> Iterator[dict[str, object]]:
-    for number, line in text_lines(file, MAX_LINE_BYTES):
-        if number == 1 or not line.strip():
-            continue
-        problem, row, prompt = _row(line)
-        if problem:
-            file.tally.reject(f"line {number}", problem)
-            continue
-        model = row.pop("model")
-        if isinstance(model, str) and not models:
-            models.append(model)
+@dataclass
+class _Reading:
+    """What is gathered beside the rows: the first model, and of each prompt the keys of its blocks."""
+
+    model: str | None = None
+    counts: array[int] = field(default_factory=lambda: array("q"))
+    keys: array[int] = field(default_factory=lambda: array("q"))
+
+    def request(self, line: str) -> Request:
+        """The row of a line; :class:`UnusableError` if it has none."""
+        try:
+            cells = cells_of(line)
+            if len(cells) < 5:
+                raise UnusableError(f"{len(cells)} columns where at least 5 are needed")
+            prompt, output = (np.array(_TOKEN_IDS.decode(cell), np.int64) for cell in cells[3:5])
+        except csv.Error as error:
+            raise UnusableError(f"no valid CSV ({error})") from error
+        except _DECODE_ERRORS as error:
+            raise UnusableError(f"token ids that are not a JSON array of whole numbers ({error})") from error
+        row = arrival(_arrival_us(cells[0]), len(prompt), len(output))
+        self.model = self.model or text(cells[2])
         hashes = block_hashes(prompt, BLOCK_TOKENS)
-        counts.append(len(hashes))
-        keys.extend(hashes)
-        yield row
-
-
-def _row(line: str) -> tuple[str, dict[str, object], NDArray[np.int64]]:
-    """What is wrong with a line, or its row (with its ``model``) and the token ids of its prompt."""
-    none = np.empty(0, np.int64)
-    try:
-        cells = cells_of(line)
-        if len(cells) < 5:
-            return f"{len(cells)} columns where at least 5 are needed", {}, none
-        prompt, output = (np.array(_TOKEN_IDS.decode(cell), np.int64) for cell in cells[3:5])
-    except csv.Error as error:
-        return f"no valid CSV ({error})", {}, none
-    except _DECODE_ERRORS as error:
-        return f"token ids that are not a JSON array of whole numbers ({error})", {}, none
-    problem, row = arrival_row(_arrival_us(cells[0]), len(prompt), len(output))
-    return problem, row | {"request_id": text(cells[1]), "model": text(cells[2])}, prompt
+        self.counts.append(len(hashes))
+        self.keys.extend(hashes)
+        return row | {"request_id": text(cells[1])}, ()
 
 
 def _arrival_us(seconds: str) -> int | None:

@@ -29,9 +29,9 @@ _COLUMNS = {
 }
 # Sections of meta.json with engine arguments, that which knows best first.
 _SECTIONS = (
-    ("kv_cache",),
-    *(("resolved_config", f"{name}_config") for name in ("scheduler", "cache", "parallel", "model")),
-    ("engine_kwargs",),
+    "kv_cache",
+    *(f"resolved_config.{name}_config" for name in ("scheduler", "cache", "parallel", "model")),
+    "engine_kwargs",
 )
 # Here `policy` is the order of requests.
 _RENAMED = {"policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype"}
@@ -65,7 +65,7 @@ def read_meta(file: RecordedFile) -> ServerFacts:
     document = json_mapping(file)
     engine: dict[str, object] = {}
     for path in _SECTIONS:
-        for key, value in section(document, *path).items():
+        for key, value in section(document, path).items():
             name = _RENAMED.get(key, key)
             if name in ARGUMENTS and value is not None and not isinstance(value, Mapping | list):
                 engine.setdefault(name, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest.readers.requests import READ_SCHEMA
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
@@ -29,6 +30,11 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import Rows, Scratch, rows_of
 from blis_replay.ingest.store import TABLES
+
+
+def read_frame(rows: Iterable[dict[str, object]]) -> pl.DataFrame:
+    """Requests as a reader returns them; what a row does not say is null."""
+    return pl.DataFrame(list(rows), schema=READ_SCHEMA)
 
 
 def requests(count: int = 3, **columns: Any) -> pl.DataFrame:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
 from blis_replay.ingest.checks.evidence import step_intervals, steps_by_start
-from blis_replay.ingest.readers.requests import gathered, in_send_order, request_row
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.requests import gathered, in_send_order
 from blis_replay.ingest.recording import STEP_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows, query, result_frame, rows_of, whole_groups
 
@@ -207,7 +208,8 @@ def test_requests_in_send_order_are_alike_wherever_they_are(memory_bytes: int, m
     """Sent at 7, 3, 3 and 5 us: the clock's zero is 3, and the two that were sent at once stay as in the file."""
     monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", memory_bytes)
     for sent_us, order in (([7, 3, 3, 5], [1, 2, 3, 0]), ([3, 3, 5, 7], [0, 1, 2, 3])):
-        read = gathered(request_row(sent_us=us, prompt_tokens=number) for number, us in enumerate(sent_us))
+        records = [("", {"sent_us": us, "prompt_tokens": number}) for number, us in enumerate(sent_us)]
+        read, _events = gathered(RecordedFile(Path("r"), "r"), records, lambda row: (row, ()))
         assert (read.held is None) == (memory_bytes == 0)
         placed, found, zero_us = in_send_order(read)
         assert (found.tolist(), zero_us) == (order, 3)

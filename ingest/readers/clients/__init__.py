@@ -1,5 +1,5 @@
 """What load generators leave behind.
 
 May import: base, ingest.errors, ingest.readers.documents, ingest.readers.files, ingest.readers.records,
-ingest.readers.requests, ingest.recording, ingest.rows.
+ingest.readers.requests, ingest.recording.
 """

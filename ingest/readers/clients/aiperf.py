@@ -13,10 +13,9 @@ Its aggregates, ``profile_export_aiperf.json``, also have its version and config
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +27,8 @@ from blis_replay.ingest.readers.documents import (
     WHOLE_RUN,
     Reported,
     aggregate_frame,
+    at,
+    distribution,
     finite,
     json_mapping,
     reported_number,
@@ -38,15 +39,22 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile, has_keys
 from blis_replay.ingest.readers.records import decoded_records, numbered_lines
-from blis_replay.ingest.readers.requests import RequestsRead, frame_of, no_requests, raw_events, request_row
+from blis_replay.ingest.readers.requests import (
+    Request,
+    RequestsRead,
+    Row,
+    UnusableError,
+    failure,
+    gathered,
+    no_requests,
+)
 from blis_replay.ingest.recording import Stage
-from blis_replay.ingest.rows import rows_of
 
 # A list of empty arrays takes 25 times its text.
 MAX_LINE_BYTES = 16 << 20
 US_OF = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6}
 _LONGEST_US = 1e15
-_NO_STAMPS = np.empty(0, np.int64)
+_NO_TIMES = np.empty(0)
 
 
 class _Metadata(Struct):
@@ -74,6 +82,7 @@ class _Record(Struct):
     error: _Error | None = None
 
 
+_NONE = _Metric()
 _RECORD = msgspec.json.Decoder(_Record)
 
 
@@ -83,95 +92,75 @@ def recognises(head: bytes) -> bool:
     return first[:1] == b"{" and has_keys(first, "request_start_ns", "metrics")
 
 
-def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
-    """The requests in file order (that of their ends); stamps go to the flat file ``events_path``.
+def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+    """The requests in file order (that of their ends); stamps go to the flat file ``stamps_path``.
 
     Warm-up requests are left out and counted as rejected.  A request that the tool itself
     cancelled is ``aborted``; failed ones keep no TTFT, their E2E is how long the client held on.
-    Memory is bounded by a batch of requests.  A line that cannot be used is rejected.
     """
-    counts: list[int] = []
-    with events_path.open("wb") as stream:
-        frame = frame_of(_usable_rows(file, stream, counts))
-    file.tally.records = len(frame)
-    return RequestsRead(rows_of(frame), "client", "epoch", events=raw_events(events_path, counts), version="aiperf")
+    records = decoded_records(file, numbered_lines(file, MAX_LINE_BYTES), _RECORD)
+    rows, events = gathered(file, records, _request, stamps_path)
+    return RequestsRead(rows, "client", "epoch", events=events, version="aiperf")
 
 
-def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Iterator[dict[str, object]]:
-    for place, record in decoded_records(file, numbered_lines(file, MAX_LINE_BYTES), _RECORD):
-        if record.metadata.benchmark_phase == "warmup":
-            file.tally.reject(place, "of the warm-up phase, left out")
-            continue
-        problem, row, stamps_us = _row(record)
-        if problem:
-            file.tally.reject(place, problem)
-            continue
-        counts.append(len(stamps_us))
-        stream.write(stamps_us.tobytes())
-        yield row
-
-
-def _row(record: _Record) -> tuple[str, dict[str, object], NDArray[np.int64]]:
+def _request(record: _Record) -> Request:
+    if record.metadata.benchmark_phase == "warmup":
+        raise UnusableError("of the warm-up phase, left out")
     start_ns, end_ns = record.metadata.request_start_ns, record.metadata.request_end_ns
     if not 0 < start_ns < MAX_INTEGER or (end_ns is not None and not start_ns <= end_ns < MAX_INTEGER):
-        return "a start or end that is not a usable time", {}, _NO_STAMPS
+        raise UnusableError("a start or end that is not a usable time")
     metrics, status = record.metrics, _status(record)
     ttft_us, latency_us, gaps_us = (
         _times_us(metrics.get(name)) for name in ("time_to_first_token", "request_latency", "inter_chunk_latency")
     )
-    if ttft_us is None or latency_us is None or gaps_us is None or len(ttft_us) > 1 or len(latency_us) > 1:
-        return "a latency that is not a usable time", {}, _NO_STAMPS
+    if len(ttft_us) > 1 or len(latency_us) > 1:
+        raise UnusableError("a latency that is not a usable time")
     ok, sent_us = status == "ok", _us(start_ns)
     if ok and not len(latency_us):
-        return "completed, and no request_latency", {}, _NO_STAMPS
-    stamps_us = sent_us + np.rint(np.cumsum([*ttft_us, *gaps_us])).astype(np.int64) if len(ttft_us) else _NO_STAMPS
-    row = request_row(
-        request_id=text(record.metadata.x_request_id),
-        prompt_tokens=_tokens(metrics, "usage_prompt_tokens", "input_sequence_length", "error_isl"),
-        output_tokens_reported=whole(_value(metrics, "output_sequence_length")) if ok else None,
-        usage_output_tokens=_tokens(metrics, "usage_completion_tokens") if ok else None,
-        max_tokens=_requested_tokens(metrics),
-        ttft_us=int(stamps_us[0]) - sent_us if ok and len(stamps_us) else None,
-        e2e_us=round(float(latency_us[0])) if ok else None if end_ns is None else _us(end_ns) - sent_us,
-        status=status,
-        error=None if ok else _message(record),
-        sent_us=sent_us,
-    )
-    return "", row, stamps_us
+        raise UnusableError("completed, and no request_latency")
+    after_us = np.rint(np.cumsum([*ttft_us, *gaps_us])).astype(np.int64) if len(ttft_us) else _NO_TIMES
+    row: Row = {
+        "request_id": text(record.metadata.x_request_id),
+        "prompt_tokens": _tokens(metrics, "usage_prompt_tokens", "input_sequence_length", "error_isl"),
+        "output_tokens_reported": whole(metrics.get("output_sequence_length", _NONE).value) if ok else None,
+        "usage_output_tokens": _tokens(metrics, "usage_completion_tokens") if ok else None,
+        "max_tokens": _requested_tokens(metrics),
+        "ttft_us": int(after_us[0]) if ok and len(after_us) else None,
+        "e2e_us": round(float(latency_us[0])) if ok else None if end_ns is None else _us(end_ns) - sent_us,
+        "status": status,
+        "error": None if ok else _message(record),
+        "sent_us": sent_us,
+    }
+    return row, sent_us + after_us
 
 
 def _us(ns: int) -> int:
     return (ns + 500) // 1000
 
 
-def _times_us(metric: _Metric | None) -> NDArray[np.float64] | None:
-    """The times of a metric in us, as its own unit says; none if it is absent, ``None`` if they are unusable."""
+def _times_us(metric: _Metric | None) -> NDArray[np.float64]:
+    """The times of a metric in us, as its own unit says; none if it is absent."""
     if metric is None or metric.value is None:
-        return np.empty(0, np.float64)
+        return _NO_TIMES
     values = metric.value if isinstance(metric.value, list) else [metric.value]
     unit_us = US_OF.get(metric.unit) if isinstance(metric.unit, str) else None
     if unit_us is None or not all(type(value) in (int, float) and 0 <= value < _LONGEST_US for value in values):
-        return None
+        raise UnusableError("a latency that is not a usable time")
     times_us = np.array(values, np.float64) * unit_us
-    return times_us if times_us.sum() < _LONGEST_US else None
-
-
-def _value(metrics: Mapping[str, _Metric], name: str) -> object:
-    metric = metrics.get(name)
-    return None if metric is None else metric.value
+    if times_us.sum() >= _LONGEST_US:
+        raise UnusableError("a latency that is not a usable time")
+    return times_us
 
 
 def _tokens(metrics: Mapping[str, _Metric], *names: str) -> int | None:
     """The first of these that is a number of tokens."""
-    return next((count for name in names if (count := tokens(_value(metrics, name)))), None)
+    return next((count for name in names if (count := tokens(metrics.get(name, _NONE).value))), None)
 
 
 def _requested_tokens(metrics: Mapping[str, _Metric]) -> int | None:
     """The length asked for: the count is said to differ from it by so many percent (from 0.6)."""
-    percent, counted = (
-        finite(_value(metrics, "osl_mismatch_diff_pct")),
-        whole(_value(metrics, "output_sequence_length")),
-    )
+    percent = finite(metrics.get("osl_mismatch_diff_pct", _NONE).value)
+    counted = whole(metrics.get("output_sequence_length", _NONE).value)
     if percent is None or not counted or percent <= -100:
         return None
     requested = counted / (1 + percent / 100)
@@ -184,7 +173,7 @@ def _status(record: _Record) -> str:
         return "aborted"
     if record.error is None:
         return "ok"
-    return "timeout" if "timeout" in f"{record.error.type} {record.error.message}"[:2000].lower() else "error"
+    return failure(f"{record.error.type} {record.error.message}")
 
 
 def _message(record: _Record) -> str | None:
@@ -199,7 +188,6 @@ _COUNTS = {"request_count": "succeeded", "error_request_count": "failed"}
 # A load generator sends no more, and no slower or faster; beyond it is a slip.
 _MOST_SENT = 1e9  # requests
 _RATES = (1e-6, 1e6)  # requests/s
-_STATISTIC = re.compile(r"avg|min|max|p\d{1,2}(?:\.\d{1,4})?", re.ASCII)
 
 
 def recognises_summary(head: bytes) -> bool:
@@ -216,7 +204,7 @@ def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:
     document.update(section(document, "records"))  # 0.1
     configured = section(document, "input_config")
     rate, clients = _load(configured)
-    count = finite(section(document, "request_count").get("avg"))
+    count = finite(at(document, "request_count.avg"))
     reported = [(WHOLE_RUN, *row) for row in _reported(file, document)]
     file.tally.records = len(reported)
     if clients is not None:
@@ -226,7 +214,8 @@ def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:
         f"aiperf {version}" if version else "aiperf",
         aggregate_frame(reported),
         "requests: AIPerf's summary has aggregates only; profile_export.jsonl has the requests",
-        model=_model(configured),
+        # Up to 0.6, and in 0.13.
+        model=text(at(configured, "endpoint.model_names.0", "models.items.0.name")),
         stages=(Stage(0, rate, round(count * 1e6 / rate)),) if rate and count and 1 <= count <= _MOST_SENT else (),
         configured_output_tokens=_configured_length(configured),
         ignore_eos=_ignores_eos(configured),
@@ -235,29 +224,25 @@ def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:
 
 def _reported(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Reported]:
     for key, statistic in _COUNTS.items():
-        yield from reported_number(file, "requests", statistic, section(document, key).get("avg"))
+        yield from reported_number(file, "requests", statistic, at(document, f"{key}.avg"))
     for key, metric in {**_LATENCIES, **_LENGTHS}.items():
         found = section(document, key)
         unit = 1.0 if key in _LENGTHS else US_OF.get(str(found.get("unit"))[:20])
         if found and unit is None:
             file.tally.reject(key, "a unit that is not a unit of time")
             continue
-        for name, value in found.items():
-            if _STATISTIC.fullmatch(name):
-                yield from reported_number(file, metric, "mean" if name == "avg" else name, value, unit or 1.0)
+        yield from distribution(file, metric, found, unit or 1.0)
 
 
 def _load(configured: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Requests a second, or clients of a closed loop: ``loadgen`` up to 0.6, the phase that is measured in 0.13.
+    """Requests per second, or clients of a closed loop: ``loadgen`` up to 0.6, the phase that is measured in 0.13.
 
     Neither where there are both: then clients hold back what the rate would send.
     """
-    phases = configured.get("phases")
-    listed = phases if isinstance(phases, list) else []
-    measured = [phase for phase in listed if isinstance(phase, Mapping) and phase.get("kind") == "profiling"]
-    asked = section(configured, "loadgen") or section({"phase": _first(measured)}, "phase")
-    rate = finite(asked.get("request_rate", asked.get("rate")))
-    clients = finite(asked.get("concurrency"))
+    phases = at(configured, "phases")
+    measured = (phase for phase in phases if at(phase, "kind") == "profiling") if isinstance(phases, list) else iter(())
+    asked = section(configured, "loadgen") or next(measured, {})
+    rate, clients = finite(at(asked, "request_rate", "rate")), finite(at(asked, "concurrency"))
     if rate is not None and clients is not None:
         return None, None
     low, high = _RATES
@@ -265,31 +250,16 @@ def _load(configured: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return rate if within else None, clients if clients is not None and 1 <= clients <= _MOST_SENT else None
 
 
-def _model(configured: Mapping[str, Any]) -> str | None:
-    """The first model: ``endpoint.model_names`` up to 0.6, ``models.items[].name`` in 0.13."""
-    names = section(configured, "endpoint").get("model_names")
-    items = section(configured, "models").get("items")
-    first = _first(names) or section({"item": _first(items)}, "item").get("name")
-    return text(first)
-
-
-def _first(values: object) -> object:
-    return values[0] if isinstance(values, list) and values else None
-
-
 def _ignores_eos(configured: Mapping[str, Any]) -> bool | None:
     """Whether ``ignore_eos`` was among the extra inputs: pairs up to 0.6, a mapping in 0.13."""
-    extra: object = section(configured, "endpoint").get("extra") or section(configured, "input").get("extra")
+    extra = at(configured, "endpoint.extra", "input.extra")
     if isinstance(extra, list):
-        pairs = [pair for pair in extra if isinstance(pair, list) and len(pair) == 2]
-        extra = {name: value for name, value in pairs if isinstance(name, str)}
-    asked = extra.get("ignore_eos") if isinstance(extra, Mapping) else None
+        extra = {pair[0]: pair[1] for pair in extra if isinstance(pair, list) and len(pair) == 2 and text(pair[0])}
+    asked = at(extra, "ignore_eos")
     return asked if isinstance(asked, bool) else None
 
 
 def _configured_length(configured: Mapping[str, Any]) -> int | None:
     """The length that every request asked for, if all asked for the same."""
-    lengths = section(configured, "input", "prompt", "output_tokens") or section(
-        {"dataset": _first(configured.get("datasets"))}, "dataset", "prompts", "osl"
-    )
-    return tokens(lengths.get("mean")) if finite(lengths.get("stddev") or 0) == 0 else None
+    lengths = at(configured, "input.prompt.output_tokens", "datasets.0.prompts.osl")
+    return tokens(at(lengths, "mean")) if finite(at(lengths, "stddev") or 0) == 0 else None

@@ -23,6 +23,8 @@ from blis_replay.ingest.readers.documents import (
     WHOLE_RUN,
     Reported,
     aggregate_frame,
+    at,
+    distribution,
     finite,
     microseconds,
     reported_number,
@@ -35,14 +37,16 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
 from blis_replay.ingest.readers.requests import (
     RawPrompts,
+    Request,
     RequestsRead,
-    frame_of,
-    request_row,
+    Row,
+    UnusableError,
+    failure,
+    gathered,
     shared_by_all,
     stage_of_sends,
 )
 from blis_replay.ingest.recording import Stage
-from blis_replay.ingest.rows import rows_of
 
 # An empty object is a benchmark, so a small file could have any number.
 MAX_BENCHMARKS = 10_000
@@ -58,9 +62,6 @@ _METRICS = {
     "output_token_count": ("output_tokens_reported", 1.0),
 }
 TPOT_OF_0_3, TPOT = "tpot_over_n_reported", "tpot_with_ttft_reported"
-_PERCENTILES = {"p001": "p0.1", "p01": "p1", "p05": "p5", "p999": "p99.9"} | {
-    name: name for name in ("p10", "p25", "p75", "p90", "p95", "p99")
-}
 # request_args is Python's own notation as a string; what stands before the prompt is the tool's, not the user's.
 _ARGUMENTS = re.compile(r"(.{0,4000}?)'(?:prompt|messages)':", re.DOTALL)
 _MAX_TOKENS = re.compile(r"'max_(?:completion_)?tokens': (\d{1,10})\b", re.ASCII)
@@ -82,6 +83,46 @@ class _Results:
     model: str | None = None
     timed: bool = False  # records have info.timings: 0.4 and later
 
+    def request(self, found: tuple[JsonPath, Any]) -> Request:
+        """The row of a record; :class:`UnusableError` if it has none."""
+        path, record = found
+        if not isinstance(record, Mapping):
+            raise UnusableError("no object")
+        timings = section(record, "info.timings")
+        timed = bool(timings)
+        self.timed = self.timed or timed
+        sent_us, first_us, end_us = _times(record, timings)
+        if sent_us is None:
+            raise UnusableError("was never sent")
+        benchmark, status = int(path[2]), _STATUS[str(path[4])]
+        ok = status == "ok"
+        if any(later_us is not None and later_us < sent_us for later_us in (first_us, end_us)):
+            raise UnusableError("a first token or an end before the start")
+        if ok and end_us is None:
+            raise UnusableError("completed, and no end that is a usable time")
+        arguments = _arguments(record.get("request_args"))
+        self.model = self.model or _found(_MODEL, arguments)
+        self.sent[benchmark] = self.sent.get(benchmark, 0) + 1
+        ignored = _found(_IGNORE_EOS, arguments)
+        error = text(record.get("error")) or text(at(record, "info.error"))
+        reported = whole(record.get("output_tokens"))
+        by_server = ok and timed and self.top.get("prefer_response_metrics") is not False
+        row: Row = {
+            "request_id": text(record.get("response_id")) or text(record.get("request_id")),
+            "stage": benchmark,
+            "prompt_tokens": tokens(record.get("prompt_tokens")) if timed or status != "aborted" else None,
+            "output_tokens_reported": reported if ok else None,
+            "usage_output_tokens": reported if by_server else None,
+            "max_tokens": tokens(_found(_MAX_TOKENS, arguments)),
+            "ttft_us": first_us - sent_us if ok and first_us is not None else None,
+            "e2e_us": None if end_us is None else end_us - sent_us,
+            "status": failure(error) if status == "error" else status,
+            "error": None if ok else error,
+            "sent_us": sent_us,
+            "ignore_eos": None if ignored is None else ignored == "True",
+        }
+        return row, ()
+
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this has GuideLLM's results."""
@@ -89,30 +130,27 @@ def recognises(head: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and b'"benchmarks"' in head and any(mark in head for mark in marks)
 
 
-def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
+def read_requests(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     """The requests in file order, a load stage for each benchmark, and the tool's own aggregates.
 
     Requests that the end of a benchmark cut off are ``aborted``.  Lengths are the server's
     from 0.4 on; 0.3 always asks for the configured length with EOS ignored, and of an aborted
-    request it reports the configured prompt length, which is not kept.  Memory is bounded by a
-    batch of requests.  A record that cannot be used is rejected with its place.
+    request it reports the configured prompt length, which is not kept.
     """
     results = _Results()
-    frame = frame_of(_usable_rows(file, results))
-    file.tally.records = len(frame)
-    aggregates = aggregate_frame(_aggregates(file, results))
+    rows, _events = gathered(file, _records(file, results), results.request)
     length = None if results.timed else _configured_length(results)
     return RequestsRead(
-        rows_of(frame),
+        rows,
         "client",
         "epoch",
         text(results.top.get("model")) or _backend_model(results) or results.model,
         version=_version(results),
         stages=tuple(stage for i in sorted(results.benchmarks) if (stage := _stage(i, results))),
-        aggregates=aggregates,
+        aggregates=aggregate_frame(_aggregates(file, results)),
         configured_output_tokens=length,
         ignore_eos=True if length else None,
-        prefix=_prefix_of(results, len(frame)),
+        prefix=_prefix_of(results, rows.height),
     )
 
 
@@ -132,7 +170,8 @@ def _wanted(path: JsonPath) -> bool:
     return len(path) == 6 and path[3:6:2] == ("metrics", "successful") and path[4] in (*_METRICS, "request_totals")
 
 
-def _usable_rows(file: RecordedFile, results: _Results) -> Iterator[dict[str, object]]:
+def _records(file: RecordedFile, results: _Results) -> Iterator[tuple[str, tuple[JsonPath, Any]]]:
+    """The records of requests with their places; what else is wanted goes to ``results``."""
     for path, value in wanted_values(file, _wanted):
         if len(path) == 3:
             results.top[str(path[2])] = _small(value)
@@ -147,15 +186,10 @@ def _usable_rows(file: RecordedFile, results: _Results) -> Iterator[dict[str, ob
                 file.path, place_of(path), f"more than {MAX_BENCHMARKS:,} benchmarks", "give the file of one run"
             )
         known = results.benchmarks.setdefault(benchmark, {})
-        if path[3] != "requests":
+        if path[3] == "requests":
+            yield place_of(path), (path, value)
+        else:
             known[str(path[4] if path[3] == "metrics" else path[3])] = _small(value, 3 if path[3] == "config" else 2)
-            continue
-        problem, row = _row(value, str(path[4]), benchmark, results)
-        if problem:
-            file.tally.reject(place_of(path), problem)
-            continue
-        results.sent[benchmark] = results.sent.get(benchmark, 0) + 1
-        yield row
 
 
 def _small(value: Any, depth: int = 2) -> Any:
@@ -167,53 +201,15 @@ def _small(value: Any, depth: int = 2) -> Any:
     return value if value is None or isinstance(value, int | float) else ()
 
 
-def _row(record: object, listed: str, benchmark: int, results: _Results) -> tuple[str, dict[str, object]]:
-    if not isinstance(record, Mapping):
-        return "no object", {}
-    timings = section(record, "info", "timings")
-    timed = bool(timings)
-    results.timed = results.timed or timed
-    sent_us, first_us, end_us = _times(record, timings)
-    if sent_us is None:
-        return "was never sent", {}
-    status = _STATUS[listed]
-    ok = status == "ok"
-    if any(later_us is not None and later_us < sent_us for later_us in (first_us, end_us)):
-        return "a first token or an end before the start", {}
-    if ok and end_us is None:
-        return "completed, and no end that is a usable time", {}
-    arguments = _arguments(record.get("request_args"))
-    results.model = results.model or _found(_MODEL, arguments)
-    ignored = _found(_IGNORE_EOS, arguments)
-    error = text(record.get("error")) or text(section(record, "info").get("error"))
-    reported = whole(record.get("output_tokens"))
-    by_server = ok and timed and results.top.get("prefer_response_metrics") is not False
-    return "", request_row(
-        request_id=text(record.get("response_id")) or text(record.get("request_id")),
-        stage=benchmark,
-        prompt_tokens=tokens(record.get("prompt_tokens")) if timed or status != "aborted" else None,
-        output_tokens_reported=reported if ok else None,
-        usage_output_tokens=reported if by_server else None,
-        max_tokens=tokens(_found(_MAX_TOKENS, arguments)),
-        ttft_us=first_us - sent_us if ok and first_us is not None else None,
-        e2e_us=None if end_us is None else end_us - sent_us,
-        status="timeout" if status == "error" and "timeout" in (error or "").lower() else status,
-        error=None if ok else error,
-        sent_us=sent_us,
-        ignore_eos=None if ignored is None else ignored == "True",
-    )
-
-
 def _times(record: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[int | None, int | None, int | None]:
     """Send, first token and end in us.  A request that was cut off has no end of its own, but the tool's."""
-    if timings:
-        ends = [timings.get(name) for name in ("request_end", "resolve_end")]
-        stamps = [timings.get("request_start"), timings.get("first_token_iteration")]
-    else:
-        ends = [record.get("end_time")]
-        stamps = [record.get("start_time"), record.get("first_token_time")]
+    sent, first, *ends = (
+        (record.get("start_time"), record.get("first_token_time"), record.get("end_time"))
+        if not timings
+        else map(timings.get, ("request_start", "first_token_iteration", "request_end", "resolve_end"))
+    )
     end_us = next((end for value in ends if (end := microseconds(value)) is not None), None)
-    return microseconds(stamps[0]), microseconds(stamps[1]), end_us
+    return microseconds(sent), microseconds(first), end_us
 
 
 def _arguments(value: object) -> str:
@@ -229,33 +225,27 @@ def _found(pattern: re.Pattern[str], within: str) -> str | None:
     return match[1] if match else None
 
 
-def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
-    return section(benchmark, "config", "strategy") or section(benchmark, "args", "strategy")
-
-
 def _stage(number: int, results: _Results) -> Stage | None:
     """The benchmark as a load stage; its rate is the achieved one where none was asked for (``throughput``)."""
     benchmark = results.benchmarks[number]
     duration_us = microseconds(benchmark.get("duration"))
     if duration_us is None or duration_us <= 0:
         return None
-    asked = finite(_strategy(benchmark).get("rate"))
+    asked = finite(section(benchmark, "config.strategy", "args.strategy").get("rate"))
     if not asked or asked <= 0:
         return Stage(number, results.sent.get(number, 0) / (duration_us / US_PER_S), duration_us)
-    most = finite(section(benchmark, "config", "constraints", "max_requests").get("max_num"))
-    most = most or finite(section(benchmark, "args").get("max_number"))
+    most = finite(at(benchmark, "config.constraints.max_requests.max_num", "args.max_number"))
     return stage_of_sends(number, asked, duration_us, most)
 
 
 def _backend_model(results: _Results) -> str | None:
-    return next(
-        (m for b in results.benchmarks.values() if (m := text(section(b, "worker").get("backend_model")))), None
-    )
+    models = (text(at(benchmark, "worker.backend_model")) for benchmark in results.benchmarks.values())
+    return next(filter(None, models), None)
 
 
 def _prefix_of(results: _Results, requests: int) -> RawPrompts | None:
     """The prefix that all synthetic prompts begin with, behind which each is drawn anew; None if that is not said."""
-    said = results.data or [section(b, "request_loader").get("data") for b in results.benchmarks.values()]
+    said = results.data or [at(b, "request_loader.data") for b in results.benchmarks.values()]
     data = said[0] if said and said.count(said[0]) == len(said) and (len(said) == 1 or not results.data) else None
     if not isinstance(data, str) or "prompt_tokens" not in data or "prefix_count" in data or "buckets" in data:
         return None
@@ -266,7 +256,7 @@ def _prefix_of(results: _Results, requests: int) -> RawPrompts | None:
 
 def _configured_length(results: _Results) -> int | None:
     """The output length of 0.3's synthetic data (``prompt_tokens=80,output_tokens=35``), if all benchmarks share it."""
-    asked = [section(b, "request_loader").get("data") for b in results.benchmarks.values()]
+    asked = [at(b, "request_loader.data") for b in results.benchmarks.values()]
     lengths = {
         _found(_LENGTH, data) if isinstance(data, str) and "output_tokens_" not in data else None for data in asked
     }
@@ -297,23 +287,14 @@ def _aggregates(file: RecordedFile, results: _Results) -> Iterator[tuple[int, st
 def _reported(file: RecordedFile, benchmark: Mapping[str, Any]) -> Iterator[Reported]:
     for key, (metric, unit) in _METRICS.items():
         found = section(benchmark, key)
-        percentiles = section(found, "percentiles")
-        values = {"mean": found.get("mean"), "p50": found.get("median")}
-        values |= {"min": found.get("min"), "max": found.get("max")}
-        values |= {ours: percentiles.get(theirs) for theirs, ours in _PERCENTILES.items()}
-        for statistic, value in values.items():
-            yield from reported_number(file, metric, statistic, value, unit)
+        yield from distribution(file, metric, {**found, **section(found, "percentiles")}, unit)
     yield from reported_number(file, "requests", "succeeded", benchmark.get("request_totals"))
 
 
 def _pooled_means(benchmarks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     """Means over all benchmarks, from the sums and counts that each reports."""
     for key, (metric, unit) in _METRICS.items():
-        parts = [
-            (finite(section(b, key).get("total_sum")), whole(section(b, key).get("count")))
-            for b in benchmarks
-            if section(b, key).get("count")
-        ]
-        known = [(total, count) for total, count in parts if total is not None and count]
-        if known and len(known) == len(parts):
-            yield metric, unit * sum(total for total, _ in known) / sum(count for _, count in known)
+        counted = [b[key] for b in benchmarks if at(b, f"{key}.count")]
+        totals, counts = [finite(c.get("total_sum")) for c in counted], [whole(c["count"]) for c in counted]
+        if counted and all(counts) and None not in totals:
+            yield metric, unit * sum(filter(None, totals)) / sum(filter(None, counts))

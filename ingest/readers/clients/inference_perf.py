@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,6 +34,8 @@ from blis_replay.ingest.readers.documents import (
     WHOLE_RUN,
     Reported,
     aggregate_frame,
+    at,
+    distribution,
     json_mapping,
     microseconds,
     reported_number,
@@ -44,9 +46,8 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile, has_keys
 from blis_replay.ingest.readers.records import json_objects
-from blis_replay.ingest.readers.requests import NONE, RequestsRead, frame_of, raw_events, request_row
+from blis_replay.ingest.readers.requests import NONE, Request, RequestsRead, Row, UnusableError, failure, gathered
 from blis_replay.ingest.recording import Stage
-from blis_replay.ingest.rows import rows_of
 
 # A token of a captured stream takes some 700 bytes.
 MAX_RECORD_BYTES = 64 << 20
@@ -127,55 +128,6 @@ def _prompt_of(body: _Body, texts: PromptTexts) -> int:
     return texts.number(digest, len(prompt or messages), chain.data)
 
 
-def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:
-    """Why a record cannot be used (``""`` if it can), its row, its stamps and its body."""
-    nothing = np.empty(0, np.int64)
-    if len(raw) > MAX_DECODED_BYTES:
-        return f"{len(raw)} bytes in an unusual form", {}, nothing, _Body()
-    try:
-        record = _RECORD.decode(raw)
-    except DECODE_ERRORS as error:
-        return str(error), {}, nothing, _Body()
-    body = _body_of(record.request)
-    return *_row(record, body), body
-
-
-def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
-    none = np.empty(0, np.int64)
-    start_us, end_us = microseconds(record.start_time), microseconds(record.end_time)
-    if start_us is None or end_us is None:
-        return "a start or end that is not a usable time", {}, none
-    if end_us < start_us:
-        return f"ends {start_us - end_us} us before it starts", {}, none
-    info = record.info
-    response = info.response_metrics or info.response_info or _Response()
-    usage = response.server_usage or _Usage()
-    stamps_s = np.array(
-        response.chunk_times or response.output_token_times or info.output_token_times or [], np.float64
-    )
-    if not (np.abs(stamps_s) < MAX_INTEGER / 1e6).all():
-        return "a stream stamp that is not a usable time", {}, none
-    stamps_us = np.rint(stamps_s * 1e6).astype(np.int64)
-    if len(stamps_us) and stamps_us.min() < start_us:
-        return f"a stream event {start_us - int(stamps_us.min())} us before the start", {}, none
-    ok = not record.error
-    reported = response.output_tokens if response.output_tokens is not None else info.output_tokens
-    row = request_row(
-        prompt_tokens=tokens(usage.prompt_tokens) or tokens(info.input_tokens),
-        output_tokens_reported=whole(reported) if ok else None,
-        max_tokens=tokens(body.max_tokens) or tokens(body.max_completion_tokens),
-        ttft_us=int(stamps_us[0]) - start_us if ok and len(stamps_us) else None,
-        e2e_us=end_us - start_us,
-        cached_prompt_tokens=whole((usage.prompt_tokens_details or _Details()).cached_tokens),
-        status="ok" if ok else _failure_of(record.error),
-        error=None if ok else _message_of(record.error),
-        sent_us=start_us,
-        usage_output_tokens=tokens(usage.completion_tokens) if ok else None,
-        ignore_eos=body.ignore_eos if isinstance(body.ignore_eos, bool) else None,
-    )
-    return "", row, stamps_us
-
-
 def _model_of(body: _Body) -> str | None:
     """The model that a body names, if it names one."""
     try:
@@ -200,68 +152,93 @@ def _message_of(error: object) -> str | None:
     return text(error)
 
 
-def _failure_of(error: object) -> str:
-    """The status of a request that ended with ``error``."""
-    named = str(error.get("error_type", "")) if isinstance(error, dict) else str(error)[:200]
-    return "timeout" if "timeout" in named.lower() else "error"
-
-
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this is a per-request report."""
     return head.lstrip()[:1] == b"[" and has_keys(head, "start_time", "end_time")
 
 
-def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
-    """The requests in file order; their raw stream stamps go to the flat file ``events_path``.
+def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+    """The requests in file order; their raw stream stamps go to the flat file ``stamps_path``.
 
     Times are on the client's monotonic clock.  Failed requests keep no TTFT; their E2E is the
-    time for which the client held on.  Memory is bounded by a batch of requests.  A
-    record that cannot be used is rejected and counted by its ordinal, and so is one that is there before, identical.
+    time for which the client held on.  A record that is there before, identical, is rejected.
     """
-    hashes_path = events_path.with_suffix(".prompts")
-    with events_path.open("wb") as stream, hashes_path.open("wb") as hashes:
-        reading = _Reading(file, stream, PromptTexts(hashes))
-        frame = frame_of(reading.rows())
+    hashes_path = stamps_path.with_suffix(".prompts")
+    records = ((f"record {ordinal}", raw) for ordinal, raw in json_objects(file, MAX_RECORD_BYTES))
+    with hashes_path.open("wb") as hashes:
+        reading = _Reading(PromptTexts(hashes))
+        rows, events = gathered(file, records, reading.request, stamps_path)
         reading.texts.flush()
-    file.tally.records = len(frame)
     prompts = np.array(reading.prompts, np.int64)
-    prefix = raw_prompts(reading.texts, hashes_path, prompts, frame["prompt_tokens"].fill_null(0).to_numpy())
-    events = raw_events(events_path, reading.counts)
-    return RequestsRead(rows_of(frame), "client", "monotonic", reading.model, events, prefix=prefix)
+    prefix = raw_prompts(reading.texts, hashes_path, prompts, rows["prompt_tokens"].fill_null(0).to_numpy())
+    return RequestsRead(rows, "client", "monotonic", reading.model, events, prefix=prefix)
 
 
 @dataclass
 class _Reading:
-    """One reading of a file: what is known beside the rows of its requests, one entry a request.
+    """What is known beside the rows of requests.
 
-    ``counts``: stamps; ``prompts``: the number of the prompt, or ``NONE``; ``digests``: hashes of the records so far;
+    ``prompts``: of each request the number of its prompt, or ``NONE``; ``digests``: hashes of the records so far;
     ``model``: the first that a record names.
     """
 
-    file: RecordedFile
-    stream: BinaryIO
     texts: PromptTexts
-    counts: array[int] = field(default_factory=lambda: array("q"))
     prompts: array[int] = field(default_factory=lambda: array("q"))
     digests: set[int] = field(default_factory=set)
     model: str | None = None
 
-    def rows(self) -> Iterator[dict[str, object]]:
-        """The rows of the requests that can be used."""
-        for ordinal, raw in json_objects(self.file, MAX_RECORD_BYTES):
-            problem, row, stamps_us, body = _decoded(raw)
-            digest = hash(raw)
-            if not problem and digest in self.digests:
-                problem = "the same record again, identical"
-            if problem:
-                self.file.tally.reject(f"record {ordinal}", problem)
-                continue
-            self.digests.add(digest)
-            self.model = self.model or _model_of(body)
-            self.counts.append(len(stamps_us))
-            self.prompts.append(_prompt_of(body, self.texts))
-            self.stream.write(stamps_us.tobytes())
-            yield row
+    def request(self, raw: bytes) -> Request:
+        """The row of a record and its stamps; :class:`UnusableError` if it has none."""
+        if len(raw) > MAX_DECODED_BYTES:
+            raise UnusableError(f"{len(raw)} bytes in an unusual form")
+        try:
+            record = _RECORD.decode(raw)
+        except DECODE_ERRORS as error:
+            raise UnusableError(str(error)) from error
+        body = _body_of(record.request)
+        row, stamps_us = _request(record, body)
+        if (digest := hash(raw)) in self.digests:
+            raise UnusableError("the same record again, identical")
+        self.digests.add(digest)
+        self.model = self.model or _model_of(body)
+        self.prompts.append(_prompt_of(body, self.texts))
+        return row, stamps_us
+
+
+def _request(record: _Record, body: _Body) -> tuple[Row, Int64s]:
+    start_us, end_us = microseconds(record.start_time), microseconds(record.end_time)
+    if start_us is None or end_us is None:
+        raise UnusableError("a start or end that is not a usable time")
+    if end_us < start_us:
+        raise UnusableError(f"ends {start_us - end_us} us before it starts")
+    info = record.info
+    response = info.response_metrics or info.response_info or _Response()
+    usage = response.server_usage or _Usage()
+    stamps_s = np.array(
+        response.chunk_times or response.output_token_times or info.output_token_times or [], np.float64
+    )
+    if not (np.abs(stamps_s) < MAX_INTEGER / 1e6).all():
+        raise UnusableError("a stream stamp that is not a usable time")
+    stamps_us = np.rint(stamps_s * 1e6).astype(np.int64)
+    if len(stamps_us) and stamps_us.min() < start_us:
+        raise UnusableError(f"a stream event {start_us - int(stamps_us.min())} us before the start")
+    error, ok = record.error, not record.error
+    named = error.get("error_type") if isinstance(error, dict) else error
+    reported = response.output_tokens if response.output_tokens is not None else info.output_tokens
+    row: Row = {
+        "prompt_tokens": tokens(usage.prompt_tokens) or tokens(info.input_tokens),
+        "output_tokens_reported": whole(reported) if ok else None,
+        "max_tokens": tokens(body.max_tokens) or tokens(body.max_completion_tokens),
+        "ttft_us": int(stamps_us[0]) - start_us if ok and len(stamps_us) else None,
+        "e2e_us": end_us - start_us,
+        "cached_prompt_tokens": whole((usage.prompt_tokens_details or _Details()).cached_tokens),
+        "status": "ok" if ok else failure(named),
+        "error": None if ok else _message_of(error),
+        "sent_us": start_us,
+        "usage_output_tokens": tokens(usage.completion_tokens) if ok else None,
+        "ignore_eos": body.ignore_eos if isinstance(body.ignore_eos, bool) else None,
+    }
+    return row, stamps_us
 
 
 # -- Reports: latencies are in seconds there and in microseconds here -----------------------
@@ -274,7 +251,6 @@ _LATENCIES = {
     "normalized_time_per_output_token": "normalized_tpot_reported",
 }
 _LENGTHS = {"prompt_len": "prompt_tokens", "output_len": "output_tokens_reported"}
-_RATES = ("requested_rate", "achieved_rate")
 
 
 def read_aggregates(file: RecordedFile, stage: int = WHOLE_RUN) -> pl.DataFrame:
@@ -302,32 +278,18 @@ def count_of(aggregates: pl.DataFrame, stage: int) -> int | None:
 
 
 def _rows(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Reported]:
-    load, good, bad = (section(document, key) for key in ("load_summary", "successes", "failures"))
-    yield from reported_number(file, "requests", "sent", load.get("count"))
-    yield from reported_number(file, "requests", "succeeded", good.get("count"))
-    yield from reported_number(file, "requests", "failed", bad.get("count"))
-    for rate in _RATES:
+    load, good = section(document, "load_summary"), section(document, "successes")
+    for statistic, path in (("sent", "load_summary"), ("succeeded", "successes"), ("failed", "failures")):
+        yield from reported_number(file, "requests", statistic, at(document, f"{path}.count"))
+    for rate in ("requested_rate", "achieved_rate"):
         yield from reported_number(file, rate, "mean", load.get(rate))
     yield from reported_number(file, "send_duration", "mean", load.get("send_duration"), US_PER_S)
-    yield from _distribution(file, "schedule_delay", load.get("schedule_delay"), US_PER_S)
-    latency = section(good, "latency")
+    yield from distribution(file, "schedule_delay", load.get("schedule_delay"), US_PER_S)
     for key, metric in _LATENCIES.items():
         # 0.1 has no level "latency" between.
-        yield from _distribution(file, metric, latency.get(key, good.get(key)), US_PER_S)
+        yield from distribution(file, metric, at(good, f"latency.{key}", key), US_PER_S)
     for key, metric in _LENGTHS.items():
-        yield from _distribution(file, metric, good.get(key), 1.0)
-
-
-def _distribution(file: RecordedFile, metric: str, found: object, unit: float) -> Iterator[Reported]:
-    if not isinstance(found, Mapping):
-        if found is not None:
-            file.tally.reject(metric, "not an object of statistics")
-        return
-    for statistic, value in found.items():
-        name = "p50" if statistic == "median" else str(statistic)
-        if name == "p50" and statistic != "median" and "median" in found:
-            continue
-        yield from reported_number(file, metric, name[:20], value, unit)
+        yield from distribution(file, metric, good.get(key))
 
 
 # inference-perf pauses 4 to 7 s between two stages, and its stages end late rather than early.

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Floats
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import (
     US_PER_MS,
@@ -26,6 +27,7 @@ from blis_replay.ingest.readers.documents import (
     WHOLE_RUN,
     Reported,
     aggregate_frame,
+    distribution,
     finite,
     microseconds,
     reported_number,
@@ -35,9 +37,16 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile, has_keys
 from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
-from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, request_row, stage_of_sends
+from blis_replay.ingest.readers.requests import (
+    Request,
+    RequestsRead,
+    Row,
+    UnusableError,
+    failure,
+    gathered,
+    stage_of_sends,
+)
 from blis_replay.ingest.recording import Stage
-from blis_replay.ingest.rows import rows_of
 
 _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 _SCALARS = {
@@ -47,7 +56,6 @@ _SCALARS = {
 }
 _STATISTIC = re.compile(r"(mean|median|p\d{1,2}(?:\.\d{1,4})?)_(ttft|tpot|itl|e2el|e2e_latency)_ms", re.ASCII)
 _METRICS = {"ttft": "ttft", "tpot": "tpot_reported", "itl": "itl_reported", "e2el": "e2e", "e2e_latency": "e2e"}
-_STATISTICS = {"median": "p50"}
 # A server counts at least one token for an event.  More requests than this share with fewer: the client counted.
 _UNDERCOUNTED = 0.05
 # A request that waits longer for a free slot of --max-concurrency than an event loop takes was held back.
@@ -62,7 +70,7 @@ MAX_REQUESTS = 2_000_000
 class _Run:
     """One object of the file: its scalars, and its columns by request.
 
-    In the column ``itls`` stand the place in the flat file and the number of stream events.
+    The column ``itls`` has, per request, the place of its gaps in the flat file and their number.
     ``held_back``: requests that the client itself delayed; ``longest_s``: the longest such delay.
     """
 
@@ -90,36 +98,43 @@ def recognises_sglang(head: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and has_keys(head, *keys)
 
 
-def read_sglang(file: RecordedFile, events_path: Path) -> RequestsRead:
+def read_sglang(file: RecordedFile, stamps_path: Path) -> RequestsRead:
     """The same form with other names; SGLang (to 0.5) writes no start times, so there are aggregates only."""
-    read = read_requests(file, events_path)
+    read = read_requests(file, stamps_path)
     lacks = f"requests: SGLang does not say when it sent them, so they cannot be placed; {file.name} has aggregates"
     return replace(read, version="sglang bench_serving", lacks=() if read.rows.height else (lacks,))
 
 
-def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
-    """The requests in file order, a load stage for each object; stamps go to the flat file ``events_path``.
+def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+    """The requests in file order, a load stage for each object; stamps go to the flat file ``stamps_path``.
 
     Times are on the client's monotonic clock.  The E2E of a failed request is the time to its
     last stream event, null if it had none.  Without ``--save-detailed`` there are only
     aggregates; without ``start_times`` (before January 2026) no request can be placed, and
     each is rejected.  A length is the server's where it is not below the count of events.
     """
-    with events_path.open("wb") as stream:
+    gaps_path = stamps_path.with_suffix(".gaps")
+    with gaps_path.open("wb") as stream:
         runs = _read_runs(file, stream)
-    flat = np.memmap(events_path, np.int64, "r+") if events_path.stat().st_size else np.empty(0, np.int64)
-    owned: list[tuple[int, int]] = []
-    frame = frame_of(row for stage, run in enumerate(runs) for row in _rows(file, stage, runs, flat, owned))
-    offsets, counts = np.array(owned, np.int64).reshape(-1, 2).T
-    events = RawEvents(events_path, offsets, counts) if counts.sum() else None
-    aggregates = aggregate_frame(
-        row for stage, run in enumerate(runs) for row in _aggregates(file, stage, len(runs), run)
+    gaps_s = np.memmap(gaps_path, np.float64, "r") if gaps_path.stat().st_size else np.empty(0)
+    records = (
+        (f"request {i}" if len(runs) == 1 else f"document {stage + 1}, request {i}", (stage, i))
+        for stage, run in enumerate(runs)
+        for i in range(run.requests())
     )
-    file.tally.records = len(frame) or len(aggregates)
+    by_server = [_counted_by_server(run) for run in runs]
+    rows, events = gathered(file, records, lambda at: _request(runs[at[0]], *at, gaps_s, by_server[at[0]]), stamps_path)
+    aggregates = aggregate_frame(
+        (stage, *reported)
+        for number, run in enumerate(runs)
+        for reported in _reported(file, run.scalars)
+        for stage in ((number, WHOLE_RUN) if len(runs) == 1 else (number,))
+    )
+    file.tally.records = rows.height or len(aggregates)
     first = runs[0].scalars if runs else {}
-    detailed = any(run.requests() for run in runs)
+    undetailed = f"requests: {file.name} was written without --save-detailed and has aggregates only"
     return RequestsRead(
-        rows_of(frame),
+        rows,
         "client",
         "monotonic",
         text(first.get("model_id")),
@@ -128,9 +143,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
         stages=tuple(stage for i, run in enumerate(runs) if (stage := _stage(i, run))),
         aggregates=aggregates,
         remarks=tuple(remark for run in runs for remark in _remarks(file, run)),
-        lacks=()
-        if detailed
-        else (f"requests: {file.name} was written without --save-detailed and has aggregates only",),
+        lacks=() if any(run.requests() for run in runs) else (undetailed,),
     )
 
 
@@ -197,57 +210,39 @@ def _gaps(value: object) -> NDArray[np.float64] | None:
     return gaps if gaps.sum() < _LONGEST_S else None
 
 
-def _rows(
-    file: RecordedFile, stage: int, runs: list[_Run], flat: NDArray[np.int64], owned: list[tuple[int, int]]
-) -> Iterator[dict[str, object]]:
-    run = runs[stage]
-    counted_by_server = _counted_by_server(run)
-    for i in range(run.requests()):
-        problem, sent_us, ttft_us = _times(run, i)
-        if problem:
-            place = f"request {i}" if len(runs) == 1 else f"document {stage + 1}, request {i}"
-            file.tally.reject(place, problem)
-            continue
-        first, count = run.value("itls", i)
-        stamps = flat[first : first + count]
-        # Stamps take the place of the gaps that they are made of.
-        stamps[:] = sent_us + ttft_us + np.rint(np.cumsum(stamps.view(np.float64)) * 1e6).astype(np.int64)
-        answered = ttft_us > 0
-        owned.append((first, count if answered else 0))
-        yield _row(run, i, stage, sent_us, int(stamps[-1]) if answered else None, counted_by_server)
-
-
-def _times(run: _Run, i: int) -> tuple[str, int, int]:
-    """Why a request cannot be used, its send time and TTFT in us (0: no event came)."""
-    sent_us, ttft_us = microseconds(run.value("start_times", i)), microseconds(run.value("ttfts", i))
+def _request(run: _Run, stage: int, i: int, gaps_s: Floats, by_server: bool) -> Request:
+    sent_us, ttft_us, placed = (
+        microseconds(run.value("start_times", i)),
+        microseconds(run.value("ttfts", i)),
+        run.value("itls", i),
+    )
     if run.scalars.get("total_input_sequences") is not None:
-        return "a pooling request, which has no output tokens", 0, 0
+        raise UnusableError("a pooling request, which has no output tokens")
     if not sent_us or sent_us < 0:  # 0: it was never sent
-        return "no start time (vllm writes start_times since January 2026, SGLang none), so it cannot be placed", 0, 0
+        raise UnusableError(
+            "no start time (vllm writes start_times since January 2026, SGLang none), so it cannot be placed"
+        )
     if ttft_us is None or not 0 <= ttft_us < _LONGEST_S * US_PER_S:
-        return "a ttft that is not a usable time", 0, 0
-    if run.value("itls", i) is None:
-        return "itls that are not usable times", 0, 0
-    return "", sent_us, ttft_us
-
-
-def _row(
-    run: _Run, i: int, stage: int, sent_us: int, last_us: int | None, counted_by_server: bool
-) -> dict[str, object]:
+        raise UnusableError("a ttft that is not a usable time")
+    if placed is None:
+        raise UnusableError("itls that are not usable times")
+    first, count = placed if ttft_us else (0, 0)  # without a TTFT no event came
+    after_us = np.rint(np.cumsum(gaps_s[first : first + count]) * US_PER_S).astype(np.int64)
     error, reported = text(run.value("errors", i)), whole(run.value("output_lens", i))
     # A failed request has length 0, also where the file was cut off before the errors.
     ok = error is None and bool(reported)
-    return request_row(
-        stage=stage,
-        prompt_tokens=tokens(run.value("input_lens", i)),
-        output_tokens_reported=reported if ok else None,
-        usage_output_tokens=reported if ok and counted_by_server else None,
-        ttft_us=microseconds(run.value("ttfts", i)) if ok else None,
-        e2e_us=None if last_us is None else last_us - sent_us,
-        status="ok" if ok else "timeout" if "timeout" in (error or "").lower() else "error",
-        error=error,
-        sent_us=sent_us,
-    )
+    row: Row = {
+        "stage": stage,
+        "prompt_tokens": tokens(run.value("input_lens", i)),
+        "output_tokens_reported": reported if ok else None,
+        "usage_output_tokens": reported if ok and by_server else None,
+        "ttft_us": ttft_us if ok else None,
+        "e2e_us": ttft_us + int(after_us[-1]) if count else None,
+        "status": "ok" if ok else failure(error),
+        "error": error,
+        "sent_us": sent_us,
+    }
+    return row, sent_us + ttft_us + after_us
 
 
 def _counted_by_server(run: _Run) -> bool:
@@ -283,13 +278,6 @@ def _sent(scalars: dict[str, Any]) -> Any:
     return scalars.get("num_prompts") if None in ended else sum(count for count in ended if count is not None)
 
 
-def _aggregates(file: RecordedFile, stage: int, stages: int, run: _Run) -> Iterator[tuple[int, str, str, float]]:
-    for reported in _reported(file, run.scalars):
-        yield stage, *reported
-        if stages == 1:
-            yield WHOLE_RUN, *reported
-
-
 def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]:
     for statistic, count in (
         ("sent", _sent(scalars)),
@@ -306,5 +294,4 @@ def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]
             yield from reported_number(file, metric, "mean", scalars.get(key), 1 / completed)
     for key, value in scalars.items():
         if match := _STATISTIC.fullmatch(key):
-            statistic, metric = match.groups()
-            yield from reported_number(file, _METRICS[metric], _STATISTICS.get(statistic, statistic), value, US_PER_MS)
+            yield from distribution(file, _METRICS[match[2]], {match[1]: value}, US_PER_MS)

@@ -1,5 +1,5 @@
 """Tables of requests, a row each: any table of a user's own, and BLIS's TraceV2.
 
 May import: base, ingest.errors, ingest.readers.documents, ingest.readers.files, ingest.readers.records,
-ingest.readers.requests, ingest.rows.
+ingest.readers.requests.
 """

@@ -107,7 +107,7 @@ def table_of(file: RecordedFile, scratch: Path) -> Table:
         return Table(decoded_records(file, numbered, _OBJECT, "not a JSON object"), alike=False)
     separator = separator_of(head.partition(b"\n")[0])
     rows = named_rows(file, (), "write a line with the names of the columns", separator)
-    named = ((place, {name.strip(): cell for name, cell in values.items()}) for place, _cells, values in rows)
+    named = ((place, {name.strip(): cell for name, cell in values.items()}) for place, values in rows)
     return Table(named, alike=True)
 
 

@@ -7,19 +7,24 @@ stamps are of one clock, that of the arrivals.  Lengths are taken as the server'
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
 
 from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, quoted_value, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import RequestsRead, gathered, prefixes_of_groups, raw_events, request_row
+from blis_replay.ingest.readers.requests import (
+    EARLIEST_EPOCH_US,
+    Request,
+    RequestsRead,
+    Row,
+    UnusableError,
+    failure,
+    gathered,
+    prefixes_of_groups,
+)
 from blis_replay.ingest.readers.tables.columns import (
     ISO,
     UNITS,
@@ -33,8 +38,6 @@ from blis_replay.ingest.readers.tables.columns import (
 )
 from blis_replay.ingest.readers.tables.records import Record, first_record, table_of
 
-# 2001: stamps before that count from a start of their own.
-_EARLIEST_EPOCH_US = 1_000_000_000_000_000
 _LONGEST_US = 1e15
 _ABSENT = frozenset(("", "nan", "null", "none", "na", "n/a", "-"))
 _STATUS = {
@@ -44,23 +47,7 @@ _STATUS = {
     **dict.fromkeys(("timeout", "timed_out", "timedout"), "timeout"),
     **dict.fromkeys(("aborted", "abort", "cancelled", "canceled", "incomplete"), "aborted"),
 }
-_LATENCIES = ("ttft", "e2e")
 _GAPS = re.compile(r"[\s,;]+")
-
-
-class _UnusableError(ValueError):
-    """Why a row cannot be used."""
-
-
-@dataclass
-class _Read:
-    """What is gathered beside the rows."""
-
-    columns: TableColumns
-    stream: BinaryIO
-    counts: array[int] = field(default_factory=lambda: array("q"))
-    groups: list[tuple[str, int | None]] = field(default_factory=list)
-    model: str | None = None
 
 
 def recognises(head: bytes) -> bool:
@@ -74,24 +61,47 @@ def read_requests(file: RecordedFile, stamps_path: Path, columns: Columns | None
     ``columns``: what is known of the columns, else what ``file.columns`` says.  A row that cannot be used is rejected
     and counted.  Raises :class:`RecordingError` if a column is missing, a time says no unit, or no table is sound.
     """
-    table = TableColumns(file.path, given_columns(file.columns) if columns is None else columns)
-    with stamps_path.open("wb") as stream:
-        read = _Read(table, stream)
-        rows = gathered(_usable_rows(file, stamps_path, read))
-    table.check()
-    file.tally.records = rows.height
-    kind = "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= _EARLIEST_EPOCH_US else "relative"
-    prefix, remarks = prefixes_of_groups(read.groups, "prefix and prefix_tokens of the table")
+    reading = _Reading(TableColumns(file.path, given_columns(file.columns) if columns is None else columns))
+    rows, events = gathered(file, _records(file, stamps_path, reading.table), reading.request, stamps_path)
+    reading.table.check()
+    prefix, remarks = prefixes_of_groups(reading.groups, "prefix and prefix_tokens of the table")
     return RequestsRead(
         rows,
         "client",
-        kind,
-        read.model,
-        raw_events(stamps_path, read.counts),
-        version=f"table ({table.said()})",
+        "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= EARLIEST_EPOCH_US else "relative",
+        reading.model,
+        events,
+        version=f"table ({reading.table.said()})",
         prefix=prefix,
-        remarks=(*remarks, *_remarks(file, table)),
+        remarks=(*remarks, *_remarks(file, reading.table)),
     )
+
+
+def _records(file: RecordedFile, stamps_path: Path, table: TableColumns) -> Iterator[tuple[str, Record]]:
+    rows = table_of(file, stamps_path)
+    for number, (place, record) in enumerate(rows.rows):
+        table.learn(record)
+        if rows.alike and not number:
+            table.check()
+        yield place, record
+
+
+@dataclass
+class _Reading:
+    """What is gathered beside the rows; ``groups``: of each request the name and length of its shared prefix."""
+
+    table: TableColumns
+    groups: list[tuple[str, int | None]] = field(default_factory=list)
+    model: str | None = None
+
+    def request(self, record: Record) -> Request:
+        """The row of a record and its stamps; :class:`UnusableError` if it has none."""
+        columns = self.table.by_field
+        row, stamps_us = _request(record, columns)
+        self.model = self.model or text(_word(record, columns, "model"))
+        group = _word(record, columns, "prefix") or ""
+        self.groups.append((group, tokens(_plain(record, columns, "prefix_tokens")) if group else None))
+        return row, stamps_us
 
 
 def _remarks(file: RecordedFile, table: TableColumns) -> Iterator[str]:
@@ -105,32 +115,11 @@ def _remarks(file: RecordedFile, table: TableColumns) -> Iterator[str]:
         yield f"{', '.join(absent)} of the requests: no column of {file.name} has them"
 
 
-def _usable_rows(file: RecordedFile, stamps_path: Path, read: _Read) -> Iterator[dict[str, object]]:
-    table, rows = read.columns, table_of(file, stamps_path)
-    for number, (place, record) in enumerate(rows.rows):
-        table.learn(record)
-        if rows.alike and not number:
-            table.check()
-        try:
-            row, stamps_us = _request(record, table.by_field)
-        except _UnusableError as problem:
-            file.tally.reject(place, str(problem))
-            continue
-        read.model = read.model or text(_word(record, table.by_field, "model"))
-        read.counts.append(len(stamps_us))
-        read.stream.write(np.array(stamps_us, np.int64).tobytes())
-        if "prefix" in table.by_field:
-            group, shared = _word(record, table.by_field, "prefix"), _plain(record, table.by_field, "prefix_tokens")
-            read.groups += [("", None)] * (len(read.counts) - 1 - len(read.groups))
-            read.groups.append((group or "", tokens(shared)))
-        yield row
-
-
-def _request(record: Record, columns: Columns) -> tuple[dict[str, object], list[int]]:
+def _request(record: Record, columns: Columns) -> tuple[Row, list[int]]:
     """A row of ``READ_SCHEMA``, and the stamps of its tokens."""
     sent_us = _stamp(record, columns, "arrival")
     if sent_us is None:
-        raise _UnusableError("no arrival")
+        raise UnusableError("no arrival")
     scheduled_us, first_us, end_us = (_stamp(record, columns, name) for name in ("scheduled", "first_token", "end"))
     ttft_us, e2e_us, queue_us = (_duration(record, columns, name) for name in ("ttft", "e2e", "queue"))
     stamps_us = _token_stamps(record, columns, sent_us, ttft_us)
@@ -141,25 +130,25 @@ def _request(record: Record, columns: Columns) -> tuple[dict[str, object], list[
     if queue_us is None:
         queue_us = _since(sent_us, scheduled_us, "the scheduling")
     if ttft_us is not None and e2e_us is not None and ttft_us > e2e_us:
-        raise _UnusableError(f"the first token comes {ttft_us - e2e_us} us after the end")
+        raise UnusableError(f"the first token comes {ttft_us - e2e_us} us after the end")
     status, error = _status(record, columns)
     ok = status == "ok"
     output_tokens = _count(record, columns, "output_tokens")
-    row = request_row(
-        request_id=text(_word(record, columns, "request_id")),
-        stage=_count(record, columns, "stage"),
-        prompt_tokens=_count(record, columns, "prompt_tokens") or None,
-        output_tokens_reported=output_tokens if ok else None,
-        usage_output_tokens=output_tokens or None if ok else None,
-        max_tokens=_count(record, columns, "max_tokens") or None,
-        cached_prompt_tokens=_count(record, columns, "cached_prompt_tokens"),
-        ttft_us=ttft_us if ok else None,
-        e2e_us=e2e_us,
-        queue_us=queue_us,
-        status=status,
-        error=error,
-        sent_us=sent_us,
-    )
+    row: Row = {
+        "request_id": text(_word(record, columns, "request_id")),
+        "stage": _count(record, columns, "stage"),
+        "prompt_tokens": _count(record, columns, "prompt_tokens") or None,
+        "output_tokens_reported": output_tokens if ok else None,
+        "usage_output_tokens": output_tokens or None if ok else None,
+        "max_tokens": _count(record, columns, "max_tokens") or None,
+        "cached_prompt_tokens": _count(record, columns, "cached_prompt_tokens"),
+        "ttft_us": ttft_us if ok else None,
+        "e2e_us": e2e_us,
+        "queue_us": queue_us,
+        "status": status,
+        "error": error,
+        "sent_us": sent_us,
+    }
     return row, stamps_us
 
 
@@ -167,7 +156,7 @@ def _since(sent_us: int, then_us: int | None, what: str) -> int | None:
     if then_us is None:
         return None
     if then_us < sent_us:
-        raise _UnusableError(f"{what} comes {sent_us - then_us} us before the arrival")
+        raise UnusableError(f"{what} comes {sent_us - then_us} us before the arrival")
     return then_us - sent_us
 
 
@@ -193,7 +182,7 @@ def _count(record: Record, columns: Columns, name: str) -> int | None:
         return None
     count = whole(float(value) if isinstance(value, str) and value.strip().endswith(".0") else value)
     if count is None or count >= 1 << 31:
-        raise _UnusableError(
+        raise UnusableError(
             f"{name} {quoted_value(value)} is not a number of tokens" if name != "stage" else "no stage number"
         )
     return count
@@ -202,7 +191,7 @@ def _count(record: Record, columns: Columns, name: str) -> int | None:
 def _us(value: object, name: str, unit: str) -> float:
     number = finite(value)
     if number is None or abs(number * UNITS[unit]) >= MAX_INTEGER:
-        raise _UnusableError(f"{name} {quoted_value(value)} is not a number of {unit}")
+        raise UnusableError(f"{name} {quoted_value(value)} is not a number of {unit}")
     # Whole nanoseconds of the epoch have more digits than a float.
     return (value + 500) // 1000 if unit == "ns" and isinstance(value, int) else number * UNITS[unit]
 
@@ -218,11 +207,11 @@ def _stamp_us(value: object, name: str, unit: str) -> int:
     if unit == ISO or not isinstance(value, int | float | str):
         stamp_us = date_us(value)
         if stamp_us is None:
-            raise _UnusableError(f"{name} {quoted_value(value)} is not a date and time of ISO 8601")
+            raise UnusableError(f"{name} {quoted_value(value)} is not a date and time of ISO 8601")
     else:
         stamp_us = round(_us(value, name, unit))
     if stamp_us < 0:
-        raise _UnusableError(f"{name} {quoted_value(value)} is before the clock's zero")
+        raise UnusableError(f"{name} {quoted_value(value)} is before the clock's zero")
     return stamp_us
 
 
@@ -232,7 +221,7 @@ def _duration(record: Record, columns: Columns, name: str) -> int | None:
         return None
     duration_us = round(_us(value, name, columns[name].unit))
     if not 0 <= duration_us < _LONGEST_US:
-        raise _UnusableError(f"{name} {quoted_value(value)} is not a duration")
+        raise UnusableError(f"{name} {quoted_value(value)} is not a duration")
     return duration_us
 
 
@@ -249,10 +238,10 @@ def _token_stamps(record: Record, columns: Columns, sent_us: int, ttft_us: int |
     else:
         gaps_us = [_us(one, name, unit) for one in values]
         if gaps_us and not (min(gaps_us) >= 0 and sum(gaps_us) < _LONGEST_US):
-            raise _UnusableError("token_gaps that are not durations")
+            raise UnusableError("token_gaps that are not durations")
         stamps_us = [sent_us + round((ttft_us or 0) + after_us) for after_us in accumulate(gaps_us, initial=0.0)]
     if any(later < earlier for earlier, later in zip([sent_us, *stamps_us], stamps_us, strict=False)):
-        raise _UnusableError(f"{name} that are not in order, or begin before the arrival")
+        raise UnusableError(f"{name} that are not in order, or begin before the arrival")
     return stamps_us
 
 
@@ -261,7 +250,7 @@ def _listed(value: object, name: str) -> list[object]:
     if isinstance(value, str):
         return [part for part in _GAPS.split(value.strip().strip("[]()")) if part]
     if not isinstance(value, list):
-        raise _UnusableError(f"{name} {quoted_value(value)} is not a list of times")
+        raise UnusableError(f"{name} {quoted_value(value)} is not a list of times")
     return value
 
 
@@ -274,10 +263,9 @@ def _status(record: Record, columns: Columns) -> tuple[str, str | None]:
         code = whole(word)
         known = _STATUS.get(word) or (("ok" if code < 400 else "error") if code and 100 <= code < 600 else None)
         if known is None:
-            raise _UnusableError(
+            raise UnusableError(
                 f"status {quoted_value(said)} is not one of {', '.join(dict.fromkeys(_STATUS.values()))}"
             )
         status = known
-    if status == "error" and "timeout" in (error or "").lower():
-        status = "timeout"
+    status = failure(error) if status == "error" else status
     return status, None if status == "ok" else error

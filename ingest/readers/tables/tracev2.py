@@ -7,7 +7,7 @@ chunk stamps is a request that nobody has served yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
@@ -22,18 +22,18 @@ from blis_replay.ingest.readers.documents import (
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import named_rows
 from blis_replay.ingest.readers.requests import (
+    EARLIEST_EPOCH_US,
+    Request,
     RequestsRead,
+    Row,
     ServerFacts,
-    frame_of,
+    UnusableError,
+    gathered,
     prefixes_of_groups,
-    request_row,
 )
-from blis_replay.ingest.rows import rows_of
 
 _ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
-# 2001: stamps before that count from the start of the trace (of a generated or replayed one).
-_EARLIEST_EPOCH_US = 1_000_000_000_000_000
 _STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "aborted"}
 
 
@@ -66,59 +66,58 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     column ``output_tokens`` is kept as reported.  Raises :class:`RecordingError` if a needed
     column is missing; rows that cannot be used are rejected and counted by line.
     """
-    models: list[str] = []
-    groups: list[tuple[str, int | None]] = []
-    frame = frame_of(_rows(file, models, groups))
-    file.tally.records = len(frame)
-    sent_us = frame["sent_us"].min() or 0
-    kind = "epoch" if sent_us >= _EARLIEST_EPOCH_US else "relative"  # type: ignore[operator]  # the column is int64
-    prefix, remarks = prefixes_of_groups(groups, "prefix_group and prefix_length of TraceV2")
-    return RequestsRead(rows_of(frame), "client", kind, next(iter(models), None), prefix=prefix, remarks=remarks)
+    reading = _Reading()
+    rows, _events = gathered(file, named_rows(file, _REQUIRED, "write it as TraceV2"), reading.request)
+    kind = "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= EARLIEST_EPOCH_US else "relative"
+    prefix, remarks = prefixes_of_groups(reading.groups, "prefix_group and prefix_length of TraceV2")
+    return RequestsRead(rows, "client", kind, reading.model, prefix=prefix, remarks=remarks)
 
 
-def _rows(file: RecordedFile, models: list[str], groups: list[tuple[str, int | None]]) -> Iterator[dict[str, object]]:
-    seen: dict[str, int] = {}
-    for place, cells, values in named_rows(file, _REQUIRED, "write it as TraceV2"):
-        name, content = values.get("request_id", ""), hash(tuple(cells))
-        if name and name in seen:
-            again = "identical" if seen[name] == content else "with other values"
-            file.tally.reject(place, f"request {name[:60]} again, {again}")
-            continue
-        problem, row = _row(values)
-        if problem:
-            file.tally.reject(place, problem)
-            continue
-        seen[name] = content
-        if not models and (model := text(values.get("model"))):
-            models.append(model)
-        groups.append((values.get("prefix_group", ""), tokens(values.get("prefix_length"))))
-        yield row
+@dataclass
+class _Reading:
+    """What is gathered beside the rows; ``seen``: of each name the hash of its row."""
+
+    seen: dict[str, int] = field(default_factory=dict)
+    groups: list[tuple[str, int | None]] = field(default_factory=list)
+    model: str | None = None
+
+    def request(self, values: dict[str, str]) -> Request:
+        """The row of a line; :class:`UnusableError` if it has none."""
+        name, content = values.get("request_id", ""), hash(tuple(values.values()))
+        if name and name in self.seen:
+            again = "identical" if self.seen[name] == content else "with other values"
+            raise UnusableError(f"request {name[:60]} again, {again}")
+        row = _row(values)
+        self.seen[name] = content
+        self.model = self.model or text(values.get("model"))
+        self.groups.append((values.get("prefix_group", ""), tokens(values.get("prefix_length"))))
+        return row, ()
 
 
-def _row(values: dict[str, str]) -> tuple[str, dict[str, object]]:
+def _row(values: dict[str, str]) -> Row:
     status = _STATUS.get(values["status"])
     sent_us, first_us, last_us = (whole(values[f"{event}_time_us"]) for event in ("send", "first_chunk", "last_chunk"))
     if status is None:
-        return f"status {values['status'][:40]!r} is not one of {', '.join(_STATUS)}", {}
+        raise UnusableError(f"status {values['status'][:40]!r} is not one of {', '.join(_STATUS)}")
     if sent_us is None or first_us is None or last_us is None:
-        return "a time that is not a whole number of microseconds", {}
+        raise UnusableError("a time that is not a whole number of microseconds")
     ok = status == "ok"
-    served = first_us > 0 or last_us > 0 or sent_us >= _EARLIEST_EPOCH_US
+    served = first_us > 0 or last_us > 0 or sent_us >= EARLIEST_EPOCH_US
     if last_us < sent_us and ((ok and served) or last_us > 0):
-        return f"the last chunk comes {sent_us - last_us} us before the send", {}
+        raise UnusableError(f"the last chunk comes {sent_us - last_us} us before the send")
     if ok and first_us and not sent_us <= first_us <= last_us:
-        return "the first chunk does not lie between the send and the last chunk", {}
+        raise UnusableError("the first chunk does not lie between the send and the last chunk")
     incomplete = "not finished at the horizon" if values["status"] == "incomplete" else None
-    return "", request_row(
-        request_id=text(values.get("request_id")),
-        prompt_tokens=tokens(values.get("server_input_tokens")) or _requested_tokens(values),
-        output_tokens_reported=whole(values["output_tokens"]) if ok else None,
-        ttft_us=first_us - sent_us if ok and first_us else None,
-        e2e_us=last_us - sent_us if last_us else None,
-        sent_us=sent_us,
-        status=status,
-        error=None if ok else text(values.get("error_message")) or incomplete,
-    )
+    return {
+        "request_id": text(values.get("request_id")),
+        "prompt_tokens": tokens(values.get("server_input_tokens")) or _requested_tokens(values),
+        "output_tokens_reported": whole(values["output_tokens"]) if ok else None,
+        "ttft_us": first_us - sent_us if ok and first_us else None,
+        "e2e_us": last_us - sent_us if last_us else None,
+        "sent_us": sent_us,
+        "status": status,
+        "error": None if ok else text(values.get("error_message")) or incomplete,
+    }
 
 
 def _requested_tokens(values: dict[str, str]) -> int | None:

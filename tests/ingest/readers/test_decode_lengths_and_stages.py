@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import read_frame
 
 from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
-from blis_replay.ingest.readers.requests import frame_of, in_send_order, request_row
+from blis_replay.ingest.readers.requests import in_send_order
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.stream import with_decode_lengths
@@ -27,19 +28,19 @@ STAGES = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
     ],
 )
 def test_the_best_source_of_a_decode_length_wins(known: dict[str, object], expected: tuple[int, str]) -> None:
-    frame = frame_of([request_row(**{"status": "ok", **known})])
+    frame = read_frame([dict(**{"status": "ok", **known})])
     found = with_decode_lengths(frame, configured_tokens=248, ignore_eos=True)
     assert found.select("output_tokens", "output_tokens_source").row(0) == expected
 
 
 def test_without_ignore_eos_the_configured_length_is_not_used() -> None:
-    frame = frame_of([request_row(status="ok", output_tokens_reported=195), request_row(status="error")])
+    frame = read_frame([{"status": "ok", "output_tokens_reported": 195}, {"status": "error"}])
     found = with_decode_lengths(frame, configured_tokens=248, ignore_eos=None)
     assert found.select("output_tokens", "output_tokens_source").rows() == [(195, "re-tokenised"), (None, None)]
 
 
 def test_send_order_is_stable_and_starts_at_zero() -> None:
-    frame = frame_of([request_row(request_id=name, sent_us=sent) for name, sent in (("b", 7), ("a", 5), ("c", 7))])
+    frame = read_frame([{"request_id": name, "sent_us": sent} for name, sent in (("b", 7), ("a", 5), ("c", 7))])
     ordered, order, zero_us = in_send_order(rows_of(frame))
     assert ordered.select("request_index", "request_id", "arrival_us").rows() == [(0, "a", 0), (1, "b", 2), (2, "c", 2)]
     assert (order.tolist(), zero_us) == ([1, 0, 2], 5)

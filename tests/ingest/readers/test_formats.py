@@ -11,12 +11,12 @@ from blis_replay.ingest.readers import formats
 from blis_replay.ingest.readers.discovery import find, only_source
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
-from blis_replay.ingest.readers.requests import RequestsRead, frame_of
-from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
+from blis_replay.ingest.rows import no_rows
 
 
 def _read(_file: RecordedFile, _stamps_path: Path) -> RequestsRead:
-    return RequestsRead(rows_of(frame_of(())), "client", "relative")
+    return RequestsRead(no_rows(READ_SCHEMA), "client", "relative")
 
 
 GATEWAY = RequestFormat("gateway", lambda head: head.startswith(b"gateway"), read=_read)

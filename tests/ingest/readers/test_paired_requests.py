@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from builders import read_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.pairing import BY_CLOCK, BY_CONTENT, BY_IDS, BY_NUMBERS, Alignment, paired
-from blis_replay.ingest.readers.requests import frame_of, request_row
 
 
 def client_row(name: str | None, sent_us: int, ttft_us: int = 100, e2e_us: int = 1000) -> dict[str, object]:
-    return request_row(request_id=name, sent_us=sent_us, ttft_us=ttft_us, e2e_us=e2e_us, status="ok")
+    return {"request_id": name, "sent_us": sent_us, "ttft_us": ttft_us, "e2e_us": e2e_us, "status": "ok"}
 
 
 def server_row(name: str, sent_us: int, ttft_us: int = 80, e2e_us: int = 950) -> dict[str, object]:
-    return request_row(request_id=name, sent_us=sent_us, ttft_us=ttft_us, e2e_us=e2e_us, queue_us=7, status="ok")
+    return {"request_id": name, "sent_us": sent_us, "ttft_us": ttft_us, "e2e_us": e2e_us, "queue_us": 7, "status": "ok"}
 
 
 def test_bounds_by_hand() -> None:
@@ -29,8 +29,8 @@ def test_bounds_by_hand() -> None:
     Sends: at most 1,000,010 and 1,000,030.  First tokens: at least 1,000,010 + 80 - 100 = 999,990, and of
     the second 1,000,030 + 60 - 100 = 999,990.
     """
-    client = frame_of([client_row("a", 0), client_row("b", 500)])
-    server = frame_of([server_row("cmpl-b-0", 1_000_530, 60, 960), server_row("cmpl-a-0", 1_000_010)])
+    client = read_frame([client_row("a", 0), client_row("b", 500)])
+    server = read_frame([server_row("cmpl-b-0", 1_000_530, 60, 960), server_row("cmpl-a-0", 1_000_010)])
     pairing = paired(client, server, "epoch")
     joined, alignment = pairing.frame, pairing.alignment
     assert (pairing.how, pairing.client_rows.tolist()) == (BY_IDS, [1, 0])
@@ -54,16 +54,16 @@ def test_bounds_by_hand() -> None:
     ],
 )
 def test_ids_are_matched_through_what_the_server_adds(client_id: str, server_id: str) -> None:
-    client = frame_of([client_row(client_id, 0), client_row("other", 1)])
-    server = frame_of([server_row(server_id, 0), server_row("other", 1)])
+    client = read_frame([client_row(client_id, 0), client_row("other", 1)])
+    server = read_frame([server_row(server_id, 0), server_row("other", 1)])
     alignment = paired(client, server, "epoch").alignment
     assert alignment is not None
     assert alignment.pairs == 2
 
 
 def test_ids_that_occur_twice_and_single_pairs_tell_nothing() -> None:
-    client = frame_of([client_row("a", 0), client_row("a", 1), client_row("b", 2), client_row(None, 3)])
-    server = frame_of([server_row("a", 0), server_row("b", 2)])
+    client = read_frame([client_row("a", 0), client_row("a", 1), client_row("b", 2), client_row(None, 3)])
+    server = read_frame([server_row("a", 0), server_row("b", 2)])
     pairing = paired(client, server, "epoch")
     assert (pairing.alignment, pairing.how) == (None, "")
     assert pairing.frame.equals(client)
@@ -82,8 +82,8 @@ def test_ids_that_occur_twice_and_single_pairs_tell_nothing() -> None:
 )
 def test_a_planted_offset_lies_within_the_bounds(offset_us: int, requests: list[tuple[int, int, int, int]]) -> None:
     """Whatever the delays on the way there and back are, as long as nothing arrives before it was sent."""
-    client = frame_of(client_row(str(i), s, d + e // 2 + b, d + e + b) for i, (s, d, e, b) in enumerate(requests))
-    server = frame_of(server_row(str(i), s + d + offset_us, e // 2, e) for i, (s, d, e, _b) in enumerate(requests))
+    client = read_frame(client_row(str(i), s, d + e // 2 + b, d + e + b) for i, (s, d, e, b) in enumerate(requests))
+    server = read_frame(server_row(str(i), s + d + offset_us, e // 2, e) for i, (s, d, e, _b) in enumerate(requests))
     alignment = paired(client, server, "monotonic").alignment
     assert alignment is not None
     assert alignment.low_us <= offset_us <= alignment.high_us
@@ -93,8 +93,8 @@ def test_a_planted_offset_lies_within_the_bounds(offset_us: int, requests: list[
 
 def test_a_clock_that_drifts_makes_the_bounds_cross() -> None:
     """1 % fast over 100 s: the first pair says 0 to 100 us, the last 1,000,000 us."""
-    client = frame_of(client_row(str(i), i * 10_000_000) for i in range(11))
-    server = frame_of(server_row(str(i), i * 10_100_000 + 20) for i in range(11))
+    client = read_frame(client_row(str(i), i * 10_000_000) for i in range(11))
+    server = read_frame(server_row(str(i), i * 10_100_000 + 20) for i in range(11))
     alignment = paired(client, server, "epoch").alignment
     assert alignment is not None
     assert alignment.crossed
@@ -102,15 +102,15 @@ def test_a_clock_that_drifts_makes_the_bounds_cross() -> None:
 
 def lengths_row(sent_us: int, prompt: int, output: int, name: str | None = None) -> dict[str, object]:
     ttft_us = 100 if name is None else 80
-    return request_row(
-        request_id=name,
-        sent_us=sent_us,
-        prompt_tokens=prompt,
-        output_tokens_reported=output,
-        ttft_us=ttft_us,
-        status="ok",
-        queue_us=None if name is None else 7,
-    )
+    return {
+        "request_id": name,
+        "sent_us": sent_us,
+        "prompt_tokens": prompt,
+        "output_tokens_reported": output,
+        "ttft_us": ttft_us,
+        "status": "ok",
+        "queue_us": None if name is None else 7,
+    }
 
 
 def numbered(number: int) -> str:
@@ -119,18 +119,18 @@ def numbered(number: int) -> str:
 
 def test_the_numbers_in_the_ids_of_vllms_benchmark_count_the_requests_of_its_result() -> None:
     """Its result has no ids.  Requests 0 to 2, which the server had in the order 2, 0, 1, after a warm-up."""
-    client = frame_of(lengths_row(i * 1000, 100 + i, 30) for i in range(3))
+    client = read_frame(lengths_row(i * 1000, 100 + i, 30) for i in range(3))
     names = ["cmpl-8584b47395338c03-0", numbered(2), numbered(0), numbered(1)]
     prompts = [100, 102, 100, 101]
-    server = frame_of(lengths_row(50 + i, prompts[i], 30, names[i]) for i in range(4))
+    server = read_frame(lengths_row(50 + i, prompts[i], 30, names[i]) for i in range(4))
     pairing = paired(client, server, "epoch")
     assert (pairing.how, pairing.client_rows.tolist()) == (BY_NUMBERS, [-1, 2, 0, 1])
 
 
 def test_numbers_whose_prompts_do_not_agree_tell_nothing() -> None:
     """The client's first request was left out of its file, so that every number is one too high."""
-    client = frame_of(lengths_row(i * 1000, 100 + (i + 1) ** 2, 30) for i in range(9))
-    server = frame_of(lengths_row(10**9 - i * 5_000_000, 100 + i**2, 30, numbered(i)) for i in range(10))
+    client = read_frame(lengths_row(i * 1000, 100 + (i + 1) ** 2, 30) for i in range(9))
+    server = read_frame(lengths_row(10**9 - i * 5_000_000, 100 + i**2, 30, numbered(i)) for i in range(10))
     assert paired(client, server, "epoch").how == ""
 
 
@@ -142,11 +142,11 @@ def test_lengths_and_arrivals_tell_where_ids_do_not() -> None:
     rng = np.random.default_rng(3)
     sent_us = np.sort(rng.integers(0, 8_000_000, 40)).tolist()
     lengths = rng.integers(10, 200, (40, 2)).tolist()
-    client = frame_of(lengths_row(t, *lengths[i]) for i, t in enumerate(sent_us))
+    client = read_frame(lengths_row(t, *lengths[i]) for i, t in enumerate(sent_us))
     warm = [lengths_row(1_000_000_000 - us, *lengths[0], name="w") for us in (900_000, 500_000)]
     late_us = rng.integers(2_000, 20_000, 40).tolist()
     own = [lengths_row(10**9 + t + late_us[i], *lengths[i], name="x") for i, t in enumerate(sent_us)]
-    pairing = paired(client, frame_of([*warm, *own]), "epoch")
+    pairing = paired(client, read_frame([*warm, *own]), "epoch")
     assert (pairing.how, pairing.client_rows.tolist()) == (BY_CONTENT, [-1, -1, *range(40)])
 
 
@@ -160,19 +160,19 @@ def test_requests_that_the_server_had_not_ended_are_told_by_what_is_left(
     """
     rng = np.random.default_rng(4)
     sent_us, lengths = np.sort(rng.integers(0, 9_000_000, 60)).tolist(), rng.integers(10, 200, (60, 2)).tolist()
-    client = frame_of(lengths_row(t, *lengths[i]) for i, t in enumerate(sent_us))
+    client = read_frame(lengths_row(t, *lengths[i]) for i, t in enumerate(sent_us))
     own = [lengths_row(ahead_us + t + 3_000, *lengths[i], name="x") for i, t in enumerate(sent_us)]
     for row in own[-3:]:
         row |= {"status": "error", "output_tokens_reported": 2}
     warm = lengths_row(ahead_us - 500_000, *lengths[0], name="w")
-    pairing = paired(client, frame_of([warm, *own]), "monotonic", one_clock)
+    pairing = paired(client, read_frame([warm, *own]), "monotonic", one_clock)
     assert (pairing.how, pairing.client_rows.tolist()) == (how, [-1, *range(60)])
 
 
 def test_equal_requests_at_equal_distances_could_be_any_of_them() -> None:
     """One every second, all of one length, and three more on the server: four offsets fit."""
-    client = frame_of(lengths_row(i * 1_000_000, 100, 30) for i in range(20))
-    server = frame_of(lengths_row(5 + i * 1_000_000, 100, 30, "x") for i in range(23))
+    client = read_frame(lengths_row(i * 1_000_000, 100, 30) for i in range(20))
+    server = read_frame(lengths_row(5 + i * 1_000_000, 100, 30, "x") for i in range(23))
     assert paired(client, server, "epoch").how == ""
 
 
