@@ -218,7 +218,7 @@ def _reader_hash(form: str) -> str:
     The program: this room's files, and the modules of formats that other distributions plug in.
     """
     digest, room = hashlib.sha256(form.encode()), Path(__file__).parent
-    for path in sorted(path for path in room.rglob("*") if path.suffix in (".py", ".sql")):
+    for path in sorted(path for path in room.rglob("*") if path.suffix in (".py", ".sql", ".yaml")):
         digest.update(path.relative_to(room).as_posix().encode() + path.read_bytes())
     for name, point in addons("format").items():
         found = find_spec(point.module)

@@ -6,35 +6,15 @@ The values stand in the packs of the releases (``base.engine_packs``); here, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import cast
 
 from blis_replay.base.engine_packs import ArgumentDefault, Release, dated_defaults, shown_argument
 from blis_replay.ingest.recording import Setting
 
-
-@dataclass(frozen=True)
-class Default:
-    """A default of an argument, and the first release that has it (``None``: all)."""
-
-    argument: str
-    since: Release | None
-    of: ArgumentDefault
-
-    def value(self, ranks: int) -> int | bool | str:
-        """The value on a machine with so many ranks."""
-        value = self.of.value
-        return value * ranks if self.of.per_rank and isinstance(value, int) else cast("int | bool | str", value)
-
-
-@cache
-def defaults() -> dict[str, tuple[Default, ...]]:
-    """The defaults of each argument; the first that applies is the one."""
-    dated = dated_defaults().items()
-    return {name: tuple(Default(name, since, entry) for since, entry in entries) for name, entries in dated}
-
+# Since which release (None: the oldest, and before) an argument has a default, and the default.
+Dated = tuple[Release | None, ArgumentDefault]
 
 # GPUs of 70 GiB and more, and some below, with their GiB.  What vLLM asks is the device itself.
 _GPU_GIB = (
@@ -84,36 +64,6 @@ class Machine:
         seen = f"max_num_batched_tokens {token_budget}, a default that depends on the GPU"
         return self if gib is None else replace(self, gpu_gib=gib, derived=seen)
 
-    def applies(self, default: Default) -> bool | None:
-        """Whether a default applies; ``None`` if that depends on what is not known."""
-        answers = list(self._answers(default))
-        return False if False in answers else None if None in answers else True
-
-    def _answers(self, default: Default) -> Iterator[bool | None]:
-        asked = default.of
-        if default.since is not None:
-            yield None if self.release is None else self.release >= default.since
-        if asked.device is not None:
-            yield None if self.device is None else self.device == asked.device
-        if asked.gpu_gib is not None:
-            yield False if self.device == "cpu" else None if self.gpu_gib is None else self.gpu_gib >= asked.gpu_gib
-        if asked.offline is not None:
-            yield None if self.offline is None else self.offline == asked.offline
-
-    def text(self, default: Default) -> str:
-        """What the default rests on, in words."""
-        dated = defaults()[default.argument]
-        of = [entry.of for entry in dated]
-        parts = [f"vLLM {self.version}" if self.version and any(entry.since for entry in dated) else "vLLM"]
-        if self.device and any(entry.device for entry in of):
-            parts.append("on a CPU" if self.device == "cpu" else "on a GPU")
-        if self.device != "cpu" and any(entry.gpu_gib for entry in of) and self.gpu_gib is not None:
-            bound = next((entry.gpu_gib for entry in of if (entry.gpu_gib or 0) > self.gpu_gib), None)
-            parts[-1] += f" below {bound} GiB" if bound and self.gpu_gib < 70 else " of at least 70 GiB"
-        if any(entry.offline is not None for entry in of) and self.offline is not None:
-            parts.append("with the LLM class" if self.offline else "as a server")
-        return f"default of {' '.join(parts)}"
-
 
 def default_settings(machine: Machine) -> dict[str, Setting]:
     """The defaults of a machine.
@@ -121,39 +71,70 @@ def default_settings(machine: Machine) -> dict[str, Setting]:
     ``default`` where all that they depend on is known and nothing else was asked for, else ``unknown``, the value
     being an assumption; ``derived`` where the machine has no other value, or another argument tells it.
     """
-    return {argument: _default_setting(entries, machine) for argument, entries in defaults().items()}
+    return {argument: _default_setting(entries, machine) for argument, entries in dated_defaults().items()}
 
 
-def _default_setting(entries: Sequence[Default], machine: Machine) -> Setting:
-    possible = [entry for entry in entries if machine.applies(entry) is not False]
-    certain = next(entry for entry in possible if machine.applies(entry))
-    value, words = certain.value(machine.ranks), machine.text(certain)
+def _default_setting(entries: Sequence[Dated], machine: Machine) -> Setting:
+    """The first of the entries that is known to apply."""
+    possible = [entry for entry in entries if _applies(entry, machine) is not False]
+    certain = next(entry for entry in possible if _applies(entry, machine))
+    value, what = _value(certain, machine), f"default of {_resting_on(entries, machine)}"
     before = possible[: possible.index(certain)]
-    others = {entry.value(machine.ranks): entry for entry in before if entry.value(machine.ranks) != value}
+    others = {_value(entry, machine): entry for entry in before if _value(entry, machine) != value}
     if others:
-        return Setting(value, "unknown", f"assumed; {_otherwise(others, machine)}")
-    if certain.of.forced:
-        return Setting(value, "derived", f"{words}, which has no other")
+        listed = (f"{shown_argument(other)} {_unknown(entry, machine)}" for other, entry in others.items())
+        return Setting(value, "unknown", f"assumed; {'; '.join(listed)}")
+    if certain[1].forced:
+        return Setting(value, "derived", f"{what}, which has no other")
     if not machine.listed:
-        return Setting(value, "unknown", f"assumed: {words}; the server's arguments are not recorded")
-    if machine.derived and any(entry.of.gpu_gib for entry in entries):
-        return Setting(value, "derived", f"{words}, by {machine.derived}")
-    return Setting(value, "default", words)
+        return Setting(value, "unknown", f"assumed: {what}; the server's arguments are not recorded")
+    if machine.derived and any(default.gpu_gib for _since, default in entries):
+        return Setting(value, "derived", f"{what}, by {machine.derived}")
+    return Setting(value, "default", what)
 
 
-def _otherwise(others: Mapping[int | str, Default], machine: Machine) -> str:
-    """When the other values would hold: ``true from vLLM 0.14 on``."""
-    return "; ".join(f"{shown_argument(value)} {_condition(entry, machine)}" for value, entry in others.items())
+def _value(entry: Dated, machine: Machine) -> int | bool | str:
+    value = entry[1].value
+    return value * machine.ranks if entry[1].per_rank and isinstance(value, int) else cast("int | bool | str", value)
 
 
-def _condition(entry: Default, machine: Machine) -> str:
-    parts, asked = [], entry.of
-    if asked.device == "cpu" and machine.device is None:
-        parts.append("on a CPU")
-    if asked.gpu_gib is not None and machine.gpu_gib is None:
-        parts.append(f"on a GPU of at least {asked.gpu_gib} GiB")
-    if entry.since is not None and machine.release is None:
-        parts.append("from vLLM " + ".".join(map(str, entry.since)).removesuffix(".0") + " on")
-    if asked.offline and machine.offline is None:
-        parts.append("with the LLM class")
+def _applies(entry: Dated, machine: Machine) -> bool | None:
+    """Whether a default applies; ``None`` if that depends on what is not known."""
+    answers = [answer for answer, _asked in _conditions(entry, machine)]
+    return False if False in answers else None if None in answers else True
+
+
+def _unknown(entry: Dated, machine: Machine) -> str:
+    """The conditions of a default that are not known of the machine: ``from vLLM 0.14 on``."""
+    return " ".join(asked for answer, asked in _conditions(entry, machine) if answer is None and asked)
+
+
+def _conditions(entry: Dated, machine: Machine) -> Iterator[tuple[bool | None, str]]:
+    """Whether each condition of a default holds (``None``: not known), and the condition in words."""
+    since, asked = entry
+    if asked.device is not None:
+        holds = None if machine.device is None else machine.device == asked.device
+        yield holds, "on a CPU" if asked.device == "cpu" else ""
+    if asked.gpu_gib is not None:
+        large = None if machine.gpu_gib is None else machine.gpu_gib >= asked.gpu_gib
+        yield machine.device != "cpu" and large, f"on a GPU of at least {asked.gpu_gib} GiB"
+    if since is not None:
+        newer = None if machine.release is None else machine.release >= since
+        yield newer, f"from vLLM {'.'.join(map(str, since)).removesuffix('.0')} on"
+    if asked.offline is not None:
+        yield None if machine.offline is None else machine.offline == asked.offline, "with the LLM class"
+
+
+def _resting_on(entries: Sequence[Dated], machine: Machine) -> str:
+    """What is known of the machine that one of the entries depends on: ``vLLM 0.15.1 on a GPU below 70 GiB``."""
+    dated = any(since for since, _default in entries)
+    parts = [f"vLLM {machine.version}" if machine.version and dated else "vLLM"]
+    defaults = [default for _since, default in entries]
+    if machine.device and any(default.device for default in defaults):
+        parts.append("on a CPU" if machine.device == "cpu" else "on a GPU")
+    if machine.device != "cpu" and any(default.gpu_gib for default in defaults) and machine.gpu_gib is not None:
+        bound = next((default.gpu_gib for default in defaults if (default.gpu_gib or 0) > machine.gpu_gib), None)
+        parts[-1] += f" below {bound} GiB" if bound and machine.gpu_gib < 70 else " of at least 70 GiB"
+    if any(default.offline is not None for default in defaults) and machine.offline is not None:
+        parts.append("with the LLM class" if machine.offline else "as a server")
     return " ".join(parts)
