@@ -15,83 +15,38 @@ taken off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of
 from blis_replay.ingest.steps.records import INSIDE_SCHEDULE, LOOKED_UP_ROWS, OF_OUTPUT, is_asynchronous, steps_by_id
 
-Int64s = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 _NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
-def in_order(anchors: Rows, believed: str) -> list[Bools]:
-    """Of each batch of the anchors (``start_us``, by step) which of them stay; ``believed``: which are first."""
-    firsts = _ascending(anchors, [batch["of"].to_numpy() for batch in _flagged(anchors, believed).batches()])
-    return _ascending(anchors, _fitting(anchors, firsts))
+def in_order(start_us: Int64s, believed: Bools) -> Bools:
+    """Which starts of anchors, by step, stay so that time never runs backwards; ``believed``: which go first."""
+    first = _ascending(start_us, believed)
+    low = np.maximum.accumulate(np.where(first, start_us, _NEVER))
+    high = np.minimum.accumulate(np.where(first, start_us, _FOREVER)[::-1])[::-1]
+    return _ascending(start_us, first | ((start_us >= low) & (start_us <= high)))
 
 
-def _flagged(anchors: Rows, believed: str) -> Rows:
-    return query(f"SELECT {believed} AS of FROM anchors", {"of": pl.Boolean}, anchors=anchors)  # noqa: S608 (constants)
-
-
-def _ascending(anchors: Rows, among: Sequence[Bools]) -> list[Bools]:
+def _ascending(start_us: Int64s, among: Bools) -> Bools:
     """``among`` without those that begin before an earlier one, or after a later one, whichever leaves more."""
-    early = _equal(anchors, among, _latest_so_far(anchors, among))
-    if _count(early) == _count(among):
+    latest_so_far = np.maximum.accumulate(np.where(among, start_us, _NEVER))
+    early = among & (start_us == latest_so_far)
+    if early.sum() == among.sum():
         return early
-    late = _equal(anchors, among, _earliest_from_here(anchors, among))
-    return early if _count(early) >= _count(late) else late
-
-
-def _fitting(anchors: Rows, firsts: Sequence[Bools]) -> list[Bools]:
-    """``firsts``, which ascend, and the others that begin between the last of them before and the next."""
-    bounds = zip(_latest_so_far(anchors, firsts), _earliest_from_here(anchors, firsts), strict=True)
-    return [
-        of | ((start_us >= low) & (start_us <= high))
-        for (start_us, of), (low, high) in zip(_both(anchors, firsts), bounds, strict=True)
-    ]
-
-
-def _latest_so_far(anchors: Rows, among: Sequence[Bools]) -> Iterator[Int64s]:
-    """Of each anchor the latest time among those up to it."""
-    latest = _NEVER
-    for start_us, of in _both(anchors, among):
-        so_far = np.maximum(np.maximum.accumulate(np.where(of, start_us, _NEVER)), latest)
-        latest = int(so_far[-1]) if len(so_far) else latest
-        yield so_far
-
-
-def _earliest_from_here(anchors: Rows, among: Sequence[Bools]) -> Iterator[Int64s]:
-    """Of each anchor the earliest time among those from it on."""
-    times = [np.where(of, start_us, _FOREVER).min(initial=_FOREVER) for start_us, of in _both(anchors, among)]
-    from_part = np.minimum.accumulate(np.array([*times, _FOREVER])[::-1])[::-1]
-    for (start_us, of), later in zip(_both(anchors, among), from_part[1:], strict=True):
-        yield np.minimum(np.minimum.accumulate(np.where(of, start_us, _FOREVER)[::-1])[::-1], later)
-
-
-def _equal(anchors: Rows, among: Sequence[Bools], times_us: Iterator[Int64s]) -> list[Bools]:
-    return [of & (start_us == at_us) for (start_us, of), at_us in zip(_both(anchors, among), times_us, strict=True)]
-
-
-def _both(anchors: Rows, among: Sequence[Bools]) -> Iterator[tuple[Int64s, Bools]]:
-    return zip(_starts(anchors), among, strict=True)
-
-
-def _starts(anchors: Rows) -> Iterator[Int64s]:
-    return (batch["start_us"].to_numpy() for batch in anchors.batches(["start_us"]))
-
-
-def _count(flags: Sequence[Bools]) -> int:
-    return sum(int(np.count_nonzero(of)) for of in flags)
+    earliest_from_here = np.minimum.accumulate(np.where(among, start_us, _FOREVER)[::-1])[::-1]
+    late = among & (start_us == earliest_from_here)
+    return early if early.sum() >= late.sum() else late
 
 
 SAMPLED, SCHEDULED, QUEUED, OUTPUT, INTERPOLATED = (
@@ -208,9 +163,11 @@ def step_anchors(recording: Recording) -> StepAnchors:
         for batch in query(_BEST, _RECORD_SCHEMA, bound | inside, **both).batches():
             best.add(batch)
     anchors = best.done()
-    writer = scratch.writer(_RECORD_SCHEMA)
-    for batch, stays in zip(anchors.batches(), in_order(anchors, f"source = '{SAMPLED}'"), strict=True):
-        writer.add(batch.filter(stays))
+    stays = pl.Series(in_order(anchors["start_us"].to_numpy(), (anchors["source"] == SAMPLED).to_numpy()))
+    writer, first = scratch.writer(_RECORD_SCHEMA), 0
+    for batch in anchors.batches():
+        writer.add(batch.filter(stays.slice(first, batch.height)))
+        first += batch.height
     kept = writer.done()
     return StepAnchors(kept, lags, anchors.height - kept.height)
 

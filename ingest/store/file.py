@@ -71,9 +71,8 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
 
     is_new = not path.exists()
     connection = _connect(path, read_only)
-    left_whole = False
     try:
-        if not _has_schema(connection, path, is_new):
+        if not _is_checked(connection, path):
             if read_only:
                 connection.close()
                 with open_store(path):  # makes the tables, or says why it cannot
@@ -81,19 +80,15 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
                 connection = _connect(path, read_only)
             else:
                 _create(connection, path, is_new)
-                _check_schema(connection, path)
         store = Store(connection, path)
         with _known_as_open(path.resolve(), connection, read_only):
             yield store
         connection = store.connection
-        left_whole = not read_only and _version(connection) == str(SCHEMA_VERSION)
     except duckdb.Error as error:
         # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
         raise StoreError(f"{path}: {_why_not_opened(path, read_only, error)}") from error
     finally:
         connection.close()
-        if left_whole:
-            _CHECKED[path.resolve()] = _state_of(path)
 
 
 @contextmanager
@@ -317,37 +312,42 @@ def _why_not_opened(path: Path, read_only: bool, error: duckdb.Error) -> str:
     return f"DuckDB cannot read it ({text}); update duckdb, restore it from a copy, or ingest into a new store"
 
 
-# Files of sound stores, with the state in which they were checked: rows are read by many short looks into a store.
+# Stores that were checked, and the state of their files then: rows are read by many short looks into a store, and a
+# check takes 15 ms.
 _CHECKED: dict[Path, list[tuple[int, ...]]] = {}
 
 
-def _has_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> bool:
-    """As ``_check_schema``, once for each state of the file and of the WAL that DuckDB keeps beside it."""
-    state = _state_of(path)
-    if _CHECKED.get(path.resolve()) != state:
-        if not _check_schema(connection, path, is_new):
+def _is_checked(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
+    """As ``_has_schema``, once for each state of the file and of the WAL that DuckDB keeps beside it."""
+    place = path.resolve()
+    stats = [file.stat() for file in (place, place.with_name(f"{place.name}.wal")) if file.exists()]
+    state = [(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
+    if _CHECKED.get(place) != state:
+        if not _has_schema(connection, path):
             return False
-        _CHECKED[path.resolve()] = state
+        _CHECKED[place] = state
     return True
 
 
-def _state_of(path: Path) -> list[tuple[int, ...]]:
-    place = path.resolve()
-    states = [file.stat() for file in (place, place.with_name(f"{place.name}.wal")) if file.exists()]
-    return [(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states]
+_OBJECTS = """
+SELECT 'macro', function_name FROM duckdb_functions() WHERE NOT internal UNION ALL
+SELECT 'table', table_name FROM duckdb_tables() UNION ALL
+SELECT 'view', view_name FROM duckdb_views() WHERE NOT internal
+"""
 
 
-def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool = False) -> bool:
+def _has_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
     """Whether the file has tables (they are then ours, of our schema version); refuses any other file.
 
-    ``is_new``: it was not there before it was opened.
+    A macro, or a view in place of a table, is a query that somebody else wrote: neither may run.
     """
-    tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-    if not is_new or tables:
-        _refuse_macros(connection, path)  # before anything else is asked of it
-    if not tables:
+    found = {(str(kind), str(name)) for kind, name in connection.execute(_OBJECTS).fetchall()}
+    macros = sorted(name for kind, name in found if kind == "macro")
+    if macros:
+        raise StoreError(f"{path}: macro {_shown(macros[0])} is not of a store; ingest into a new store")
+    if not any(kind == "table" for kind, _name in found):
         return False
-    if "meta" not in tables or "experiments" not in tables:
+    if not {("table", "meta"), ("table", "experiments")} <= found:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     version = _version(connection)
     if version.isdigit() and int(version) > SCHEMA_VERSION:
@@ -360,7 +360,9 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: boo
             f"{path}: its schema version is {version!r}, and this program reads {SCHEMA_VERSION}; ingest again into "
             "another store (--store)"
         )
-    _refuse_other_objects(connection, path, tables)
+    for kind, name in sorted(found ^ _ours()):
+        problem = "is not of a store" if (kind, name) in found else "is missing"
+        raise StoreError(f"{path}: {kind} {_shown(name)} {problem}; ingest into a new store")
     return True
 
 
@@ -370,30 +372,16 @@ def _version(connection: duckdb.DuckDBPyConnection) -> str:
     return str(row[0]) if row else "unknown"
 
 
-def _refuse_other_objects(connection: duckdb.DuckDBPyConnection, path: Path, tables: set[str]) -> None:
-    """A view in place of a table is a query that somebody else wrote."""
-    rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-    views = {str(row[0]) for row in rows}
-    for kind, found, ours in (("TABLE", tables, _made("TABLE")), ("VIEW", views, _made("VIEW"))):
-        if odd := sorted(found ^ ours):
-            problem = "is not of a store" if odd[0] in found else "is missing"
-            name = "".join(c if c.isprintable() else "?" for c in odd[0][:60])
-            raise StoreError(f"{path}: {kind.lower()} {name} {problem}; ingest into a new store")
-
-
-def _refuse_macros(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """A macro is a query too, and can have the name of a function that ours call."""
-    row = first_row(connection, "SELECT function_name FROM duckdb_functions() WHERE NOT internal LIMIT 1")
-    if row is not None:
-        name = "".join(c if c.isprintable() else "?" for c in str(row[0])[:60])
-        raise StoreError(f"{path}: macro {name} is not of a store; ingest into a new store")
+def _shown(name: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in name[:60])
 
 
 @cache
-def _made(kind: str) -> frozenset[str]:
-    """The names of the tables or views that this package makes."""
+def _ours() -> frozenset[tuple[str, str]]:
+    """Kind and name of the tables and views that this package makes."""
     texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _SCHEMA]
-    return frozenset(name for text in texts for name in re.findall(rf"CREATE {kind} IF NOT EXISTS (\w+)", text))
+    made = (match for text in texts for match in re.findall(r"CREATE (TABLE|VIEW) IF NOT EXISTS (\w+)", text))
+    return frozenset((kind.lower(), name) for kind, name in made)
 
 
 def _create(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> None:

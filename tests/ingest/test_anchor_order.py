@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import polars as pl
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.timeline import in_order
 
-SCHEMA = {"start_us": pl.Int64, "sampled": pl.Boolean}
 Anchors = list[tuple[int, bool]]
 
 
@@ -40,7 +38,6 @@ def expected(anchors: Anchors) -> list[int]:
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=14))
 def test_those_stay_against_which_time_does_not_run_backwards(anchors: Anchors) -> None:
-    frame = pl.DataFrame(anchors, schema=SCHEMA, orient="row")
-    kept = in_order(rows_of(frame), "sampled")
-    flags = [bool(stays) for part in kept for stays in part]
-    assert [i for i, stays in enumerate(flags) if stays] == expected(anchors)
+    start_us = np.array([start_us for start_us, _ in anchors], np.int64)
+    sampled = np.array([sampled for _, sampled in anchors], bool)
+    assert np.flatnonzero(in_order(start_us, sampled)).tolist() == expected(anchors)
