@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import polars as pl
@@ -216,23 +217,38 @@ def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) ->
 
 def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
     """The spans and events of a file of JSON lines in batches, equal to what the decoder makes of them."""
-    window, batch, line = Window(file.chunks()), ScannedBatch(), 1
-    while window.end - window.at <= MAX_RECORD_BYTES and window.refill():
-        why = FULL
+    chunks, batch, line = file.chunks(), ScannedBatch(), 1
+    unread: list[bytes] = []
+    for chunk in chunks:
+        unread.append(chunk)
+        if b"\n" not in chunk:
+            if sum(map(len, unread)) > MAX_RECORD_BYTES:
+                break
+            continue
+        text, words, end = _padded(b"".join(unread))
+        why, at = FULL, 0
         while why < 0:
-            text = (window.text, window.words, window.at, window.end, line)
-            why, window.at, line = scan_lines(*text, *batch.rows())
+            why, at, line = scan_lines(text, words, at, end, line, *batch.rows())
             if why == FULL and not batch.is_empty():
                 yield batch.taken()
             elif why == FULL and batch.can_grow():
                 batch.grow()
             elif why < 0:
-                end = int(batch.state[otlp_rows.LINE_END])
-                yield from _decoded(file, records_in_lines([(line, window.take(window.at, end - 1))]), batch)
-                window.at, line = end, line + 1
-    rest = lines_of(file, window.rest(), MAX_RECORD_BYTES, line)
+                stop = int(batch.state[otlp_rows.LINE_END])
+                yield from _decoded(file, records_in_lines([(line, text[at : stop - 1].tobytes())]), batch)
+                at, line = stop, line + 1
+        unread = [text[at:end].tobytes()]
+    rest = lines_of(file, chain(unread, chunks), MAX_RECORD_BYTES, line)
     yield from _decoded(file, records_in_lines(rest), batch)
     yield batch.taken()
+
+
+def _padded(content: bytes) -> tuple[Bytes, Words, int]:
+    """The content with zeros behind it, the same memory as words, and where the content ends."""
+    words = np.zeros((len(content) + PADDING_BYTES) // 8 + 1, np.uint64)
+    text = words.view(np.uint8)
+    text[: len(content)] = np.frombuffer(content, np.uint8)
+    return text, words, len(content)
 
 
 def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], batch: ScannedBatch) -> Iterator[TraceBatch]:
@@ -241,54 +257,3 @@ def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], batch: Sc
         for _ in read_json(content, f"{_UNIT} {number}", number, batch.decoded, file.tally):
             if batch.decoded.full:
                 yield batch.taken()
-
-
-# -- The part of a stream that a compiled scan is working on -------------------------------------
-
-# Small enough to stay in a processor's cache from the reading to the scanning.
-_USUAL_BYTES = 2 << 20
-
-
-class Window:
-    """Bytes of a stream from ``at`` to ``end`` in ``text``, with zeros behind them; ``words`` is the same memory."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self.text: Bytes
-        self.words: Words
-        self.at = self.end = 0
-        self._resize(_USUAL_BYTES)
-
-    def refill(self) -> bool:
-        """Fill up behind what is not used yet; False if nothing is left to fill up with.
-
-        What is not used yet moves to the front; a window that is still half full of it doubles.
-        """
-        unused = self.end - self.at
-        self.text[:unused] = self.text[self.at : self.end].copy()
-        self.at, self.end = 0, unused
-        usual = max(_USUAL_BYTES, 2 * unused)
-        while self.end < usual and (chunk := next(self._chunks, b"")):
-            if self.end + len(chunk) > self._room:
-                self._resize(max(usual, self.end + len(chunk)))
-            self.text[self.end : self.end + len(chunk)] = np.frombuffer(chunk, np.uint8)
-            self.end += len(chunk)
-        self.text[self.end : self.end + PADDING_BYTES] = 0
-        return self.end > unused
-
-    def take(self, begin: int, end: int) -> bytes:
-        """The bytes between two positions."""
-        return self.text[begin:end].tobytes()
-
-    def rest(self) -> Iterator[bytes]:
-        """What is not used yet, and the chunks that follow."""
-        yield self.take(self.at, self.end)
-        yield from self._chunks
-
-    def _resize(self, room: int) -> None:
-        self._room = room
-        words = np.zeros((room + PADDING_BYTES) // 8 + 1, np.uint64)
-        text = words.view(np.uint8)
-        if self.end:
-            text[: self.end] = self.text[: self.end]
-        self.text, self.words = text, words

@@ -18,7 +18,6 @@ from pack import JANUARY, VLLM_TRACES, WITH_SPANS
 from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import scan as otlp_scan
-from blis_replay.ingest.readers.otlp import scan as scan_columns
 from blis_replay.ingest.readers.otlp.traces import trace_batches
 from blis_replay.ingest.scan import otlp_columns
 
@@ -26,17 +25,16 @@ EVENTS = ("steps", "snapshots", "journey_events")
 Read = tuple[dict[str, pl.DataFrame], int, list[tuple[str, str]]]
 
 
-def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: int = 8, unit: str = "line") -> Read:
+def read(path: Path, *, scanned: bool, chunk_bytes: int = 1 << 11, batch_rows: int = 8, unit: str = "line") -> Read:
     """All spans and events by their kind (``span_row`` among all spans), and what was rejected."""
     file = RecordedFile(path, path.name)
     found: dict[str, list[pl.DataFrame]] = {kind: [] for kind in ("spans", *EVENTS)}
     count = 0
     with (
         patch.object(files, "LARGE_BYTES", 0 if scanned else 1 << 60),
-        patch.object(files, "CHUNK_BYTES", window_bytes // 2),
-        patch.object(otlp_scan, "_USUAL_BYTES", window_bytes),
-        patch.object(scan_columns, "BATCH_ROWS", batch_rows),
-        patch.object(scan_columns, "_ROOM_FOR_TEXTS", 40 * batch_rows),
+        patch.object(files, "CHUNK_BYTES", chunk_bytes),
+        patch.object(otlp_scan, "BATCH_ROWS", batch_rows),
+        patch.object(otlp_scan, "_ROOM_FOR_TEXTS", 40 * batch_rows),
     ):
         for batch in trace_batches(file):
             assert batch.unit == unit
@@ -242,7 +240,7 @@ def test_real_traces_are_read_alike(data_pack: Path, tmp_path: Path) -> None:
     for path in (data_pack / place / name / "traces.json.gz" for place, names in places.items() for name in names):
         plain = tmp_path / "traces.json"
         plain.write_bytes(gzip.decompress(path.read_bytes()))
-        usual = {"window_bytes": 1 << 20, "batch_rows": 1_000}
+        usual = {"chunk_bytes": 1 << 19, "batch_rows": 1_000}
         decoded, scanned = read(plain, scanned=False), read(plain, scanned=True, **usual)
         assert all(frame.equals(decoded[0][kind]) for kind, frame in scanned[0].items()), path
         assert scanned[1:] == decoded[1:] == (0, [])
@@ -253,7 +251,7 @@ def test_a_line_that_needs_too_much_room_is_left_to_the_decoder(tmp_path: Path) 
     spans = ",".join(["{}"] * 100)
     line = '{"resourceSpans":[{"scopeSpans":[{"scope":{"name":"vllm.api"},"spans":[' + spans + "]}]}]}"
     with (
-        patch.object(scan_columns, "_MOST_ROWS", 16),
+        patch.object(otlp_scan, "_MOST_ROWS", 16),
         patch.object(otlp_scan, "read_json", side_effect=otlp_scan.read_json) as decoder,
     ):
         found = assert_same(tmp_path / "traces.json", (line + "\n").encode() * 3)
