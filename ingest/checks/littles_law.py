@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Int64s
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
@@ -28,7 +28,6 @@ from blis_replay.ingest.checks.evidence import (
     steps_in,
 )
 from blis_replay.ingest.recording import Finding, Recording, Severity
-from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "littles_law"
@@ -116,14 +115,17 @@ def _depths(recording: Recording, window: Window) -> dict[str, int]:
     The last step before a pause lasts as long as a request is in flight, and not until the next one begins.
     """
     intervals = step_intervals(steps_in(recording, window, "running_depth", "waiting_depth"))
-    idle_from_us, idle_until_us = _pauses(recording, window)
-    if len(idle_from_us):
-        return _without_pauses(intervals.where("running_depth IS NOT NULL"), idle_from_us, idle_until_us)
-    sums = {"intervals": "count(*)"}
+    frame = intervals.frame(["start_us", "elapsed_us", "running_depth", "waiting_depth"]).drop_nulls("running_depth")
+    begin_us, elapsed_us = frame["start_us"].to_numpy(), frame["elapsed_us"].to_numpy()
+    pauses_us = _pauses(recording, window)
+    idle_us = _paused_before(pauses_us, begin_us + elapsed_us) - _paused_before(pauses_us, begin_us)
+    busy_us = np.maximum(elapsed_us - idle_us, 0)
+    # A pause counts as well: nothing ran and nothing waited in it.
+    sums = {"intervals": frame.height}
     for name in ("running_depth", "waiting_depth"):
-        sums[name] = f"coalesce(sum({name} * elapsed_us), 0)"
-        sums[f"{name}_us"] = f"coalesce(sum(elapsed_us) FILTER ({name} IS NOT NULL), 0)"
-    return intervals.where("running_depth IS NOT NULL").aggregate(**sums)
+        sums[name] = int((frame[name].fill_null(0).to_numpy() * busy_us).sum())
+        sums[f"{name}_us"] = int(elapsed_us[frame[name].is_not_null().to_numpy()].sum())
+    return sums
 
 
 def _ratio_at_steps(recording: Recording, window: Window) -> float:
@@ -137,32 +139,22 @@ def _ratio_at_steps(recording: Recording, window: Window) -> float:
     return float(depth.to_numpy().sum() / max(int(in_flight.sum()), 1))
 
 
-def _pauses(recording: Recording, window: Window) -> tuple[Int64s, Int64s]:
-    """int64[pauses] each: from when until when no request was in flight."""
+def _pauses(recording: Recording, window: Window) -> Int64s:
+    """int64[pauses, 2]: from when until when no request was in flight."""
     spans = recorded_requests(recording).select("arrival_us", "e2e_us").drop_nulls().sort("arrival_us")
     sent_us = spans["arrival_us"].to_numpy()
     ended_us = np.maximum.accumulate(sent_us + spans["e2e_us"].to_numpy())
     from_us, until_us = ended_us[:-1], sent_us[1:]
     within = (until_us > from_us) & (until_us > window.start_us) & (from_us < window.end_us)
-    return from_us[within], until_us[within]
+    return np.column_stack([from_us[within], until_us[within]])
 
 
-def _without_pauses(intervals: Rows, idle_from_us: Int64s, idle_until_us: Int64s) -> dict[str, int]:
-    frame = intervals.frame(["start_us", "elapsed_us", "running_depth", "waiting_depth"])
-    begin_us = frame["start_us"].to_numpy()
-    end_us = begin_us + frame["elapsed_us"].to_numpy()
-    edges_us = np.column_stack([idle_from_us, idle_until_us]).ravel()
-    paused_us = np.column_stack([np.zeros(len(idle_from_us)), idle_until_us - idle_from_us]).ravel().cumsum()
-    idle_us = np.interp(end_us, edges_us, paused_us) - np.interp(begin_us, edges_us, paused_us)
-    busy_us = np.maximum(end_us - begin_us - idle_us, 0)
-    # The pause counts as well: nothing ran and nothing waited in it.
-    sums = {"intervals": frame.height}
-    for name in ("running_depth", "waiting_depth"):
-        known = frame[name].is_not_null().to_numpy()
-        depth = frame[name].fill_null(0).to_numpy()
-        sums[name] = int((depth * busy_us).sum())
-        sums[f"{name}_us"] = int((end_us - begin_us)[known].sum())
-    return sums
+def _paused_before(pauses_us: Int64s, times_us: Int64s) -> Floats:
+    """float64[times]: how long the pauses before each time lasted together, us."""
+    if not len(pauses_us):
+        return np.zeros(len(times_us))
+    paused_us = np.insert(pauses_us[:, 1] - pauses_us[:, 0], np.arange(len(pauses_us)), 0).cumsum()
+    return np.interp(times_us, pauses_us.ravel(), paused_us)
 
 
 def _over_time(depths: dict[str, int], name: str) -> float:

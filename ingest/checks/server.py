@@ -11,6 +11,7 @@ from blis_replay.ingest.checks.evidence import (
     InstrumentCheck,
     Measured,
     completed_requests,
+    mean,
     not_checked,
     recorded_requests,
 )
@@ -78,9 +79,9 @@ def _client(recording: Recording) -> dict[str, float | None]:
         "requests": float(requests.height),
         "prompt_tokens": float(sums["prompt_tokens"][0]),
         "output_tokens": float(sums["output_tokens"][0]),
-        "ttft_us": _mean(requests["ttft_us"]),
+        "ttft_us": mean(requests, "ttft_us"),
         "itl_us": decoding if timed.height else None,
-        "e2e_us": _mean(requests["e2e_us"]),
+        "e2e_us": mean(requests, "e2e_us"),
     }
 
 
@@ -94,11 +95,6 @@ def _server(recording: Recording) -> dict[str, float | None]:
     }
     found = {name: published(recording.aggregates, -1, *source) for name, source in sources.items()}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _mean(values: pl.Series) -> float | None:
-    mean = values.mean()
-    return float(mean) if isinstance(mean, int | float) else None
 
 
 def _counts(recording: Recording) -> Finding:

@@ -150,27 +150,22 @@ def _before_any_step(recording: Recording) -> list[Finding]:
     several = requests.filter(pl.col("output_tokens") >= _ENOUGH_TOKENS)
     gap_us = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
     early = several.filter((pl.col("ttft_us") >= 0) & (pl.col("ttft_us") < _OF_A_STEP * gap_us))
+    median_ttft_us, median_gap_us = early.select(pl.col("ttft_us").median(), gap_us.median().alias("gap_us")).row(0)
     if early.height <= max(_MOST_EARLY * several.height, _FEWEST_EARLY):
         return []
     measured: Measured = {
         "requests": early.height,
         "of": several.height,
-        "median_ttft_us": _median(early.select(pl.col("ttft_us"))),
-        "median_gap_us": _median(early.select(gap_us.alias("gap_us"))),
+        "median_ttft_us": median_ttft_us,
+        "median_gap_us": median_gap_us,
     }
     message = (
-        f"{early.height} of {several.height} requests have their first token after "
-        f"{float(measured['median_ttft_us'] or 0) / 1e3:.2f} ms, less than half of a step "
-        f"({float(measured['median_gap_us'] or 0) / 1e3:.2f} ms per token): the event that was stamped carries a role "
-        "and no token"
+        f"{early.height} of {several.height} requests have their first token after {median_ttft_us / 1e3:.2f} ms, less "
+        f"than half of a step ({median_gap_us / 1e3:.2f} ms per token): the event that was stamped carries a role and "
+        "no token"
     )
     rule = f"a token takes a step: TTFT below {_OF_A_STEP} of a request's own gap between tokens, in 1 % of them"
     return [Finding(CHECK, "unusable", "ttft", message, measured, rule)]
-
-
-def _median(one_column: pl.DataFrame) -> float | None:
-    value = one_column.to_series().median()
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _other_tpot(recording: Recording) -> list[Finding]:
