@@ -5,7 +5,8 @@ Requests may be turns of sessions: a client then sends the turns of one session 
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
+from collections import deque
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -16,10 +17,13 @@ from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import EngineLatency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
+from blis_replay.blis.setup import eligible_times
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 # Unsent requests are parked at times that no run reaches, further apart than any pre-queue delay.
 _UNSENT_US, _APART_US = NEVER_US // 4, 2**32
+# Sends that are put into slots beyond those that are due; the kernel stops before the next one.
+_AHEAD = 64
 # Columns of a request in the kernel's tables, apart from its times.
 _OF_A_REQUEST = ("prompt_tokens", "total_tokens", "given_hit", "key_start", "key_count")
 _NEW_SESSION = -1
@@ -45,6 +49,46 @@ class ClosedLoop:
             )
 
 
+@dataclass(frozen=True)
+class Answered:
+    """Requests that a client sent when another one was answered, as it had a limit of requests in flight.
+
+    ``after``: int64[n], for each request the one whose answer it waited for, -1 if it came at its own time.
+    ``later_us``: int64[n], how long after that answer it was sent.
+    """
+
+    after: Int64s
+    later_us: Int64s
+
+
+# A client with a limit sends within some milliseconds of an answer; later, something else held it up.
+_AT_ONCE_US = 50_000
+
+
+def answered_of(arrival_us: Int64s, end_us: Int64s, in_flight: int) -> Answered:
+    """Which requests waited for an answer, where a client had at most ``in_flight`` requests: each of those that
+    brought it back to its limit within 50 ms of an answer, in the order of the answers.
+
+    ``arrival_us``: int64[n], when they were sent, in order; ``end_us``: when they were answered.
+    """
+    after, later_us = np.full(len(arrival_us), -1), np.zeros(len(arrival_us), np.int64)
+    by_end = np.argsort(end_us, kind="stable")
+    answers: deque[int] = deque()
+    ended, busy = 0, 0
+    for request, sent_us in enumerate(arrival_us.tolist()):
+        while ended < len(by_end) and end_us[by_end[ended]] <= sent_us:
+            if busy == in_flight or answers:
+                answers.append(int(by_end[ended]))
+            busy, ended = busy - 1, ended + 1
+        while answers and sent_us - end_us[answers[0]] > _AT_ONCE_US:
+            answers.popleft()
+        busy += 1
+        if answers:
+            after[request] = answers.popleft()
+            later_us[request] = sent_us - end_us[after[request]]
+    return Answered(after, later_us)
+
+
 def simulate_closed_loop(
     trace: RequestTrace,
     engine: EngineConfig,
@@ -59,25 +103,51 @@ def simulate_closed_loop(
     a session.  Arrivals of the trace are ignored.  Raises ``TraceError`` like ``simulate``, and for held-back requests,
     aborts, priorities and speculative decoding.
     """
-    delays = lifecycle or Lifecycle()
+    if (trace.pre_queue_us, trace.held_us) != (None,) * 2:
+        raise TraceError("a closed loop takes no observed delays; leave them out")
+    parked = _parked(trace, engine)
+    running = Engine(parked, engine, lifecycle or Lifecycle())
+    order = np.arange(len(trace)) if sessions is None else sessions
+    return _served(running, latency, _Clients(running, loop, order), loop.think_us)
+
+
+def simulate_answered(
+    trace: RequestTrace,
+    engine: EngineConfig,
+    latency: EngineLatency,
+    answered: Answered,
+    lifecycle: Lifecycle | None = None,
+) -> SimResult:
+    """Serve the requests of ``trace``, those that waited for an answer when the simulated one is there.
+
+    Raises ``TraceError`` like ``simulate``, and for aborts, priorities and speculative decoding.
+    """
+    running = Engine(_parked(trace, engine), engine, lifecycle or Lifecycle())
+    return _served(running, latency, _Followers(running, trace.arrival_us, answered), 0)
+
+
+def _parked(trace: RequestTrace, engine: EngineConfig) -> RequestTrace:
+    """The trace with no request sent yet; raises ``TraceError`` for what a closed loop cannot take."""
     if engine.speculation is not None:
         raise TraceError("speculation: a closed loop is not simulated with it; leave out one of the two")
-    if (trace.abort_us < NEVER_US).any() or (trace.priority, trace.pre_queue_us, trace.held_us) != (None,) * 3:
-        raise TraceError("a closed loop takes no aborts, priorities or observed delays; leave them out")
-    trace = replace(trace, arrival_us=_UNSENT_US + _APART_US * np.arange(len(trace)))
-    running, model = Engine(trace, engine, delays), latency.for_kernel()
-    clients = _Clients(running, loop, np.arange(len(trace)) if sessions is None else sessions)
-    answer_us = int(delays.post_token_us) + int(delays.post_request_us) + loop.think_us
-    seen, goes_on = 0, True
-    clients.send()
-    while goes_on:
-        goes_on, seen = running.advance_to_answer(model, _UNSENT_US, seen)
-        clients.arrived(int(running.state.at["arrived"].item()))
-        if goes_on:
-            clients.answered(seen - 1, int(running.state.steps[seen - 1]["end_us"]) + answer_us)
-            clients.send()
+    if (trace.abort_us < NEVER_US).any() or trace.priority is not None:
+        raise TraceError("a closed loop takes no aborts or priorities; leave them out")
+    return replace(trace, arrival_us=_UNSENT_US + _APART_US * np.arange(len(trace)))
+
+
+def _served(running: Engine, latency: EngineLatency, sends: _Sends, think_us: int) -> SimResult:
+    """The run to its end; requests are sent as far as the answers are known."""
+    model, delays = latency.for_kernel(), running.lifecycle
+    answer_us = int(delays.post_token_us) + int(delays.post_request_us) + think_us
+    seen, answered = 0, True
+    while answered or sends.due:
+        until_us = sends.send()
+        answered, seen = running.advance_to_answer(model, until_us, seen)
+        sends.arrived(int(running.state.at["arrived"].item()))
+        if answered:
+            sends.answered(seen - 1, int(running.state.steps[seen - 1]["end_us"]) + answer_us)
     result = running.result()
-    check_conservation(trace.abort_us, running.state, result)
+    check_conservation(running.trace.abort_us, running.state, result)
     return result
 
 
@@ -95,39 +165,48 @@ def simulate_load(
     return simulate_closed_loop(trace, engine, latency, loop, lifecycle, sessions)
 
 
-class _Clients:
-    """The clients' pending sends.
+class _Sends:
+    """The pending sends of clients: ``due``, (time, request or _NEW_SESSION) in order of time.
 
     The kernel admits requests in the order of their slots.  A slot gets its request once the next send is known;
     ``running.order`` maps slots to requests.
     """
 
-    def __init__(self, running: Engine, loop: ClosedLoop, sessions: Int64s) -> None:
+    def __init__(self, running: Engine) -> None:
         self.running = running
-        self.delay_us = running.queued_us - running.trace.arrival_us
+        eligible_us = eligible_times(running.trace, running.queued_us)
+        self.queued_later_us = running.queued_us - running.trace.arrival_us
+        self.eligible_later_us = eligible_us - running.trace.arrival_us
         self.facts = running.state.facts[list(_OF_A_REQUEST)].copy()
-        self.slot_of = np.arange(len(sessions))
-        self.sent = self.begun = 0
+        self.slot_of = np.argsort(running.order)
+        self.sent = 0
         self.in_flight: list[int] = []  # slots
-        by_session = np.argsort(sessions, kind="stable")
-        goes_on = np.diff(sessions[by_session]) == 0
-        self.next_turn = dict(zip(by_session[:-1][goes_on].tolist(), by_session[1:][goes_on].tolist(), strict=True))
-        self.first_turns = np.sort(by_session[np.r_[True, ~goes_on][: len(sessions)]]).tolist()
-        clients = min(loop.concurrency, len(self.first_turns))
-        # (time of the next send, turn to send or _NEW_SESSION), one per client, ascending.
-        self.due = [(loop.ramp_us * client // clients, _NEW_SESSION) for client in range(clients)]
-        self.to_begin = len(self.first_turns) - clients
+        self.due: list[tuple[int, int]] = []
 
-    def send(self) -> None:
-        """Move due sends into the next slots; each reaches the queue after its pre-queue delay."""
-        fresh = self.begun
-        for slot, (at_us, turn) in enumerate(self.due, self.sent):
-            if turn == _NEW_SESSION:
-                turn, fresh = self.first_turns[fresh], fresh + 1
-            self._put(slot, turn)
-            self.running.trace.arrival_us[turn] = at_us
-            self.running.queued_us[turn] = at_us + self.delay_us[turn]
-            self.running.state.facts["queued_us"][slot] = at_us + self.delay_us[turn]
+    def send(self) -> int:
+        """Move the next sends into the next slots; until when the kernel may go on with these, us."""
+        ahead = bisect_right(self.due, self.running.now_us, key=itemgetter(0)) + _AHEAD
+        times_us = [at_us for at_us, _ in self.due[:ahead]]
+        for slot, (at_us, request) in enumerate(zip(times_us, self.requests(ahead), strict=True), self.sent):
+            self._put(slot, request)
+            self.running.trace.arrival_us[request] = at_us
+            self.running.queued_us[request] = at_us + self.queued_later_us[request]
+            self.running.state.facts["queued_us"][slot] = at_us + self.eligible_later_us[request]
+        return self.due[ahead][0] if len(self.due) > ahead else _UNSENT_US
+
+    def requests(self, ahead: int) -> list[int]:
+        """The requests of the first sends that are due."""
+        return [request for _, request in self.due[:ahead]]
+
+    def answered(self, row: int, end_us: int) -> None:
+        """Requests were answered in step ``row``; the client has the answers at ``end_us``."""
+        raise NotImplementedError
+
+    def arrived(self, slots: int) -> None:
+        """The kernel has admitted the first ``slots`` slots."""
+        self.in_flight += range(self.sent, slots)
+        del self.due[: slots - self.sent]
+        self.sent = slots
 
     def _put(self, slot: int, request: int) -> None:
         """Swap ``request`` into ``slot``."""
@@ -139,26 +218,60 @@ class _Clients:
             for name in _OF_A_REQUEST:
                 self.running.state.facts[name][there] = self.facts[name][moved]
 
-    def arrived(self, slots: int) -> None:
-        """The kernel has admitted the first ``slots`` slots."""
-        self.begun += sum(turn == _NEW_SESSION for _us, turn in self.due[: slots - self.sent])
-        if self.next_turn:
-            self.in_flight += range(self.sent, slots)
-        del self.due[: slots - self.sent]
-        self.sent = slots
+    def _answered_in(self, row: int) -> list[int]:
+        """The requests that were answered in a step; they are no longer in flight."""
+        last_step = self.running.state.outcomes["last_step"]
+        over = [slot for slot in self.in_flight if last_step[slot] == row]
+        self.in_flight = [slot for slot in self.in_flight if last_step[slot] != row]
+        return [int(self.running.order[slot]) for slot in over]
 
-    def answered(self, row: int, next_us: int) -> None:
-        """Requests were answered in step ``row``: their clients send a next turn or session at ``next_us``."""
-        for turn in self._turns_after(row):
+
+class _Followers(_Sends):
+    """Each request is sent when the one that it waited for is answered, or at its own time."""
+
+    def __init__(self, running: Engine, arrival_us: Int64s, answered: Answered) -> None:
+        super().__init__(running)
+        self.later_us = answered.later_us
+        self.followers: dict[int, list[int]] = {}
+        for request, after in enumerate(answered.after.tolist()):
+            if after < 0:
+                self.due.append((int(arrival_us[request]), request))
+            else:
+                self.followers.setdefault(after, []).append(request)
+        self.due.sort()
+
+    def answered(self, row: int, end_us: int) -> None:
+        for request in self._answered_in(row):
+            for follower in self.followers.get(request, ()):
+                insort(self.due, (end_us + int(self.later_us[follower]), follower), key=itemgetter(0))
+
+
+class _Clients(_Sends):
+    """So many clients, each of which sends its next request when its last one is answered."""
+
+    def __init__(self, running: Engine, loop: ClosedLoop, sessions: Int64s) -> None:
+        super().__init__(running)
+        self.begun = 0
+        by_session = np.argsort(sessions, kind="stable")
+        goes_on = np.diff(sessions[by_session]) == 0
+        self.next_turn = dict(zip(by_session[:-1][goes_on].tolist(), by_session[1:][goes_on].tolist(), strict=True))
+        self.first_turns = np.sort(by_session[np.r_[True, ~goes_on][: len(sessions)]]).tolist()
+        clients = min(loop.concurrency, len(self.first_turns))
+        self.due = [(loop.ramp_us * client // clients, _NEW_SESSION) for client in range(clients)]
+        self.to_begin = len(self.first_turns) - clients
+
+    def requests(self, ahead: int) -> list[int]:
+        fresh = iter(self.first_turns[self.begun : self.begun + ahead])
+        return [next(fresh) if turn == _NEW_SESSION else turn for _, turn in self.due[:ahead]]
+
+    def arrived(self, slots: int) -> None:
+        self.begun += sum(turn == _NEW_SESSION for _us, turn in self.due[: slots - self.sent])
+        super().arrived(slots)
+
+    def answered(self, row: int, end_us: int) -> None:
+        for request in self._answered_in(row):
+            turn = self.next_turn.get(request, _NEW_SESSION)
             if turn == _NEW_SESSION and not self.to_begin:
                 continue
             self.to_begin -= turn == _NEW_SESSION
-            insort(self.due, (next_us, turn), key=itemgetter(0))
-
-    def _turns_after(self, row: int) -> list[int]:
-        state = self.running.state
-        if not self.next_turn:
-            return [_NEW_SESSION] * int(state.steps[row]["finished"])
-        over = {slot for slot in self.in_flight if state.outcomes["last_step"][slot] == row}
-        self.in_flight = [slot for slot in self.in_flight if slot not in over]
-        return [self.next_turn.get(int(self.running.order[slot]), _NEW_SESSION) for slot in sorted(over)]
+            insort(self.due, (end_us, turn), key=itemgetter(0))

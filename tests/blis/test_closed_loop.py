@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
+from blis_replay.blis.closed_loop import Answered, ClosedLoop, answered_of, simulate_answered, simulate_closed_loop
+from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
@@ -116,3 +119,37 @@ def test_a_turn_finds_the_blocks_of_the_turn_before() -> None:
     result = simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(1), sessions=np.array([0, 1, 0]))
     assert result.cached_tokens.tolist() == [0, 0, 32]
     assert result.arrival_us.tolist() == [0, 8_000, 4_000]
+
+
+def test_a_request_that_waited_for_an_answer_waits_for_the_simulated_one() -> None:
+    """Two requests at 0 and 2 ms; the third follows the first, which is answered at 4 ms, by 0.5 ms."""
+    trace = replace(requests(3), arrival_us=np.array([0, 2_000, 9_000]))
+    answered = Answered(np.array([-1, -1, 0]), np.array([0, 0, 500]))
+    result = simulate_answered(trace, engine(), LATENCY, answered)
+    assert result.arrival_us.tolist() == [0, 2_000, 4_500]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_where_nobody_waits_for_an_answer_it_is_the_open_run(asynchronous: bool) -> None:
+    """300 requests, more than are sent ahead, some of them within one step."""
+    random = np.random.default_rng(3)
+    trace = replace(requests(300, 9), arrival_us=np.sort(random.integers(0, 60_000, 300)))
+    alone = Answered(np.full(300, -1), np.zeros(300, np.int64))
+    delays = Lifecycle(pre_queue_us=2_000, post_token_us=100)
+    closed = simulate_answered(trace, engine(asynchronous), LATENCY, alone, delays)
+    opened = simulate(trace, engine(asynchronous), LATENCY, delays)
+    for name in ("arrival_us", "queued_us", "scheduled_us", "first_token_us", "finished_us"):
+        assert (getattr(closed, name) == getattr(opened, name)).all()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_closed_loop_told_by_its_answers_is_that_closed_loop(asynchronous: bool) -> None:
+    """Each request follows the answer that it followed in the run of 8 clients, so every time comes again."""
+    outputs = np.random.default_rng(4).integers(2, 40, 200)
+    trace = replace(requests(200), output_tokens=outputs)
+    first = simulate_closed_loop(trace, engine(asynchronous), LATENCY, ClosedLoop(8, think_us=300))
+    after = answered_of(first.arrival_us, first.arrival_us + first.e2e_us, 8)
+    assert (after.after >= 0).sum() == 192
+    again = simulate_answered(replace(trace, arrival_us=first.arrival_us), engine(asynchronous), LATENCY, after)
+    assert again.arrival_us.tolist() == first.arrival_us.tolist()
+    assert again.e2e_us.tolist() == first.e2e_us.tolist()
