@@ -158,11 +158,14 @@ def simulate_load(
     lifecycle: Lifecycle | None = None,
     loop: ClosedLoop | None = None,
     sessions: Int64s | None = None,
+    answered: Answered | None = None,
 ) -> SimResult:
-    """Serve ``trace`` at its arrivals, or in a closed loop if ``loop`` is given."""
-    if loop is None:
-        return simulate(trace, engine, latency, lifecycle)
-    return simulate_closed_loop(trace, engine, latency, loop, lifecycle, sessions)
+    """Serve ``trace`` at its arrivals; in a closed loop if ``loop`` is given, or where requests wait for answers."""
+    if loop is not None:
+        return simulate_closed_loop(trace, engine, latency, loop, lifecycle, sessions)
+    if answered is not None:
+        return simulate_answered(trace, engine, latency, answered, lifecycle)
+    return simulate(trace, engine, latency, lifecycle)
 
 
 class _Sends:

@@ -39,6 +39,12 @@ class ReplayRun:
     outside: Outside | None = None
 
     @property
+    def arrival_us(self) -> Int64s:
+        """int64[n] in request order: when the requests were sent in the replay."""
+        engine = self.simulated.engine
+        return self.plan.trace.arrival_us if engine is None else engine.arrival_us
+
+    @property
     def ttft_us(self) -> Int64s:
         """int64[n] in request order, meaningful where ``simulated.completed``."""
         return self.simulated.ttft_us
@@ -101,6 +107,7 @@ def replay(
     embedded = isinstance(simulator, EmbeddedEngine)
     # Another program that runs our coefficients has no kernels to compile.
     plan = plan_replay(recording, mode, entry if embedded or entry is None else replace(entry, first_use=None))
+    plan = plan if embedded else plan.at_recorded_times
     simulated = simulator.serve(plan.recording, plan)
     if mode.warm_up == "recorded":
         plan = plan.with_recorded_stalls(simulated.completed, simulated.ttft_us)

@@ -14,7 +14,7 @@ from blis_replay.blis.latency.models import EngineLatency, FirstUse, Latency, Ob
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay.ingest.errors import counted
-from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
+from blis_replay.ingest.recording import PUBLISHED, RECORDED, Recording, Setting
 from blis_replay.ingest.rows import Rows
 from blis_replay.replay.engine import replayed_engine, with_captured_sizes
 from blis_replay.replay.errors import ReplayError
@@ -23,6 +23,7 @@ from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_o
 from blis_replay.replay.warm_up import Stalls, recorded_stalls, waits_for_kernels
 
 if TYPE_CHECKING:
+    from blis_replay.blis.closed_loop import Answered
     from blis_replay.replay.declared import DeclaredRequests
 
 _FLAT_ARRIVALS_SEED = 42
@@ -44,6 +45,8 @@ class ReplayPlan:
     requests with one number are turns of one client of ``mode.loop``.  ``stalls``: of the server's first seconds.
     ``first_use``: kernels that the server compiles when it first needs them; ``captured_tokens``: most tokens of a
     captured CUDA graph, for which it has them.  ``captured_sizes``: sizes of captured graphs; None if unknown.
+    ``answered``: which requests waited for an answer, as their client had a limit of requests in flight; None where it
+    had none.
     """
 
     recording: Recording
@@ -58,6 +61,7 @@ class ReplayPlan:
     sessions: Int64s | None = None
     stalls: Stalls | None = None
     first_use: FirstUse | None = None
+    answered: Answered | None = None
     captured_tokens: int = 0
     captured_sizes: tuple[int, ...] | None = None
 
@@ -77,6 +81,13 @@ class ReplayPlan:
         if self.first_use is not None:
             return self.first_use.on(of_batches, self.captured_tokens, self.engine.max_num_batched_tokens)
         return of_batches
+
+    @property
+    def at_recorded_times(self) -> ReplayPlan:
+        """The plan for a simulator that takes arrivals only."""
+        if self.answered is None:
+            return self
+        return replace(self, answered=None, basis=self.basis | {"arrivals": "recorded, though they waited for answers"})
 
     def with_recorded_stalls(self, completed: Bools, ttft_us: Int64s) -> ReplayPlan:
         """The plan with the stalls that the recording shows beside a replay without them.
@@ -112,6 +123,10 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         basis |= forced_basis
     if engine.fitted_scheduling:
         basis["scheduling"] = engine.fitted_scheduling
+    answered = None
+    if recording.ground_truth == RECORDED and _waits_for_answers(mode, engine.config, trace):
+        answered, waited_basis = _answered(recording)
+        basis |= waited_basis
     first_use = None
     if entry is not None and entry.first_use is not None and mode.warm_up == "modelled" and cycles is None:
         waits, basis["warm-up"] = waits_for_kernels(recording, entry.first_use, engine.captured_tokens)
@@ -129,10 +144,43 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         cycles=cycles,
         delivery_us=delivery_us,
         sessions=sessions,
+        answered=answered,
         first_use=first_use,
         captured_tokens=engine.captured_tokens,
         captured_sizes=engine.captured_sizes,
     )
+
+
+def _waits_for_answers(mode: ReplayMode, engine: EngineConfig, trace: RequestTrace) -> bool:
+    """Whether arrivals are the recorded ones, of a run that can be simulated as a closed loop."""
+    recorded = mode.arrivals == "recorded" and mode.rate == 1.0 and mode.loop is None and mode.sessions == "none"
+    simple = engine.speculation is None and engine.data_parallel_size == 1 and trace.priority is None
+    return recorded and simple and bool((trace.abort_us == NEVER_US).all())
+
+
+def _answered(recording: Recording) -> tuple[Answered | None, dict[str, str]]:
+    """The requests that waited for an answer, in load stages in which the client stood at a limit."""
+    from blis_replay.ingest.checks.overload import client_limits  # only recorded requests need it
+
+    limits = client_limits(recording)
+    if not limits:
+        return None, {}
+    from blis_replay.blis.closed_loop import Answered, answered_of
+
+    times = recording.requests.frame(["stage", "arrival_us", "e2e_us"])
+    arrival_us, e2e_us = (times[name].to_numpy() for name in ("arrival_us", "e2e_us"))
+    if times["e2e_us"].null_count():
+        return None, {}
+    after, later_us = np.full(len(arrival_us), -1), np.zeros(len(arrival_us), np.int64)
+    for limit in limits:
+        rows = np.flatnonzero(times["stage"].eq_missing(limit.stage).to_numpy())
+        of_stage = answered_of(arrival_us[rows], arrival_us[rows] + e2e_us[rows], limit.in_flight)
+        after[rows] = np.where(of_stage.after >= 0, rows[of_stage.after], -1)
+        later_us[rows] = of_stage.later_us
+    waited = int((after >= 0).sum())
+    held = ", ".join(f"{limit.in_flight:,}" for limit in limits)
+    basis = f"recorded; {waited:,} wait for the answers that they waited for, as the client held {held} in flight"
+    return Answered(after, later_us), {"arrivals": basis}
 
 
 _Forced = tuple[RequestTrace, ObservedCycles | None, tuple[Int64s, Int64s] | None, dict[str, str]]

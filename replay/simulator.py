@@ -118,14 +118,13 @@ class EmbeddedEngine:
         entry = self.entry_for(recording)
         latency = plan.latency(entry.latency)
         try:
-            if plan.mode.loop is None:
+            if plan.answered is None and plan.mode.loop is None:
                 result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
             else:
-                from blis_replay.blis.closed_loop import simulate_closed_loop  # only this needs it
+                from blis_replay.blis.closed_loop import simulate_load  # only this needs it
 
-                result = simulate_closed_loop(
-                    plan.trace, plan.engine, latency, plan.mode.loop, entry.lifecycle, plan.sessions
-                )
+                clients = plan.mode.loop, plan.sessions, plan.answered
+                result = simulate_load(plan.trace, plan.engine, latency, entry.lifecycle, *clients)
         except TraceError as error:
             raise TraceError(f"{recording.alias}: {error}") from None
         ttft_us, e2e_us = _client_latencies(result, plan)

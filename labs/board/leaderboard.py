@@ -233,7 +233,7 @@ def _throughput(run: ReplayRun, both: Bools) -> float | None:
     requests = run.recording.requests
     arrival_us, e2e_us = (requests[name].to_numpy() for name in ("arrival_us", "e2e_us"))
     observed_s = _span_s(arrival_us[both], e2e_us[both])
-    return relative_error(1 / observed_s, 1 / _span_s(run.plan.trace.arrival_us[both], run.e2e_us[both]))
+    return relative_error(1 / observed_s, 1 / _span_s(run.arrival_us[both], run.e2e_us[both]))
 
 
 def _span_s(arrival_us: Int64s, e2e_us: Int64s) -> float:

@@ -148,3 +148,30 @@ def test_a_summary_becomes_requests_of_its_clients() -> None:
     assert run.mode.loop == ClosedLoop(2)
     assert len(run.ttft_us) == run.recording.requests.height == 6
     assert run.basis["requests"].startswith("made of a summary")
+
+
+def four_clients(step_ms: float, requests: int = 120) -> Recording:
+    """What four clients saw, each of which sends again when it is answered; 5 tokens to a request, two places."""
+    recording = small_recording(requests, max_num_seqs=2)
+    entry = replace(RELEASE.models[0], latency=LatencyModel("blackbox", int(step_ms * 1e6), 0, 0))
+    served = replay(recording, replace(RELEASE, models=(entry,)), ReplayMode(loop=ClosedLoop(4)))
+    seen = {"arrival_us": served.arrival_us, "ttft_us": served.ttft_us, "e2e_us": served.e2e_us}
+    frame = recording.requests.frame().with_columns(**{name: pl.Series(us) for name, us in seen.items()})
+    return replace(recording, requests=rows_of(frame.sort("arrival_us")))
+
+
+@pytest.mark.parametrize("slower", [0.8, 1.0, 1.2])
+def test_arrivals_of_clients_that_wait_for_answers_come_from_the_simulated_answers(slower: float) -> None:
+    """All work is in steps, so E2E and the time of the last arrival are off as the steps are, and no queue builds."""
+    run = replay(four_clients(10 / slower), RELEASE)
+    assert "wait for the answers" in run.basis["arrivals"]
+    recorded = run.recording.requests.frame(["arrival_us", "e2e_us"])
+    assert run.e2e_us.mean() / recorded["e2e_us"].mean() == pytest.approx(slower, rel=0.01)
+    assert run.arrival_us.max() / recorded["arrival_us"].max() == pytest.approx(slower, rel=0.01)
+
+
+def test_a_program_of_its_own_gets_such_arrivals_as_recorded() -> None:
+    simulator = StandIn(completed=(True,) * 120)
+    run = replay(four_clients(10), RELEASE, simulator=simulator)
+    assert simulator.plans[0].answered is None
+    assert run.arrival_us.tolist() == run.recording.requests["arrival_us"].to_list()

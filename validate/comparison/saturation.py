@@ -53,7 +53,8 @@ class Saturation:
     ``from_us``, ``until_us``: between them the recording is overloaded and latencies measure its queue, None: nowhere,
     or until the end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``outside``: bool[requests], those
     outside of that stretch that both sides finished.  ``share_before``: the share of the run, by arrivals, that lies
-    before ``from_us``, rounded down to hundredths; 0 of fewer than 20 requests.
+    before ``from_us``, rounded down to hundredths; 0 of fewer than 20 requests.  ``answered``: whether requests that
+    waited for an answer wait for the simulated one.
     """
 
     observed: Queue
@@ -66,6 +67,7 @@ class Saturation:
     in_flight: int
     outside: Bools
     share_before: float = 0.0
+    answered: bool = False
 
 
 def saturation(run: ReplayRun) -> Saturation | None:
@@ -98,6 +100,7 @@ def saturation(run: ReplayRun) -> Saturation | None:
         in_flight=in_flight_at(recording, from_us) if from_us is not None else 0,
         outside=outside,
         share_before=_share_before(arrival_us, from_us),
+        answered=run.plan.answered is not None,
     )
 
 
@@ -131,13 +134,14 @@ def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
 
 def simulated_queue(run: ReplayRun) -> Queue:
     """The queue of a replay by a simulator that reports steps."""
-    trace, result = run.plan.trace, run.result
-    waits_us = simulated_wait_us(trace.abort_us, result)
-    first_us = np.where(result.completed, result.first_token_us, trace.arrival_us + waits_us)
+    result, sent_us = run.result, run.arrival_us
+    waits_us = simulated_wait_us(run.plan.trace.abort_us, result)
+    first_us = np.where(result.completed, result.first_token_us, sent_us + waits_us)
     times = run.recording.requests.frame(["stage"]).with_columns(
-        arrival_us=trace.arrival_us, ttft_us=first_us - trace.arrival_us, e2e_us=result.finished_us - trace.arrival_us
+        arrival_us=sent_us, ttft_us=first_us - sent_us, e2e_us=result.finished_us - sent_us
     )
-    return queue(trace.arrival_us, waits_us, [growth.end_us for growth in growths(times)])
+    order = np.argsort(sent_us, kind="stable")
+    return queue(sent_us[order], waits_us[order], [growth.end_us for growth in growths(times)])
 
 
 def _meaningless(
@@ -226,7 +230,7 @@ def _rates(run: ReplayRun, observed: Queue) -> list[Measure]:
     if timed["output_tokens"].null_count() or span_s < QUEUE_US / 1e6:
         return []  # what was served is not known in whole, or it is that of the moment
     done = run.simulated.completed
-    answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
+    answered = run.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
     sides = tuple(timed[name].to_numpy() for name in columns), tuple(values[done] for values in answered)
     edges_us = np.linspace(observed.from_us, end_us, _PARTS + 1)
     rates = []
@@ -293,7 +297,7 @@ def _makespan(run: ReplayRun) -> list[Measure]:
         return []
     arrival_us, e2e_us = (requests[name].to_numpy() for name in ("arrival_us", "e2e_us"))
     recorded = _times_of_parts_s(arrival_us, e2e_us, both)
-    simulated = _times_of_parts_s(run.plan.trace.arrival_us, run.e2e_us, both)
+    simulated = _times_of_parts_s(run.arrival_us, run.e2e_us, both)
     sums = (float(parts.sum()) for parts in (recorded, simulated))
     return [Measure("makespan", "makespan", "e2e", *sums, "s", _estimate_of_parts(recorded, simulated))]
 
@@ -316,7 +320,11 @@ def load_is_known(slug: str, ground_truth: GroundTruth) -> bool:
 def saturation_remarks(found: Saturation) -> list[Remark]:
     """Whose queue grows, and then what that rests on."""
     limits = [(limit.stage, limit.from_us / 1e6, limit.in_flight) for limit in found.client_limits]
-    return [_verdict(found), *_queues(found), *([remark("client_limits", limits=limits)] if limits else [])]
+    return [
+        _verdict(found),
+        *_queues(found),
+        *([remark("client_limits", limits=limits, answered=found.answered)] if limits else []),
+    ]
 
 
 def _verdict(found: Saturation) -> Remark:

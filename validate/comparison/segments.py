@@ -149,7 +149,7 @@ def timeline_of_recording(recording: Recording) -> RequestTimeline:
 
 def timeline_of_run(run: ReplayRun) -> RequestTimeline:
     """The simulated way of each request; without stamps if the simulator reports requests only."""
-    sent_us = run.plan.trace.arrival_us.astype(np.float64)
+    sent_us = run.arrival_us.astype(np.float64)
     engine = run.simulated.engine
     stamps = None
     if engine is not None:

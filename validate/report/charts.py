@@ -239,7 +239,7 @@ def _ttft(evidence: Evidence) -> _Found:
         yield {title: evidence.comparison.unusable["ttft"]}
         return
     ttft_us = run.recording.requests["ttft_us"].to_numpy()[compared], run.ttft_us[compared]
-    arrival_us = run.recording.requests["arrival_us"].to_numpy()[compared], run.plan.trace.arrival_us[compared]
+    arrival_us = run.recording.requests["arrival_us"].to_numpy()[compared], run.arrival_us[compared]
     prompts = prompt_tokens(run.recording)[compared], run.plan.trace.prompt_tokens[compared]
     by_prompt = [band(tokens, side) for tokens, side in zip(prompts, ttft_us, strict=True)]
     depths = [waiting_at_arrival(sent, sent + side) for sent, side in zip(arrival_us, ttft_us, strict=True)]

@@ -118,7 +118,7 @@ def _of_steps(run: ReplayRun, steps: pl.DataFrame) -> DepthOverTime:
 
 def _of_requests(run: ReplayRun, compared: Bools) -> DepthOverTime:
     requests = run.recording.requests.frame(["arrival_us", "e2e_us"]).filter(compared)
-    arrival_us = run.plan.trace.arrival_us[compared]
+    arrival_us = run.arrival_us[compared]
     sent_us, seen_us = requests["arrival_us"].to_numpy(), requests["e2e_us"].to_numpy()
     simulated_us = run.e2e_us[compared]
     edges = _edges(int(max((sent_us + seen_us).max(), (arrival_us + simulated_us).max())))

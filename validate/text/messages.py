@@ -118,15 +118,17 @@ def _queues(side: str, from_s: float, in_flight: int | None, longest_s: float) -
     return f"{_SIDES[side]} queues from {from_s:,.1f} s on{flight}; the longest wait is {longest_s:,.1f} s"
 
 
-def _client_limits(limits: Sequence[tuple[int | None, float, int]]) -> str:
+def _client_limits(limits: Sequence[tuple[int | None, float, int]], answered: bool) -> str:
     held = [
         f"{'' if stage is None else f'in stage {stage}, '}from second {from_s:,.1f} on, {in_flight:,}"
         for stage, from_s, in_flight in limits
     ]
+    limit = f"the client held its requests in flight at a limit ({'; '.join(held)}): it sent one when another was done"
+    if answered:
+        return f"{limit}, and so does the replay"
     return (
-        f"the client held its requests in flight at a limit ({'; '.join(held)}): it sent one when another was done. "
-        "Its arrivals carry the server's speed, so a slower simulator builds a queue that this client would not have "
-        "built, and a faster one idles"
+        f"{limit}. Its arrivals carry the server's speed, so a slower simulator builds a queue that this client would "
+        "not have built, and a faster one idles"
     )
 
 
