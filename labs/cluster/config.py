@@ -6,12 +6,11 @@ Names and rules are those of blis-semantics, section 4; a rule of ours is marked
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
-from blis_replay.base.arrays import Int64s
 from blis_replay.base.document import Number, read_values
 from blis_replay.blis.errors import TraceError
 
@@ -24,13 +23,6 @@ class Random(Struct, frozen=True, tag_field="kind", tag="random"):
     """Every instance with the same probability, from a seed.  BLIS has no such router."""
 
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Each request goes where it went: ``instance``, int64[n] in the order of the trace."""
-
-    instance: Int64s
 
 
 class LeastLoaded(Struct, frozen=True, tag_field="kind", tag="least-loaded"):
@@ -61,27 +53,21 @@ class Weighted:
             raise TraceError(f"weights of the router are {weights}; none may be negative, and one must be positive")
 
 
-Router = RoundRobin | Random | Recorded | LeastLoaded | AlwaysBusiest | Weighted
+Router = RoundRobin | Random | LeastLoaded | AlwaysBusiest | Weighted
 
 ROUTER_MEMORY_BLOCKS = 10_000
 
 
 @dataclass(frozen=True)
 class TokenBucket:
-    """Admission: a bucket that is full at time 0, refills steadily, and pays for each request or refuses it.
-
-    ``cost``: what a request costs: its prompt tokens, or 1.
-    """
+    """Admission: a bucket, full at time 0, refills steadily; a request costs its prompt tokens, or is refused."""
 
     capacity_tokens: float = 10_000.0
     refill_tokens_per_s: float = 1_000.0
-    cost: Literal["prompt_tokens", "request"] = "prompt_tokens"
 
     def __post_init__(self) -> None:
         if not (self.capacity_tokens >= 0 and self.refill_tokens_per_s >= 0):
             raise TraceError("a token bucket has a negative capacity or refill rate; 0 is the least")
-        if self.cost not in ("prompt_tokens", "request"):
-            raise TraceError(f"a request costs {self.cost!r}; use prompt_tokens or request")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from blis_replay.blis.parallel.instances import instance_result, new_run, run_to
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay_labs.cluster.config import ClusterConfig, Random, Recorded, RoundRobin, TokenBucket, Weighted
+from blis_replay_labs.cluster.config import ClusterConfig, Random, RoundRobin, TokenBucket, Weighted
 from blis_replay_labs.cluster.router import new_router, run_routed
 
 REFUSED = -1
@@ -46,8 +46,7 @@ def simulate_cluster(
 
     An instance goes exactly as ``blis.engine.simulate`` would with the requests that it got.  Without
     ``num_gpu_blocks`` each has as many blocks as all requests together could take.  Raises ``TraceError`` as
-    ``simulate`` does, for an assignment that does not fit, and for prefix affinity without block keys.  Equal input
-    gives byte-equal output.
+    ``simulate`` does, and for prefix affinity without block keys.  Equal input gives byte-equal output.
     """
     if isinstance(cluster.router, Weighted) and cluster.router.prefix_affinity > 0 and trace.block_keys is None:
         raise TraceError("prefix affinity needs to know which prompts are alike; give block_keys, or weight 0")
@@ -57,7 +56,7 @@ def simulate_cluster(
     # A request is in no queue before the router has seen it, whatever delay was observed.
     queued_us = np.maximum(queueing_times(served, lifecycle), served.arrival_us)
     stack, front = new_run(served, cluster.instances, engine, queued_us)
-    router = new_router(cluster, stack, front, given_instances(cluster, let_in))
+    router = new_router(cluster, stack, front, given_instances(cluster, int(let_in.sum())))
     stack = run_to_the_end(stack, front, latency, "instance", partial(run_routed, router))
     instance = np.full(len(trace), REFUSED, np.int64)
     instance[let_in] = front.target
@@ -74,9 +73,8 @@ def admitted(trace: RequestTrace, bucket: TokenBucket | None) -> Bools:
     n = len(trace)
     if bucket is None:
         return np.ones(n, np.bool_)
-    costs = trace.prompt_tokens.tolist() if bucket.cost == "prompt_tokens" else [1] * n
     level, before_us, let_in = bucket.capacity_tokens, 0, []
-    for arrival_us, cost in zip(trace.arrival_us.tolist(), costs, strict=True):
+    for arrival_us, cost in zip(trace.arrival_us.tolist(), trace.prompt_tokens.tolist(), strict=True):
         level = min(bucket.capacity_tokens, level + (arrival_us - before_us) * bucket.refill_tokens_per_s / 1e6)
         before_us = arrival_us
         let_in.append(cost <= level)
@@ -85,30 +83,14 @@ def admitted(trace: RequestTrace, bucket: TokenBucket | None) -> Bools:
     return np.array(let_in, np.bool_)
 
 
-def given_instances(cluster: ClusterConfig, let_in: Bools) -> Int64s | None:
-    """int64[requests let in]: the instance of each; None if the router reads the state of the instances.
-
-    ``let_in``: bool[n], in the order of the trace.  Raises ``TraceError`` for a recorded assignment that is not of
-    these requests and instances.
-    """
-    router, requests = cluster.router, int(let_in.sum())
+def given_instances(cluster: ClusterConfig, requests: int) -> Int64s | None:
+    """int64[requests]: the instance of each request let in; None if the router reads the state of the instances."""
+    router = cluster.router
     if isinstance(router, RoundRobin):
         return np.arange(requests, dtype=np.int64) % cluster.instances
     if isinstance(router, Random):
         return np.random.default_rng(router.seed).integers(cluster.instances, size=requests)
-    if isinstance(router, Recorded):
-        _refuse_misfit(router.instance, cluster.instances, len(let_in))
-        return router.instance[let_in].astype(np.int64)
     return None
-
-
-def _refuse_misfit(assigned: Int64s, instances: int, requests: int) -> None:
-    if len(assigned) != requests:
-        raise TraceError(f"an assignment of {len(assigned)} requests for {requests}; give an instance for each")
-    outside = (assigned < 0) | (assigned >= instances)
-    if outside.any():
-        i = int(np.argmax(outside))
-        raise TraceError(f"request {i}: it was on instance {assigned[i]}; name one from 0 to {instances - 1}")
 
 
 def _pooled(instance: Int64s, results: tuple[SimResult, ...]) -> ClusterResult:

@@ -83,31 +83,6 @@ def _write(out: Path, release: CoefficientRelease, said: str, known: Mapping[str
     print_answer(one_line(f"wrote {out}{said}", {"release": str(out), **known, "sha256": release.sha256}))
 
 
-@verb("import-stepml", short_help="Turn a StepML artifact into a release.")
-@click.argument("artifact", type=FILE)
-@click.option("--model", required=True, metavar="NAME", help="The model that these coefficients are of.")
-@click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
-@click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
-@_out_option
-@form_options
-def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path) -> None:
-    """Turn a StepML artifact (JSON) into a release that every verb takes.
-
-    Regimes, `expm1`, floor with cap, and the five delays are kept. An artifact does not say
-    what model it is of, so you do.
-
-    \b
-    Example:
-      blis-replay coefficients import-stepml artifact.json \\
-          --model codellama/CodeLlama-34b-Instruct-hf --tensor-parallelism 2 --out mine.yaml
-      blis-replay validate 34b-general --coefficients mine.yaml
-    """
-    from blis_replay_labs.exchange.stepml import release_of_stepml
-
-    release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
-    _write(out, release, "", {"model": model})
-
-
 @verb("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
 @click.argument("defaults", type=FILE)
 @click.option("--gpu", metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several.")

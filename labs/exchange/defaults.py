@@ -205,13 +205,13 @@ def release_of_defaults(
     """
     rows = rows_of(parse_defaults(page_of_text(path, "coefficients"), str(path)), gpu, vllm_version, str(path))
     versions = ", ".join(sorted({row.vllm_version for row in rows}))
-    return imported(path, name, f"BLIS (vLLM {versions})", rows[0].gpu, tuple(row.entry for row in rows))
-
-
-def imported(path: Path, name: str, what: str, hardware: str, models: tuple[ModelEntry, ...]) -> CoefficientRelease:
-    """A release of the models in a foreign file; raises ``ReleaseError`` for what a release cannot hold."""
-    source = f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
-    summary = f"{what} {path.name}, imported."
-    release = CoefficientRelease(name, "valid", summary, source, hardware, models=models)
-    # Through its text, which refuses values that a release cannot have.
+    release = CoefficientRelease(
+        name,
+        "valid",
+        f"BLIS (vLLM {versions}) {path.name}, imported.",
+        f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}",
+        rows[0].gpu,
+        models=tuple(row.entry for row in rows),
+    )
+    # Parsing its text refuses values that a release cannot have.
     return parse_release(format_release(release), str(path))

@@ -224,55 +224,47 @@ def mode(name: str, text: str, *blamed: str) -> Cause:
 
 # -- Steps of the server take longer for a while -------------------------------------------------
 
-_RUN_US = 40_000_000
+_RUN_S = 40
+# Spans of the run in which steps take longer, s from its start: the GPU reaches its power limit; another process has it
+# for a while; another model has it for two seconds in every five.
+_DISTURBED_S = {
+    "power cap": ((25, _RUN_S),),
+    "another process on the GPU": ((12, 18),),
+    "another model on the GPU": tuple((start, start + 2) for start in range(1, _RUN_S, 5)),
+}
 
 
-def _slower(name: str, size: str, blamed: tuple[str, ...], from_us: Sequence[int], extra_us: int) -> Cause:
-    """Each step takes ``extra_us`` longer from the first, third, ... of these times until the next."""
+def _slower(name: str, size: str, spans_s: Sequence[tuple[float, float]], extra_us: int, *also_blamed: str) -> Cause:
+    """Each step takes ``extra_us`` longer within these spans."""
+    from_us = [0, *(round(1e6 * second) for span in spans_s for second in span if second < _RUN_S)]
+    more_us = [0, *np.resize([extra_us, 0], len(from_us) - 1).tolist()]
 
     def server(spec: SyntheticExperiment) -> SyntheticExperiment:
-        more_us = np.resize([extra_us, 0], len(from_us))
-        at_us, more_us = np.concatenate([[0], from_us]), np.concatenate([[0], more_us])
-        return replace(spec, latency=CorrectedModel(_linear(spec.latency), (0, 0, 0, 0), at_us, more_us))
+        latency = CorrectedModel(_linear(spec.latency), (0, 0, 0, 0), np.array(from_us), np.array(more_us))
+        return replace(spec, latency=latency)
 
     def changed(entry: ModelEntry) -> ModelEntry:
         return entry if not isinstance(entry.latency, CorrectedModel) else replace(entry, latency=entry.latency.model)
 
-    return Cause(name, size, blamed, server=server, simulator=_in_entries(changed))
+    return Cause(name, size, (STEP_TIME, *also_blamed), server=server, simulator=_in_entries(changed))
 
 
 def slow_window(extra_us: int) -> Cause:
     size = f"{extra_us / 1000:+g} ms per step at the server, from 10 to 20 s"
-    return _slower("step time", size, (STEP_TIME,), (10_000_000, 20_000_000), extra_us)
+    return _slower("step time", size, [(10, 20)], extra_us)
 
 
 def stood_still(for_us: int) -> Cause:
     """The server stands still once, 20 s after the start."""
-    size = f"once, for {for_us / 1e6:g} s"
-    return _slower("server stood still", size, (STEP_TIME,), (20_000_000, 20_060_000), for_us)
+    return _slower("server stood still", f"once, for {for_us / 1e6:g} s", [(20, 20.06)], for_us)
 
 
-def _disturbed(name: str, from_us: tuple[int, ...], extra_us: int) -> Cause:
-    edges = np.append(from_us, _RUN_US) if len(from_us) % 2 else np.array(from_us)
-    share = float((edges[1::2] - edges[::2]).sum()) / _RUN_US
+def disturbed(name: str, extra_us: int) -> Cause:
+    """``name``: a key of ``_DISTURBED_S``."""
+    spans_s = _DISTURBED_S[name]
+    share = sum(until - start for start, until in spans_s) / _RUN_S
     size = f"{extra_us / 1000:+g} ms per step in {100 * share:.0f} % of the time"
-    return _slower(name, size, (STEP_TIME, PACE), from_us, extra_us)
-
-
-def throttled(extra_us: int) -> Cause:
-    """The GPU reaches its power limit after 25 s."""
-    return _disturbed("power cap", (25_000_000,), extra_us)
-
-
-def other_process(extra_us: int) -> Cause:
-    """For 6 s."""
-    return _disturbed("another process on the GPU", (12_000_000, 18_000_000), extra_us)
-
-
-def other_model(extra_us: int) -> Cause:
-    """A second model computes for two seconds in every five."""
-    from_us = tuple(s * 1_000_000 for start in range(1, 40, 5) for s in (start, start + 2))
-    return _disturbed("another model on the GPU", from_us, extra_us)
+    return _slower(name, size, spans_s, extra_us, PACE)
 
 
 # -- Requests are missing, or recorded twice -----------------------------------------------------

@@ -81,7 +81,7 @@ def recording_of(truth: SyntheticTruth, token_file: Path | None = None) -> Recor
     )
 
 
-def _frame(schema: Mapping[str, type[pl.DataType]], columns: Mapping[str, object], height: int) -> pl.DataFrame:
+def frame_of(schema: Mapping[str, type[pl.DataType]], columns: Mapping[str, object], height: int) -> pl.DataFrame:
     """A frame of the schema: arrays and lists as they are, other values repeated, null where nothing is given."""
     series = []
     for name, kind in schema.items():
@@ -110,7 +110,7 @@ def _requests(truth: SyntheticTruth) -> pl.DataFrame:
         "decode_us": result.finished_us - result.first_token_us,
         "status": "ok",
     }
-    return _frame(REQUEST_SCHEMA, columns, n)
+    return frame_of(REQUEST_SCHEMA, columns, n)
 
 
 def _steps(truth: SyntheticTruth) -> pl.DataFrame:
@@ -122,7 +122,7 @@ def _steps(truth: SyntheticTruth) -> pl.DataFrame:
     total = (truth.spec.engine.num_gpu_blocks or 1) - 1
     free = truth.result.steps["free_blocks"][drawn]
     columns |= {"kv_blocks_total": total, "kv_blocks_free": free, "kv_usage": 1 - free / max(total, 1)}
-    return _frame(STEP_SCHEMA, columns, len(drawn))
+    return frame_of(STEP_SCHEMA, columns, len(drawn))
 
 
 def _lifecycles(truth: SyntheticTruth) -> pl.DataFrame:
@@ -154,7 +154,7 @@ def _lifecycles(truth: SyntheticTruth) -> pl.DataFrame:
         "cached_prompt_tokens": truth.cached_prompt_tokens,
         "dropped_events": 0,
     }
-    return _frame(LIFECYCLE_SCHEMA, columns, n)
+    return frame_of(LIFECYCLE_SCHEMA, columns, n)
 
 
 def _step_begun(truth: SyntheticTruth, at_us: Int64s) -> Int64s:
@@ -179,7 +179,7 @@ def _journey_events(truth: SyntheticTruth) -> pl.DataFrame:
         "api.DEPARTED": {"time_us": truth.client_end_us},
     }
     frames = [
-        _frame(JOURNEY_EVENT_SCHEMA, {"journey": np.arange(n), "event": event, **columns}, n)
+        frame_of(JOURNEY_EVENT_SCHEMA, {"journey": np.arange(n), "event": event, **columns}, n)
         for event, columns in known.items()
     ]
     turn = pl.col("event").cast(pl.Enum(_SEQUENCE))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import simulate
@@ -28,6 +27,7 @@ from blis_replay.ingest.recording import (
     empty_frame,
 )
 from blis_replay.ingest.rows import Rows, no_rows, rows_of
+from blis_replay_labs.planted.frames import frame_of
 
 Noise = Literal["none", "steps", "drift", "stalls", "clients"]
 # Step times besides a line in prefill, decode and context tokens: without one of these columns; never below a floor,
@@ -39,6 +39,7 @@ NOISES: tuple[Noise, ...] = ("steps", "drift", "stalls", "clients")
 _STEP_NOISE, _DRIFT, _DRIFT_US = 0.10, 0.03, 3_000_000
 _STALL_EVERY_US, _STALL = 1_000_000, 5.0
 _CLIENT_NOISE_US = 4_000.0
+_WORKLOAD = "synthetic-general"
 
 
 # The largest share of a step that grows with the number of requests: beyond it a step time 1 % longer makes more than
@@ -147,7 +148,7 @@ def _formed(line: LatencyModel, form: Form) -> LatencyModel | RegimeModel:
     return line
 
 
-def run_of(server: Server, *, draw: int = 0, name: str = "synthetic-general") -> Recording:
+def run_of(server: Server, *, draw: int = 0) -> Recording:
     """A recording of the server; ``draw`` draws other arrivals, lengths and noise of the same kind."""
     rng = np.random.default_rng([server.seed, draw, 7])
     trace = _load(server, rng)
@@ -162,15 +163,16 @@ def run_of(server: Server, *, draw: int = 0, name: str = "synthetic-general") ->
         "output_tokens": trace.output_tokens,
         "ttft_us": np.maximum(result.ttft_us + late_us, 1),
         "e2e_us": np.maximum(result.e2e_us + late_us, 2),
+        "output_tokens_source": "server usage",
+        "status": "ok",
+        "request_id": [str(i) for i in range(n)],
     }
-    frame = pl.DataFrame({name: columns.get(name, [None] * n) for name in REQUEST_SCHEMA}, schema=REQUEST_SCHEMA)
-    words = {"output_tokens_source": pl.lit("server usage"), "status": pl.lit("ok")}
-    frame = frame.with_columns(request_id=pl.col("request_index").cast(pl.String), **words).filter(done)
+    frame = frame_of(REQUEST_SCHEMA, columns, n).filter(done)
     engine = vars(server.engine) | {"scheduling_policy": "fcfs"}
     return Recording(
-        slug=f"20260301-{server.seed % 1_000_000:06d}-synthetic-1b-tp1-{name}-{draw}",
-        alias=f"1b-{name}-{draw}",
-        workload=name,
+        slug=f"20260301-{server.seed % 1_000_000:06d}-synthetic-1b-tp1-{_WORKLOAD}-{draw}",
+        alias=f"1b-{_WORKLOAD}-{draw}",
+        workload=_WORKLOAD,
         model="synthetic/synthetic-1b",
         hardware="H100",
         tensor_parallelism=1,
@@ -197,15 +199,14 @@ def _recorded_steps(server: Server, result: SimResult, rng: np.random.Generator)
     if not len(drawn):
         return no_rows(STEP_SCHEMA)
     steps = result.steps[drawn]
-    of = {
+    columns = {
         "step_id": drawn + 1,
         "start_us": steps["scheduled_us"],
         "duration_us": 60 + 2 * steps["running_depth"],
         "decode_requests": steps["decode_tokens"],
     }
     same = ("running_depth", "waiting_depth", "prefill_requests", "prefill_tokens", "decode_tokens")
-    columns = dict.fromkeys(STEP_SCHEMA, [None] * len(drawn)) | of | {name: steps[name] for name in same}
-    return rows_of(pl.DataFrame(columns, schema=STEP_SCHEMA))
+    return rows_of(frame_of(STEP_SCHEMA, columns | {name: steps[name] for name in same}, len(drawn)))
 
 
 def _load(server: Server, rng: np.random.Generator) -> RequestTrace:

@@ -83,7 +83,6 @@ class _CheckText(Struct, frozen=True, kw_only=True):
     ratio: _OfTo | None = None
     difference: _OfTo | None = None
     largest: _Over | None = None
-    smallest: _Over | None = None
     least_step: _Over | None = None
     slope: _Along | None = None
     r2: _Along | None = None

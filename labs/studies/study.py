@@ -23,7 +23,7 @@ VERDICTS: tuple[Verdict, ...] = ("confirmed", "refuted", "inconclusive")
 # so that a process can receive it.
 Run = Callable[["System", int], Mapping[str, float]]
 
-EffectKind = Literal["value", "ratio", "difference", "largest", "smallest", "least_step", "slope", "r2"]
+EffectKind = Literal["value", "ratio", "difference", "largest", "least_step", "slope", "r2"]
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,14 @@ def effect_by_seed(effect: Effect, measured: Measured) -> Floats:
     return _EFFECTS[effect.kind](rows, np.array(effect.at))
 
 
-def seed_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+def seed_interval(values: Floats) -> tuple[float, float, float]:
     """Mean and Student's interval over seeds; the mean itself where they do not differ or there is one."""
     from scipy.special import stdtrit  # lighter than scipy.stats
 
     mean = float(values.mean())
     if len(values) < 2 or np.ptp(values) == 0:
         return mean, mean, mean
-    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
+    half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
     return mean, mean - half, mean + half
 
 
@@ -228,7 +228,6 @@ _EFFECTS: dict[EffectKind, Callable[[Floats, Floats], Floats]] = {
     "ratio": _ratio,
     "difference": lambda rows, at: rows[0] - rows[1],
     "largest": lambda rows, at: rows.max(axis=0),
-    "smallest": lambda rows, at: rows.min(axis=0),
     "least_step": lambda rows, at: np.diff(rows, axis=0).min(axis=0),
     "slope": lambda rows, at: _lines(rows, at, lambda y: fit_line(at, y).slope),
     "r2": lambda rows, at: _lines(rows, at, lambda y: fit_line(at, y).r2),

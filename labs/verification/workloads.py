@@ -79,14 +79,10 @@ class SlowLatency:
         return float((sum_ns + 500) // 1000)
 
 
-def plain_trace(
-    arrival_us: Int64s, prompt_tokens: Int64s, output_tokens: Int64s, abort_us: Int64s | None = None
-) -> RequestTrace:
-    """Requests of which nothing is cached; nobody gives up unless ``abort_us`` says so."""
-    never = np.full(len(arrival_us), NEVER_US, np.int64)
-    return RequestTrace(
-        arrival_us, prompt_tokens, prompt_tokens, output_tokens, never if abort_us is None else abort_us
-    )
+def plain_trace(arrival_us: Int64s, prompt_tokens: Int64s, output_tokens: Int64s) -> RequestTrace:
+    """Requests without cached prompt tokens, whose clients wait."""
+    never_us = np.full(len(arrival_us), NEVER_US, np.int64)
+    return RequestTrace(arrival_us, prompt_tokens, prompt_tokens, output_tokens, never_us)
 
 
 def random_trace(rng: np.random.Generator, requests: int, mean_gap_us: float) -> RequestTrace:

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import ReleaseError
@@ -26,6 +28,7 @@ from blis_replay.blis.latency.models import (
     Regime,
     RegimeModel,
 )
+from blis_replay.blis.releases.release import ModelEntry, bundled_releases, format_release, parse_release
 from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.validate.explain.cycles import forced_steps
@@ -136,6 +139,49 @@ def test_overhead_and_cost_per_request_of_a_regime_model() -> None:
     """max(50, 200) within 3 * 200, and 10 us for each of 4 decodes and 1 prefill."""
     model = RegimeModel((Regime("only", 50.0, ()),), overhead_us=200.0, per_request_us=10.0)
     assert duration_us(model, 8, 4, prefill_requests=1) == 250
+
+
+FEW = ("decode_tokens", "<=", 64.0)
+BENT = RegimeModel(
+    (
+        Regime("few", 13_610.7, (("prefill_tokens", 41.6), ("decode_tokens", 17.9), ("kv_sum", 0.029)), condition=FEW),
+        Regime("many", 13_453.3, (("decode_tokens", 20.4), ("prefill_tokens", 41.6), ("kv_sum", 0.029))),
+    )
+)
+
+
+@pytest.mark.parametrize(("prefill", "decode", "us"), [(0, 64, 14_756), (0, 65, 14_779), (100, 10, 17_949)])
+def test_lines_bent_at_64_decodes_by_hand(prefill: int, decode: int, us: int) -> None:
+    """13,610.7 + 17.9*64; 13,453.3 + 20.4*65; 13,610.7 + 41.6*100 + 17.9*10, truncated."""
+    assert duration_us(BENT, prefill, decode, context=decode) == us
+
+
+def test_lines_bent_at_1043_prefill_tokens_by_hand() -> None:
+    """13,610.7 + 41.6*1,043 = 56,999.5 us, and 57 of 1,100 tokens beyond it at 41.6 + 15.3 us: 3,243.3 more."""
+    beyond = replace(BENT, prefill_beyond=PrefillBeyond(1_043, 15_300))
+    assert [duration_us(beyond, tokens, 0) for tokens in (1_043, 1_100)] == [56_999, 60_242]
+
+
+@given(st.integers(0, 2_048), st.integers(0, 130), st.integers(0, 400_000), st.integers(0, 20_000))
+def test_bent_lines_are_regimes_to_the_last_bit(prefill: int, decode: int, context: int, more_ns: int) -> None:
+    """A third condition that never holds has the same lines read as regimes in general."""
+    never = Regime("never", 1.0, (), condition=("prefill_tokens", "<", -1.0))
+    bent = replace(BENT, prefill_beyond=PrefillBeyond(1_043, more_ns))
+    general = replace(bent, regimes=(never, *bent.regimes))
+    assert bent.for_kernel()[0] == step_time.BENT != general.for_kernel()[0]
+    durations = {duration_us(model, prefill, decode, context=decode + context) for model in (bent, general)}
+    assert len(durations) == 1
+
+
+def test_a_regime_model_survives_a_release() -> None:
+    """Written as YAML and read again, it is the same model."""
+    decodes = Regime("decode only", 100.0, (("decode_tokens", 5.0),), condition=("prefill_tokens", "==", 0.0))
+    mixed = Regime("mixed", 7.0, (("kv_sum", 0.5),), expm1=True)
+    beyond = PrefillBeyond(1_043, 15_301)
+    model = RegimeModel((decodes, mixed), overhead_us=400.0, per_request_us=2.0, prefill_beyond=beyond)
+    entry = ModelEntry("some/Model", 1, model, Lifecycle(50.0, 0.5, 11.0, 0.0, 12.0, 13.0))
+    release = replace(parse_release(bundled_releases()["stepml-direct"], "x"), models=(entry,))
+    assert parse_release(format_release(release), "x").models == (entry,)
 
 
 def test_observed_cycles_are_those_of_the_last_anchor() -> None:

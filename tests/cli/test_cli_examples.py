@@ -52,7 +52,7 @@ NOT_RUN = (
     ),
     *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine"),
     *("segments mine", "explain mine", "timeline mine", "export mooncake", "calibrate mine"),
-    *("FILE", "artifact.json", "defaults.yaml", "roofline.yaml", "silicon"),
+    *("FILE", "defaults.yaml", "roofline.yaml", "silicon"),
 )
 # Slow, and the same verb runs in another example or in a test of its own.
 SLOW = (

@@ -17,7 +17,6 @@ from blis_replay_labs.cluster.config import (
     ClusterConfig,
     LeastLoaded,
     Random,
-    Recorded,
     RoundRobin,
     Router,
     Snapshots,
@@ -46,13 +45,6 @@ def test_token_bucket_pays_with_prompt_tokens() -> None:
     assert admitted(trace, TokenBucket(100, 10)).tolist() == [True, False, True, False, False, True]
 
 
-def test_token_bucket_pays_a_request_each() -> None:
-    """Capacity 2, 1 a second: two at once, half a token after half a second, one after a whole one."""
-    trace = make_trace([0, 0, 0, 500_000, 1_000_000], [900] * 5, [1] * 5)
-    bucket = TokenBucket(2, 1, cost="request")
-    assert admitted(trace, bucket).tolist() == [True, True, False, False, True]
-
-
 def test_refused_requests_are_served_nowhere_and_take_no_turn() -> None:
     """Round-robin counts those let in: 0, 1, 0; the second is refused (10 prompt tokens are paid, none refills)."""
     trace = make_trace([0, 1, 2, 3], [4, 8, 4, 2], [1, 1, 1, 1])
@@ -62,12 +54,6 @@ def test_refused_requests_are_served_nowhere_and_take_no_turn() -> None:
     assert result.completed.tolist() == [True, False, True, True]
     assert result.ttft_us.tolist() == [10_000, -1, 10_000, 19_997]  # 3 us after the first step began, it waits for it
     assert result.e2e_us[1] == -1
-
-
-def test_recorded_assignment_keeps_its_places_when_some_are_refused() -> None:
-    trace = make_trace([0, 1, 2], [4, 8, 4], [1, 1, 1])
-    cluster = ClusterConfig(3, Recorded(np.array([2, 1, 0])), TokenBucket(8, 0))
-    assert simulate_cluster(trace, cluster, ENGINE, TEN_MS).instance.tolist() == [2, REFUSED, 0]
 
 
 # -- Routers ------------------------------------------------------------------------------------
@@ -193,29 +179,21 @@ def test_long_runs_find_room() -> None:
 
 
 def test_one_instance_may_get_more_than_its_share() -> None:
-    """All 200 requests to the last of four: more than twice the even share, for which there is room at first."""
+    """All 200 requests to the first of four: more than twice the even share, for which there is room at first."""
     trace = make_trace(list(range(0, 200_000, 1_000)), [20] * 200, [3] * 200)
     trace = replace(trace, priority=np.arange(200) % 3)
     engine = replace(ENGINE, scheduling_policy="priority", max_num_seqs=4)
-    result = simulate_cluster(trace, ClusterConfig(4, Recorded(np.full(200, 3))), engine, TEN_MS)
+    result = simulate_cluster(trace, ClusterConfig(4, AlwaysBusiest()), engine, TEN_MS)
+    assert (result.instance == 0).all()
     assert (result.e2e_us == simulate(trace, engine, TEN_MS).e2e_us).all()
 
 
 # -- What it refuses ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("router", "message"),
-    [
-        (Recorded(np.array([0])), "an assignment of 1 requests for 2"),
-        (Recorded(np.array([0, 2])), "request 1: it was on instance 2; name one from 0 to 1"),
-        (Recorded(np.array([-1, 0])), "request 0: it was on instance -1"),
-        (Weighted(), "prefix affinity needs to know which prompts are alike"),
-    ],
-)
-def test_router_that_does_not_fit(router: Router, message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        instances_chosen(make_trace([0, 1], [5, 5], [1, 1]), router)
+def test_affinity_needs_prompts_that_are_known() -> None:
+    with pytest.raises(TraceError, match="prefix affinity needs to know which prompts are alike"):
+        instances_chosen(make_trace([0, 1], [5, 5], [1, 1]), Weighted())
 
 
 def test_settings_that_make_no_sense() -> None:

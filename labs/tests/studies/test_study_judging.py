@@ -65,7 +65,6 @@ def test_seeds_that_do_not_differ_have_no_interval() -> None:
         ("ratio", ("two", "one"), (), [2, 2, 2]),
         ("difference", ("two", "one"), (), [10, 12, 14]),
         ("largest", ("one", "two", "four"), (), [40, 36, 56]),
-        ("smallest", ("one", "two", "four"), (), [10, 12, 14]),
         ("least_step", ("one", "two", "four"), (), [10, 12, 14]),
         ("slope", ("one", "two"), (1, 2), [10, 12, 14]),
         ("r2", ("one", "two"), (1, 2), [1, 1, 1]),
