@@ -192,9 +192,9 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 258,
     "lines of the instrument": 53_070,
-    "lines of labs": 15_600,
+    "lines of labs": 15_380,
     "lines of scripts": 5_200,
-    "lines of tests": 39_670,
+    "lines of tests": 39_530,
 }
 LOADED_BUDGET = {"modules": 94, "lines": 17_200}
 
