@@ -74,19 +74,13 @@ class Step:
     preempted: Sequence[int]
 
 
-@dataclass
-class Rows:
-    """What came of the lines so far, as rows."""
-
-    steps: list[Row] = field(default_factory=list)
-    snapshots: list[Row] = field(default_factory=list)
-    events: list[Row] = field(default_factory=list)
-    requests: list[Row] = field(default_factory=list)
+def _no_rows() -> dict[str, list[Row]]:
+    return {"steps": [], "snapshots": [], "events": [], "requests": []}
 
 
 @dataclass
 class Engine:
-    """The state of a recorded engine between two lines; ``rows`` gathers what is known.
+    """The state of a recorded engine between two lines; ``rows`` gathers what is known, by table.
 
     ``blocks``: of the KV cache, without the one that is reserved, null if not known.  ``speculates``: a step may
     yield several tokens, which the lines then say.  ``conserved`` and ``unequal``: requests that
@@ -97,7 +91,7 @@ class Engine:
     blocks: int | None
     speculates: bool
     tells_preemptions: bool = True
-    rows: Rows = field(default_factory=Rows)
+    rows: dict[str, list[Row]] = field(default_factory=_no_rows)
     live: dict[int, Live] = field(default_factory=dict)
     in_flight: dict[int, list[tuple[int, bool]]] = field(default_factory=dict)
     last_step: int = 0
@@ -115,7 +109,7 @@ class Engine:
 
     def schedule(self, step: Step) -> None:
         """A step begins."""
-        if self.rows.steps and step.number > self.last_step:
+        if self.rows["steps"] and step.number > self.last_step:
             for waiting in self.live.values():
                 waiting.torn |= "first_token" not in waiting.stamps
         # Steps are numbered from 1 in all recordings, and a request that comes before the first has 0.
@@ -134,7 +128,7 @@ class Engine:
             if live is not None:
                 yields.append((number, self._compute(live, count)))
         self.in_flight[self.last_step] = yields
-        self.rows.steps.append(
+        self.rows["steps"].append(
             {
                 "step_id": self.last_step,
                 "ts_start_ns": step.begin_ns,
@@ -220,7 +214,7 @@ class Engine:
         if before < live.target_tokens:
             # Decodes say nothing more in full than by their number.
             prompt, hit = live.arrival.prompt_tokens, live.hit_tokens
-            self.rows.snapshots.append(
+            self.rows["snapshots"].append(
                 {
                     "step_id": self.last_step,
                     "request_id": live.arrival.name,
@@ -266,11 +260,11 @@ class Engine:
             "output_tokens": live.output_tokens,
             "preemptions": live.preemptions,
         }
-        self.rows.events.append(row | values)
+        self.rows["events"].append(row | values)
 
     def _end(self, live: Live, status: str, ended: str | None, at_ns: int | None, step: int | None) -> None:
         arrival, stamps = live.arrival, live.stamps
-        self.rows.requests.append(
+        self.rows["requests"].append(
             {
                 "span_key": live.number,
                 "first_span": live.number,

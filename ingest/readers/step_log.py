@@ -31,7 +31,8 @@ MAX_LINE_BYTES = 16 << 20
 _HEAD = b'{"blis_replay_steps":'
 _LINE = msgspec.json.Decoder(list[Any])
 _HEADER = msgspec.json.Decoder(dict[str, Any])
-_COUNTERS = ("steps", "updates", "arrivals", "finished", "scheduled_tokens", "dropped", "wrapper_ns", "writer_ns")
+_COMPARED = ("steps", "arrivals", "finished", "scheduled_tokens")
+_COUNTERS = (*_COMPARED, "dropped", "wrapper_ns", "writer_ns")
 _BROKEN = (*DECODE_ERRORS, ValueError, TypeError, LookupError)
 
 
@@ -165,12 +166,7 @@ class _Reading:
             header.speculates,
             "SchedulerOutput.preempted_req_ids" not in header.absent,
         )
-        self.writers = {
-            "steps": scratch.writer(READ_STEP_SCHEMA),
-            "snapshots": scratch.writer(SNAPSHOT_SCHEMA),
-            "events": scratch.writer(EVENT_SCHEMA),
-            "requests": scratch.writer(READ_LIFECYCLE_SCHEMA),
-        }
+        self.writers = {name: scratch.writer(schema) for name, schema in _SCHEMAS.items()}
         self.prompts = _Prompts()
         self.shares_known = False
         self.read = dict.fromkeys(("s", "u", "a", "f"), 0)
@@ -189,7 +185,7 @@ class _Reading:
                 self.file.tally.reject(f"line {number}", f"not a line of a step log ({error})")
                 continue
             self.file.tally.records += 1
-            if max(len(self.engine.rows.steps), len(self.engine.rows.events)) >= BATCH_ROWS:
+            if max(map(len, self.engine.rows.values())) >= BATCH_ROWS:
                 self._keep()
         self.engine.end()
         self._keep()
@@ -208,12 +204,10 @@ class _Reading:
         )
 
     def _keep(self) -> None:
-        rows = self.engine.rows
-        for name, schema in _SCHEMAS.items():
-            found: list[dict[str, object]] = getattr(rows, name)
-            if found:
-                self.writers[name].add(_frame(found, schema))
-                found.clear()
+        for name, rows in self.engine.rows.items():
+            # A column that a row does not name is null.
+            self.writers[name].add(pl.DataFrame(rows, schema=_SCHEMAS[name]))
+            rows.clear()
 
     def _line(self, values: list[Any]) -> None:
         kind = values[0] if values else None
@@ -288,16 +282,15 @@ class _Reading:
             "finished": self.read["f"],
             "scheduled_tokens": self.tokens,
             "dropped": self.said.get("dropped"),
-            "counted_steps": self.said.get("steps"),
-            "counted_arrivals": self.said.get("arrivals"),
-            "counted_finished": self.said.get("finished"),
-            "counted_scheduled_tokens": self.said.get("scheduled_tokens"),
+            **{f"counted_{name}": self.said.get(name) for name in _COMPARED},
             "counted_to_the_end": int(self.counted),
             "ended_in_order": int(self.ended),
             "requests_conserved": self.engine.conserved,
             "requests_not_conserved": self.engine.unequal,
-            "wrapper_us_per_step": self.said.get("wrapper_ns", 0) / steps / 1e3 if steps else None,
-            "writer_us_per_step": self.said.get("writer_ns", 0) / steps / 1e3 if steps else None,
+            **{
+                f"{part}_us_per_step": self.said.get(f"{part}_ns", 0) / steps / 1e3 if steps else None
+                for part in ("wrapper", "writer")
+            },
         }
 
     def _remarks(self) -> tuple[str, ...]:
@@ -316,8 +309,3 @@ _SCHEMAS: dict[str, Schema] = {
     "events": EVENT_SCHEMA,
     "requests": READ_LIFECYCLE_SCHEMA,
 }
-
-
-def _frame(rows: list[dict[str, object]], schema: Schema) -> pl.DataFrame:
-    """Rows as a frame; a column that they do not name is null."""
-    return pl.DataFrame({name: pl.Series(name, [row.get(name) for row in rows], kind) for name, kind in schema.items()})

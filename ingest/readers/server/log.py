@@ -7,7 +7,7 @@ hold several starts of the server; the last one served the requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from blis_replay.ingest.readers.documents import text
@@ -25,19 +25,31 @@ _VERSION = re.compile(
     r"vLLM API server version (\S{1,60})|Initializing a V\d LLM engine \(v([^)]{1,60})\)|█  version (\d\S{0,60})"
 )
 _KV_TOKENS = re.compile(r"\b([A-Z]{1,10})(?: \+ host)? KV cache size: ([\d,]{1,20}) tokens")
-_KV_BLOCKS = re.compile(r"num_gpu_blocks(?:_override=| is: )(\d{1,12})\b")
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,20}) tokens per request: (\d{1,12}\.\d\d)x")
 _CONTEXT_PARALLEL = re.compile(r"Multiplying the GPU KV cache size by the [cd]c?p_world_size (\d{1,6})\b")
-_BLOCK_SIZE = re.compile(r"(?:Forcing|Setting) kv cache block size to (\d{1,6})\b")
-_ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
-_ASYNC_OFF = re.compile(r"Async scheduling (?:[^\n]{0,120} )?(?:will be|is) disabled")
-_CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})")
-_MODEL_LEN = re.compile(r"Using max model len (\d{1,12})\b")
 _HIT_RATE = re.compile(r"Prefix cache hit rate: (\d{1,3}(?:\.\d+)?)%")
 # What vLLM says of models that keep several kinds of KV cache (sliding windows, state space layers).
 _HYBRID = re.compile(
     r"Setting attention block size to (\d{1,6}) tokens|Add \d+ padding layers, may waste|Padding mamba page size|"
     r"Hybrid KV cache manager is disabled for this hybrid model|kv cache group sizes \(\d+, \d"
+)
+# What a line says of the engine as it runs -> the engine arguments.
+_RUNS_WITH: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], dict[str, object]]], ...] = (
+    (re.compile(r"num_gpu_blocks(?:_override=| is: )(\d{1,12})\b"), lambda m: {"num_gpu_blocks": int(m[1])}),
+    (re.compile(r"(?:Forcing|Setting) kv cache block size to (\d{1,6})\b"), lambda m: {"block_size": int(m[1])}),
+    (
+        re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})"),
+        lambda m: {"enable_chunked_prefill": True, "max_num_batched_tokens": int(m[1])},
+    ),
+    (re.compile(r"Using max model len (\d{1,12})\b"), lambda m: {"max_model_len": int(m[1])}),
+    (
+        re.compile(r"Asynchronous scheduling is (enabled|disabled)"),
+        lambda m: {"async_scheduling": m[1] == "enabled"},
+    ),
+    (
+        re.compile(r"Async scheduling (?:[^\n]{0,120} )?(?:will be|is) disabled"),
+        lambda _m: {"async_scheduling": False},
+    ),
 )
 # Words of the lines above, one of which each has: most of a log is something else.
 _MARKS = re.compile(
@@ -48,20 +60,9 @@ _MARKS = re.compile(
 _CONFIG_FIELDS = {
     "max_seq_len": "max_model_len",
     "chunked_prefill_enabled": "enable_chunked_prefill",
-    **{
-        name: name
-        for name in (
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_size",
-            "decode_context_parallel_size",
-            "enable_prefix_caching",
-            "enable_chunked_prefill",
-            "enforce_eager",
-            "kv_cache_dtype",
-            "speculative_config",
-        )
-    },
+    **{f"{name}_parallel_size": f"{name}_parallel_size" for name in ("tensor", "pipeline", "data", "decode_context")},
+    **{name: name for name in ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "kv_cache_dtype")},
+    "speculative_config": "speculative_config",
 }
 _COMPILED_FIELDS = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
@@ -140,40 +141,22 @@ def _read_line(file: RecordedFile, log: ServerLog, place: str, line: str) -> boo
         log.offline = False if match[1] or match[3] else log.offline
         if (at := line.find(_CONFIG)) >= 0:
             _read_config(file, log, place, line[at + len(_CONFIG) :])
-    elif match := _KV_TOKENS.search(line):
-        log.kv_tokens = int(match[2].replace(",", "") or 0) or None
-        log.resolved.setdefault("device", "cuda" if match[1] == "GPU" else match[1].lower())
+    elif (match := _KV_TOKENS.search(line)) or _CONCURRENCY.search(line):
+        if match:
+            log.kv_tokens = int(match[2].replace(",", "") or 0) or None
+            log.resolved.setdefault("device", "cuda" if match[1] == "GPU" else match[1].lower())
         if match := _CONCURRENCY.search(line):
             _see_concurrency(log, match)
-    elif match := _CONCURRENCY.search(line):
-        _see_concurrency(log, match)
     elif match := _HYBRID.search(line):
         log.hybrid = match[0]
         if match[1]:
             log.resolved["block_size"] = int(match[1])
-    else:
-        return _read_argument(log, line)
-    return True
-
-
-def _read_argument(log: ServerLog, line: str) -> bool:
-    """A line that says one argument of the engine as it runs."""
-    if match := _KV_BLOCKS.search(line):
-        log.resolved["num_gpu_blocks"] = int(match[1])
     elif match := _CONTEXT_PARALLEL.search(line):
         log.context_parallel = max(1, int(match[1]))
-    elif match := _BLOCK_SIZE.search(line):
-        log.resolved["block_size"] = int(match[1])
-    elif match := _CHUNKED.search(line):
-        log.resolved.update(enable_chunked_prefill=True, max_num_batched_tokens=int(match[1]))
-    elif match := _MODEL_LEN.search(line):
-        log.resolved["max_model_len"] = int(match[1])
-    elif match := _ASYNC.search(line):
-        log.resolved["async_scheduling"] = match[1] == "enabled"
-    elif _ASYNC_OFF.search(line):
-        log.resolved["async_scheduling"] = False
     else:
-        return False
+        arguments = next((said(m) for pattern, said in _RUNS_WITH if (m := pattern.search(line))), {})
+        log.resolved |= arguments
+        return bool(arguments)
     return True
 
 
