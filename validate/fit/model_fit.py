@@ -180,7 +180,7 @@ def line_start(
     if gathered.latencies and sum(len(part.cycle_us) for part in rows) <= COEFFICIENTS:
         single, levels = [r for r in recordings if not is_load_level(r)], [r for r in recordings if is_load_level(r)]
         rows = [rows_from_latencies(r, window) for r in single] + ([rows_from_levels(levels)] if levels else [])
-    line = fit_line(rows)[0]
+    line = fit_line(rows)
     intercept, prefill, decode, context = map(float, agreed(line, np.maximum(line, _LEAST_COST_US)))
     batch = np.vstack([part.batch for part in rows])
     a_decode = float(batch[:, 3].sum() / max(batch[:, 2].sum(), 1e-9))  # context tokens
