@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -35,7 +36,7 @@ from blis_replay.validate.timeline.steps import (
     simulated_counters,
     simulated_steps,
 )
-from blis_replay.validate.timeline.viewer_files import tracks
+from blis_replay.validate.timeline.viewer_files import trace_events
 from blis_replay.validate.timeline.window import Timeline, request_named, timeline, window_named
 
 # 160 requests in 20 s, up to some 20 at a time; journeys of all of them and every step are recorded.
@@ -131,16 +132,14 @@ def test_a_window_cuts_slices_off_and_keeps_their_whole_time(run: ReplayRun) -> 
     whole = timeline(run, 0, ALL_US)
     reaching = whole.lanes.filter(pl.col("start_us") < 10_500_000, pl.col("end_us") > 10_000_000)
     assert shown.lanes.equals(reaching)
-    lengths = 0
-    for track in tracks(shown):
-        for part in track.slices:
-            assert 10_000_000 <= part.start_us < part.end_us <= 10_500_000
-            if "whole_duration_us" in part.arguments:
-                assert part.end_us - part.start_us < int(part.arguments["whole_duration_us"])
-        assert all(a.end_us <= b.start_us for a, b in zip(track.slices, track.slices[1:], strict=False)), track.name
-        lengths += len(track.slices)
-        assert all(10_000_000 <= at_us < 10_500_000 for at_us, _ in track.samples)
-    assert lengths == shown.lanes.height + shown.steps.height
+    slices = [event for event in trace_events(shown) if event["ph"] == "X"]
+    for event in slices:
+        assert 10_000_000 <= event["ts"] < event["ts"] + event["dur"] <= 10_500_000
+        assert event["dur"] < event["args"].get("whole_duration_us", ALL_US)
+    for one, next_one in pairwise(slices):
+        assert one["tid"] != next_one["tid"] or one["ts"] + one["dur"] <= next_one["ts"]
+    assert len(slices) == shown.lanes.height + shown.steps.height
+    assert all(10_000_000 <= event["ts"] < 10_500_000 for event in trace_events(shown) if event["ph"] == "C")
 
 
 @pytest.mark.slow
@@ -149,8 +148,9 @@ def test_a_counter_begins_with_the_value_that_held_before_the_window(run: Replay
     for side in SIDES:
         running = whole.filter(pl.col("side") == side, pl.col("counter") == RUNNING)
         before = running.filter(pl.col("at_us") <= 10_000_000)["value"][-1]
-        (track,) = (t for t in tracks(timeline(run, 10_000_000, 10_500_000)) if t.name == f"{RUNNING} {side}")
-        assert track.samples[0] == (10_000_000, before)
+        events = trace_events(timeline(run, 10_000_000, 10_500_000))
+        first = next(event for event in events if event["name"] == f"{RUNNING} {side}")
+        assert (first["ts"], first["args"]["value"]) == (10_000_000, before)
 
 
 def test_only_steps_and_values_of_the_window_become_rows(planted: Planted, run: ReplayRun) -> None:
