@@ -20,7 +20,7 @@ from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.validate import face
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
-from blis_replay.validate.report.svg import COLOURS, ON_PAPER
+from blis_replay.validate.report.svg import ON_PAPER
 from blis_replay_labs.planted.files import write_demo
 
 pytestmark = pytest.mark.slow
@@ -179,7 +179,7 @@ def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:
 def test_colours_on_paper_are_those_of_the_page_in_print() -> None:
     style = (resources.files("blis_replay.validate.report") / "page.css").read_text("utf-8")
     printed = style.split("@media print")[1]
-    assert {name: found for name, found in re.findall(r"--(\w+): (#\w{6})", printed) if name in COLOURS} == ON_PAPER
+    assert {name: found for name, found in re.findall(r"--(\w+): (#\w{6})", printed) if name in ON_PAPER} == ON_PAPER
 
 
 def test_three_lines_do_in_a_fresh_interpreter(tmp_path: Path) -> None:

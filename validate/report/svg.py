@@ -24,7 +24,6 @@ ON_PAPER = {
     **{"observed": "#1f5fa8", "simulated": "#b4450b", "e2e": "#000000", "ttft": "#7a5b00", "itl": "#6a3fb5"},
     **{"over": "#a0246a", "under": "#0b7568"},
 }
-COLOURS = tuple(ON_PAPER)
 # Dashes tell the lines apart without colour.
 DASHED, DOTTED = "4 2", "1 1.5"
 
@@ -113,7 +112,12 @@ def drawn(
     if share_x:
         x_limits = [(min(low for low, _ in x_limits), max(high for _, high in x_limits))] * len(panels)
     y_limits = [_limits(panel.y_limits, [mark.y for mark in panel.marks], _MARGIN) for panel in panels]
-    left = max(_left_pt(panel, limits) for panel, limits in zip(panels, y_limits, strict=True))
+    tallest = max(panel.height for panel in panels)
+    y_ticks = [
+        _ticks(limits, 6 if panel.height == tallest else 3) if panel.y_ticks is None else panel.y_ticks
+        for panel, limits in zip(panels, y_limits, strict=True)
+    ]
+    left = max(_left_pt(panel, ticks) for panel, ticks in zip(panels, y_ticks, strict=True))
     numbered = [not share_x or i == len(panels) - 1 for i in range(len(panels))]
     above = [_above_pt(panel, width - left) for panel in panels]
     below = [_GAP_PT + _ROW_PT * (shown + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)]
@@ -124,7 +128,7 @@ def drawn(
     for i, panel in enumerate(panels):
         top += above[i]
         bottom = top + room * panel.height
-        axes = _Axes(panel, (left, width - 2 * _GAP_PT), (top, bottom), x_limits[i], y_limits[i])
+        axes = _Axes(panel, (left, width - 2 * _GAP_PT), (top, bottom), x_limits[i], y_limits[i], y_ticks[i])
         parts += axes.drawn(numbered[i])
         placed.append(axes)
         top = bottom + below[i]
@@ -162,12 +166,8 @@ def _ticks(limits: tuple[float, float], most: int, *, whole: bool = False) -> di
     return {f"{i * apart + 0.0:.{decimals}f}": i * apart for i in numbers}
 
 
-def _y_ticks(panel: Panel, limits: tuple[float, float]) -> Mapping[str, float]:
-    return _ticks(limits, 6 if panel.height >= 1 else 3) if panel.y_ticks is None else panel.y_ticks
-
-
-def _left_pt(panel: Panel, limits: tuple[float, float]) -> float:
-    return max(_width_pt(name) for name in _y_ticks(panel, limits)) + _ROW_PT * bool(panel.y_label) + 2 * _GAP_PT
+def _left_pt(panel: Panel, y_ticks: Mapping[str, float]) -> float:
+    return max(map(_width_pt, y_ticks)) + _ROW_PT * bool(panel.y_label) + 2 * _GAP_PT
 
 
 def _width_pt(text: str, size: float = _FONT_PT) -> float:
@@ -201,6 +201,7 @@ class _Axes:
     down: tuple[float, float]
     x_limits: tuple[float, float]
     y_limits: tuple[float, float]
+    y_ticks: Mapping[str, float]
 
     def x_pt(self, value: float) -> float:
         """Where a value lies; what is infinite, at the end of the axis."""
@@ -221,7 +222,7 @@ class _Axes:
         """The elements, what lies below first."""
         (left, right), (top, bottom), panel = self.across, self.down, self.panel
         most = min(max(int((right - left) / _TICK_LABEL_PT), 3), 9)
-        x_ticks, y_ticks = _ticks(self.x_limits, most, whole=panel.whole_x), _y_ticks(panel, self.y_limits)
+        x_ticks, y_ticks = _ticks(self.x_limits, most, whole=panel.whole_x), self.y_ticks
         grid = "".join(f"M {self.x_pt(x):.2f} {top:.2f} V {bottom:.2f} " for x in x_ticks.values())
         if panel.y_ticks is None or panel.log_y:  # names of rows have no lines
             grid += "".join(f"M {left:.2f} {self.y_pt(y):.2f} H {right:.2f} " for y in y_ticks.values())
