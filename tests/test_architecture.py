@@ -191,12 +191,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 258,
-    "lines of the instrument": 53_070,
+    "lines of the instrument": 52_700,
     "lines of labs": 15_380,
     "lines of scripts": 5_200,
-    "lines of tests": 39_530,
+    "lines of tests": 39_520,
 }
-LOADED_BUDGET = {"modules": 94, "lines": 17_200}
+LOADED_BUDGET = {"modules": 94, "lines": 17_210}
 
 
 def lines(paths: Iterable[Path]) -> int:
