@@ -1,13 +1,15 @@
 """What each release of a serving engine does: packs, one YAML file each in ``fixtures/engines``.
 
 A pack holds from its ``first`` release to the next pack's, and says what is new in it; the rest is as in the pack
-before.  ``behaviours`` are the switches of the simulated scheduler (``blis.trace.Behaviours``) that begin with it, and
-``ended`` those that end; ``arguments``, what an engine argument is that nobody gives: a value, or several with what
-each asks of the machine (:class:`ArgumentDefault`), of which the first that applies holds.
+before.
 
-Of these releases alone: ``differs``, arguments in use (``name``, or ``name=value``) with which they do what is not
-simulated, and what that is; ``compared``, the releases whose own scheduler was run beside the simulated one;
-``unequal``, where it did something else on a workload (``0.11.0 rand-3-00003``), and why.
+- ``behaviours``: switches of the simulated scheduler (``blis.trace.Behaviours``) that begin with this release.
+- ``ended``: switches that end with it.
+- ``arguments``: the defaults of engine arguments: a value, or several with what each asks of the machine
+  (:class:`ArgumentDefault`).  The first one that applies holds.
+- ``differs``: arguments (``name``, or ``name=value``) with which these releases do what is not simulated, and what.
+- ``compared``: releases whose own scheduler was run and compared with the simulated one.
+- ``unequal``: workloads (``0.11.0 rand-3-00003``) on which the two differed, and why.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unequal: dict[str, Text] = {}
 
     def value_of(self, name: str) -> Value:
-        """What an argument is on a machine of which nothing is known."""
+        """The default of an argument on an unknown machine."""
         said = self.arguments[name]
         return said[-1].value if isinstance(said, tuple) else said
 

@@ -37,7 +37,7 @@ def require_extra(extra: str, what: str, *modules: str) -> None:
 class ExperimentError(BlisReplayError):
     """One experiment cannot be simulated, replayed or judged; a verb that is about several names it and goes on.
 
-    A store or a file that cannot be read is none of these: it ends the verb.
+    A store or a file that cannot be read ends the verb instead.
     """
 
 

@@ -133,7 +133,7 @@ def cache_folder(package: Path, *others: Path) -> Path | None:
             return None
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
         return None
 
 

@@ -49,7 +49,7 @@ def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Deco
 
 
 def by_address(package: Path, *others: Path) -> Callable[[Callable[..., int]], ByAddress]:
-    """For functions of whole numbers that compiled code calls by their address; arguments as of ``decorators``."""
+    """For functions of whole numbers that compiled code calls by address; see ``decorators`` for the arguments."""
     folder = cache_folder(package, *others)
     return lambda function: ByAddress(function, folder)
 
@@ -80,7 +80,7 @@ class _Entry:
             self._compiled = numba.njit(**_OPTIONS, cache=folder is not None)(function)
 
     def __reduce__(self) -> str:
-        return self._function.__qualname__  # as of any function of a module
+        return self._function.__qualname__  # like any function of a module
 
     def __call__(self, *given: Any) -> Any:
         """What the function answers: a number, a tuple of numbers, or None."""

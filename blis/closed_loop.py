@@ -66,8 +66,9 @@ _AT_ONCE_US = 50_000
 
 
 def answered_of(arrival_us: Int64s, end_us: Int64s, in_flight: int) -> Answered:
-    """Which requests waited for an answer, where a client had at most ``in_flight`` requests: each of those that
-    brought it back to its limit within 50 ms of an answer, in the order of the answers.
+    """Which requests waited for an answer, where a client had at most ``in_flight`` requests.
+
+    A request waited if it was sent within 50 ms of an answer to a client at its limit.  Answers are used up in order.
 
     ``arrival_us``: int64[n], when they were sent, in order; ``end_us``: when they were answered.
     """
@@ -222,7 +223,7 @@ class _Sends:
                 self.running.state.facts[name][there] = self.facts[name][moved]
 
     def _answered_in(self, row: int) -> list[int]:
-        """The requests that were answered in a step; they are no longer in flight."""
+        """The requests that were answered in a step; they leave ``in_flight``."""
         last_step = self.running.state.outcomes["last_step"]
         over = [slot for slot in self.in_flight if last_step[slot] == row]
         self.in_flight = [slot for slot in self.in_flight if last_step[slot] != row]
@@ -250,7 +251,7 @@ class _Followers(_Sends):
 
 
 class _Clients(_Sends):
-    """So many clients, each of which sends its next request when its last one is answered."""
+    """Clients that send their next request when their last one is answered."""
 
     def __init__(self, running: Engine, loop: ClosedLoop, sessions: Int64s) -> None:
         super().__init__(running)

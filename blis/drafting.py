@@ -35,7 +35,7 @@ class Drafting:
 
 
 def _new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight:
-    """What the kernel needs beside its state before the first arrival; ``order``: as of ``Drafting``."""
+    """What the kernel needs beside its state before the first arrival; ``order``: like that of ``Drafting``."""
     config = np.zeros(1, DRAFT_CONFIG)
     config["once_more"] = engine.behaviours.decodes_once_more
     if engine.speculation is None:

@@ -137,7 +137,7 @@ def blocks_at_hand(state: State) -> int:
 
 @compiled
 def take_counted(state: State, free_blocks: int) -> None:
-    """Take so many of them that this number of blocks is free."""
+    """Take blocks until only ``free_blocks`` are free."""
     if state.at.free_blocks > free_blocks:
         state.extents[state.at.free_queue.head].blocks -= state.at.free_blocks - free_blocks
         state.at.free_blocks = free_blocks

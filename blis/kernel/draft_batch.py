@@ -27,7 +27,7 @@ from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, 
 
 
 class Drafted:
-    """Where a request stands beside what ``Request`` says: its ``known`` tokens are those that are in."""
+    """Progress of a request beyond what ``Request`` has, whose ``known`` tokens are those that have arrived."""
 
     outputs: i32  # tokens generated so far
     drafts: i32  # to be verified when it is scheduled next
@@ -44,7 +44,7 @@ class Drafted:
 class DraftConfig:
     """What is drafted."""
 
-    tokens: i32  # at most so many behind a token
+    tokens: i32  # most drafts after one token
     lookahead: i32  # slots that a drafter with a KV cache of its own takes beyond the batch
     lookahead_at_admission: i32  # the same for a request that is admitted
     cached_as_accepted: i32  # 1: synchronously too, a block is cached in the step that accepts its last token

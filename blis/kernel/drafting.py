@@ -153,7 +153,7 @@ def take_tokens(state: State, flight: Flight, request: int, scheduled: int, draf
         return 0
     asynchronous = state.config.batches_in_flight == 2
     accepted = 0
-    if drafts < 0:  # padding, of which nothing is accepted
+    if drafts < 0:  # padding, which is never accepted
         drafts = -drafts - 1
     elif drafts > 0:
         accepted = min(flight.accepted[flight.start[request] + own.outputs - 1], drafts)

@@ -148,7 +148,7 @@ def release_extent(state: State, extent: int, blocks: int) -> int:
 def key_in_extent(state: State, extent: int, i: int) -> int:
     """Key of the i-th block of an extent."""
     keys_at = state.extents[extent].keys_at
-    # Keys given at a preemption are consecutive numbers, of which the first is kept.
+    # Keys given at a preemption are consecutive numbers; only the first is kept.
     return state.keys[keys_at + i] if keys_at >= 0 else i - keys_at - 2
 
 

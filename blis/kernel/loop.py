@@ -190,7 +190,7 @@ def build_batch(state: State, until_us: int) -> int:
 
 @compiled
 def await_arrival(state: State, until_us: int) -> int:
-    """Go on to the next arrival (ARRIVED); IDLE if there is none, REACHED if it is not before ``until_us``."""
+    """Go on to the next arrival (ARRIVED); IDLE without one, REACHED if it is not before ``until_us``."""
     at = state.at
     if at.arrived == at.submitted:
         return IDLE

@@ -1,8 +1,8 @@
 """Who waits, who runs, and who is done: the waiting heap, the lists of running requests, and the ways out of them.
 
 The waiting queue is a heap of ranks for both policies.  Under FCFS a rank is the place
-in the order of queueing: a victim is the last of the running list, so "back to the head
-of the queue" and "back to its rank" are the same place.  Under priority a rank is the
+in the order of queueing.  A preempted request is the last of the running list, so going back to
+the head of the queue is going back to its rank.  Under priority a rank is the
 place by (priority, arrival time, request id).
 """
 
@@ -152,7 +152,7 @@ def last_token_step(state: State, request: int) -> int:
 
 @compiled
 def start_decoding(state: State, request: int, first_decode_step: int) -> None:
-    """From ``first_decode_step`` on the request asks for one token a step."""
+    """From ``first_decode_step`` on the request asks for one token in each step."""
     at, this = state.at, state.requests[request]
     this.status = DECODING
     # Its known tokens are all computed but the one the last step gave.
@@ -271,7 +271,7 @@ def leave_bucket(links: Table, heads: Int32s, slot: int, request: int) -> None:
 def close_segment(state: State, request: int, end_step: int, last_row: int) -> None:
     """Note the steps ``segment_start`` .. ``end_step - 1`` as a run that gave a token each.
 
-    ``last_row``: the row of the last of them (they are none of them empty, so their rows
+    ``last_row``: the row of the last of them (no row between them is empty, so their rows
     follow each other as well).
     """
     this = state.requests[request]

@@ -87,7 +87,7 @@ def chunk_wanted(state: State, request: int) -> int:
 
 @compiled
 def nothing_is_short(state: State) -> bool:
-    """Whether every running request certainly gets what it asks for, so that order is no matter.
+    """Whether every running request certainly gets what it asks for, so that the order does not matter.
 
     With one exception: a single prefill at the end of the list may be cut by the budget.
     """

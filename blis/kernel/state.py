@@ -56,7 +56,7 @@ class Config:
     """Engine arguments."""
 
     max_num_seqs: i64
-    max_active_seqs: i64  # so many may run
+    max_active_seqs: i64  # most running requests
     max_num_batched_tokens: i64
     token_budget: i64  # of one call
     max_model_len: i64
@@ -67,9 +67,9 @@ class Config:
     prefix_caching: i64
     priority_policy: i64
     batches_in_flight: i64  # 1: synchronous, 2: asynchronous
-    max_steps_without_token: i64  # after so many nothing will ever move again
+    max_steps_without_token: i64  # after these the run is stuck
     num_blocks: i64  # without the reserved one
-    watermark_blocks: i64  # an admission leaves so many free, unless nobody runs
+    watermark_blocks: i64  # blocks that an admission leaves free, unless nothing runs
     prefill_interval: i64  # steps from one with prefill to the next with prefill, while somebody decodes
     # Switches, 1 or 0: ``trace.Behaviours`` says what they are.
     aborts_before_tokens: i64
@@ -82,7 +82,7 @@ class Config:
     segments_of_step: i64  # no step ends more of them
     keys_of_step: i64  # no step gives more of them
     ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
-    cpu_blocks: i64  # room of the CPU tier, 0: there is none
+    cpu_blocks: i64  # room of the CPU tier; 0 without one
     fetch_us: i64  # time the device takes to fetch a block from there
 
 
@@ -111,7 +111,7 @@ class Progress:
     waiting_depth: i64
     running_depth: i64
     decoding_requests: i64  # members that ask for one decode token in the next step
-    decoding_context: i64  # KV tokens those would attend to, each one's own included
+    decoding_context: i64  # KV tokens those would attend to, their own included
     free_blocks: i64
     free_queue: Ends  # extents of free blocks, the first to be taken at its head
     running: Ends  # in order of admission
@@ -143,12 +143,12 @@ class Batch:
 
     prefill_tokens: i64
     decode_tokens: i64
-    context_tokens: i64  # KV tokens that the decodes attend to, each one's own included, summed
+    context_tokens: i64  # sum of the KV tokens that the decodes attend to, their own included
     attended_tokens: i64  # the same of the prefill tokens
     prefill_requests: i64
     prefill_cap: i64  # no request is given more prefill tokens, 0: no such bound
     defers_prefill: i64  # 1: no request is given prefill tokens
-    has_prefill: i64  # 1: somebody was given some (a single token that was not cached is none)
+    has_prefill: i64  # 1: a request got prefill tokens (a single uncached token does not count)
     admitted: i64
     free_before: i64
     served: i64  # decoding requests that got their token

@@ -177,7 +177,7 @@ def first_use_us(first_use: Int64s, batch: Batch) -> int:
 
 @compiled
 def kernel_of(tokens: int, per_token: int, of_experts: int) -> int:
-    """The number of the kernel for so many tokens: the nearest of KERNEL_TOKENS, the lower of two, and a variant.
+    """The number of the kernel for ``tokens``: the nearest of KERNEL_TOKENS, the lower of two, and a variant.
 
     Triton compiles a kernel anew for an argument that DIVISOR divides: ``per_token`` times the tokens, or that less
     ``of_experts``.
@@ -332,7 +332,7 @@ def at_time(int_params: Int64s, start_us: int) -> int:
 
 @compiled
 def last_before(int_params: Int64s, start_us: int) -> int:
-    """The place of the last time (first half of ``int_params``) at or before ``start_us``, 0 if there is none."""
+    """The place of the last time (first half of ``int_params``) at or before ``start_us``; 0 without one."""
     low, high = 0, len(int_params) // 2 - 1  # the answer is within
     while low < high:
         middle = (low + high + 1) // 2

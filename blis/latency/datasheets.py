@@ -218,7 +218,7 @@ class Gpu(Struct, frozen=True, rename=_NAMES):
     memory_bytes: Bytes | None = None
 
     def flops_at(self, bytes_per_parameter: int) -> float:
-        """FLOP/s of a model whose numbers are of so many bytes; where the datasheet does not say, of 16 bits."""
+        """FLOP/s at ``bytes_per_parameter``; at 16 bits where the datasheet does not say."""
         own = {1: self.flops_8_bit_per_s, 4: self.flops_32_bit_per_s}.get(bytes_per_parameter)
         return own or self.flops_per_s
 

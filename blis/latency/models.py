@@ -79,7 +79,7 @@ def refuse_unknown_features(field: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class PrefillBeyond:
-    """Beyond so many prefill tokens in a batch, each of them costs so much more.
+    """What each prefill token of a batch beyond ``tokens`` costs more.
 
     A batch's products take as long as reading the weights or as computing, whichever is longer, and attention grows
     with the prompt: no token of a larger batch costs less.  So a line that was fitted to small batches may bend up.
@@ -144,7 +144,7 @@ class LatencyModel:
     def smallest_positive_batch(self) -> int:
         """The least number of decodes, alone in a batch, whose step time is positive.
 
-        1 for a sound model.  Raises ``ReleaseError`` if there is none.
+        1 for a sound model.  Raises ``ReleaseError`` without one.
         """
         if max(self.floor_ns, self.intercept_ns + self.per_decode_token_ns) > 0:
             return 1
@@ -258,7 +258,7 @@ class RegimeModel:
         return step_time.REGIMES, np.zeros(0, np.int64), np.array(float_params + [0.0] * step_time.FEATURES)
 
     def _bent_lines(self) -> Floats | None:
-        """float64, as the kernel reads lines that bend where decodes are many; None if these are no such lines."""
+        """float64, as the kernel reads lines that bend where decodes are many; None for other regimes."""
         rows: list[list[float]] = []
         for regime in self.regimes:
             feature, operator, most = regime.condition or ("decode_tokens", "<=", math.inf)
@@ -323,10 +323,10 @@ class CorrectedModel:
 
 @dataclass(frozen=True)
 class FirstUse:
-    """Kernels of a mixture of experts, each of which a new server compiles in the first step that needs it.
+    """Kernels of a mixture of experts, which a new server compiles in the first step that needs them.
 
-    vLLM lists for each model and GPU how its Triton kernel is to be laid out for so many tokens, and takes the nearest
-    number listed.  Triton compiles a kernel for each layout, and again where 16 divides the number of choices of an
+    vLLM lists for each model and GPU how its Triton kernel is laid out for some numbers of tokens, and takes the
+    nearest one.  Triton compiles a kernel for each layout, and again where 16 divides the number of choices of an
     expert (tokens times ``experts_per_token``), or that less ``experts``, by which the sorted choices are padded.
     ``compile_us``: how long a step waits for one, and ``source`` where that is from.  Both of these are read off vLLM's
     fused_moe and Triton's rules of specialisation; the time is fitted.
@@ -375,7 +375,7 @@ class FirstUseModel:
 class BatchFeatures:
     """What a step-time function sees of a batch: token and request counts.
 
-    ``context_tokens``: KV tokens that the decodes attend to, each one's own included.
+    ``context_tokens``: KV tokens that the decodes attend to, their own included.
     ``start_us``: when the batch can start; ``running`` and ``waiting``: depths after scheduling.
     """
 

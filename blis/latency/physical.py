@@ -31,7 +31,7 @@ _PS_PER_US = step_time.PS_PER_US
 # An all-reduce after attention and one after the feed-forward network (Megatron-LM, arXiv:1909.08053).
 _ALL_REDUCES_PER_LAYER = 2
 
-# What is beyond is no server, and its sums would not fit 64 bits.
+# No server is slower, and larger sums would not fit 64 bits.
 _LONGEST_TOKEN_US = 1e5
 _LONGEST_STEP_US = 8.64e10
 
@@ -75,7 +75,7 @@ class PhysicalModel:
     """Step time of one model on its GPUs.
 
     The cost of each quantity of a batch is the sum of coefficient times unit time, rounded to
-    whole picoseconds (half to even); so is the time to read the experts for each number of
+    whole picoseconds (half to even).  So is the time to read the experts for each number of
     batch tokens.  A step is their sum in integers, rounded half up to whole us, at least 1.
     """
 

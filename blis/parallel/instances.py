@@ -105,7 +105,7 @@ instance = _instance_as_python if AS_PYTHON else compiled(_instance)
 
 
 def new_run(trace: RequestTrace, instances: int, engine: EngineConfig, queued_us: Int64s) -> tuple[Stack, Front]:
-    """The states of so many instances and the front before the first arrival.
+    """The states of the instances and of the front before the first arrival.
 
     ``queued_us``: when requests reach a queue, us.  Raises ``TraceError`` for a request that no instance can serve.
     """

@@ -99,7 +99,7 @@ def pooled(results: list[SimResult], rank: Int64s) -> tuple[SimResult, Int64s]:
 
 # -- The loop ------------------------------------------------------------------------------
 
-# Ranks in lockstep ask each other after so many steps whether anybody has work (DPEngineCoreProc).
+# Steps after which ranks in lockstep ask each other whether one has work (DPEngineCoreProc).
 _STEPS_BETWEEN_SYNCS = 32
 
 

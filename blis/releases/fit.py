@@ -61,7 +61,7 @@ def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
 
 @dataclass(frozen=True)
 class Outside:
-    """Steps of a run that lie outside of what coefficients were fitted on.
+    """Steps of a run beyond what coefficients were fitted on.
 
     ``share``: of all steps.  ``words``: by what.  ``time_share``: of the time
     of all steps, what their excess costs by the model; nothing measured it.
@@ -117,7 +117,7 @@ def outside(steps: np.ndarray, fitted: StepRange, latency: Latency) -> Outside |
 
 @dataclass
 class _Beyond:
-    """How many steps have a quantity outside of its range, and how far they reach."""
+    """How many steps have a quantity outside its range, and how far they reach."""
 
     steps: int = 0
     least: float = np.inf

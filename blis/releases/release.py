@@ -1,4 +1,4 @@
-"""Coefficient releases: what a simulator is told about a model, as reviewed data.
+"""Coefficient releases: what a simulator needs to know of a model, as reviewed data.
 
 A release is a YAML text under version control.  Quantities carry their unit
 (``intercept: 13546 us``); an unknown unit, an unknown or a missing field is refused.
@@ -180,7 +180,7 @@ def parse_release(text: str, origin: str) -> CoefficientRelease:
 
 
 def format_release(release: CoefficientRelease, columns: int = 110) -> str:
-    """YAML text of a release, folded at so many columns; parsing it gives the same release but for ``sha256``.
+    """YAML text of a release, folded at ``columns``; parsing it gives the same release but for ``sha256``.
 
     Raises ``ReleaseError`` for observed step times, which belong to a recording.
     """
