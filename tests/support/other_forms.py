@@ -6,7 +6,6 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-import writers_arrival_traces as arrival_traces
 import writers_clients as clients
 from framings import FRAMINGS, traces_in
 
@@ -18,11 +17,6 @@ OTHER_FORMS: dict[str, own.Writer] = {
     "benchmarks.json": clients.benchmarks,
     "vllm-bench.json": clients.appended_runs,
     "profile_export.jsonl": clients.profile_export,
-    "mooncake.jsonl": arrival_traces.mooncake,
-    "azure-llm.csv": arrival_traces.azure,
-    "burstgpt-1.csv": arrival_traces.burstgpt_1,
-    "burstgpt-2.csv": arrival_traces.burstgpt_2,
-    "legacy-blis.csv": arrival_traces.legacy_blis,
 }
 
 
