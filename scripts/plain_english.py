@@ -4,9 +4,9 @@
     python scripts/plain_english.py --docstrings # list those of docstrings and comments instead
     python scripts/plain_english.py --messages   # list all messages of the program, with their places, to be read
 
-Messages are string literals that read like prose.  A sentence has at most ``LONGEST`` words; the median over a page has
-at most ``MEDIAN``.  ``BANNED`` words have a better one next to them, ``INVERTED`` ones in docstrings and comments.
-Code spans and numbers with their units count as one word.
+Messages are string literals that read like prose.  A sentence has at most ``LONGEST`` words, and the median over a page
+is at most ``MEDIAN``.  Code spans and numbers with their units count as one word.  ``plain_english.yaml`` lists words
+with better ones.
 """
 
 from __future__ import annotations
@@ -19,47 +19,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from itertools import groupby
+from pathlib import Path
 from statistics import median
 from tokenize import COMMENT, generate_tokens
 
+import yaml
 from docs_pages import ROOT, all_pages, parts_of
 
 LONGEST, MEDIAN = 35, 16
-# Pattern -> what to write instead.
-BANNED = {
-    r"\bmade recordings?\b": "synthetic recording",
-    r"\b(?:is|are) none\b": "is not a ..., or: not available",
-    r"\bis no (?:number|time|mapping|step time|date|address|window|unit)\b": "expected a number, a time, ...",
-    r"\bof which nothing\b": "held out",
-    r"\bnot stated\b": "unknown",
-    r"\bput off\b": "retried (back-pressure)",
-    r"\bmends?\b|\bmended\b|\bmending\b": "fix, remedy",
-    r"% (?:too )?(?:short|long)\b": "under-predicted / over-predicted by N %",
-    r"\b(?:value|number|row|token|line|entry) an? (?:request|step|second|token|experiment|model)\b": "per request, ...",
-    r"(?<![Tt]here )\b(?:is|are) no (?!longer\b|\w+er\b|more\b)\w+": "is not a ..., or: expected a ...",
-    r"\bwithout bound\b": "unlimited",
-    r"\bin vain\b": "without effect, or: unused",
-    r"\bby itself alone\b": "alone",
-    r"\bit lacks what\b": "say what is missing",
-    r"\bthe way from\b": "the difference between",
-    r"\bwords? for word\b|\bword by word\b": "exactly",
-    r"\ball the same\b": "still, nevertheless",
-    r"\w\(s\)": "singular or plural, as the number is",
-}
-# Turns of phrase that an engineer would not say aloud, and what to write.
-INVERTED = {
-    r"\bof which\b": "two sentences",
-    r"\bas of\b": "as for, or: like",
-    r"\bso (?:many|much)\b": "the number, with its unit",
-    r"\b(?:stands?|stood) beside\b": "is next to, comes with",
-    r"\boutside of\b": "outside",
-    r"\bthere (?:is|are) (?:none|no)\b": "without, missing",
-    r"\btold\b": "stated, recorded, distinguished",
-    r"\b(?:is|are) no [a-z]": "is not a ...",
-    r"\bgive or take\b": "within ...",
-    r"\bone's own\b": "its own",
-    r"\bnone of which\b": "two sentences",
-}
+# By where they are checked: pattern -> what to write instead.
+WORDS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _ROOMS = ("base", "blis", "fixtures", "ingest", "recorder", "replay", "validate")
 _CODE, _LINK, _MARKS = (
     re.compile(r"`[^`]*`"),
@@ -190,32 +159,30 @@ def _of_paragraphs(place: str, text: str) -> Iterator[Sentence]:
 
 
 def hard_docstrings() -> list[str]:
-    """A line for each sentence of a docstring or comment that is too long or has a banned word."""
+    """A line for each sentence of a docstring or comment that is too long or has a listed word."""
     checked = [Sentence(one.place, one.text) for one in docstrings()]  # only pages have a median
-    inverted = [
-        f"{one.place}: {word[0]!r}; write {better}: {one.text}"
-        for one in checked
-        for pattern, better in INVERTED.items()
-        if (word := re.search(pattern, one.text))
-    ]
-    return [*findings(checked), *inverted]
+    return [*findings(checked), *(line for one in checked for line in _listed(one, "docstrings and comments"))]
 
 
 def findings(checked: Iterable[Sentence]) -> list[str]:
-    """A line for each sentence that is too long or has a banned word, and for each page whose median is too high."""
+    """A line for each sentence that is too long or has a listed word, and for each page whose median is too high."""
     found, pages = [], dict[str, list[int]]()
     for one in checked:
         if one.words > LONGEST:
             found.append(f"{one.place}: {one.words} words, at most {LONGEST}: {one.text}")
-        for pattern, better in BANNED.items():
-            if word := re.search(pattern, one.text):
-                found.append(f"{one.place}: {word[0]!r}; write {better}: {one.text}")
+        found += _listed(one, "everywhere")
         if one.prose:
             pages.setdefault(one.place.split(":")[0], []).append(one.words)
     for page, words in pages.items():
         if median(words) > MEDIAN:
             found.append(f"{page}:1: the median sentence has {median(words):g} words, at most {MEDIAN}")
     return found
+
+
+def _listed(one: Sentence, where: str) -> Iterator[str]:
+    for pattern, better in WORDS[where].items():
+        if word := re.search(pattern, one.text):
+            yield f"{one.place}: {word[0]!r}; write {better}: {one.text}"
 
 
 def main() -> int:
