@@ -13,16 +13,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
-import pty
 import resource
-import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 
 import large_recordings
@@ -34,24 +32,31 @@ _COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main")
 _LARGE_STORE = Path(__file__).with_name("large_store.py")
 
 
-def command(*arguments: str, env: dict[str, str] | None = None) -> tuple[float, float]:
-    """Seconds and peak memory (MB) of a blis-replay command run as a process."""
-    seconds, peak_mb, _user_s = usage_of(*arguments, env=env)
-    return seconds, peak_mb
+@dataclass(frozen=True)
+class Usage:
+    """What a command used: seconds of the clock and of user CPU and system CPU, peak memory in MB."""
+
+    seconds: float
+    user_s: float
+    system_s: float
+    peak_mb: float
 
 
-def usage_of(*arguments: str, env: dict[str, str] | None = None) -> tuple[float, float, float]:
-    """The same, and its seconds of CPU time in user mode."""
+def usage_of(*arguments: str, env: dict[str, str] | None = None) -> Usage:
+    """What a blis-replay command used as a process; ends this script where the command fails."""
     begin = time.perf_counter()
-    process = subprocess.Popen(
-        [*_COMMAND, *arguments],
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, **(env or {})},
-    )
+    environment = {**os.environ, **(env or {})}
+    process = subprocess.Popen([*_COMMAND, *arguments], stdout=subprocess.DEVNULL, env=environment)
     _, status, usage = os.wait4(process.pid, 0)
     if os.waitstatus_to_exitcode(status) not in (0, 1):
         sys.exit(f"blis-replay {' '.join(arguments)} ended with {os.waitstatus_to_exitcode(status)}")
-    return time.perf_counter() - begin, usage.ru_maxrss / 1024, usage.ru_utime
+    return Usage(time.perf_counter() - begin, usage.ru_utime, usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def command(*arguments: str, env: dict[str, str] | None = None) -> tuple[float, float]:
+    """Seconds and peak memory (MB) of a blis-replay command."""
+    usage = usage_of(*arguments, env=env)
+    return usage.seconds, usage.peak_mb
 
 
 _READING = """
@@ -96,9 +101,9 @@ def ingest(folder: Path) -> Iterator[Row]:
         size_mb = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 1e6
         for what in ("first ever", "again, into a new store", "again, unchanged"):
             store = folder / ("first.duckdb" if what == "first ever" else "again.duckdb")
-            seconds, peak, user_s = usage_of("ingest", str(directory), "--store", str(store), env=fresh)
-            rates = f"{size_mb / seconds:.0f} MB/s, {size_mb / user_s:.0f} MB/s of user CPU"
-            yield Row(f"ingest, {kind}, {size_mb:.0f} MB, {what}", seconds, peak, rates)
+            usage = usage_of("ingest", str(directory), "--store", str(store), env=fresh)
+            rates = f"{size_mb / usage.seconds:.0f} MB/s, {size_mb / usage.user_s:.0f} MB/s of user CPU"
+            yield Row(f"ingest, {kind}, {size_mb:.0f} MB, {what}", usage.seconds, usage.peak_mb, rates)
         seconds = reading_s(directory, fresh)
         rates = f"{size_mb / seconds:.0f} MB/s without start-up, checks and store"
         yield Row(f"read, {kind}, {size_mb:.0f} MB", seconds, None, rates)
@@ -136,39 +141,9 @@ def large(folder: Path) -> Iterator[Row]:
     subprocess.run([sys.executable, _LARGE_STORE, store, str(experiments), str(requests)], check=True)
     made = f"; store made in {time.perf_counter() - begin:.0f} s, {store.stat().st_size / 1e6:.0f} MB"
     for run, remark in (("first", made), ("again", "")):
-        seconds, peak_mb, progress = watched("validate", "--all", "--store", str(store))
-        yield Row(f"validate --all, {experiments * requests:,} requests, {run}", seconds, peak_mb, progress + remark)
-
-
-def watched(*arguments: str) -> tuple[float, float, str]:
-    """Seconds and peak MB of a blis-replay command with a terminal as its standard error, and its progress there."""
-    ours, theirs = pty.openpty()
-    begin = time.perf_counter()
-    process = subprocess.Popen([*_COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=theirs)
-    os.close(theirs)
-    written_s = []
-    while _more(ours):
-        written_s.append(time.perf_counter() - begin)
-    _, status, usage = os.wait4(process.pid, 0)
-    os.close(ours)
-    if os.waitstatus_to_exitcode(status) not in (0, 1) or not written_s:
-        sys.exit(f"blis-replay {' '.join(arguments)} ended with {os.waitstatus_to_exitcode(status)}")
-    seconds = time.perf_counter() - begin
-    silent_s = max((later - sooner for sooner, later in pairwise([*written_s, seconds])), default=0.0)
-    progress = (
-        f"{usage.ru_utime + usage.ru_stime:.0f} s of CPU; first progress after {written_s[0]:.1f} s, never silent for "
-        f"more than {silent_s:.1f} s"
-    )
-    return seconds, usage.ru_maxrss / 1024, progress
-
-
-def _more(terminal: int) -> bool:
-    """Whether something was written; False once nobody can write any more."""
-    select.select([terminal], [], [])
-    try:
-        return bool(os.read(terminal, 1 << 16))
-    except OSError:  # how a terminal says so
-        return False
+        usage = usage_of("validate", "--all", "--store", str(store))
+        remark = f"{usage.user_s + usage.system_s:.0f} s of CPU{remark}"
+        yield Row(f"validate --all, {experiments * requests:,} requests, {run}", usage.seconds, usage.peak_mb, remark)
 
 
 def machine() -> str:
@@ -187,40 +162,7 @@ def studies(folder: Path) -> Iterator[Row]:
     yield Row("study run --all", *command("study", "run", "--all", env=env))
 
 
-_COVERAGE = """
-import sys
-import numpy as np
-sys.path.insert(0, sys.argv[1])
-from test_resampling import covers_zero
-noise, depth, servers = sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-print(np.mean([covers_zero(seed, noise, depth) for seed in range(servers)]))
-"""
-
-
-def coverage(folder: Path) -> Iterator[Row]:
-    """How often a 95 % interval of the paired error of mean E2E holds 0, on noisy servers with true coefficients."""
-    tests = Path(__file__).parents[1] / "tests" / "validate"
-    for noise in ("steps", "drift", "stalls", "clients"):
-        for depth in (3, 10, 30):
-            begin = time.perf_counter()
-            run = [sys.executable, "-c", _COVERAGE, str(tests), noise, str(depth), "60"]
-            share = float(subprocess.run(run, stdout=subprocess.PIPE, check=True).stdout)
-            what = f"coverage, noise of {noise}, {depth} requests at a time, 60 servers"
-            yield Row(what, time.perf_counter() - begin, None, f"{share:.0%}")
-
-
-PARTS = {
-    "coverage": coverage,
-    "startup": startup,
-    "ingest": ingest,
-    "validate": validate,
-    "report": report,
-    "large": large,
-    "engine": engine,
-    "growth": growth,
-    "cluster": cluster,
-    "studies": studies,
-}
+PARTS = {part.__name__: part for part in (startup, ingest, validate, report, large, engine, growth, cluster, studies)}
 
 
 def main(names: list[str]) -> None:

@@ -109,7 +109,6 @@ def current_text(page: Page) -> str:
     try:
         parts = parts_of(page.text)
         with TemporaryDirectory() as folder:
-            (Path(folder) / "scripts").symlink_to(ROOT / "scripts")
             return text_of(_Runner(page, Path(folder)).run(parts))
     except (ValueError, subprocess.TimeoutExpired) as error:
         raise PageError(f"{page.source.name}: {error}") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 from docs_mistakes import mistakes_table
-from docs_pages import NAVIGATION, ROOT, Part, page_of
+from docs_pages import NAVIGATION, ROOT, Part, cell, page_of
 
 import blis_replay.validate as face
 from blis_replay.ingest.checks.registry import CHECKS
@@ -25,7 +25,7 @@ from blis_replay.validate.metrics import latency as metrics
 
 def checks() -> list[str]:
     """One section per instrument check: what it measures, and its thresholds with the reason."""
-    rows = [f"| [`{check.name}`](#{check.name}) | {_cell(check.measures)} |" for check in CHECKS]
+    rows = [f"| [`{check.name}`](#{check.name}) | {cell(check.measures)} |" for check in CHECKS]
     sections = [
         line
         for check in CHECKS
@@ -59,7 +59,7 @@ def commands() -> list[str]:
 def public_functions() -> list[str]:
     """The public face, `blis_replay.validate`: each function with its first sentence and its example."""
     rows = [
-        f"| `br.{name}` | {_cell(_first_line(function))} | `{_cell(example_of(function))}` |"
+        f"| `br.{name}` | {cell(_first_line(function))} | `{cell(example_of(function))}` |"
         for name in face.__all__
         for function in [getattr(face, name)]
     ]
@@ -100,10 +100,6 @@ def _help_of(verb: click.Context) -> list[str]:
 
 def _first_line(function: Callable[..., object]) -> str:
     return (function.__doc__ or "").strip().splitlines()[0].replace("``", "`")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 _ROOMS = ("validate", "replay", "fixtures", "ingest", "blis", "recorder", "base")

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from docs_pages import ROOT
+from docs_pages import ROOT, cell
 
 from blis_replay.ingest.store import open_store
 from blis_replay.validate.cli.main import LABS, VERBS, main
@@ -117,15 +117,11 @@ def _folded(verb: str, rows: list[Mistake]) -> list[str]:
         "",
         "| command | exit code | message |",
         "|---|---|---|",
-        *(f"| `{_cell(row.command)}` | {row.code} | `` {_cell(row.message)} `` |" for row in rows),
+        *(f"| `{cell(row.command)}` | {row.code} | `` {cell(row.message)} `` |" for row in rows),
         "",
         "</details>",
         "",
     ]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _printed(mistake: Mistake) -> Mistake:

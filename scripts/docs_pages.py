@@ -160,6 +160,11 @@ def text_of(parts: list[Part]) -> str:
     return "\n".join(line for part in parts for line in part.lines) + "\n"
 
 
+def cell(text: str) -> str:
+    """The text as a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
 @dataclass(frozen=True)
 class Command:
     """A command of a console block: as it is written, as a shell takes it, and the output that stands there."""

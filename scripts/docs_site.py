@@ -38,9 +38,6 @@ _NO_PROSE = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<[^>
 _TO_OTHER_FOLDERS = re.compile(r"\]\((?:\.\./)*(?:labs/)?docs/")
 _LOADED = re.compile(r'<(?:script|img|iframe|link rel="?stylesheet)\b[^>]*?\b(?:src|href)="?([^"\s>]+)')
 HELP = re.compile(r"^```text\n(Usage: .*?)^```$", flags=re.M | re.S)
-_UNNAMED = re.compile(
-    r'(<nav [^>]*)aria-labelledby="\w+"([^>]*>\s*<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>)([^<]*)'
-)
 
 
 def build_site(out: Path) -> list[str]:
@@ -64,8 +61,7 @@ def build_site(out: Path) -> list[str]:
         shutil.copytree(folder / "site", out)
     (out / "404.html").unlink()  # whoever serves the site has a page of its own for that
     for page in out.rglob("*.html"):
-        text = _UNNAMED.sub(_named, page.read_text("utf-8"))
-        text = _NUMBER_CELL.sub('<td class="number">', text)
+        text = _NUMBER_CELL.sub('<td class="number">', page.read_text("utf-8"))
         parts = _NO_PROSE.split(text)
         text = "".join(part if at % 2 else UNIT.sub("\u00a0", part) for at, part in enumerate(parts))
         page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")  # an empty corner heads nothing
@@ -81,12 +77,6 @@ def _lost_items(out: Path) -> list[str]:
         for name, text in texts.items()
         for line in re.findall(r"^- .{,60}", text, flags=re.M)
     ]
-
-
-def _named(navigation: re.Match[str]) -> str:
-    """A part of the navigation by its own title: the theme names it by a label that may be empty."""
-    before, after, title = navigation.groups()
-    return f'{before}aria-label="{" ".join(title.split())}"{after}{title}'
 
 
 def _staged(section: str, folder: Path) -> Iterator[dict[str, Any]]:

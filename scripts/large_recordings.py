@@ -11,12 +11,8 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
 
 KINDS = ("per-request JSON", "OTLP JSON")
 SLUG = "20260101-000000-llama-2-7b-tp1-general"
@@ -76,34 +72,22 @@ def otlp_lines() -> Iterator[str]:
         request = requests.stop
 
 
-def write(folder: Path, size_bytes: int) -> dict[str, Path]:
-    """An experiment directory of about that size for each kind of file; by kind."""
-    directories = {}
-    for kind, write_large_file in zip(KINDS, (_write_requests, _write_traces), strict=True):
-        directories[kind] = folder / kind / SLUG
-        (directories[kind] / "results").mkdir(parents=True)
-        (directories[kind] / "exp-config.yaml").write_text(CONFIGURATION)
-        write_large_file(directories[kind], size_bytes)
-    return directories
-
-
-def _write_requests(directory: Path, size_bytes: int) -> None:
-    with (directory / "results" / "per_request_lifecycle_metrics.json").open("w") as file:
-        separator = "[\n  "
-        for record in per_request_records():
-            file.write(separator + record)
-            separator = ",\n  "
-            if file.tell() >= size_bytes:
-                break
+def write(folder: Path, size_bytes: int) -> None:
+    """Write an experiment of about this size for each kind of file."""
+    requests, traces = (folder / kind / SLUG for kind in KINDS)
+    for directory in (requests, traces):
+        (directory / "results").mkdir(parents=True)
+        (directory / "exp-config.yaml").write_text(CONFIGURATION)
+    with (requests / "results" / "per_request_lifecycle_metrics.json").open("w") as file:
+        records = per_request_records()
+        file.write(f"[\n  {next(records)}")
+        while file.tell() < size_bytes:
+            file.write(f",\n  {next(records)}")
         file.write("\n]")
-
-
-def _write_traces(directory: Path, size_bytes: int) -> None:
-    with (directory / "traces.json").open("w") as file:
-        for line in otlp_lines():
-            file.write(line)
-            if file.tell() >= size_bytes:
-                break
+    with (traces / "traces.json").open("w") as file:
+        lines = otlp_lines()
+        while file.tell() < size_bytes:
+            file.write(next(lines))
 
 
 def _line(scope: str, spans: list[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
 from oracle_workloads import SERIES, random_spec
-from scenario import digest_of, simulated_schedule, workload_of
+from scenario import digest_of, engine_of, latency_of, simulated_schedule, trace_of
 
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.engine import Engine, simulate
@@ -91,10 +91,11 @@ def test_without_drafts_it_is_the_other_kernel(index: int) -> None:
     """
     spec = random_spec(3, index)
     spec["engine_args"]["async_scheduling"] = False
-    workload = workload_of(spec, "0.24.0")
-    plain = simulated_schedule(simulate(workload.trace, workload.engine, workload.latency))
-    none = accepting(workload.trace, [0] * int(workload.trace.output_tokens.sum()), drafted=0)
-    walked = simulate(none, replace(workload.engine, speculation=Speculation(2)), workload.latency)
+    engine, latency = engine_of(spec, "0.24.0"), latency_of(spec)
+    trace = trace_of(spec, engine)
+    plain = simulated_schedule(simulate(trace, engine, latency))
+    none = accepting(trace, [0] * int(trace.output_tokens.sum()), drafted=0)
+    walked = simulate(none, replace(engine, speculation=Speculation(2)), latency)
     for name, values in simulated_schedule(walked).items():
         np.testing.assert_array_equal(values, plain[name], name)
 
@@ -112,12 +113,11 @@ def test_without_drafts_it_is_the_other_kernel(index: int) -> None:
 )
 def test_recorded_schedules_show_each_switch(switch: str, index: int) -> None:
     """These workloads equal 0.33.0 or 0.32.0 (test_release_digests); without the switch they are others."""
-    workload = workload_of(SERIES["draft"](3, index), "0.33.0")
-    without = replace(workload.engine, behaviours=replace(workload.engine.behaviours, **{switch: False}))
-    one, other = (
-        digest_of(simulated_schedule(simulate(workload.trace, engine, workload.latency)))
-        for engine in (workload.engine, without)
-    )
+    spec = SERIES["draft"](3, index)
+    engine = engine_of(spec, "0.33.0")
+    without = replace(engine, behaviours=replace(engine.behaviours, **{switch: False}))
+    trace = trace_of(spec, engine)
+    one, other = (digest_of(simulated_schedule(simulate(trace, e, latency_of(spec)))) for e in (engine, without))
     assert one != other
 
 

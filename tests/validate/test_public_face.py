@@ -25,8 +25,6 @@ from blis_replay_labs.planted.files import write_demo
 
 pytestmark = pytest.mark.slow
 
-_TUTORIAL = Path(__file__).parents[2] / "scripts" / "tutorial.py"
-
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -190,11 +188,3 @@ def test_three_lines_do_in_a_fresh_interpreter(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
-
-
-@pytest.mark.heavy
-def test_the_tutorial_runs_to_its_end() -> None:
-    ended = subprocess.run([sys.executable, _TUTORIAL], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "scheduling mode" in ended.stdout
-    assert ended.stdout.rstrip().endswith("┘")  # the last table was printed whole
