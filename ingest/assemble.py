@@ -337,7 +337,7 @@ class _Assembly:
             staged = batch if stages is None else batch.with_columns(stages.slice(first, batch.height))
             writer.add(with_decode_lengths(staged, load.configured_output_tokens, load.ignore_eos))
             if ordered.held is None:
-                writer.to_table()  # so many will not stay in memory
+                writer.to_table()  # this many rows go to the database
             first += batch.height
         requests = writer.done()
         events: TokenEvents | None = None

@@ -42,7 +42,7 @@ class StoreError(IngestError):
 
 
 class UnknownExperimentError(StoreError):
-    """A name that is no experiment of the store, or an alias of several."""
+    """An unknown experiment, or an alias of several."""
 
     exit_code = WRONG_USE
 
@@ -52,6 +52,6 @@ class ReconstructionError(IngestError):
 
 
 class UnknownCheckError(IngestError):
-    """A name that is no instrument check."""
+    """An unknown instrument check."""
 
     exit_code = WRONG_USE

@@ -120,7 +120,7 @@ _NOT_USED = re.compile(r".*\(not used: (.*)\)")
 
 
 def _not_used(files: Sequence[tuple[str, str]], source: Source) -> str:
-    """Files, by name and kind, of which nothing was used although the user may expect it, with the reason."""
+    """Files that the user may expect to be used and that were not, with the reason."""
     found = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
     if source.paths is not None:
         found += [(name, "its format is not known") for name, kind in files if kind == "unknown"]

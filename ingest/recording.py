@@ -42,14 +42,13 @@ REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
     "prefill_us": pl.Int64,  # server: first scheduled to first token
     "decode_us": pl.Int64,  # server: first token to last token
     "cached_prompt_tokens": pl.Int64,  # prefix-cache hit where the server reported it
-    "status": pl.String,  # one of STATUSES; aborted: the client ended the run, or was told to give up
+    "status": pl.String,  # one of STATUSES; aborted: the client ended the run, or gave up as configured
     "error": pl.String,
 }
 
 STATUSES = ("ok", "error", "timeout", "aborted")
 
-# Where a decode length comes from, best first (issue of the re-tokenised lengths:
-# Llama-2-7B replies re-tokenise 20-26 % short).
+# Where a decode length comes from, best first (re-tokenised replies of Llama-2-7B have 20-26 % fewer tokens).
 COUNTED, RETOKENISED = "counted stream events", "re-tokenised"
 OUTPUT_LENGTH_SOURCES = (
     "server usage",
@@ -97,7 +96,7 @@ ITERATION_SCHEMA: dict[str, type[pl.DataType]] = {
 # Which prompts begin alike, one row a distinct prompt.
 PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {
     "prompt": pl.Int64,  # 0, 1, ...
-    "parent": pl.Int64,  # an earlier prompt with which it begins, null if there is none
+    "parent": pl.Int64,  # an earlier prompt with which it begins, or null
     "shared_tokens": pl.Int64,  # how far the two are equal
     "tokens": pl.Int64,  # how far requests with this prompt are equal; beyond, they are like no other
 }
@@ -187,8 +186,8 @@ class Setting:
     """One engine argument and where it came from.
 
     ``source``: ``recorded`` (a file of the recording), ``derived`` (from what was recorded), ``profile`` (bundled
-    profile of the slug), ``file`` (``--engine FILE``), ``default`` (nothing else was asked for, and this is what this
-    version takes on this device), or ``unknown``: the value is an assumption.
+    profile of the slug), ``file`` (``--engine FILE``), ``default`` (not given, the default of this version on this
+    device), or ``unknown``.  Of the last the value is an assumption.
     """
 
     value: int | float | bool | str

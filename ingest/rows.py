@@ -42,7 +42,7 @@ class Database(Protocol):
     """Where tables are."""
 
     def connection(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
-        """A connection of one's own, as long as one reads."""
+        """A connection for one read."""
 
     def is_shared(self) -> bool:
         """Whether another process can read them too."""
@@ -68,13 +68,13 @@ class Rows:
 
     @cached_property
     def height(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         if self.held is not None:
             return self.held.height
         return int(self._first_row(f"SELECT count(*) FROM ({self.sql})")[0])
 
     def is_empty(self) -> bool:
-        """Whether there are none."""
+        """Whether it has no rows."""
         return self.height == 0
 
     def frame(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
@@ -113,7 +113,7 @@ class Rows:
         return dict(zip(columns, self._first_row(f"SELECT {listed} FROM ({self.sql})"), strict=True))
 
     def batches(self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS) -> Iterator[pl.DataFrame]:
-        """These columns, or all, of so many rows after the others; at least one frame."""
+        """Frames of up to ``rows`` rows with these columns, or all; at least one frame."""
         names = list(self.schema if columns is None else columns)
         if self.held is not None:
             yield from self.held.select(names).iter_slices(rows) if self.held.height else [self.held.select(names)]
@@ -133,13 +133,13 @@ class Rows:
         return replace(self, schema=schema, sql=f"SELECT {_listed(columns)} FROM ({self.sql})")
 
     def where(self, condition: str, **bound: object) -> Rows:
-        """Those for which an SQL condition holds; values that it names as ``$name`` are ``bound``."""
+        """The rows that meet an SQL condition; ``bound``: the values of ``$name`` in it."""
         if self.held is not None and self.held.is_empty():
-            return self  # many a check asks after rows of which a recording has none
+            return self  # common: most recordings lack some of the tables
         return query(f"SELECT * FROM these WHERE {condition}", self.schema, bound, these=self)
 
     def between(self, column: str, first: int, last: int) -> Rows:
-        """Those of which a column of integers is ``first`` to ``last``, both included."""
+        """The rows whose integer ``column`` is from ``first`` to ``last``, both included."""
         if self.held is not None:
             return rows_of(self.held.filter(pl.col(column).is_between(first, last)))
         return self.where(f"{column} BETWEEN $first AND $last", first=first, last=last)
@@ -211,7 +211,7 @@ def rows_of(frame: pl.DataFrame) -> Rows:
 
 
 def no_rows(schema: Schema) -> Rows:
-    """Rows of that schema of which there are none."""
+    """An empty table of that schema."""
     return rows_of(pl.DataFrame(schema=schema))
 
 
@@ -315,7 +315,7 @@ class Scratch:
         return writer
 
     def drop(self, table: str) -> None:
-        """Give back the memory of a table of which nobody has rows any more."""
+        """Drop a table whose rows nobody holds."""
         with self.connection() as connection:
             connection.execute(f"DROP TABLE {table}")
 

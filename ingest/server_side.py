@@ -38,7 +38,8 @@ class ServerTimes:
 class ServerSide:
     """The server's half of one reading: its traces and its step log, and which of its requests are the client's.
 
-    ``missing``: where to say what could not be told.  ``order``: int64, the client's rows in send order, once known.
+    ``missing``: takes remarks on what could not be determined.  ``order``: int64, the client's rows in send order,
+    once known.
     """
 
     def __init__(self, scratch: Scratch, missing: list[str]) -> None:
@@ -78,7 +79,7 @@ class ServerSide:
         return prompts_of_rows(self.log.prompts, self.logged, rows, count)
 
     def _note_pairing(self, pairing: Pairing, used: str) -> None:
-        """What could not be told of the server's requests, or was told by something else than their ids."""
+        """Note requests of the server without a pair, and pairs that were not found by their ids."""
         traced, pairs = len(pairing.client_rows), int((pairing.client_rows >= 0).sum())
         if not pairs:
             self.missing.append(
@@ -133,7 +134,7 @@ class ServerSide:
         return self.scratch.hold(rows), () if of_pairs is not None else (clock,)
 
     def _owners(self, pairing: Pairing) -> NDArray[np.int64]:
-        """int64[server's requests]: the request, by its index, to which each belongs, -1 where there is none."""
+        """int64[server's requests]: the index of the client's request that each belongs to, or -1."""
         position = np.full(len(self.order) + 1, -1, np.int64)
         position[self.order] = np.arange(len(self.order))
         owners: NDArray[np.int64] = position[pairing.client_rows]  # of -1 it is the last

@@ -1,8 +1,8 @@
 """Which of a client's stream stamps are output tokens (trace-formats, section 4.4).
 
 Load generators have stamped every line of a server-sent-event stream: the data line of
-a token, the blank line after it, and the closing ``[DONE]`` with its own blank line; and
-before the tokens of a chat stands an event with the role.  A layout says which stamps are
+a token, the blank line after it, and the closing ``[DONE]`` with its own blank line.  A chat
+stream begins with an event that has only the role.  A layout says which stamps are
 tokens; it belongs to the load generator's version, so it is decided once for a run, by
 majority of its requests.
 """
@@ -54,9 +54,9 @@ _GAP_SCHEMA: dict[str, type[pl.DataType]] = {
 class TokenLayout:
     """How stamps lie: token k is stamp ``(k + leading_events) * stamps_per_token``.
 
-    ``leading_events`` and ``closing_events``: data lines at the begin of a stream, and at the
-    end of a completed one, that are no token (the role; ``[DONE]``).  ``identified`` is false
-    where stamps cannot be told apart into tokens.
+    ``leading_events`` and ``closing_events``: data lines without a token at the begin of a stream (the
+    role) and at the end of a completed one (``[DONE]``).  ``identified`` is false where stamps cannot be
+    assigned to tokens.
     """
 
     name: str
@@ -351,8 +351,8 @@ def _counting_up(counts: Int64s) -> Int64s:
     return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
 
 
-# Text tokenised again came out up to 3.7 % long where each token had its event (BOS, other splits);
-# beyond that, events carry several tokens or some tokens had none.
+# Where each token had its event, re-tokenised text had up to 3.7 % more tokens (BOS, other splits).  Beyond 5 %, events
+# carry several tokens or some tokens had no event.
 MOST_LONGER = 0.05
 
 
@@ -362,7 +362,7 @@ def with_counted_lengths(requests: Rows, events: TokenEvents | None) -> Rows:
     A server sends an event for each token, so their number is the length, unless the
     re-tokenised text is more than 5 % longer on average.
     """
-    # A text that is re-tokenised to nothing is no count at all; there was a token of it all the same.
+    # A text that re-tokenises to 0 tokens is not a count: at least one token was sent.
     emptied = pl.col("output_tokens").is_null() & (pl.col("output_tokens_reported") == 0)
     retokenised = (pl.col("output_tokens_source") == RETOKENISED).fill_null(False)
     doubtful = (retokenised | emptied.fill_null(False)) & (pl.col("status") == "ok")

@@ -36,7 +36,7 @@ _FEWEST_PAIRS = 20  # pairs, or requests, for a finding
 _TOO_SHORT = 0.01
 _GRAIN_US = 100_000  # send stamps in coarser steps, where
 _SHARED_STAMPS = 0.2  # more than this share has the stamp of another request, are not those of a load
-_COARSE = 0.1  # of the mean: latencies in steps, half of which is more, are too coarse to be judged
+_COARSE = 0.1  # of the mean: where half a step of latencies is more, they are too coarse to be judged
 _FEWEST_VALUES = 3  # distinct latencies from which they have a step
 _COARSE_RULE = "latencies in steps of 1 ms and coarser; half a step is at most 10 % of the mean"
 _SEGMENTS = ("queue_us", "prefill_us", "decode_us")
@@ -160,9 +160,9 @@ def _coarse(recording: Recording) -> list[Finding]:
 
 
 def _coarse_latencies(requests: pl.DataFrame) -> list[Finding]:
-    """TTFT and E2E that are multiples of a time, half of which is a good part of their mean: a client that polls."""
+    """TTFT and E2E in coarse steps (half a step is a good part of the mean): the client polls."""
     latencies = requests.select("ttft_us", "e2e_us").drop_nulls()
-    # Latencies that are all the same have no step.
+    # Equal latencies have no step.
     if latencies.height < _FEWEST_PAIRS or latencies["e2e_us"].n_unique() < _FEWEST_VALUES:
         return []
     grain_us = int(np.gcd.reduce(latencies.to_numpy(), axis=None))
@@ -239,7 +239,7 @@ def _too_short(both: pl.DataFrame, requests: int) -> list[Finding]:
         if len(left_us) < _FEWEST_PAIRS:
             continue
         mean_us, client_us = float(left_us.mean()), float(pairs[f"{metric}_us"].mean())  # type: ignore[arg-type]
-        # Of all requests it is no matter of chance, of a sample it is.
+        # Over all requests the mean is exact; over a sample it has a standard error.
         whole = len(left_us) >= (1 - _MOST_IMPOSSIBLE) * requests
         error_us = 0.0 if whole else float(left_us.std()) / len(left_us) ** 0.5
         if mean_us + 2 * error_us > -max(_ROUNDING_US, _TOO_SHORT * client_us):

@@ -24,8 +24,7 @@ RULE = "every request needs arrival, lengths, TTFT and E2E, once; whatever is lo
 MOST_LOST = 0.01  # share of requests; without more of them the queue is a different one
 _FEWEST_LOST = 5  # requests; fewer are a recorder's hiccup
 _LOST = "what can be replayed is not the load that was served"
-# A load does not pause for so many mean gaps between its requests; another run begins after that.
-_PAUSES = 5
+_PAUSES = 5  # mean gaps between requests; after a longer pause another run begins
 _COUNTS_RULE = "the two counts must be equal; with 1 % fewer records nothing is judged"
 # Kinds of files without requests: what they lack is counted by other checks.
 _OF_SERVER = frozenset(("otlp", "server log", "step-log", "metrics", "forward-passes"))
@@ -210,7 +209,7 @@ def _published_counts(recording: Recording) -> list[Finding]:
 
 
 def _is_much(count: float, of: float) -> bool:
-    """Whether so many requests more or less make the load another."""
+    """Whether ``count`` requests more or less, ``of`` all, make it a different load."""
     return count > max(MOST_LOST * of, _FEWEST_LOST)
 
 
@@ -269,10 +268,8 @@ def is_counted(recording: Recording) -> bool:
     )
 
 
-# So many standard deviations of a Poisson count below what was announced are no chance.
-_FAR_BELOW = 3.0
-# The sends of a whole stage go on for so much of it.
-_ENDS_EARLY = 0.9
+_FAR_BELOW = 3.0  # standard deviations of a Poisson count; a larger deficit is not chance
+_ENDS_EARLY = 0.9  # share of the last stage that its sends cover in a complete run
 _MOST_NUMBERS_LEFT_OUT = 0.4  # share of the numbers in ids; with more gaps they do not count requests
 _IN_ORDER = 0.95  # share of ids whose numbers rise with the sends
 # Sends at a constant rate:

@@ -94,7 +94,7 @@ def failed_requests(requests: Rows) -> Rows:
 
 
 def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
-    """Mean decode length from a trusted source (never re-tokenised), None if there is none."""
+    """Mean decode length from a trusted source (never re-tokenised), None without one."""
     trusted = pl.col("output_tokens_source").ne_missing("re-tokenised") & (pl.col("status") == "ok")
     of_stage = trusted & (pl.col("stage") == stage) if stage >= 0 else trusted
     mean = _number(recording.requests.select(pl.col("output_tokens").filter(of_stage).mean()).item())

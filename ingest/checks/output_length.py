@@ -14,7 +14,7 @@ MEASURES = "reported output lengths against those that were decoded"
 RULE = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
 
 _FOLLOWS = 0.9  # correlation with decode time: reported lengths from here on are what was decoded
-_FOLLOWS_LESS = 0.2  # by so much the correlation of the lengths asked for must be lower
+_FOLLOWS_LESS = 0.2  # by which the correlation of the requested lengths must be lower
 _FEWEST = 20  # requests for a correlation
 _MOST_DIFFERING = 0.01  # share of requests whose length the server may count differently
 
@@ -25,7 +25,7 @@ _LENGTHS = (
 
 
 def check(recording: Recording, context: Context) -> list[Finding]:
-    """Reported lengths against true ones: mean short-fall, share more than 10 % too short, zeros."""
+    """Reported lengths against true ones: mean deficit, share with a deficit above 10 %, zeros."""
     requests = completed_requests(recording, *_LENGTHS)
     if requests.is_empty():
         return [_from_aggregates(recording)]

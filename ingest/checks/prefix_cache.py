@@ -74,14 +74,11 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
     return None if recorded is None or requests.is_empty() else recorded.tokens / recorded.rate / requests.height
 
 
-# Steps count a request as prefill in the step after its last chunk, too.
-_LAG_TOKENS = 2
+_LAG_TOKENS = 2  # per request: steps count it as prefill in the step after its last chunk, too
 
 
-# By so much the two counts of a prompt may differ.
-_COUNTED_WITHIN = 0.05
-# Standard errors of a draw of steps, as in the check of sampling.
-_NOISE = 4.5
+_COUNTED_WITHIN = 0.05  # relative difference of client's and server's mean prompt that is tolerated
+_NOISE = 4.5  # standard errors of a random draw of steps, as in the check of sampling
 
 
 @dataclass(frozen=True)

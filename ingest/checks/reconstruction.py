@@ -55,12 +55,12 @@ class Stretch:
 def reconstruct_by_stretches(
     recording: Recording, admissions: int = ADMISSIONS_A_STRETCH, wanted: tuple[int, int] | None = None
 ) -> Iterator[Stretch]:
-    """:func:`reconstruct`, some steps after the others, as far as there are admissions; the same errors.
+    """:func:`reconstruct`, one stretch of steps at a time, with the same errors.
 
-    A stretch has about so many ``admissions``, and ends where no prefill goes on: nothing is otherwise than if all
-    were reconstructed at once, but that hits in the prefix cache that nothing tells are assumed as in the
-    stretch.  Where prefills follow each other without a break, it ends all the same after some times as many.
-    ``wanted``: only stretches that have a step from the first to the second of these.
+    A stretch has about ``admissions`` admissions and ends where no prefill is under way.  The result is that of
+    ``reconstruct``, except that prefix-cache hits without a record are assumed from the stretch alone.  Where prefills
+    follow each other without a break, a stretch ends after ``_MOST_TIMES`` as many admissions.
+    ``wanted``: only stretches with a step in this range, both ends included.
     """
     writer, counted = Scratch(share=4).writer(UNORDERED_SCHEMA), []
     for part in admission_parts(recording):
@@ -125,8 +125,7 @@ def _stretches(admissions: Rows, rows: int) -> Iterator[tuple[pl.DataFrame, int,
 
 
 def _last_break(begun: pl.DataFrame) -> int:
-    """How many of the admissions, which are in order, had ended their prefill before the others began; 0: there is
-    no such place."""
+    """How many of the ordered admissions ended their prefill before the others began; 0: not any."""
     # What a prefill that never ended left of the budget went to the next step.
     end = begun.select(pl.coalesce("prefill_end_step", pl.col("last_step") + 1)).to_series().to_numpy()
     breaks = np.flatnonzero(begun["start_step"].to_numpy()[1:] > np.maximum.accumulate(end)[:-1])
@@ -251,9 +250,11 @@ def _compared(recording: Recording, examples: int) -> _Compared:
 
 
 def _steps(recording: Recording, stretch: Stretch) -> pl.DataFrame:
-    """The sampled steps of a stretch: ``recorded_*``, ``TOTALS_SCHEMA``, and ``missing`` (requests are in the record
-    that are in no journey), ``equal``, ``corrected`` (the true split is another), ``assumed`` (a hit that is not
-    known has a part in it)."""
+    """The sampled steps of a stretch: ``recorded_*``, ``TOTALS_SCHEMA``, and flags.
+
+    ``missing``: the record has requests without a journey; ``equal``; ``corrected``: the true split is another;
+    ``assumed``: it depends on an assumed prefix-cache hit.
+    """
     built = stretch.built
     of_stretch = _of_steps(recording.steps, stretch.first_step, stretch.last_step)
     recorded = steps_by_id(of_stretch, *_SAME).frame().rename(_RECORDED)

@@ -32,7 +32,7 @@ RULE = (
 )
 _AGREES = 0.01
 # No engine has a first token without a step; a busy client may stamp a few requests late.
-_OF_A_STEP = 0.5  # of a request's own gap between tokens: an earlier first token is no token
+_OF_A_STEP = 0.5  # of a request's own gap between tokens: an earlier event does not carry a token
 _ENOUGH_TOKENS = 4  # output tokens from which a request has a gap to compare with
 _MOST_EARLY = 0.01  # share of requests with such a first token
 _FEWEST_EARLY = 5  # requests with one

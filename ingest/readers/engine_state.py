@@ -209,7 +209,7 @@ class Engine:
         live.admitted, live.waits_again = True, False
 
     def _compute(self, live: Live, count: int) -> bool:
-        """Whether the step that computes so many tokens of a request yields one."""
+        """Compute ``count`` tokens of a request; whether the step yields an output token of it."""
         before, live.computed_tokens = live.computed_tokens, live.computed_tokens + count
         if before < live.target_tokens:
             # Decodes say nothing more in full than by their number.

@@ -1,8 +1,8 @@
 """JSON text, byte by byte, for compiled scans: every function goes from one position to another.
 
 ``text``: uint8[n], with at least 16 zero bytes after its content, at which everything stops;
-``words``: the same memory as uint64.  A position of -1 says that the text is not plain: it is
-no JSON, or JSON in a form that is left to a decoder.  What these functions accept is valid
+``words``: the same memory as uint64.  A position of -1 says that
+the text is not JSON, or JSON in a form that is left to a decoder.  What these functions accept is valid
 JSON (RFC 8259), except that UTF-8 inside strings is not looked at.
 """
 
@@ -57,7 +57,7 @@ for _digits, _first in (("0123456789", 0), ("abcdef", 10), ("ABCDEF", 10)):
 
 @compiled
 def after_space(text: Bytes, at: int) -> int:
-    """The first position from ``at`` that is no white space."""
+    """The first position from ``at`` without white space."""
     while text[at] == SPACE or text[at] == NEWLINE or text[at] == RETURN or text[at] == TAB:
         at += 1
     return at
@@ -167,7 +167,7 @@ def after_false(text: Bytes, at: int) -> int:
 
 @compiled
 def _after_plain(text: Bytes, words: Words, at: int) -> int:
-    """The end of a value that is no object or array."""
+    """The end of a string, number or word."""
     byte = text[at]
     if byte == QUOTE:
         return after_string(text, words, at + 1)
@@ -236,7 +236,7 @@ def after_value(text: Bytes, words: Words, at: int) -> int:
 
 @compiled
 def after_newline(text: Bytes, words: Words, at: int, end: int) -> int:
-    """The position behind the next newline; -1 if there is none before ``end``."""
+    """The position behind the next newline; -1 without one before ``end``."""
     while at < end:
         newlines = has_zero_byte(word_at(words, at) ^ _NEWLINES)
         if newlines:
@@ -276,7 +276,7 @@ _TABLE_BITS = 9
 def names_of(names: list[str]) -> tuple[Words, NDArray[np.int64], NDArray[np.int64]]:
     """Names of ASCII, numbered in their order, for :func:`name_at`, as constants of compiled code.
 
-    Their words and lengths (``words_of``), and int64[512]: their numbers by their hash, -1 where there is none.
+    Their words and lengths (``words_of``), and int64[512]: their numbers by their hash, -1 for empty places.
     """
     words, lengths = words_of(names)
     table = np.full(1 << _TABLE_BITS, -1, np.int64)
@@ -299,7 +299,7 @@ def _place_of(words: Words) -> int:
 
 @compiled
 def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tuple[int, int]:
-    """``(number, end)`` of the string behind whose opening quote ``at`` is; -1 if it is none of the names.
+    """``(number, end)`` of the string whose first letter is ``at``; number -1: not one of the names.
 
     A string with an escape is left to the decoder, as it could be any name, and so is one beyond ASCII.
     """

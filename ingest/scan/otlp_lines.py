@@ -1,7 +1,7 @@
 """A compiled scan of OTLP traces in JSON lines: spans and events, into rows and copies of their texts.
 
-What it takes is a line as the collector's file exporter writes it, with any white space, and any
-order of keys but that a scope comes before its spans and a key before its value.  All else (negative or
+It reads lines as the collector's file exporter writes them, with any white space and any order of keys, as long as a
+scope comes before its spans and the key of an attribute before its value.  All else (negative or
 fractional counts, escapes and letters beyond ASCII in texts that matter, keys given twice) is left to
 the decoder as a whole line.  Floats are kept as texts, for a library to read.
 """
@@ -102,7 +102,7 @@ _PLAN: dict[int, dict[str, tuple[int, int]]] = {
 }
 _KNOWN = list(dict.fromkeys([*(key for members in _PLAN.values() for key in members), *SCOPES, *otlp_columns.EVENTS]))
 _NAMES, _LENGTHS, _TABLE = names_of(_KNOWN)
-# By object and key; the last one, for all names that are no key of the object, is skipped.
+# By object and key; the last column stands for unknown keys, which are skipped.
 _ACTION = np.full((len(_PLAN), len(_KNOWN) + 1), _SKIP)
 _TARGET = np.zeros_like(_ACTION)
 _MARK = np.zeros_like(_ACTION)  # a bit for each key of an object
@@ -122,10 +122,10 @@ _EVENT_CODE = np.array(
 def scan_lines(
     text: Bytes, words: Words, at: int, end: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: Bytes
 ) -> tuple[int, int, int]:
-    """``(why it ended, where, next line)``: the lines from ``at`` on, the first of which has number ``line``.
+    """Scan lines from ``at``, the first one numbered ``line``: ``(why it ended, where, next line)``.
 
-    It ends at a line that has no end before ``end`` (0), that is left to the decoder (``UNUSUAL``) or for which
-    there is no room (``FULL``).  ``state``: that of ``new_state``, or as the last scan left it.  ``spans`` and
+    It ends at a line that is cut off by ``end`` (0), is left to the decoder (``UNUSUAL``) or does not fit (``FULL``).
+    ``state``: that of ``new_state``, or as the last scan left it.  ``spans`` and
     ``events``: rows one behind the other.
     """
     text, words, state = table_of(text), table_of(words), table_of(state)
@@ -226,7 +226,7 @@ def _line(
 
 @compiled
 def _members_of(text: Bytes, at: int, action: int) -> int:
-    """Where the members of an object begin that the plan goes into, or of the first of a list; 0 if there is none."""
+    """Where the members begin of an object that the plan enters, or of the first object of a list; 0 otherwise."""
     if action == _LIST:
         if text[at] != OPEN_BRACKET:
             return 0

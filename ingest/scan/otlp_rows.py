@@ -1,4 +1,4 @@
-"""The rows that the scans of OTLP traces fill: which count or text of which span or event is where.
+"""The rows that the scan of OTLP traces fills: the place of each count and text of spans and events.
 
 A row is int64: counts, then for each text where its copy begins and ends among all texts.  What
 is null is :data:`NULL`.
@@ -20,7 +20,7 @@ from blis_replay.ingest.scan.otlp_columns import (
 )
 from blis_replay.ingest.scan.words import Words, compiled, entry
 
-FULL = -2  # a position, as ``UNUSUAL`` is: there is no room for another row or text
+FULL = -2  # a position, like ``UNUSUAL``: another row or text does not fit
 NULL = np.iinfo(np.int64).min  # no count that is taken is negative
 
 
@@ -98,7 +98,7 @@ _SPAN_ROW, _EVENT_NUMBER = event_field("span_row"), event_field("event")
 
 @compiled
 def begin_span(record: int, is_read: bool, state: Int64s, spans: Int64s) -> bool:
-    """Whether there was room for the row of another span of a record, of which nothing is known yet but its scope."""
+    """Begin the row of another span of a record, with its scope; False if it does not fit."""
     row = state[SPANS] * SPAN_WIDTH
     if row == len(spans):
         return False
@@ -116,7 +116,7 @@ def begin_span(record: int, is_read: bool, state: Int64s, spans: Int64s) -> bool
 
 @compiled
 def begin_event(state: Int64s, events: Int64s) -> bool:
-    """Whether there was room for the row of another event of the span."""
+    """Begin the row of another event of the span; False if it does not fit."""
     row = state[EVENTS] * EVENT_WIDTH
     if row == len(events):
         return False
@@ -129,7 +129,7 @@ def begin_event(state: Int64s, events: Int64s) -> bool:
 
 @compiled
 def keep_text(text: Bytes, begin: int, end: int, rows: Int64s, place: int, state: Int64s, texts: Bytes) -> bool:
-    """Whether there was room to copy a text behind the others; where it is then stands at ``place``."""
+    """Copy a text behind the others and put its begin and end at ``place``; False if it does not fit."""
     first = state[TEXT_BYTES]
     if first + end - begin > len(texts):
         return False

@@ -1,7 +1,7 @@
 """How the scans are compiled; and eight bytes of a text at once, with what can be asked of all of them together.
 
-``words``: the memory of the text as uint64, the first letter in the lowest byte (little-endian), or as uint8 where the
-type allows it; ``at``: the position of a byte, from which eight have to be there.
+``words``: the memory of the text as uint64 (little-endian: the first letter in the lowest byte), or as uint8 where the
+type allows it.  ``at``: the position of a byte; eight bytes from there on must exist.
 """
 
 from __future__ import annotations

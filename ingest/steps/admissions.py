@@ -4,11 +4,11 @@ A request is admitted once, and again after each preemption.  It computes its kn
 it had generated), which yields one token, and then one token in each step (trace-formats 2.5,
 vllm-scheduler-semantics 5, 7 and 9):
 
-* prefill from the step of ``SCHEDULED`` to that of ``FIRST_TOKEN``.  After an admission with tokens there is no such
-  event: of ``n`` steps that gave ``t`` tokens, ``n - t + 1`` were prefill;
-* decode up to the step of ``FINISHED``, or to the step before that of ``PREEMPTED``;
-* with asynchronous scheduling a request stands in the running list one step longer, and one that stopped
-  by itself (end of sequence) has one more decode computed, because the next step had begun.
+* prefill from the step of ``SCHEDULED`` to that of ``FIRST_TOKEN``.  An admission of a request with tokens lacks that
+  event.  Of its ``n`` steps that gave ``t`` tokens, ``n - t + 1`` were prefill.
+* Decode up to the step of ``FINISHED``, or to the step before that of ``PREEMPTED``.
+* With asynchronous scheduling a request stays in the running list for one more step.  If it stopped by itself (end of
+  sequence), one more decode was computed, because the next step had begun.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SEVERAL_TOKENS = "several tokens a step"
 class Admissions:
     """``frame``: ``ADMISSION_SCHEMA`` in order of admission.  ``journeys``: how many had an event of the engine.
 
-    ``remarks``: journeys of which something is not known or not possible, by reason.
+    ``remarks``: number of uncertain or impossible journeys by reason.
     """
 
     frame: pl.DataFrame

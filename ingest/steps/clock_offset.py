@@ -45,8 +45,8 @@ _AGREEING = 0.95
 class DepthOffset:
     """What has to be added to the steps' times so that they fit the requests'.
 
-    ``low_us``: the shift at which the engine's admissions match the clients' sends best;
-    ``high_us``: the one at which its releases match the clients' ends; both widened to the
+    ``low_us``: the shift at which the engine's admissions match the clients' sends best.
+    ``high_us``: the one at which its releases match the clients' ends.  Both are widened to the
     95 % interval of a bootstrap over blocks of time.  The offset is between them, as no
     request is admitted before it is sent nor ends at the client before it ends in the
     engine.  ``early_us`` and ``late_us``: the same pair for either half of the steps.
@@ -67,7 +67,7 @@ class DepthOffset:
 
     @property
     def fits_at_zero(self) -> bool:
-        """Whether the steps fit where they are, give or take ``SLACK_US``."""
+        """Whether the steps fit where they are, within ``SLACK_US``."""
         return self.low_us - SLACK_US <= 0 <= self.high_us + SLACK_US
 
     @property
@@ -125,7 +125,7 @@ class _Whole(NamedTuple):
 
 
 def _of_whole(depths: _Depths, requests: int) -> _Whole | str:
-    """The interval of all steps, or why there is none; ``requests``: how many there are."""
+    """The interval of all steps, or why it is not identified; ``requests``: their number."""
     if len(depths.depth) < FEWEST_STEPS:
         return f"fewer than {FEWEST_STEPS} steps with a running depth"
     if len(depths.ended_us) < FEWEST_REQUESTS:
@@ -175,7 +175,7 @@ def _thinned(steps: Rows) -> pl.DataFrame:
 
 
 def _impossible(depths: _Depths) -> str:
-    """Why these times are no run, or ``""``."""
+    """Why these times cannot be those of one run, or ``""``."""
     spans = [int(depths.time_us[-1]) - int(depths.time_us[0])]
     spans += [int(times[-1]) - int(depths.sent_us[0]) for times in (depths.sent_us, depths.ended_us)]
     if max(spans) > MIXED_US:
@@ -191,7 +191,7 @@ def _counts(times_us: Int64s, at_us: Int64s, shifts_us: Int64s) -> Floats:
 
 
 def _cell_us(depths: _Depths) -> int:
-    """The coarse grid's cell, of which the longer of the two curves has ``_CELLS`` at most."""
+    """The coarse grid's cell, us: the longer of the two curves has at most ``_CELLS``."""
     of_requests = int(depths.ended_us[-1]) - int(depths.sent_us[0])
     of_steps = int(depths.time_us[-1]) - int(depths.time_us[0])
     return max(_FINEST_CELL_US, -(-max(of_requests, of_steps) // _CELLS))

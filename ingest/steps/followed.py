@@ -1,8 +1,8 @@
 """Which steps computed which request, from what the server's log counts in each step.
 
-Requests are admitted in the order in which they arrived.  The steps' prefill counts say how many of them begin, the
-decode counts of the next step how many of those that were in prefill have their first token; a request then decodes
-one token per step until its last.  Nothing of that needs a clock.  Prompts less the tokens that were computed are
+Requests are admitted in the order in which they arrived.  The prefill count of a step says how many requests begin.
+The decode count of the next step says how many of them have their first token.  From then on a request decodes one
+token per step until its last.  Nothing of that needs a clock.  Prompts less the tokens that were computed are
 what the prefix cache held: whole blocks.
 
 It ends where the counts cannot be: a request was preempted or given up, or was none of those that are known.
@@ -42,8 +42,7 @@ SERVED_SCHEMA: dict[str, type[pl.DataType]] = {
 # Requests that arrive almost at once can reach the engine in another order.
 _LOOK_AHEAD = 3  # requests behind the next one that are tried as well
 _MOST_TRIED = 200  # orders that are tried for one step
-# Before the first request that is known, the server may have served others: so many beginnings are tried.
-_MOST_BEGINNINGS = 64
+_MOST_BEGINNINGS = 64  # first steps that are tried: the server may have served unrecorded requests before
 MOST_STEPS = 2_000_000
 
 
@@ -251,7 +250,7 @@ class _Walk:
         return goes_on and tokens < sum(map(self.lengths.work, taken)) and self.of_step[self.at] == self.of_step.max()
 
     def _possible(self, requests: list[int], tokens: int) -> bool:
-        """Whether these prompts, less whole blocks that the prefix cache may hold, are so many tokens."""
+        """Whether these prompts can need ``tokens`` computed tokens, with whole blocks found in the prefix cache."""
         held = sum(map(self.lengths.work, requests)) - tokens
         block = self.lengths.block_size
         return held == 0 or (0 < held <= sum(map(self.lengths.can_hold, requests)) and held % block == 0)

@@ -1,7 +1,7 @@
 """When the steps of a server's log began, worked out from the requests that went through them.
 
-The log stamps whole seconds.  But a token reached its client after the step that computed it, a request was at the
-server before the step that admitted it, and the server measured how long each waited, was in prefill and decoded.
+The log stamps whole seconds.  But a token reached its client after the step that computed it, and a request was at the
+server before the step that admitted it.  The server measured how long each waited, was in prefill and decoded.
 Between two steps lies at least the time that the engine waited for the model.  So every step's output has an
 earliest and a latest time, and its start lies between that of the output before and its own.
 """
@@ -21,8 +21,7 @@ from blis_replay.ingest.steps.followed import MOST_STEPS, NONE, Followed, follow
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _NEVER, _FOREVER = -(1 << 60), 1 << 60
-# Bounds of different requests move each other; after so many passes nothing does any more in practice.
-_PASSES = 4
+_PASSES = 4  # bounds of different requests move each other; in practice they settle within these passes
 
 
 @dataclass
@@ -142,8 +141,8 @@ def _starts(
 def _between(bounds: _Bounds, begun_us: Int64s, own_us: Int64s, busy: Bools, lead: int) -> tuple[Int64s, Int64s]:
     """Starts between the earliest and the latest time of each, and how far the true ones can be from them.
 
-    The latest outputs are those that a client had; what they took on the way there is less than the least distance
-    between the two times of any step, of which half is taken off.  ``busy``: the engine went on with the step at once,
+    The latest outputs include the way to the client.  That takes less than the smallest distance between the two
+    times of any step, so half of this distance is subtracted.  ``busy``: the engine went on with the step at once,
     when the output of the step ``lead`` before was in.
     """
     steps = len(own_us)

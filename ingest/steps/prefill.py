@@ -1,8 +1,8 @@
 """How many tokens each admission had to compute: its known tokens less what it found in the prefix cache.
 
-The hit is recorded of some admissions only: by a snapshot of the step of the admission, by any snapshot (of the
-first admission), or as what the recorded tokens of a step leave for the only admission in
-it whose hit is not known.  Where they leave it to several, it is dealt out in proportion.  All others are
+Only some hits are recorded: by a snapshot of the step of the admission, or by any snapshot (of the first admission).
+Others follow from the recorded tokens of a step, if it has a single admission with an unknown hit.  Where they leave
+it to several, it is dealt out in proportion.  All others are
 assumed to have found the share that those on record found.
 """
 

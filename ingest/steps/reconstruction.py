@@ -56,7 +56,7 @@ def sum_at(step_id: Int64s, steps: Int64s, weight: Int64s | None = None) -> Int6
 
 @dataclass(frozen=True)
 class Decodes:
-    """The decodes of admissions, one token a step from ``first`` to ``last``; one element an admission that has any.
+    """The decodes of admissions, one token per step from ``first`` to ``last``; one element per admission with any.
 
     ``context_less_step``: KV tokens that a decode attends to, its own included, less the step.  ``lagging_step``: those
     in which one is still labelled prefill.
@@ -88,9 +88,10 @@ def decodes_of(admissions: pl.DataFrame, asynchronous: bool) -> Decodes:
 
 
 def batch_counts(admissions: pl.DataFrame, decodes: Decodes, chunks: ChunkSteps, steps: Int64s) -> pl.DataFrame:
-    """One row a step of ``steps``, requests: ``running``, in the running list; ``decodes``, of which ``lagging`` are
-    labelled prefill; ``fresh``, in prefill before their first token, and ``again``, after it; ``doubtful``, of
-    which the steps are not certain.
+    """Requests per step of ``steps``: ``running`` (in the running list), ``decodes`` and others.
+
+    ``lagging``: decodes labelled prefill; ``fresh``: in prefill before their first token; ``again``: after it;
+    ``doubtful``: with uncertain steps.
     """
     had = admissions["output_tokens"].to_numpy()[chunks.admission] > 0
     start, held, certain = (admissions[name].to_numpy() for name in ("start_step", "held_until_step", "certain"))
@@ -107,7 +108,7 @@ def batch_counts(admissions: pl.DataFrame, decodes: Decodes, chunks: ChunkSteps,
     )
 
 
-# One row a step.  A decode is one token, the last known one, at or past the end of the prompt; recomputing is prefill.
+# One row per step.  A decode is one token, the last one, at or past the end of the prompt; recomputing is prefill.
 TOTALS_SCHEMA: dict[str, type[pl.DataType]] = {
     "step_id": pl.Int64,
     "running": pl.Int64,  # in the running list after schedule(), with tokens or without
@@ -115,7 +116,7 @@ TOTALS_SCHEMA: dict[str, type[pl.DataType]] = {
     "decode_requests": pl.Int64,
     "prefill_tokens": pl.Int64,
     "decode_tokens": pl.Int64,
-    "decode_context_tokens": pl.Int64,  # KV tokens that the decodes attend to, each one's own included
+    "decode_context_tokens": pl.Int64,  # KV tokens that the decodes attend to, with their own
     "labelled_prefill_requests": pl.Int64,  # the same split as a step record labels it
     "labelled_decode_requests": pl.Int64,
     "labelled_prefill_tokens": pl.Int64,
@@ -123,7 +124,7 @@ TOTALS_SCHEMA: dict[str, type[pl.DataType]] = {
     "certain": pl.Boolean,  # they follow from the records, if all journeys were recorded
 }
 
-# One row a request in a step.
+# One row per request and step.
 BATCH_SCHEMA: dict[str, type[pl.DataType]] = {
     "step_id": pl.Int64,
     "journey": pl.Int64,
@@ -136,8 +137,7 @@ BATCH_SCHEMA: dict[str, type[pl.DataType]] = {
 # Chunks and steps beyond which records are taken for mistaken rather than worked on.
 MOST_CHUNKS = 20_000_000
 MOST_STEPS = 5_000_000
-# Journeys with more tokens than steps, beyond which it is no mistake in some of them.
-_FEW = 0.01
+_FEW = 0.01  # share of journeys with more tokens than steps; up to it they are mistakes in the recording
 _STEPS_A_BATCH = 2048
 
 
@@ -217,14 +217,14 @@ def reconstructed_steps(built: Reconstruction, step_ids: Int64s | None = None) -
 
 
 def reconstructed_batches(built: Reconstruction, steps_a_batch: int = _STEPS_A_BATCH) -> Iterator[pl.DataFrame]:
-    """``BATCH_SCHEMA`` by step and order of admission, so many steps at a time; the same error as above."""
+    """``BATCH_SCHEMA`` by step and order of admission, ``steps_a_batch`` steps at a time; the same error as above."""
     steps = _steps(built)
     for start in range(0, len(steps), steps_a_batch):
         yield _batch(built, int(steps[start]), int(steps[min(start + steps_a_batch, len(steps)) - 1]))
 
 
 def computed_prompts(built: Reconstruction) -> pl.DataFrame:
-    """A row a journey: ``journey``, and of its first admission ``computed_tokens`` and the ``hit_source``."""
+    """Per journey: ``journey``, and ``computed_tokens`` and ``hit_source`` of its first admission."""
     admissions = built.admissions.frame
     tokens = np.bincount(built.chunks.steps.admission, built.chunks.tokens, len(admissions)).astype(np.int64)
     rows = admissions.select("journey").with_columns(
@@ -270,7 +270,7 @@ def _is_decode(built: Reconstruction) -> Bools:
 
 
 def refuse(journeys: int, remarks: Mapping[str, int]) -> None:
-    """Raise ``ReconstructionError`` where there are no journeys, or too many of which batches cannot be told."""
+    """Raise ``ReconstructionError`` without journeys, and for too many with several tokens per step."""
     if not journeys:
         raise ReconstructionError("no journeys were recorded")
     several = remarks.get(SEVERAL_TOKENS, 0)

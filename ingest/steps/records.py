@@ -17,7 +17,7 @@ def steps_by_id(steps: Rows, *columns: str) -> Rows:
     """``step_id`` and ``columns`` of the records that have them all, one a step, the first, by id."""
     names = ["step_id", *columns]
     if steps.held is not None:
-        # Mostly they are in order, which a frame sees at once and a query sorts all the same.
+        # Mostly they are in order: a frame shows that at once, a query would sort them.
         once = steps.held.select(names).drop_nulls()
         if not (once["step_id"].diff() > 0).all():
             once = one_a_step(once)

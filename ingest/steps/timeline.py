@@ -2,9 +2,9 @@
 
 What an event says of the start of a step (trace-formats, sections 2.2 and 2.5):
 
-* ``SCHEDULED`` and ``PREEMPTED`` happen inside ``schedule()`` of their step, at or just after its start;
-* ``QUEUED`` and the end of an aborted request carry the last step begun before: the engine takes them in
-  between two steps, and begins the next one right after;
+* ``SCHEDULED`` and ``PREEMPTED`` happen inside ``schedule()`` of their step, at or just after its start.
+* ``QUEUED`` and the end of an aborted request carry the last step begun before.  The engine takes them in between two
+  steps, and begins the next one right after.
 * ``FIRST_TOKEN`` and ``FINISHED`` carry the step that computed the token and are stamped when its output is
   processed.  The loop then goes on with ``schedule()``: of the next step, or of the one after it
   where scheduling is asynchronous, because the next one had begun before.
@@ -66,8 +66,7 @@ _DISTANCE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "lag_us": pl.Int64,
 }
 _RECORD_SCHEMA = {name: TIMELINE_SCHEMA[name] for name in ("step_id", "start_us", "source")}
-# The lag of a kind of event is the median over steps that were sampled as well, if there are so many.
-_FEWEST_LAGS = 5
+_FEWEST_LAGS = 5  # steps with both a sample and an event of a kind, for the median lag of that kind
 _LOWEST, _HIGHEST = -(1 << 61), 1 << 61  # beyond all step ids
 # Steps beyond which ids are taken for mistaken: they would take more than 1 GB.
 MOST_STEPS = 20_000_000
@@ -181,7 +180,7 @@ _IDS = "SELECT step_id FROM steps UNION ALL SELECT step_id FROM events"
 
 
 def _step_ranges(recording: Recording) -> list[tuple[int, int]]:
-    """The first and last id of ranges of steps, each with so many records that the database has them in memory."""
+    """First and last id of ranges of steps with at most ``LOOKED_UP_ROWS`` records each."""
     both = {"steps": recording.steps.only(["step_id"]), "events": recording.journey_events.only(["step_id"])}
     parts = 1 + sum(rows.height for rows in both.values()) // LOOKED_UP_ROWS
     shares = ", ".join(str(part / parts) for part in range(1, parts))

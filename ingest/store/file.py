@@ -60,8 +60,8 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
 
     While another process has it open, this one waits, and says so.
     Raises ``StoreError`` (one line, with the remedy) if it is absent and ``read_only``,
-    is locked for longer than ``LOCK_TIMEOUT_S``, is not a store of this program, has another schema version, is
-    damaged (also when that shows later, inside the context), or its folder cannot be written.
+    is locked for longer than ``LOCK_TIMEOUT_S``, is not a store of this program or has another schema version.
+    Also if it is damaged (even when that shows later, inside the context), or its folder cannot be written.
     """
     path = Path(path)
     _refuse_no_file(path)
@@ -280,7 +280,7 @@ def _is_locked(path: Path, read_only: bool) -> bool:
 
 
 def _has_room(path: Path) -> bool:
-    """Whether the store could grow: tried with a file of its size beside it, of which only the end is written."""
+    """Whether the store could grow: tried with a sparse file of its size in the same folder."""
     try:
         with TemporaryFile(dir=path.parent) as file:
             file.seek(path.stat().st_size if path.exists() else 0)

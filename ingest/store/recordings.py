@@ -89,7 +89,7 @@ class StoredTables:
 
     @contextmanager
     def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection of one's own, as long as one reads."""
+        """A connection for one read."""
         with reading(self.path) as connection:
             if first_row(connection, queries.HASHES, [self.slug]) != self.hashes:
                 raise StoreError(f"{self.path}: {self.slug} was ingested again meanwhile; run this again")
@@ -216,7 +216,7 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
     if slugs:
         return slugs[0]
     known = list(dict.fromkeys([*sorted(row.alias for row in rows), *sorted(row.slug for row in rows)]))
-    if os.path.exists(name):  # noqa: PTH110 - a name that is too long for a path is no error here
+    if os.path.exists(name):  # noqa: PTH110 - pathlib would raise for a name that is too long for a path
         folder = Path(name).resolve().name
         ingest = f"read it first: `blis-replay ingest {shlex.quote(name)}`"
         remedy = f"its experiment is {folder}" if folder in known else ingest
@@ -301,7 +301,7 @@ def _read_engine(store: Store, slug: str) -> dict[str, Setting]:
 
 
 def given_engine(store: Store, slug: str) -> dict[str, Setting]:
-    """The engine arguments of an experiment that a file given beside its recording says; empty if there are none."""
+    """The engine arguments that an earlier ingest of the experiment took from ``--engine FILE``; maybe empty."""
     return {name: setting for name, setting in _read_engine(store, slug).items() if setting.source == "file"}
 
 
@@ -347,7 +347,7 @@ OUTPUT_TIME_SCHEMA: dict[str, type[pl.DataType]] = {
 def token_times(store: Store, slug: str) -> pl.DataFrame:
     """``request_index``, ``token_index``, ``time_us``: output tokens only, in that order.
 
-    Empty where the recording has no stream stamps, or none that can be told apart into tokens.
+    Empty without stream stamps, and where stamps cannot be assigned to tokens.
     """
     return fetch(store.connection, queries.OUTPUT_TIMES, {"slug": slug}, OUTPUT_TIME_SCHEMA)
 

@@ -14,7 +14,7 @@ STAMPS = {
     "finished": "journey.FINISHED",
 }
 STAMPED_STEPS = ("queued", "scheduled", "first_token", "finished")
-# Column of a span -> column of its events, the highest of which it is.
+# Column of a span: the highest value of this column of its events.
 _HIGHEST = {
     "preemptions": "preemptions",
     "event_prompt_tokens": "prompt_tokens",

@@ -274,12 +274,12 @@ def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.D
 
 
 def tokens(column: str) -> pl.Expr:
-    """A column's number of tokens of at least 1, else null (``numbers.tokens`` on columns)."""
+    """A column's number of tokens of at least 1, else null (``documents.tokens`` on columns)."""
     return pl.when(pl.col(column).is_between(1, MAX_TOKENS - 1)).then(pl.col(column))
 
 
 def _microseconds(column: str) -> pl.Expr:
-    """Seconds as whole us, null where they are no number or beyond 2^61 us (``numbers.microseconds`` on columns)."""
+    """Seconds as whole us, null for NaN and beyond 2^61 us (``documents.microseconds`` on columns)."""
     micro = pl.col(column) * 1e6
     return pl.when(micro.is_finite() & (micro.abs() < MAX_INTEGER)).then(micro.round()).cast(pl.Int64)
 

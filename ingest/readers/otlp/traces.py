@@ -28,8 +28,7 @@ from blis_replay.ingest.recording import ARRIVAL_TIME, SNAPSHOT_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, whole_groups
 from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_SCOPE, TraceBatch
 
-# Names can be as many as spans; so many are told apart, running numbers aside.
-MAX_OTHER_NAMES = 100
+MAX_OTHER_NAMES = 100  # names of unread spans, without their numbers, that are counted apart
 _FURTHER = ("(further)", "(further)")
 _NUMBER = re.compile(r"\d+")
 
@@ -39,8 +38,8 @@ class TracesRead:
     """What OTLP files hold.
 
     ``steps``: ``READ_STEP_SCHEMA``, by step id, none twice; ``snapshots``: ``SNAPSHOT_SCHEMA``, none twice.
-    ``journeys``: ``None`` if there are none.  ``requests``: those of the journeys, else upstream
-    ``llm_request`` spans, ``None`` if there are neither.  ``bridge``: monotonic to epoch clock, ``None`` if no event
+    ``journeys``: ``None`` without any.  ``requests``: those of the journeys, else upstream ``llm_request`` spans, else
+    ``None``.  ``bridge``: monotonic to epoch clock, ``None`` if no event
     has both.  ``dropped_events``: step events that the tracing SDK says it discarded.  ``other_spans``:
     spans that are not read, by scope and name with ``*`` for its numbers, from 100 of these on together.
     ``sequential_span_ids``: the ids of the step spans are small counting numbers, so somebody
@@ -197,7 +196,7 @@ def _earlier(steps: Rows, parts: JourneyParts, ended_ns: int) -> str:
 
 
 def _step_spans(batch: TraceBatch) -> pl.DataFrame:
-    """Of each step span a hash of its ids, its own id as a number (null: it is none), and what the SDK discarded."""
+    """Per step span: a hash of its ids, its own id as a number (null if it is not hex), and dropped events."""
     return batch.spans.filter(pl.col("scope") == STEP_SCOPE).select(
         pl.struct("trace_id", "span_id").hash().alias("identity"),
         pl.col("span_id").is_not_null().alias("named"),
@@ -235,12 +234,12 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
 
 
 def requests_of(journeys: Journeys, scratch: Scratch) -> RequestsRead | None:
-    """The journeys as requests on the server's monotonic clock, ``None`` if there are none; they are in ``scratch``.
+    """The journeys as requests on the server's monotonic clock, in ``scratch``; ``None`` without any.
 
     Arrival is that at the API server (of a request without its API span: when it was queued, and it
-    has no TTFT and no E2E).  TTFT ends with the API server's first response where that is recorded,
-    else with the scheduler's first token; E2E with the departure, which for a given-up
-    request is when its client was gone, and in a step log that stands alone with the scheduler's last token.
+    has no TTFT and no E2E).  TTFT ends with the API server's first response where that is recorded, else
+    with the scheduler's first token.  E2E ends with the departure (of an aborted request: when its client was gone),
+    in a step log without traces with the scheduler's last token.
     """
     arrived = pl.coalesce("arrived_ns", "queued_ns").is_not_null()
     ended = pl.when(pl.col("arrived_stamp") == ARRIVAL_TIME).then("finished_ns")

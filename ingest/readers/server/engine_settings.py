@@ -1,7 +1,7 @@
 """The engine arguments of a recording, each with the source it came from.
 
-Precedence: ``--engine FILE``, what the server says of itself (as it runs before as it was asked to), what the run
-shows, what was written down beside it, what can be derived, the bundled profile of the slug, vLLM's defaults.
+The first source that has an argument wins: ``--engine FILE``; the server's own log, resolved values before given
+ones; what the run shows; configuration files; derived values; the bundled profile of the slug; vLLM's defaults.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _comparable(name: str, used: object, also: object) -> bool:
 
 
 def engine_settings(sources: Iterable[Source], machine: Machine) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
-    """What the sources say, then the defaults of the machine, and findings as of :func:`merged`.
+    """What the sources say, then the defaults of the machine, and the findings of :func:`merged`.
 
     ``num_gpu_blocks`` and ``max_model_len`` have no default: they are absent if nobody says them.
     """
@@ -153,11 +153,11 @@ GIVEN = "server log, as started"
 
 @dataclass(frozen=True)
 class EngineEvidence:
-    """What tells of the engine's arguments.
+    """The sources of engine arguments.
 
-    ``configured``: by the experiment's configuration; ``header``: by that of its trace, called ``header_name``;
-    ``steps``, ``journey_events``: what the server did (``STEP_SCHEMA``, ``JOURNEY_EVENT_SCHEMA``);
-    ``recorder``: what its scheduler was made with; ``metrics``: what its ``/metrics`` say of its cache.
+    ``configured``: the experiment's configuration.  ``header``: that of its trace, called ``header_name``.
+    ``steps`` (``STEP_SCHEMA``), ``journey_events`` (``JOURNEY_EVENT_SCHEMA``): what the server did.  ``recorder``: the
+    arguments of its scheduler.  ``metrics``: its cache, by ``/metrics``.
     """
 
     configured: Mapping[str, object]
