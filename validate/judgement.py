@@ -12,8 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.validate.metrics.latency import METRICS, relative_error
-from blis_replay.validate.metrics.resampling import MetricStatistic
+from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, relative_error
 
 Verdict = Literal["pass", "fail", "unusable", "not decided", "not judged"]
 # ``open``: within its limit for some of what the error may be, and beyond it for the rest.

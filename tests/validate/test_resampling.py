@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from blis_replay.blis.engine import simulate
-from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import plan_replay
-from blis_replay.validate.metrics.latency import LatencySamples
-from blis_replay.validate.metrics.observed import samples_of
-from blis_replay.validate.metrics.resampling import (
-    Blocks,
-    interval,
-    request_blocks,
-    resampled,
-    resampled_values,
-    time_blocks,
-)
-from blis_replay_labs.planted.servers import Noise, any_server, run_of
-
-E2E_MEAN = [("e2e", "mean")]
+from blis_replay.validate.metrics.resampling import Blocks, resampled, time_blocks
 
 
 def test_blocks_hold_four_residences_and_are_drawn_whole() -> None:
@@ -49,25 +32,3 @@ def test_few_blocks_are_widened_by_students_t_and_three_have_no_interval() -> No
     """t of 9 degrees 2.262 over 1.960, and 10 blocks drawn scatter by 9/10 of the variance: 1.154 * 1.054 = 1.216."""
     assert Blocks(np.arange(10), np.zeros(10, np.int64), 1).widening == pytest.approx(1.216, abs=0.002)
     assert np.isnan(Blocks(np.arange(3), np.zeros(3, np.int64), 1).widening)
-
-
-def covers_zero(seed: int, noise: Noise, depth: float) -> bool:
-    """Whether the interval of the paired error of mean E2E, with the true coefficients, holds 0."""
-    server = replace(any_server(seed, requests=800, noise=noise), depth=depth)
-    recording = run_of(server)
-    plan = plan_replay(recording, ReplayMode(scheduling="asynchronous" if server.asynchronous else "synchronous"))
-    result = simulate(plan.trace, plan.engine, server.latency, server.lifecycle)
-    everyone = np.ones(len(plan.trace), bool)
-    simulated = LatencySamples(result.ttft_us, result.e2e_us, result.output_tokens)
-    sides = [samples_of(recording, everyone), simulated]
-    observed, answered = resampled_values(sides, [request_blocks(recording, everyone, sides)], E2E_MEAN)
-    low, high = interval((answered / observed - 1)[:, 0])
-    return low <= 0 <= high
-
-
-@pytest.mark.heavy
-def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
-    """60 servers, noisy steps or drift, 3 to 30 deep: 95 % less two standard errors of 60 is 89 %."""
-    kinds: tuple[Noise, ...] = ("steps", "drift")
-    held = [covers_zero(seed, kinds[seed % 2], (3.0, 10.0, 30.0)[seed % 3]) for seed in range(60)]
-    assert np.mean(held) >= 0.89

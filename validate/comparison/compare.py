@@ -15,14 +15,21 @@ from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import open_arguments
 from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing, Promised
-from blis_replay.validate.comparison.saturation import capacity, saturation
+from blis_replay.validate.comparison.saturation import capacity, load_is_known, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.comparison.spread import draw_errors, drawn_estimates, unsure_of
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, correlation, paired_mape
+from blis_replay.validate.metrics.latency import (
+    METRICS,
+    STATISTICS,
+    LatencySamples,
+    MetricStatistic,
+    correlation,
+    of_requests,
+    paired_mape,
+)
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection, samples_of, simulated_samples
-from blis_replay.validate.metrics.resampling import MetricStatistic, resamplable
 from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates
 
 if TYPE_CHECKING:
@@ -92,7 +99,7 @@ def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, E
     """The errors with their intervals, over the chosen requests (bool[n])."""
     run, cells = comparison.run, comparison.metrics.items()
     errors = {(m, s): cell.error for m, of in cells for s, cell in of.items() if cell.error is not None}
-    errors = {cell: error for cell, error in errors.items() if resamplable(cell)}
+    errors = {cell: error for cell, error in errors.items() if of_requests(cell)}
     sides = samples_of(run.recording, chosen), simulated_samples(run, chosen)
     estimates = error_estimates(run.recording, chosen, *sides, errors)
     unsure = unsure_of(run)
@@ -133,7 +140,9 @@ def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
         return comparison
     published_us = {(m, s): cell.a_us for m, cells in comparison.metrics.items() for s, cell in cells.items()}
     draws = draw_errors(run.recording, run.release, run.mode, simulator, published_us)
-    return replace(comparison, draws=draws, estimates={} if draws is None else drawn_estimates(draws, unsure_of(run)))
+    known = draws is not None and load_is_known(comparison.slug, comparison.ground_truth)
+    estimates = drawn_estimates(draws, unsure_of(run)) if draws is not None and known else {}
+    return replace(comparison, draws=draws, estimates=estimates)
 
 
 def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps | None) -> Comparison:

@@ -16,9 +16,8 @@ from blis_replay.validate.comparison.saturation import Measure, Saturation, satu
 from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
 from blis_replay.validate.comparison.warm_up import WarmUp
 from blis_replay.validate.judgement import Command, Draws, Judgement, Quantity, Remark, Verdict, held, remark
-from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS, relative_error
+from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS, MetricStatistic, relative_error
 from blis_replay.validate.metrics.observed import Selection, overloaded
-from blis_replay.validate.metrics.resampling import MetricStatistic
 from blis_replay.validate.metrics.uncertainty import Estimate
 
 if TYPE_CHECKING:

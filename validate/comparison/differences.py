@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot, isfinite
 
 import numpy as np
 
@@ -16,16 +17,9 @@ from blis_replay.validate.comparison.pages import pairs_sentence
 from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.comparison.segments import Segments, segments_between
 from blis_replay.validate.comparison.sides import Side
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Selection
-from blis_replay.validate.metrics.resampling import (
-    Blocks,
-    MetricStatistic,
-    interval,
-    request_blocks,
-    resamplable,
-    resampled_values,
-)
+from blis_replay.validate.metrics.uncertainty import half_width, request_order
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import in_ms, number_text
 
@@ -47,7 +41,7 @@ class RequestPairs:
 class Differences:
     """Two sides compared, and what explains how they differ.
 
-    ``intervals_us``: 95 % of B less A, by number, where requests could be resampled; ``resampled``: in words, what
+    ``intervals_us``: 95 % of B less A, by number, where there are requests; ``resampled``: in words, what
     they rest on.  ``changed``: inputs that differ, as ``(what, A, B)``; ``one_sided``: those that one side does not
     say.  ``both_replays``: no side is a recording.  ``pairs``, ``segments``: None where the sides do not have the
     same requests.
@@ -68,21 +62,20 @@ class Differences:
 def differences(a: Side, b: Side) -> Differences:
     """Compare two sides, with intervals.
 
-    If both are of the same recorded requests, intervals come from drawing blocks of requests with both latencies.
-    Else each side is drawn by itself; of a side that has only published numbers, these stand fixed.
+    If both are of the same recorded requests, intervals are of the differences of each request.  Else each side has its
+    own; published numbers stand fixed.
     """
     comparison = compare(a, b)
     both = requests_of_both(a, b, Selection())
     chosen = (a.requests, b.requests) if both is None else (both, both)
     samples = [None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True)]
-    blocks = _blocks((a, b), chosen, samples, paired=both is not None)
     inputs = inputs_of(a), inputs_of(b)
     return Differences(
         a=a,
         b=b,
         comparison=comparison,
-        intervals_us=_intervals(comparison, samples, blocks),
-        resampled=_words(samples, blocks, both is not None),
+        intervals_us=_intervals(comparison, (a, b), chosen, samples, both is not None),
+        resampled=_words(samples, both is not None),
         changed=changed_inputs(*inputs),
         one_sided=only_on_one_side(*inputs),
         pairs=None if both is None else _pairs(a, both, samples),
@@ -98,45 +91,37 @@ def _segments_of_both(a: Side, b: Side, both: Bools | None) -> Segments | None:
     return None if one is None or other is None else segments_between(a.recording, one, other, both)
 
 
-def _blocks(
-    sides: Sequence[Side], chosen: Sequence[Bools | None], samples: Sequence[LatencySamples | None], *, paired: bool
-) -> list[Blocks]:
-    """Of paired sides one for both, else one for each that has requests."""
-    known = [(side.recording, part, s) for side, part, s in zip(sides, chosen, samples, strict=True) if s is not None]
-    if paired:
-        recording, part, _ = known[0]
-        return [request_blocks(recording, np.asarray(part), [s for _, _, s in known])]
-    return [request_blocks(recording, np.asarray(part), [s]) for recording, part, s in known]
-
-
 def _intervals(
-    comparison: Comparison, samples: Sequence[LatencySamples | None], blocks: Sequence[Blocks]
+    comparison: Comparison,
+    sides: Sequence[Side],
+    chosen: Sequence[Bools | None],
+    samples: Sequence[LatencySamples | None],
+    paired: bool,
 ) -> dict[MetricStatistic, tuple[float, float]]:
-    cells = [cell for cell in CELLS if resamplable(cell) and _known(comparison, cell)]
-    known = [side for side in samples if side is not None]
-    if not cells or not known:
-        return {}
-    drawn = iter(resampled_values(known, blocks, cells))
-    published = [[comparison.metrics[m][s].a_us for m, s in cells], [comparison.metrics[m][s].b_us for m, s in cells]]
-    a, b = (np.array([published[i]], np.float64) if side is None else next(drawn) for i, side in enumerate(samples))
-    intervals = {cell: interval((b - a)[:, i]) for i, cell in enumerate(cells)}
-    return {cell: bounds for cell, bounds in intervals.items() if not np.isnan(bounds[0])}
+    known = [
+        ((weight, side), request_order(of.recording, part, side.e2e_us))
+        for weight, of, part, side in zip((-1.0, 1.0), sides, chosen, samples, strict=True)
+        if side is not None and part is not None
+    ]
+    together = [([side for side, _ in known], known[0][1])] if paired else [([side], order) for side, order in known]
+    intervals = {}
+    for metric, statistic in filter(of_requests, CELLS):
+        middle = comparison.metrics[metric][statistic].difference_us
+        if known and middle is not None:
+            half = hypot(*(half_width((metric, statistic), of, order)[0] for of, order in together))
+            if isfinite(half):
+                intervals[metric, statistic] = middle - half, middle + half
+    return intervals
 
 
-def _known(comparison: Comparison, cell: MetricStatistic) -> bool:
-    metric, statistic = cell
-    return comparison.metrics[metric][statistic].difference_us is not None
-
-
-def _words(samples: Sequence[LatencySamples | None], blocks: Sequence[Blocks], paired: bool) -> str:
-    drawn = " and ".join(own.words for own in blocks)
+def _words(samples: Sequence[LatencySamples | None], paired: bool) -> str:
     if paired:
-        return f"requests drawn with both their latencies, in {drawn}"
+        return "of the differences of the same requests, over the run"
     known = sum(side is not None for side in samples)
     return {
         0: "none: both sides are published numbers",
-        1: f"requests drawn on the side that has them, the published numbers held fixed, in {drawn}",
-        2: f"requests of each side drawn by themselves, in {drawn}",
+        1: "of the requests of the side that has them, the published numbers held fixed",
+        2: "of the requests of each side by themselves",
     }[known]
 
 

@@ -26,9 +26,8 @@ from blis_replay.validate.comparison.segments import RequestTimeline, timeline_o
 from blis_replay.validate.comparison.sides import Side, StoredRun, numbers_or_reason, recording_side, replay_side
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import find_experiment, release_that_ships
-from blis_replay.validate.metrics.latency import LatencySamples
+from blis_replay.validate.metrics.latency import LatencySamples, numbers_of
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps
-from blis_replay.validate.metrics.resampling import numbers_of
 
 # What a side rests on, by name: two of them can be told apart by it.
 Inputs = dict[str, str]

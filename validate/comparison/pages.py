@@ -25,8 +25,7 @@ from blis_replay.validate.comparison.verdict_text import (
     why_not_judged,
 )
 from blis_replay.validate.judgement import Draws, Quantity, Remark, exit_code, mean_abs_errors, means_by_fit, remark
-from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
-from blis_replay.validate.metrics.resampling import MetricStatistic
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS, MetricStatistic
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
 from blis_replay.validate.text.cells import in_ms, milliseconds, percent_plain
 from blis_replay.validate.text.messages import words

@@ -37,8 +37,7 @@ from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.judgement import Remark, remark
 from blis_replay.validate.metrics.observed import observed_requests, on_both_sides, samples_of, simulated_samples
-from blis_replay.validate.metrics.resampling import Blocks
-from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, estimate
+from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, estimate, in_order
 
 # Of fewer ends a rate is that of the moment.
 _FEWEST_ENDS = 100
@@ -247,8 +246,7 @@ def _estimate_of_parts(observed: Floats, simulated: Floats) -> Estimate:
     """The error of a sum of ``_PARTS`` parts, by how their errors differ."""
     error = float(simulated.sum() / observed.sum()) - 1
     additions = (simulated - (1 + error) * observed) / observed.sum()
-    blocks = Blocks(np.arange(len(observed)), np.zeros(len(observed), np.int64), 0)
-    return estimate(error, additions, blocks)
+    return estimate(error, additions, in_order(len(observed)))
 
 
 def _ends_within(

@@ -20,16 +20,9 @@ from blis_replay.validate.comparison.spread import NoiseFloor
 from blis_replay.validate.comparison.verdict_text import beyond_fit
 from blis_replay.validate.gating.policy import Check, Gated, Ordered, Outcome, Policy, Standing
 from blis_replay.validate.judgement import UNSEEN, Quantity, State
-from blis_replay.validate.metrics.latency import THRESHOLDS
+from blis_replay.validate.metrics.latency import THRESHOLDS, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
-from blis_replay.validate.metrics.resampling import (
-    MetricStatistic,
-    interval,
-    request_blocks,
-    resamplable,
-    resampled_values,
-)
-from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates
+from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates, half_width, request_order
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
@@ -40,7 +33,8 @@ def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> l
     chosen = chosen & recorded if recorded.any() else chosen
     cells = policy.regression.cells
     known = {cell: candidate.estimates[cell] for cell in cells if cell in candidate.estimates}
-    sides = simulated_samples(run, chosen), simulated_samples(baseline, chosen)
+    observed = samples_of(recording, chosen) if recorded.any() else None
+    sides = simulated_samples(run, chosen), simulated_samples(baseline, chosen), observed
     changes = change_estimates(recording, chosen, *sides, known)
     return [_regression(policy, candidate, cell, changes.get(cell)) for cell in cells]
 
@@ -234,8 +228,8 @@ def _ordered(comparison: Comparison, metric: str) -> Ordered:
     if cell.unusable:
         return Ordered(None, cell.b_us, unusable=cell.reason)
     chosen = observed_requests(recording)
-    if cell.a_us is None or not chosen.any() or not resamplable((metric, "p99")):
+    if cell.a_us is None or not chosen.any() or not of_requests((metric, "p99")):
         return Ordered(cell.a_us, cell.b_us)
     samples = samples_of(recording, chosen)
-    (draws,) = resampled_values([samples], [request_blocks(recording, chosen, [samples])], [(metric, "p99")])
-    return Ordered(cell.a_us, cell.b_us, interval(draws[:, 0]))
+    half, _ = half_width((metric, "p99"), [(1.0, samples)], request_order(recording, chosen, samples.e2e_us))
+    return Ordered(cell.a_us, cell.b_us, (cell.a_us - half, cell.a_us + half))

@@ -20,8 +20,7 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.replay.release_file import page_of_text
 from blis_replay.validate.errors import PolicyError
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS, Metric, Statistic
-from blis_replay.validate.metrics.resampling import resamplable
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS, Metric, Statistic, of_requests
 
 DEFAULT_NAME = "default"
 
@@ -99,7 +98,7 @@ class _RegressionText(Struct, frozen=True):
             if metric not in METRICS or statistic not in STATISTICS:
                 known = f"{', '.join(METRICS)}; {', '.join(STATISTICS)}"
                 raise FieldError("cells", f"names {text!r}", f"write e.g. e2e mean: {known}")
-            if not resamplable((metric, statistic)):
+            if not of_requests((metric, statistic)):
                 raise FieldError("cells", f"names {text!r}, which cannot be resampled", "use itl mean, or tpot")
 
     def regression(self) -> Regression:

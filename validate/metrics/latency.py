@@ -29,7 +29,8 @@ THRESHOLDS = {"e2e": 0.10, "ttft": 0.15, "itl": 0.15}
 # From this error of p99 on, a tail is marked; it is reported and never gated.  Chosen: twice that of the mean.
 TAIL_LIMITS = {metric: 2 * limit for metric, limit in THRESHOLDS.items()}
 METRIC_NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
-_QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+LEVELS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+MetricStatistic = tuple[str, str]  # metric, statistic
 
 Values = NDArray[np.float64] | NDArray[np.int64]
 
@@ -67,14 +68,50 @@ class LatencySamples:
         return float(self.decode_us.sum() / gaps) if gaps else None
 
 
+def of_requests(cell: MetricStatistic) -> bool:
+    """Whether a number follows from latencies of single requests: quantiles of ITL are pooled over all tokens."""
+    metric, statistic = cell
+    return metric != "itl" or statistic == "mean"
+
+
+def values_of(samples: LatencySamples, metric: str) -> Values:
+    """One value per request, nan where it has none; the ITL has none."""
+    return {"e2e": samples.e2e_us, "ttft": samples.ttft_us}.get(metric, samples.tpot_us)
+
+
+def terms(samples: LatencySamples, metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """float64[n] each: values and counts of each request, whose sums have the mean of the metric as their ratio."""
+    if metric == "itl":
+        return np.asarray(samples.decode_us, np.float64), np.asarray(samples.gaps, np.float64)
+    values = np.asarray(values_of(samples, metric), np.float64)
+    return np.nan_to_num(values), (~np.isnan(values)).astype(np.float64)
+
+
+def number(samples: LatencySamples, cell: MetricStatistic) -> float:
+    """One number of the samples in us; nan where there is none or it is not ``of_requests``."""
+    metric, statistic = cell
+    values, counts = terms(samples, metric)
+    if not of_requests(cell) or not counts.any():
+        return float("nan")
+    if statistic == "mean":
+        return float(values.sum() / counts.sum())
+    return float(np.quantile(values[counts > 0], LEVELS[statistic]))
+
+
+def numbers_of(samples: LatencySamples) -> dict[str, dict[str, float]]:
+    """All that ``number`` can say of the samples, us by metric and statistic; absent where there is none."""
+    numbers = {metric: {name: number(samples, (metric, name)) for name in STATISTICS} for metric in METRICS}
+    return {metric: {s: us for s, us in of.items() if not np.isnan(us)} for metric, of in numbers.items()}
+
+
 def statistics(values: Values) -> dict[str, float]:
     """Mean, p50, p90, p99 of a sample without its nans; empty if nothing is left."""
     finite = np.asarray(values, np.float64)
     finite = finite[~np.isnan(finite)]
     if len(finite) == 0:
         return {}
-    quantiles = np.quantile(finite, list(_QUANTILES.values()))
-    return {"mean": float(finite.mean()), **dict(zip(_QUANTILES, map(float, quantiles), strict=True))}
+    quantiles = np.quantile(finite, list(LEVELS.values()))
+    return {"mean": float(finite.mean()), **dict(zip(LEVELS, map(float, quantiles), strict=True))}
 
 
 def latency_statistics(
@@ -99,8 +136,8 @@ def pooled_quantiles(values: Values, counts: NDArray[np.int64]) -> dict[str, flo
     """
     if counts.sum() == 0:
         return {}
-    quantiles = weighted_quantiles(values, counts, np.array(list(_QUANTILES.values())))
-    return dict(zip(_QUANTILES, quantiles.tolist(), strict=True))
+    quantiles = weighted_quantiles(values, counts, np.array(list(LEVELS.values())))
+    return dict(zip(LEVELS, quantiles.tolist(), strict=True))
 
 
 def weighted_quantiles(values: Values, counts: NDArray[np.int64], levels: NDArray[np.float64]) -> NDArray[np.float64]:

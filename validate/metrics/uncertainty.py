@@ -1,34 +1,43 @@
 """How sure the error of a simulator is: 95 % intervals of errors, and of changes of errors.
 
 The error of a mean is a ratio of means, simulated over observed, less one.  To first order each request adds
-``(s - (1 + e) o) / mean(o)`` to it, so what both sides share cancels before anything is widened.  Requests that
-are served together share steps, and one slow second delays all that queue behind it: the additions are summed over
-blocks of time, and the scatter of the sums gives the standard error, with Student's t of as many blocks as there are.
+``(s - (1 + e) o) / sum(o)`` to it, so what both sides share cancels before anything is widened.  Requests that are
+served together share steps, and a slow second delays all that queue behind it: drawn one by one they would make an
+interval several times too narrow.  So only the slow part of the additions over the run counts: their first few cosines
+("equal-weighted cosines", Lazarus, Lewis, Stock and Watson 2018), with Student's t of as many degrees of freedom as
+there are cosines.  Few cosines see the longest memory and pay with a large t; more see less; the widest answer counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, hypot, inf, isfinite, sqrt
 
 import numpy as np
 
-from blis_replay.base.arrays import Bools, Floats
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.validate.metrics.latency import LatencySamples
-from blis_replay.validate.metrics.resampling import CONFIDENCE, Blocks, MetricStatistic, request_blocks
+from blis_replay.validate.metrics.latency import LEVELS, LatencySamples, MetricStatistic, number, terms, values_of
 
-# Fewer independent blocks than this give no interval.
-MIN_BLOCKS = 4
-_LEVELS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+CONFIDENCE = 0.95
+# A run has one slowest cosine per so many residences, within these bounds; runs shorter than `_SHORT` have one.
+_RESIDENCES, _FEWEST, _MOST, _SHORT = 6, 2, 5, 4
+# Numbers of cosines, as multiples of the slowest ones.
+_MULTIPLES = (1, 2, 4)
+# Fewer requests than this give no interval.
+MIN_REQUESTS = 8
+# A quantile is tried without each of so many stretches of the run.
+_STRETCHES = 6
+# The requests around a quantile: so many times as many as are beyond it.
+_TAIL = 3.0
 
 
 @dataclass(frozen=True)
 class Estimate:
     """A signed relative error with its 95 % interval, or the change of its absolute value.
 
-    ``low``, ``high``: fractions, infinite where no interval can be made.  ``blocks``: how many independent blocks of
+    ``low``, ``high``: fractions, infinite where no interval can be made.  ``blocks``: how many independent stretches of
     time it rests on.  ``parts``: half-widths, as fractions, of what is in it: ``requests``, ``repeats``,
     ``reconstructions``, ``beyond the fit``.
     """
@@ -58,6 +67,39 @@ class Estimate:
         low, high = (1 + self.low) * (1 - unsure) - 1, (1 + self.high) * (1 + unsure) - 1
         return replace(self, low=low, high=high, parts={**self.parts, "beyond the fit": unsure})
 
+    def repeated(self, numbers: Sequence[float]) -> Estimate:
+        """With repeats of the recording: ``numbers`` is what each observed, this one first.
+
+        The mean error over all recordings.  Where they differ by no more than the requests of one explain, more of them
+        make it surer; where by more, runs differ, and they are as many draws as there are.
+        """
+        unsure, once = self.parts.get("beyond the fit", 0.0), self.sampled
+        errors = (1 + once.error) * numbers[0] / np.array(numbers) - 1
+        runs, degrees = len(numbers), once.blocks - 1
+        between = float(errors.var(ddof=1))
+        within = (once.half / student_t(degrees)) ** 2 if isfinite(once.half) else inf
+        if isfinite(within) and between <= within * _largest_ratio(runs - 1, degrees):
+            variance = (degrees * within + (runs - 1) * between) / (degrees + runs - 1)
+            degrees += runs - 1
+        else:
+            variance, degrees = between, runs - 1
+        middle, half = float(errors.mean()), student_t(degrees) * sqrt(variance / runs)
+        return Estimate(self.error, middle - half, middle + half, degrees + 1, {"repeats": half}).beyond(unsure)
+
+
+def student_t(degrees: float) -> float:
+    """The 97.5 % quantile of Student's t."""
+    from scipy.special import stdtrit  # heavy, and only intervals need it
+
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
+
+
+def _largest_ratio(above: float, below: float) -> float:
+    """The ratio of two variances of as many degrees of freedom that chance exceeds in 5 % (F distribution)."""
+    from scipy.special import fdtri
+
+    return float(fdtri(above, below, CONFIDENCE))
+
 
 def requests_needed(estimate: Estimate, limit: float, requests: int) -> int | None:
     """About how many requests of the same load decide whether the error is within the limit; None: no number does."""
@@ -71,6 +113,65 @@ def requests_needed(estimate: Estimate, limit: float, requests: int) -> int | No
     return ceil(needed / digits) * digits
 
 
+@dataclass(frozen=True)
+class TimeOrder:
+    """Rows (requests, or parts of a run) in order of time, stage by stage.
+
+    ``stage``: int64[rows], from 0, in order of time.  ``slowest``: int64[stages], how many cosines see the longest
+    memory in each.  Each stage has a level of its own, because which stages there are is no chance.
+    """
+
+    stage: Int64s
+    slowest: Int64s
+
+    @property
+    def place(self) -> Floats:
+        """float64[rows]: where in its stage a row stands, 0 to 1."""
+        size = np.bincount(self.stage)
+        first = np.cumsum(size) - size
+        return np.asarray((np.arange(len(self.stage)) - first[self.stage] + 0.5) / size[self.stage], np.float64)
+
+    def half_width(self, additions: Floats) -> tuple[float, float]:
+        """Half of the 95 % interval of the sum of additions (float64[rows]), and how many stretches it rests on."""
+        if not additions.any():
+            return 0.0, float(self.slowest.sum()) + 1
+        if len(additions) < MIN_REQUESTS:
+            return inf, 1.0
+        squares = []
+        for stage, slowest in enumerate(self.slowest):
+            rows = self.stage == stage
+            if (terms := min(max(_MULTIPLES) * int(slowest), int(rows.sum()) - 1)) > 0:
+                waves = np.cos(np.pi * np.outer(np.arange(1, terms + 1), self.place[rows]))
+                squares.append((int(slowest), 2 * (waves @ additions[rows]) ** 2))
+        halves = []
+        for multiple in _MULTIPLES:
+            cut = [of_stage[: multiple * slowest] for slowest, of_stage in squares]
+            variances = np.array([of_stage.mean() for of_stage in cut])
+            spread = float((variances**2 / [len(of_stage) for of_stage in cut]).sum())
+            degrees = float(variances.sum()) ** 2 / spread if spread else 1.0
+            halves.append((student_t(degrees) * sqrt(float(variances.sum())), degrees + 1))
+        return max(halves)
+
+
+def in_order(rows: int) -> TimeOrder:
+    """Parts of a run that each are longer than a residence."""
+    return TimeOrder(np.zeros(rows, np.int64), np.array([max(_FEWEST, min(rows // _RESIDENCES, _MOST))]))
+
+
+def request_order(recording: Recording, chosen: Bools, e2e_us: Floats | Int64s) -> TimeOrder:
+    """The order of the chosen requests (bool[n]), which take ``e2e_us`` each."""
+    rows = recording.requests
+    arrival_us, stage = rows["arrival_us"].to_numpy()[chosen], rows["stage"].fill_null(-1).to_numpy()[chosen]
+    stage = np.unique(stage, return_inverse=True)[1]
+    if len(arrival_us) == 0:
+        return TimeOrder(stage, np.zeros(0, np.int64))
+    residences = float((arrival_us + e2e_us).max() - arrival_us.min()) / max(float(np.mean(e2e_us)), 1.0)
+    total = 1 if residences < _SHORT else min(max(int(residences / _RESIDENCES), _FEWEST), _MOST)
+    spans = np.array([np.ptp(arrival_us[stage == one]) for one in range(int(stage.max()) + 1)], np.float64)
+    share = spans / spans.sum() if spans.sum() else np.full(len(spans), 1 / len(spans))
+    return TimeOrder(stage, np.maximum(np.rint(total * share).astype(np.int64), 1))
+
+
 def error_estimates(
     recording: Recording,
     chosen: Bools,
@@ -82,8 +183,28 @@ def error_estimates(
 
     ``errors``: as the table has them, by metric and statistic.
     """
-    blocks = request_blocks(recording, chosen, [observed, simulated])
-    return {cell: estimate(error, _additions(cell, observed, simulated), blocks) for cell, error in errors.items()}
+    order = request_order(recording, chosen, observed.e2e_us)
+    estimates = {}
+    for cell, error in errors.items():
+        half, blocks = half_width(cell, _ratio(cell, observed, simulated), order)
+        estimates[cell] = _estimate(error, half, blocks)
+    return estimates
+
+
+def _ratio(cell: MetricStatistic, one: LatencySamples, other: LatencySamples) -> Weighted:
+    """To first order, what changes a number of the other over that of the one."""
+    under, over = number(one, cell), number(other, cell)
+    return [(-over / under**2, one), (1 / under, other)]
+
+
+def estimate(error: float, additions: Floats, order: TimeOrder) -> Estimate:
+    """An error with the half-width of the sum of what each row adds to it."""
+    return _estimate(error, *order.half_width(additions))
+
+
+def _estimate(error: float, half: float, blocks: float) -> Estimate:
+    low = max(error - half, -1.0) if isfinite(half) else -inf  # no latency is below 0
+    return Estimate(error, low, error + half, blocks, {"requests": half})
 
 
 def change_estimates(
@@ -91,96 +212,91 @@ def change_estimates(
     chosen: Bools,
     candidate: LatencySamples,
     baseline: LatencySamples,
+    observed: LatencySamples | None,
     errors: Mapping[MetricStatistic, Estimate],
 ) -> dict[MetricStatistic, Estimate]:
     """The change of each absolute error from the baseline to the candidate, fractions of the observed value.
 
-    ``candidate``, ``baseline``: simulated latencies of the chosen requests (bool[n]).  ``errors``: of the candidate.
+    ``candidate``, ``baseline``: simulated latencies of the chosen requests (bool[n]).  ``observed``: recorded ones,
+    None where there are none.  ``errors``: of the candidate.
+
+    In ``c - b`` of the signed errors c and b the noise of the recording cancels, in ``c + b`` it counts twice; the
+    change |c| - |b| is one or the other, and never more than |c - b|.
     """
-    blocks = request_blocks(recording, chosen, [candidate, baseline])
-    changes = {}
-    for cell, after in errors.items():
-        ratio = _number(cell, baseline) / _number(cell, candidate)
-        changes[cell] = _change(after.sampled, ratio, half_width(_additions(cell, candidate, baseline), blocks)[0])
-    return changes
+    order = request_order(recording, chosen, (observed or candidate).e2e_us)
+    return {
+        cell: _change(cell, error.sampled, (candidate, baseline, observed), order) for cell, error in errors.items()
+    }
 
 
-def _change(after: Estimate, ratio: float, ratio_half: float) -> Estimate:
-    """The change where the baseline simulates ``ratio`` times as much as the candidate, give or take half an interval.
+def _change(
+    cell: MetricStatistic,
+    error: Estimate,
+    sides: tuple[LatencySamples, LatencySamples, LatencySamples | None],
+    order: TimeOrder,
+) -> Estimate:
+    candidate, baseline, observed = sides
+    by_requests = observed is not None and set(error.parts) == {"requests"}
+    c = error.error if by_requests else (error.low + error.high) / 2
+    unit = (1 + error.error) / number(candidate, cell)
+    b = (1 + c) * number(baseline, cell) / number(candidate, cell) - 1
+    halves = []
+    for sign in (-1.0, 1.0):
+        total = 1 + c + sign * (1 + b)
+        of: Weighted = [(unit, candidate), (sign * unit, baseline)]
+        if observed is not None and by_requests:
+            half = half_width(cell, [*of, (-total / number(observed, cell), observed)], order)[0]
+        else:
+            half = hypot(half_width(cell, of, order)[0], total / (1 + error.error) * error.half)
+        halves.append(half if total else 0.0)
+    apart, together = halves
 
-    The recording is in both errors.  Where they have one sign it cancels, and the change is as sure as the ratio;
-    where they may differ in sign, it is as sure as the errors.
+    def change(off: float) -> float:
+        """The largest over signs s of the smallest over signs t of ``s c - t b``, each end of its interval."""
+        ends = [[s * c - t * b + off * (apart if s == t else together) for t in (-1, 1)] for s in (-1, 1)]
+        return max(map(min, ends))
+
+    most = abs(c - b) + apart
+    low, high = (max(change(-1.0), -most), min(change(1.0), most)) if isfinite(together) else (-most, most)
+    return Estimate(abs(c) - abs(b), low, high, error.blocks, error.parts)
+
+
+Weighted = Sequence[tuple[float, LatencySamples]]
+
+
+def half_width(cell: MetricStatistic, sides: Weighted, order: TimeOrder) -> tuple[float, float]:
+    """Half of the 95 % interval of a weighted sum of a number of each side, and how many stretches that rests on.
+
+    Request i of all sides is the same one, so what they share cancels.
     """
-
-    def change(error: float, of: float) -> float:
-        return abs(error) - abs((1 + error) * of - 1)
-
-    if ratio == 1 and ratio_half == 0:
-        return Estimate(0.0, 0.0, 0.0, after.blocks, after.parts)
-    value = change(after.error, ratio)
-    kinks = (at for at in (0.0, 1 / ratio - 1) if after.low < at < after.high)
-    by_error = [change(error, ratio) - value for error in (after.error, after.low, after.high, *kinks)]
-    by_ratio = max(abs(change(after.error, ratio + off) - value) for off in (-ratio_half, ratio_half))
-    if not isfinite(after.half + ratio_half):
-        return Estimate(value, -inf, inf, after.blocks, after.parts)
-    low, high = value - hypot(min(by_error), by_ratio), value + hypot(max(by_error), by_ratio)
-    return Estimate(value, low, high, after.blocks, after.parts)
+    if cell[1] != "mean":
+        return _of_quantile(cell, sides, order)
+    return order.half_width(_additions([(weight, *terms(side, cell[0])) for weight, side in sides]))
 
 
-def estimate(error: float, additions: Floats, blocks: Blocks) -> Estimate:
-    """An error with the half-width of the sum of what each request, or each row of the blocks, adds to it."""
-    half, independent = half_width(additions, blocks)
-    return Estimate(error, error - half, error + half, independent, {"requests": half})
+def _additions(sides: Sequence[tuple[float, Floats, Floats]]) -> Floats:
+    """float64[rows]: what each row adds to the weighted sum of ``sum(values) / sum(counts)``, to first order."""
+    of_sides = [w * (values - values.sum() / counts.sum() * counts) / counts.sum() for w, values, counts in sides]
+    return np.asarray(np.sum(of_sides, axis=0), np.float64)
 
 
-def half_width(additions: Floats, blocks: Blocks) -> tuple[float, float]:
-    """Half of the 95 % interval of the sum of additions (float64[requests]), and how many blocks it rests on."""
-    if not additions.any():
-        return 0.0, float(len(blocks.stratum))
-    from scipy.special import stdtrit  # heavy, and only intervals need it
+def _of_quantile(cell: MetricStatistic, sides: Weighted, order: TimeOrder) -> tuple[float, float]:
+    """``half_width`` of a quantile.
 
-    sums = np.bincount(blocks.number, additions, minlength=len(blocks.stratum))
-    stages, of_stage = np.unique(blocks.stratum, return_inverse=True)
-    sums = sums - (np.bincount(of_stage, sums) / np.bincount(of_stage))[of_stage]
-    degrees = len(sums) - len(stages)
-    if degrees + 1 < MIN_BLOCKS:
+    The wider of two: how it changes without each stretch of the run (a grouped jackknife), and the noise of the mean
+    latency of the requests around it.
+    """
+    level = LEVELS[cell[1]]
+    values = np.array([values_of(side, cell[0]) for _, side in sides], np.float64)
+    weights = np.array([weight for weight, _ in sides])
+    known = ~np.isnan(values.sum(axis=0))
+    values = values[:, known]
+    if known.sum() < MIN_REQUESTS:
         return inf, 1.0
-    error = sqrt(float(sums @ sums) * len(sums) / degrees)
-    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * error, degrees + 1.0
-
-
-def _number(cell: MetricStatistic, samples: LatencySamples) -> float:
-    values, counts = _terms(cell[0], samples)
-    if cell[1] == "mean":
-        return float(values.sum() / counts.sum())
-    return float(np.quantile(values[counts > 0], _LEVELS[cell[1]]))
-
-
-def _terms(metric: str, samples: LatencySamples) -> tuple[Floats, Floats]:
-    """float64[requests] each, whose sums have the mean as their ratio."""
-    if metric == "itl":
-        return np.asarray(samples.decode_us, np.float64), np.asarray(samples.gaps, np.float64)
-    if metric == "tpot":
-        several = samples.gaps > 0
-        return np.where(several, samples.tpot_us, 0.0), several.astype(np.float64)
-    values = np.asarray(samples.e2e_us if metric == "e2e" else samples.ttft_us, np.float64)
-    return values, np.ones(len(values))
-
-
-def _additions(cell: MetricStatistic, observed: LatencySamples, simulated: LatencySamples) -> Floats:
-    """float64[requests]: what each request adds to the relative error of a number, to first order; their sum is 0."""
-    metric, statistic = cell
-    (o, o_count), (s, s_count) = _terms(metric, observed), _terms(metric, simulated)
-    of_o, of_s = _number(cell, observed), _number(cell, simulated)
-    ratio = of_s / of_o
-    if statistic == "mean":
-        return np.asarray(ratio * ((s - of_s * s_count) / s.sum() - (o - of_o * o_count) / o.sum()), np.float64)
-    level = _LEVELS[statistic]
-    step = (1 - level) / 2
-    # How far the quantile moves, as a share of itself, per share of the requests: of both sides, so that they cancel.
-    slopes = [
-        float(np.subtract(*np.quantile(side[count > 0], [level + step, level - step]))) / number / (2 * step)
-        for side, count, number in ((o, o_count, of_o), (s, s_count, of_s))
-    ]
-    above = ((s > of_s) & (s_count > 0)) / s_count.sum() - ((o > of_o) & (o_count > 0)) / o_count.sum()
-    return np.asarray(ratio * max(slopes) * above, np.float64)
+    stretch = np.floor(order.place[known] * _STRETCHES).astype(np.int64)
+    without = [weights @ np.quantile(values[:, stretch != one], level, axis=1) for one in range(_STRETCHES)]
+    jackknife = student_t(_STRETCHES - 1) * sqrt((_STRETCHES - 1) * float(np.var(without)))
+    edges = np.quantile(values, max(1 - _TAIL * (1 - level), 0.0), axis=1)
+    around = (values >= edges[:, np.newaxis]).any(axis=0).astype(np.float64)
+    of_tail = _additions([(w, side * around, around) for w, side in zip(weights, values, strict=True)])
+    return max((jackknife, float(_STRETCHES)), replace(order, stage=order.stage[known]).half_width(of_tail))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +18,8 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.validated import by_stage, compare_experiment
 from blis_replay.validate.explain.attribute import Attribution, attribute
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS
-from blis_replay.validate.metrics.observed import Gaps, on_both_sides, pooled_gaps, samples_of, simulated_samples
-from blis_replay.validate.metrics.resampling import (
-    MetricStatistic,
-    cell_values,
-    interval,
-    request_blocks,
-    resamplable,
-    resampled_values,
-)
+from blis_replay.validate.metrics.latency import MetricStatistic
+from blis_replay.validate.metrics.observed import Gaps, on_both_sides, pooled_gaps
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class Evidence:
     """A comparison with what explains it.
 
     ``compared``: bool[n], requests with observed and simulated latencies; none of published aggregates.
-    ``intervals``: 95 % of the signed error by number, over resampled requests.  ``token_gaps``: observed,
+    ``intervals``: 95 % of the signed error by number.  ``token_gaps``: observed,
     pooled, of the compared requests.  ``attribution``: None for the reason ``not_attributed``.
     ``checks``: those with a finding, with their tables.
     """
@@ -71,7 +64,7 @@ def gather(
         comparison=comparison,
         stages=tuple(by_stage(store, comparison)) if len(run.recording.stages) > 1 else (),
         compared=compared,
-        intervals=error_intervals(comparison, compared),
+        intervals=error_intervals(comparison),
         token_gaps=gaps,
         attribution=attribution,
         not_attributed=why_not,
@@ -88,31 +81,6 @@ def _attributed(run: ReplayRun, gaps: Gaps | None, reference: CoefficientRelease
         return None, str(error)
 
 
-def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict[MetricStatistic, tuple[float, float]]:
-    """95 % intervals of the signed errors, fractions, where requests can be resampled and the error is known.
-
-    Recorded requests are drawn with their simulated twins; of published aggregates the twins alone are drawn,
-    and the published numbers stand fixed.
-    """
-    known = {(m, s): comparison.metrics[m][s] for m in METRICS for s in STATISTICS if resamplable((m, s))}
-    cells = [cell for cell, number in known.items() if number.error is not None]
-    run = comparison.run
-    if not cells:
-        return {}
-    error = np.array([known[cell].error for cell in cells], np.float64)
-    if compared.any():
-        sides = [samples_of(run.recording, compared), simulated_samples(run, compared)]
-        blocks = request_blocks(run.recording, compared, sides)
-        observed, simulated = resampled_values(sides, [blocks], cells)
-        of_samples = cell_values(sides[1], cells) / cell_values(sides[0], cells) - 1
-    else:
-        chosen = run.simulated.completed & (run.recording.requests["status"] == "ok").to_numpy()
-        alone = simulated_samples(run, chosen)
-        (simulated,) = resampled_values([alone], [request_blocks(run.recording, chosen, [alone])], cells)
-        observed, of_samples = np.array([[known[cell].a_us for cell in cells]], np.float64), error
-    # The table takes the mean ITL from token times where it can, which end a little before the request does: the
-    # spread around its error is that of the latencies.
-    errors = error + (simulated / observed - 1 - of_samples)
-    intervals = {cell: interval(errors[:, i]) for i, cell in enumerate(cells)}
-    # A widened interval may reach below a simulated latency of 0, which there is not.
-    return {cell: (max(low, -1.0), high) for cell, (low, high) in intervals.items() if not np.isnan(low)}
+def error_intervals(comparison: Comparison) -> dict[MetricStatistic, tuple[float, float]]:
+    """95 % intervals of the signed errors, fractions, where there are any."""
+    return {cell: (e.low, e.high) for cell, e in comparison.estimates.items() if isfinite(e.half)}

@@ -18,7 +18,6 @@ from blis_replay.ingest.store import open_store
 from blis_replay.replay.driver import replay
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.resampling import QUANTITIES
-from blis_replay.validate.report import evidence
 from blis_replay.validate.report.charts import depth_chart
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import errors_chart, falls
@@ -175,15 +174,6 @@ def test_intervals_hold_the_error(wrong_evidence: Evidence) -> None:
             error = wrong_evidence.comparison.metrics[metric][statistic].error
             assert error is not None
             assert low <= error <= high
-
-
-def test_no_interval_reaches_below_a_simulated_latency_of_0(
-    wrong_evidence: Evidence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few blocks widen an interval beyond -100 %, which would be a negative latency: it ends there."""
-    monkeypatch.setattr(evidence, "interval", lambda _: (-5.435, 6.284))
-    compared = wrong_evidence.compared
-    assert set(evidence.error_intervals(wrong_evidence.comparison, compared).values()) == {(-1.0, 6.284)}
 
 
 def test_evidence_is_the_same_whether_its_rows_are_held(

@@ -1,0 +1,151 @@
+"""Intervals of errors and of their changes: what cancels, what widens, and how often they hold the truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, isinf
+
+import numpy as np
+import pytest
+
+from blis_replay.blis.engine import simulate
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.metrics.latency import LatencySamples
+from blis_replay.validate.metrics.observed import samples_of
+from blis_replay.validate.metrics.uncertainty import (
+    Estimate,
+    change_estimates,
+    error_estimates,
+    half_width,
+    in_order,
+    requests_needed,
+    student_t,
+)
+from blis_replay_labs.planted.servers import Noise, any_server, run_of
+
+E2E = ("e2e", "mean")
+RECORDING = run_of(replace(any_server(3, requests=400), depth=10.0))
+EVERYONE = np.ones(RECORDING.requests.height, bool)
+
+
+def scaled(samples: LatencySamples, factor: object) -> LatencySamples:
+    return LatencySamples(samples.ttft_us * factor, samples.e2e_us * factor, samples.output_tokens)  # type: ignore[operator]
+
+
+def estimated(simulated: LatencySamples, observed: LatencySamples, recording: Recording = RECORDING) -> Estimate:
+    error = float(simulated.e2e_us.mean() / observed.e2e_us.mean()) - 1
+    everyone = np.ones(recording.requests.height, bool)
+    return error_estimates(recording, everyone, observed, simulated, {E2E: error})[E2E]
+
+
+def test_an_error_that_every_request_has_is_sure() -> None:
+    """5 % in each request: whatever requests there are, it is 5 %."""
+    observed = samples_of(RECORDING, EVERYONE)
+    estimate = estimated(scaled(observed, 1.05), observed)
+    assert (estimate.error, estimate.low, estimate.high) == pytest.approx((0.05, 0.05, 0.05), abs=1e-6)
+
+
+def test_one_slow_stretch_counts_as_one_event() -> None:
+    """A tenth of the run is twice as slow, in a row or each tenth request: the first is far less sure."""
+    observed, place = samples_of(RECORDING, EVERYONE), np.arange(len(EVERYONE))
+    together = estimated(observed, scaled(observed, np.where(place // 40 == 4, 2.0, 1.0)))
+    apart = estimated(observed, scaled(observed, np.where(place % 10 == 4, 2.0, 1.0)))
+    assert together.half > 3 * apart.half
+    assert together.low < 0 < together.high
+    assert apart.high < 0
+
+
+def test_a_trend_is_not_taken_for_noise_of_many_requests() -> None:
+    """Slower by 20 % from the first to the last request: another day the trend may be another."""
+    observed = samples_of(RECORDING, EVERYONE)
+    estimate = estimated(observed, scaled(observed, np.linspace(0.9, 1.1, len(EVERYONE))))
+    assert estimate.half > 0.05
+
+
+def test_too_few_requests_have_no_interval() -> None:
+    assert isinf(in_order(7).half_width(np.arange(7.0) - 3)[0])
+    assert in_order(7).half_width(np.zeros(7))[0] == 0
+
+
+def test_each_stage_has_its_own_level() -> None:
+    """+5 % in one stage and -5 % in the other is no chance: which stages there are is given."""
+    order = replace(in_order(400), stage=np.repeat([0, 1], 200), slowest=np.array([2, 2]))
+    levels = np.repeat([0.05, -0.05], 200) / 400
+    assert order.half_width(levels)[0] == pytest.approx(0, abs=1e-9)
+    assert in_order(400).half_width(levels)[0] > 0.05
+
+
+@pytest.mark.parametrize("seconds_apart", [0.0, 0.01, 0.3])
+def test_a_repeat_narrows_or_widens_the_interval(seconds_apart: float) -> None:
+    """One run is sure to 2 %.  A second that agrees makes the mean surer; one 30 % off is another draw of two."""
+    once = Estimate(0.0, -0.02, 0.02, 6, {"requests": 0.02})
+    both = once.repeated([1.0, 1.0 + seconds_apart])
+    assert (both.low + both.high) / 2 == pytest.approx((1 / (1 + seconds_apart) - 1) / 2)
+    if seconds_apart < 0.1:
+        assert both.half < 0.02
+    else:
+        assert both.half == pytest.approx(student_t(1) * (1 - 1 / 1.3) / 2)
+
+
+def test_what_would_decide() -> None:
+    """8 % of at most 10, give or take 4: half of that needs four times as many requests.  An extrapolation stays."""
+    estimate = Estimate(0.08, 0.04, 0.12, 6, {"requests": 0.04})
+    assert requests_needed(estimate, 0.10, 300) == 1_200
+    assert requests_needed(estimate.beyond(0.03), 0.10, 300) is None
+    assert requests_needed(replace(estimate, parts={"requests": inf}), 0.10, 300) is None
+
+
+@pytest.mark.parametrize(("error", "unsure", "low", "high"), [(-0.156, 0.07, -0.215, -0.097), (0.4, 0.4, -0.16, 0.96)])
+def test_what_is_unsure_beyond_the_fit_widens(error: float, unsure: float, low: float, high: float) -> None:
+    estimate = Estimate(error, error, error, 6, {"requests": 0.0}).beyond(unsure)
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=0.001)
+    assert (estimate.sampled.low, estimate.sampled.high) == pytest.approx((error, error))
+
+
+@pytest.mark.parametrize(("before", "after", "sure"), [(1.02, 1.07, True), (0.93, 0.98, True), (0.95, 1.05, False)])
+def test_a_change_is_as_sure_as_its_noise(before: float, after: float, sure: bool) -> None:
+    """A noisy server and two simulators: of one sign, the noise cancels; of two, it counts twice.
+
+    3 % on either side of each stretch of 20 requests make the error unsure by about 1 %.
+    """
+    observed = samples_of(RECORDING, EVERYONE)
+    noise = 1 + 0.03 * np.random.default_rng(5).normal(size=20).repeat(20)
+    noisy = scaled(observed, noise / (noise * observed.e2e_us).sum() * observed.e2e_us.sum())
+    candidate, baseline = scaled(observed, after), scaled(observed, before)
+    errors = {E2E: estimated(candidate, noisy)}
+    change = change_estimates(RECORDING, EVERYONE, candidate, baseline, noisy, errors)[E2E]
+    assert change.error == pytest.approx(abs(after - 1) - abs(before - 1), abs=1e-3)
+    assert change.low <= change.error <= change.high
+    assert (change.half < 0.2 * errors[E2E].half) == sure
+    assert change_estimates(RECORDING, EVERYONE, candidate, candidate, noisy, errors)[E2E].half == 0
+
+
+def test_the_interval_of_a_quantile_holds_that_of_a_noisy_tail() -> None:
+    """p99 of 400 requests is that of four of them: a fifth more in these moves it, and the interval says how far."""
+    observed = samples_of(RECORDING, EVERYONE)
+    longest = observed.e2e_us >= np.quantile(observed.e2e_us, 0.99)
+    sides = [(-1.0, scaled(observed, np.where(longest, 1.2, 1.0))), (1.0, observed)]
+    half, _ = half_width(("e2e", "p99"), sides, in_order(len(EVERYONE)))
+    assert half > 0.1 * np.quantile(observed.e2e_us, 0.99)
+
+
+def covers_zero(seed: int, noise: Noise, depth: float) -> bool:
+    """Whether the interval of the paired error of mean E2E, with the true coefficients, holds 0."""
+    server = replace(any_server(seed, requests=800, noise=noise), depth=depth)
+    recording = run_of(server)
+    plan = plan_replay(recording, ReplayMode(scheduling="asynchronous" if server.asynchronous else "synchronous"))
+    result = simulate(plan.trace, plan.engine, server.latency, server.lifecycle)
+    everyone = np.ones(len(plan.trace), bool)
+    simulated = LatencySamples(result.ttft_us, result.e2e_us, result.output_tokens)
+    estimate = estimated(simulated, samples_of(recording, everyone), recording)
+    return estimate.low <= 0 <= estimate.high
+
+
+@pytest.mark.heavy
+def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """60 servers, noisy steps or drift, 3 to 30 deep: 95 % less two standard errors of 60 is 89 %."""
+    kinds: tuple[Noise, ...] = ("steps", "drift")
+    held = [covers_zero(seed, kinds[seed % 2], (3.0, 10.0, 30.0)[seed % 3]) for seed in range(60)]
+    assert np.mean(held) >= 0.89
