@@ -37,6 +37,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/whatif.md",
         "docs/calibration.md",
         "docs/gating.md",
+        "docs/judgement.md",
         "docs/recorder.md",
         "labs/docs/workloads.md",
         "labs/docs/cluster.md",

@@ -19,7 +19,7 @@ from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
-from blis_replay.validate.comparison.spread import noise_floors
+from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_that_ships
 from blis_replay.validate.explain.cycles import Nature, corrected_model
@@ -73,9 +73,9 @@ def test_with_recorded_step_times_the_mean_is_that_of_the_client(store: Store, r
 
 def test_what_two_equal_loads_differ_by_is_known(store: Store) -> None:
     """Means of E2E 1,155.5 and 1,101.1 ms, of ITL 17.67 and 16.80 ms, as the client of each run printed them."""
-    floor = noise_floors(store, ["tiny-live-a"], ["tiny-live-a2"])["tiny-live-a"]
-    assert floor.apart["e2e", "mean"] == pytest.approx(1 - 1101.1 / 1155.5, abs=1e-4)
-    assert floor.apart["itl", "mean"] == pytest.approx(1 - 16.80 / 17.67, abs=1e-3)
+    repeats = repeats_of(store, ["tiny-live-a"], ["tiny-live-a2"])["tiny-live-a"]
+    assert repeats.apart["e2e", "mean"] == pytest.approx(1 - 1101.1 / 1155.5, abs=1e-4)
+    assert repeats.apart["itl", "mean"] == pytest.approx(1 - 16.80 / 17.67, abs=1e-3)
 
 
 def test_a_run_short_of_memory_is_predicted_from_two_others(store: Store) -> None:

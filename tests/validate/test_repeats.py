@@ -1,4 +1,4 @@
-"""Recordings of one load: what a server itself differs by, and that no gate is below it."""
+"""Recordings of one load: what a server itself differs by, and what that does to an interval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.validate.comparison.spread import noise_floors
+from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.comparison.text import validation_answer
 from blis_replay.validate.comparison.validated import Validated, validate_many
 from blis_replay.validate.errors import NothingToJudgeError
@@ -50,41 +50,36 @@ def validated(path: Path, by: float, *repeats: str) -> Validated:
 
 
 @pytest.mark.slow
-def test_the_floor_is_what_the_two_recordings_differ_by(store: Store) -> None:
+def test_what_the_two_recordings_observed(store: Store) -> None:
     """Every step 20 % longer: E2E is steps but for 5.4 ms, so 18 to 25 % longer, ITL likewise."""
-    floor = noise_floors(store, [SMALL.slug], [SLOW_DAY.slug])[SMALL.slug]
-    assert floor.recordings == (SMALL.slug, SLOW_DAY.slug)
-    assert 0.18 < floor.apart["e2e", "mean"] < 0.25
-    assert 0.18 < floor.apart["itl", "mean"] < 0.25
+    repeats = repeats_of(store, [SMALL.slug], [SLOW_DAY.slug])[SMALL.slug]
+    assert repeats.recordings == (SMALL.slug, SLOW_DAY.slug)
+    assert 0.18 < repeats.apart["e2e", "mean"] < 0.25
+    assert 0.18 < repeats.apart["itl", "mean"] < 0.25
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("by", "alone", "repeated"), [(1.15, "fail", "pass"), (1.5, "fail", "fail")])
-def test_an_error_below_what_reality_differs_by_is_no_failure(path: Path, by: float, alone: str, repeated: str) -> None:
-    """15 % of a step are beyond E2E 10 %, and less than the 20 % of the two days; 50 % are more."""
-    verdicts = [validated(path, by, *repeats).comparisons[0].verdict for repeats in ((), (SLOW_DAY.slug,))]
-    assert verdicts == [alone, repeated]
-
-
-def test_the_page_says_what_recordings_differ_by_and_which_error_is_no_larger(path: Path) -> None:
+def test_another_day_widens_the_interval_and_leaves_the_limit(path: Path) -> None:
+    """15 % of a step are beyond E2E 10 % on the first day, and nothing is sure after the second, 20 % slower."""
+    alone, repeated = (validated(path, 1.15, *repeats).comparisons[0] for repeats in ((), (SLOW_DAY.slug,)))
+    assert alone.judgement.judged[0].limit == repeated.judgement.judged[0].limit == 0.10
+    assert alone.estimates["e2e", "mean"].low > 0.10
+    assert repeated.estimates["e2e", "mean"].low < -0.10 < 0.10 < repeated.estimates["e2e", "mean"].high
     answer = validation_answer([validated(path, 1.15, SLOW_DAY.slug)], summary=False)
-    text = " ".join(str(answer).split())
-    assert answer.exit_code == 0
-    assert "2 recordings of this load differ in the mean by up to E2E" in text
-    assert "the error of E2E, TTFT, ITL is no larger" in text
+    assert "2 recordings of this load differ in the mean by up to E2E" in " ".join(str(answer).split())
     (experiment,) = answer.document["experiments"]  # type: ignore[misc]
     assert experiment["repeats"]["recordings"] == [SMALL.slug, SLOW_DAY.slug]  # type: ignore[index]
 
 
 @pytest.mark.slow
-def test_a_gate_is_not_below_it_either(store: Store) -> None:
+def test_a_gate_is_less_sure_with_it(store: Store) -> None:
     new, old = release("new", slower=SMALL.model, by=1.15), release("old")
     assert gate(store, new, old, selectors=[SMALL.slug]).verdict == "fail"
-    assert gate(store, new, old, selectors=[SMALL.slug], repeats=[SLOW_DAY.slug]).verdict == "pass"
+    report = gate(store, new, old, selectors=[SMALL.slug], repeats=[SLOW_DAY.slug])
+    assert {check.outcome for check in report.all_checks if check.rule == "regression"} == {"not judged"}
 
 
 def test_another_load_is_no_repeat(store: Store) -> None:
     with pytest.raises(
         NothingToJudgeError, match=r"is not a repeat of an experiment that is judged .*100 requests, not 200"
     ):
-        noise_floors(store, [SMALL.slug], [OTHER_LOAD.slug])
+        repeats_of(store, [SMALL.slug], [OTHER_LOAD.slug])

@@ -177,8 +177,8 @@ def complete_releases(_ctx: click.Context, _param: click.Parameter, incomplete: 
 def repeat_option(command: Command) -> Command:
     """``--repeat`` as ``repeats``: recordings of a load that is judged, made once more."""
     help_text = (
-        "Another recording of the same load on the same server; may be given several times. No error is a failure "
-        "that is smaller than the difference of two of them."
+        "Another recording of the same load on the same server; may be given several times. Intervals then come "
+        "from all of them."
     )
     return name_option("repeats", help_text, "--repeat", several=True)(command)
 

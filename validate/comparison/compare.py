@@ -17,7 +17,7 @@ from blis_replay.validate.comparison.arguments import open_arguments
 from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing, Promised
 from blis_replay.validate.comparison.saturation import capacity, load_is_known, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
-from blis_replay.validate.comparison.spread import draw_errors, drawn_estimates, unsure_of
+from blis_replay.validate.comparison.spread import Repeats, draw_errors, drawn_estimates, unsure_of
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import (
@@ -143,6 +143,15 @@ def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
     known = draws is not None and load_is_known(comparison.slug, comparison.ground_truth)
     estimates = drawn_estimates(draws, unsure_of(run)) if draws is not None and known else {}
     return replace(comparison, draws=draws, estimates=estimates)
+
+
+def with_repeats(comparison: Comparison, repeats: Repeats | None) -> Comparison:
+    """With other recordings of the same load, which make its intervals narrower or wider."""
+    if repeats is None:
+        return comparison
+    numbers_us, estimates = repeats.numbers_us, comparison.estimates
+    repeated = {cell: e.repeated(numbers_us[cell]) if cell in numbers_us else e for cell, e in estimates.items()}
+    return replace(comparison, repeats=repeats, estimates=repeated)
 
 
 def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps | None) -> Comparison:

@@ -13,7 +13,7 @@ from blis_replay.ingest.recording import Finding, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.comparison.saturation import Measure, Saturation, saturation_remarks
-from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
+from blis_replay.validate.comparison.spread import Repeats, unsure_of
 from blis_replay.validate.comparison.warm_up import WarmUp
 from blis_replay.validate.judgement import Command, Draws, Judgement, Quantity, Remark, Verdict, held, remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS, MetricStatistic, relative_error
@@ -84,7 +84,7 @@ class Comparison:
     ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``capacity``: what of a run that
     had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
     of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
-    the errors of many reconstructions.  ``noise``: what recordings of this load differ by; no threshold is below it.
+    the errors of many reconstructions.  ``repeats``: of this load, where others were recorded.
     ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
     ``estimates``: of a replay, its errors with their 95 % intervals, where single requests are known.
     """
@@ -102,7 +102,7 @@ class Comparison:
     schedule: ScheduleVerdict | None = None
     requests_hash: str = ""
     draws: Draws | None = None
-    noise: NoiseFloor | None = None
+    repeats: Repeats | None = None
     promised: Promised | None = None
     warming: WarmUp | None = None
     estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
@@ -150,11 +150,6 @@ class Comparison:
         """Whether only requests are compared that were sent before the queue grew: latencies judge these."""
         return self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
 
-    def limit(self, metric: str, statistic: str = "mean") -> float:
-        """The largest absolute error that passes; never below what recordings of this load differ by."""
-        limit = THRESHOLDS[metric]
-        return limit if self.noise is None else self.noise.at_least((metric, statistic), limit)
-
     def held(self, metric: str, statistic: str, limit: float, unsure: float | None = None) -> Quantity:
         """One number of the table against a limit; ``unsure``: as of ``judgement.held``, None as of the fit."""
         cell, name = self.metrics[metric][statistic], METRIC_NAMES[metric]
@@ -165,11 +160,9 @@ class Comparison:
 
     def held_measure(self, measure: Measure, limit: float | None = None) -> Quantity:
         """One measure of an overloaded run against a limit, None: its own."""
-        # Of these only the ITL does not grow with a queue, and differs between recordings as theirs does.
-        usual = self.limit("itl") if measure.slug == "itl" else THRESHOLDS[measure.metric]
         return held(
             (measure.slug, "mean"),
-            usual if limit is None else limit,
+            THRESHOLDS[measure.metric] if limit is None else limit,
             (measure.observed, measure.simulated),
             name=measure.name,
             unit=measure.unit,
@@ -181,7 +174,7 @@ class Comparison:
     @cached_property
     def judgement(self) -> Judgement:
         """What is to be said of this replay: worked out here, and nowhere else."""
-        means = [self.held(metric, "mean", self.limit(metric)) for metric in THRESHOLDS]
+        means = [self.held(metric, "mean", THRESHOLDS[metric]) for metric in THRESHOLDS]
         served = [self.held_measure(measure) for measure in self.capacity or ()]
         return Judgement(
             slug=self.slug,
@@ -273,16 +266,14 @@ def draws_remarks(comparison: Comparison) -> list[Remark]:
 
 
 def _remarks(comparison: Comparison) -> list[Remark]:
-    noise, found, beyond = comparison.noise, comparison.saturation, comparison.run.outside
+    repeats, found, beyond = comparison.repeats, comparison.saturation, comparison.run.outside
     remarks = []
     if found is not None and (found.from_us, found.simulated.from_us) != (None, None):
         remarks.append(remark("saturation", verdict=saturation_remarks(found)[0]))
     remarks += draws_remarks(comparison)
-    if noise is not None:
-        apart = {m: noise.apart[m, "mean"] for m in THRESHOLDS if (m, "mean") in noise.apart}
-        errors = {m: comparison.metrics[m]["mean"].error for m in apart}
-        within = [m for m, error in errors.items() if error is not None and abs(error) <= apart[m]]
-        remarks.append(remark("repeats", recordings=noise.recordings, apart=apart, within=within))
+    if repeats is not None:
+        apart = {m: repeats.apart[m, "mean"] for m in THRESHOLDS if (m, "mean") in repeats.apart}
+        remarks.append(remark("repeats", recordings=repeats.recordings, apart=apart))
     for side, attained in (vars(comparison.promised) if comparison.promised else {}).items():
         remarks.append(remark("slo", side=side, attained=attained.document))
     remarks += hardware_remarks(comparison)

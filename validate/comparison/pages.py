@@ -306,7 +306,7 @@ def report_json(report: Validated) -> dict[str, object]:
 
 def comparison_json(comparison: Comparison) -> dict[str, object]:
     """One experiment; times in ms, errors and MAPE as fractions."""
-    judgement, noise = comparison.judgement, comparison.noise
+    judgement, repeats = comparison.judgement, comparison.repeats
     served = None if comparison.capacity is None else [comparison.held_measure(m) for m in comparison.capacity]
     return {
         "slug": comparison.slug,
@@ -322,7 +322,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "failed_thresholds": [quantity.key for quantity in judgement.beyond],
         "capacity": served and [_measure_json(quantity) for quantity in served],
         "unusable": judgement.refused,
-        "repeats": noise and {"recordings": list(noise.recordings), "apart": _by_metric(noise.apart)},
+        "repeats": repeats and {"recordings": list(repeats.recordings), "apart": _by_metric(repeats.apart)},
         "slo": comparison.promised and {side: one.document for side, one in vars(comparison.promised).items()},
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "unsure": judgement.unsure,

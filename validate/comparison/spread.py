@@ -1,9 +1,8 @@
 """What the same load differs by without any error of a simulator.
 
-A server, recorded once more under the same load, differs from itself: an error that is smaller says nothing about a
-simulator.  And of some runs only aggregates were published.  When each request came is then drawn, and near the limit
-of a server the mean TTFT hangs on what was drawn: several reconstructions are replayed, and a verdict is only given
-where all of them agree.
+A server, recorded once more under the same load, differs from itself: its interval then comes from all recordings.
+And of some runs only aggregates were published.  When each request came is then drawn, and near the limit of a server
+the mean TTFT depends on what was drawn: several reconstructions are replayed, and how they differ widens the interval.
 """
 
 from __future__ import annotations
@@ -37,23 +36,24 @@ _LOAD, _SPAN = 0.01, 0.05
 
 
 @dataclass(frozen=True)
-class NoiseFloor:
-    """``recordings``: aliases (slugs, where they share one), the judged one first.
+class Repeats:
+    """Recordings of one load on one server.
 
-    ``apart``: by metric and statistic, the largest difference of two of them over the value of the judged one; absent
-    where a recording lacks the number.
+    ``recordings``: aliases (slugs, where they share one), the judged one first.  ``numbers_us``: by metric and
+    statistic, what each observed, in that order; absent where a recording lacks the number.
     """
 
     recordings: tuple[str, ...]
-    apart: Mapping[MetricStatistic, float]
+    numbers_us: Mapping[MetricStatistic, tuple[float, ...]]
 
-    def at_least(self, cell: MetricStatistic, limit: float) -> float:
-        """The limit, or what the recordings differ by where that is more."""
-        return max(limit, self.apart.get(cell, 0.0))
+    @property
+    def apart(self) -> dict[MetricStatistic, float]:
+        """The largest difference of two of them over the value of the judged one."""
+        return {cell: (max(us) - min(us)) / us[0] for cell, us in self.numbers_us.items()}
 
 
-def noise_floors(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> dict[str, NoiseFloor]:
-    """By slug, what the repeats of its load differ by.
+def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> dict[str, Repeats]:
+    """By slug, the repeats of its load, where it has any.
 
     ``repeats``: as ``select_experiments``; each belongs to the experiments whose load it has.  Raises
     ``NothingToJudgeError`` for one that repeats none of them, ``UnknownExperimentError`` for a name that is none.
@@ -61,13 +61,13 @@ def noise_floors(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> 
     if not repeats:
         return {}
     others = [read_stored(store, slug) for slug in select_experiments(store, repeats)]
-    floors, used = {}, set()
+    of_slug, used = {}, set()
     for slug in slugs:
         recording = read_stored(store, slug)
         same = [other for other in others if other.slug != slug and not _differs(recording, other)]
         used |= {other.slug for other in same} | {slug}
         if same:
-            floors[slug] = _floor(store, [recording, *same])
+            of_slug[slug] = _repeats(store, [recording, *same])
     for other in others:
         if other.slug not in used:
             why = "; ".join(f"{slug}: {_differs(read_stored(store, slug), other)}" for slug in slugs)
@@ -75,21 +75,20 @@ def noise_floors(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> 
                 f"{other.slug} is not a repeat of an experiment that is judged ({why}); "
                 "record the same load on the same server again"
             )
-    return floors
+    return of_slug
 
 
-def _floor(store: Store, recordings: Sequence[Recording]) -> NoiseFloor:
+def _repeats(store: Store, recordings: Sequence[Recording]) -> Repeats:
     numbers = [_numbers(store, recording) for recording in recordings]
-    cells = [(metric, statistic) for metric, of_metric in numbers[0].items() for statistic in of_metric]
-    apart = {}
-    for metric, statistic in cells:
-        values = [number[metric][statistic].value_us for number in numbers]
-        known = [value for value in values if value]
-        if len(known) == len(values):
-            apart[metric, statistic] = (max(known) - min(known)) / known[0]
+    known = {}
+    for metric, of_metric in numbers[0].items():
+        for statistic in of_metric:
+            values_us = [number[metric][statistic].value_us for number in numbers]
+            if all(values_us):
+                known[metric, statistic] = tuple(us for us in values_us if us)
     aliases = [recording.alias for recording in recordings]
     named = [r.alias if aliases.count(r.alias) == 1 else r.slug for r in recordings]
-    return NoiseFloor(tuple(named), apart)
+    return Repeats(tuple(named), known)
 
 
 def _numbers(store: Store, recording: Recording) -> Numbers:

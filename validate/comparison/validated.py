@@ -26,9 +26,9 @@ from blis_replay.replay.store import (
     why_not_stored,
     writable_folder,
 )
-from blis_replay.validate.comparison.compare import compare_replay, light, with_draws, with_objectives
+from blis_replay.validate.comparison.compare import compare_replay, light, with_draws, with_objectives, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.spread import noise_floors
+from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
@@ -127,7 +127,7 @@ def validate_many(
     """Validate experiments, with their ``stages``, and store whole runs.
 
     ``ships``: the embedded engine takes the release that ships for each experiment.  ``repeats``: recordings of the
-    same loads, as ``noise_floors``.  ``objectives``: as of ``compare_experiment``.  ``store``: the file, which this
+    same loads, as ``repeats_of``.  ``objectives``: as of ``compare_experiment``.  ``store``: the file, which this
     process must not have open: several processes read it side by side, each the experiment that it is about.
     ``names``: as ``named_experiments``.  ``tolerant``: one that cannot be judged is returned with the reason, as
     several always are; else the reason is raised.  ``pool``: of ``map_jobs``.
@@ -137,7 +137,7 @@ def validate_many(
     not_stored = ""
     with open_for_reading(store) as opened:
         slugs = named_experiments(opened, names)
-        floors = noise_floors(opened, slugs, repeats)
+        repeated = repeats_of(opened, slugs, repeats)
         if len(slugs) == 1:
             outcome, run = _validated(opened, task, slugs[0])
             outcomes = [outcome]
@@ -158,7 +158,7 @@ def validate_many(
             name = outcome.slug if outcome.alias in answer.not_judged else outcome.alias
             answer.not_judged[name] = str(outcome.problem).removeprefix(f"{name}: ")
             continue
-        answer.comparisons.append(replace(outcome.comparison, noise=floors.get(outcome.slug)))
+        answer.comparisons.append(with_repeats(outcome.comparison, repeated.get(outcome.slug)))
         if stages:
             answer.stages[outcome.slug] = outcome.stages
     return replace(answer, not_stored=not_stored)

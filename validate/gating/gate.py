@@ -12,7 +12,7 @@ from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.validate.comparison.saturation import load_is_known
-from blis_replay.validate.comparison.spread import noise_floors
+from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
@@ -90,7 +90,7 @@ def gate(
     ``selectors``: as ``select_experiments``; without any, all stored and bundled experiments
     of the models that the candidate has.  ``extrapolate``: judge also where GPU, data type or
     tensor parallelism are not those of the release.
-    ``repeats``: recordings of the same loads, as ``noise_floors``.  ``pool``: of ``map_jobs``.  Raises ``ReleaseError``
+    ``repeats``: recordings of the same loads, as ``repeats_of``.  ``pool``: of ``map_jobs``.  Raises ``ReleaseError``
     for an invalid release, ``UnknownExperimentError`` for a selector that selects nothing,
     ``NothingToJudgeError`` if no experiment is left.
     """
@@ -99,9 +99,9 @@ def gate(
         if release is not None:
             release.refuse_if_invalid()
     slugs, left_out = _chosen(store, candidate, selectors)
-    floors = noise_floors(store, slugs, repeats)
+    repeated = repeats_of(store, slugs, repeats)
     jobs = [
-        GateJob(read_observed(store, slug), candidate, baseline, policy, extrapolate, floors.get(slug))
+        GateJob(read_observed(store, slug), candidate, baseline, policy, extrapolate, repeated.get(slug))
         for slug in slugs
     ]
     judgements = map_jobs(judge_experiment, jobs, **pool)

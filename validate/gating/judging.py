@@ -14,9 +14,9 @@ from blis_replay.ingest.readers.formats import request_formats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, entry_of
-from blis_replay.validate.comparison.compare import compare_replay, with_draws
+from blis_replay.validate.comparison.compare import compare_replay, with_draws, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.spread import NoiseFloor
+from blis_replay.validate.comparison.spread import Repeats
 from blis_replay.validate.comparison.verdict_text import beyond_fit
 from blis_replay.validate.gating.policy import Check, Gated, Ordered, Outcome, Policy, Standing
 from blis_replay.validate.judgement import UNSEEN, Quantity, State
@@ -43,8 +43,6 @@ def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, ch
     metric, statistic = cell
     observed, named = candidate.metrics[metric][statistic], f"{metric.upper()} {statistic}"
     margin = policy.regression.margin
-    if candidate.noise is not None:
-        margin = candidate.noise.at_least(cell, margin)
     if observed.unusable or change is None:
         message = f"{named}: {observed.reason or 'nothing observed'}"
         return Check("regression", candidate.alias, metric, statistic, "not judged", message, limit=margin)
@@ -70,7 +68,7 @@ class GateJob:
     baseline: CoefficientRelease | None
     policy: Policy
     extrapolate: bool
-    noise: NoiseFloor | None = None
+    repeats: Repeats | None = None
 
 
 def judge_experiment(job: GateJob) -> Gated:
@@ -82,7 +80,7 @@ def judge_experiment(job: GateJob) -> Gated:
             simulator = EmbeddedEngine(job.candidate, job.extrapolate)
             run = replay(job.experiment.recording, job.candidate, simulator=simulator)
             comparison = with_draws(compare_replay(run, job.experiment.token_gaps, queues=True), simulator)
-            comparison = replace(comparison, noise=job.noise)
+            comparison = with_repeats(comparison, job.repeats)
     except ExperimentError as error:
         return _refused(job, str(error))
     standing, reason = _standing(job, comparison)
@@ -194,8 +192,7 @@ def _thresholds(comparison: Comparison, policy: Policy) -> list[Check]:
             message = f"{named}: {cell.reason or 'nothing observed'}"
             checks.append(Check("threshold", comparison.alias, metric, statistic, "not judged", message, limit=limit))
         else:
-            least = limit if comparison.noise is None else comparison.noise.at_least((metric, statistic), limit)
-            quantity = replace(comparison.held(metric, statistic, least), name=named)
+            quantity = replace(comparison.held(metric, statistic, limit), name=named)
             checks.append(_held("threshold", comparison, quantity))
     return checks
 

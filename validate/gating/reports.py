@@ -147,8 +147,7 @@ def _apart(report: GateReport) -> list[str]:
     lines += [f"left out: {alias}: {why}" for alias, why in report.left_out.items()]
     if any(j.ground_truth != "recorded" for j in report.judgements):
         lines.append(
-            "* published aggregates: there are no recorded requests to resample, so intervals come from resampling "
-            "the simulated ones, the published number held fixed"
+            "* published aggregates: there are no recorded requests, so intervals come from reconstructions of them"
         )
     return lines
 

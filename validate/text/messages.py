@@ -31,11 +31,10 @@ def _draws(count: int, ranges: Mapping[str, tuple[float, float, float]]) -> str:
     )
 
 
-def _repeats(recordings: Sequence[str], apart: Mapping[str, float], within: Sequence[str]) -> str:
-    said = f"; the error of {', '.join(METRIC_NAMES[metric] for metric in within)} is no larger" if within else ""
+def _repeats(recordings: Sequence[str], apart: Mapping[str, float]) -> str:
     return (
         f"{len(recordings)} recordings of this load differ in the mean by up to {_named(apart, percent_plain)} "
-        f"({', '.join(recordings)}); no error below that is a failure{said}"
+        f"({', '.join(recordings)}); intervals are of all of them"
     )
 
 
