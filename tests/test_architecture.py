@@ -191,7 +191,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 258,
-    "lines of the instrument": 52_700,
+    "lines of the instrument": 52_740,
     "lines of labs": 15_380,
     "lines of scripts": 5_000,
     "lines of tests": 39_510,
