@@ -86,11 +86,6 @@ def asked_form() -> str | None:
     return None if form == "text" else form
 
 
-def ask_form(ctx: click.Context, form: str | None) -> None:
-    """Have the answers of a command be in a form; None: as text."""
-    ctx.meta[f"{_META}.form"] = form
-
-
 def print_answer(answer: Answer) -> int:
     """Print an answer as text, or in the form asked for, to where it is wanted; its exit code."""
     from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
