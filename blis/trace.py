@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Int32s, Int64s
 from blis_replay.base.engine_packs import choose_pack
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.speculation import Drafts, Speculation
+
+if TYPE_CHECKING:
+    from blis_replay.blis.speculation import Drafts, Speculation
 
 NEVER_US = 2**62
 # The table of steps counts requests in two bytes.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blis_replay.base.engine_packs import choose_pack
 from blis_replay.blis.latency.models import Latency, PaddedLatency
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.ingest.recording import UNKNOWN, Recording, Setting
 from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
+
+if TYPE_CHECKING:
+    from blis_replay.blis.speculation import Speculation
 
 # Models whose names say that each token is served by some of many experts.
 _EXPERTS = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+(\.\d+)?b|gpt-oss|deepseek-?(v[2-9]|r1)|kimi-k2|dbrx|llama-4|minimax")
@@ -130,7 +132,7 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         scheduling_policy="priority" if policy == "priority" else "fcfs",
         num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
         cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
-        speculation=speculation_of(value),
+        speculation=_speculation(value),
         **_rank_arguments(recording, value),
         **release_arguments(value),
     )
@@ -215,7 +217,16 @@ def _simulated(name: str, arguments: Mapping[str, object]) -> bool:
         return arguments.get("data_parallel_size", 1) == 1
     if name.startswith("data_parallel_") and name != "data_parallel_size":  # who chooses among ranks
         return arguments.get("data_parallel_size", 1) == 1
-    return name == "data_parallel_size" or (name == "speculative_config" and speculation_of(arguments) is not None)
+    return name == "data_parallel_size" or (name == "speculative_config" and _speculation(arguments) is not None)
+
+
+def _speculation(arguments: Mapping[str, object]) -> Speculation | None:
+    """As ``speculation_of``; few servers draft."""
+    if not arguments.get("speculative_config"):
+        return None
+    from blis_replay.blis.speculation import speculation_of
+
+    return speculation_of(arguments)
 
 
 def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tuple[str, ...]:

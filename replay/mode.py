@@ -20,7 +20,7 @@ EngineValue = int | float | bool | str | None
 EngineOverrides = tuple[tuple[str, EngineValue], ...]
 
 # The type of each argument's values.  What a release does goes by its version.
-_TYPES: dict[str, Any] = get_type_hints(EngineConfig)
+_TYPES: dict[str, Any] = get_type_hints(EngineConfig, localns={"Speculation": object})
 del _TYPES["speculation"], _TYPES["behaviours"]
 _TYPES |= {"speculative_config": str, "speculative_acceptance": str, "speculative_drafted_share": float}
 _TYPES |= {"cudagraph_capture_sizes": str, "vllm_version": str}
