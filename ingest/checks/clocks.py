@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
+from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording, Severity
 from blis_replay.ingest.steps.clock_offset import (
     MIXED_US,
@@ -16,7 +17,6 @@ from blis_replay.ingest.steps.clock_offset import (
     estimate_offset,
     offset_by_depth,
 )
-from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "clocks"

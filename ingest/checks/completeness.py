@@ -14,8 +14,8 @@ from blis_replay.ingest.checks.evidence import (
     failed_requests,
     recorded_requests,
 )
+from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "completeness"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from blis_replay.ingest.published import published, true_mean_gap_us
 from blis_replay.ingest.recording import RECORDED, Finding, Recording
 from blis_replay.ingest.rows import Rows, no_rows, query, rows_of
-from blis_replay.ingest.stream import EventTotals, TokenLayout, published
 from blis_replay.ingest.tables import Table
+
+if TYPE_CHECKING:
+    from blis_replay.ingest.stream import EventTotals, TokenLayout
 
 Measured = dict[str, float | int | str | None]
 
@@ -118,8 +122,6 @@ def recorded_decode_gap_us(recording: Recording, stage: int = -1) -> float | Non
 
 def published_decode_gap_us(recording: Recording, stage: int) -> float | None:
     """The same from published means, which the requests of a recording reproduce."""
-    from blis_replay.ingest.stream import true_mean_gap_us
-
     return true_mean_gap_us(recording.aggregates, stage, true_output_tokens(recording, stage))
 
 

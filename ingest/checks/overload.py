@@ -23,9 +23,9 @@ from blis_replay.ingest.checks.evidence import (
     recorded_requests,
     request_count,
 )
+from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows
-from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "overloaded"

@@ -16,10 +16,10 @@ from blis_replay.ingest.checks.evidence import (
     recorded_requests,
 )
 from blis_replay.ingest.errors import counted
+from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.records import is_asynchronous
-from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
 METRICS_CHECK = "server_metrics"

@@ -42,10 +42,11 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import FEW_ROWS, Rows, Schema, rows_of
 from blis_replay.ingest.store.file import Store, is_being_written, reading
-from blis_replay.ingest.stream import LAYOUTS, TokenLayout
 
 if TYPE_CHECKING:
     import duckdb
+
+    from blis_replay.ingest.stream import TokenLayout
 
 
 def read_prefix(store: Store, slug: str) -> PromptTree | None:
@@ -269,6 +270,8 @@ def read_findings(store: Store, slug: str) -> tuple[Finding, ...]:
 
 def read_token_layout(store: Store, slug: str) -> TokenLayout:
     """How the stored experiment's client stamped its stream; ``UnknownExperimentError`` for an unknown slug."""
+    from blis_replay.ingest.stream import LAYOUTS  # only ingest and its checks look at stream stamps
+
     name = _one(store, slug)["token_layout"]
     if name not in LAYOUTS:
         raise StoreError(f"{store.path}: {slug} has an unknown token layout {name!r}; ingest it again")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from blis_replay.base.document import load_yaml
 from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.ingest.published import published
 from blis_replay.ingest.store import Store
-from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
