@@ -28,7 +28,7 @@ def simulators(
     blis_binary: str | None,
     timeout_s: float,
 ) -> Answer:
-    """The board of simulators (``asked``: as of ``contestants``) on experiments, all of them if none is named."""
+    """The board of simulators (``asked``: see ``contestants``) on experiments, all of them if none is named."""
     every = any("all" in one.split(",") for one in asked)
     with open_for_reading(store_path) as store:
         slugs = named_experiments(store, names or None)

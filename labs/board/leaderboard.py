@@ -78,8 +78,8 @@ class Score:
     ``passes``: whether the gated means are within their limits, None where they are not judged.  ``overloaded``: the
     server had more load than it could serve, so its latencies judge no simulator.  ``seconds``: planning and
     simulating; ``peak_bytes``: peak memory of the process that simulated.  ``segments``: what each part of a request's
-    time adds to the error of the mean E2E, a signed fraction of the observed mean.  ``cost``: what costs it most, where
-    that was asked for, or why it cannot be told.  ``problem``: why there is no score.
+    time adds to the error of the mean E2E, a signed fraction of the observed mean.  ``cost``: its largest cost, where
+    asked for, or why that is unknown.  ``problem``: why a score is missing.
     """
 
     simulator: str

@@ -26,8 +26,8 @@ _AS_SHIPPED = CoefficientRelease(AS_SHIPPED, "valid", "What the simulator comes 
 def adapted(name: str, inputs: SimulatorInputs) -> CommandSimulator:
     """The simulator of ``dynamo``, ``dynamo-fitted:PYTHON``, ``llmservingsim:TABLE`` and the like, by ``ADAPTERS``.
 
-    ``PYTHON``: where it is installed, by default the Python of this program.  Raises ``CommandError`` if there is no
-    such variant or Python, or the simulator is not installed there.
+    ``PYTHON``: where it is installed, by default the Python of this program.  Raises ``CommandError`` for an unknown
+    variant or Python, or if the simulator is not installed there.
     """
     asked, _, given = name.partition(":")
     kind, _, variant = asked.partition("-")
@@ -78,7 +78,7 @@ EVERYONE = (
 def contestants(asked: Sequence[str], inputs: SimulatorInputs) -> tuple[dict[str, Simulator], dict[str, str]]:
     """Simulators by the name that was asked for, and of ``all`` those that are not available, with the reason.
 
-    ``asked``: names as of ``simulator_named``, ``all``, or several with commas between them.  Raises what
+    ``asked``: names for ``simulator_named``, ``all``, or several with commas between them.  Raises what
     ``simulator_named`` raises for a simulator that was named.
     """
     found: dict[str, Simulator] = {}

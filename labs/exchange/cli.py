@@ -121,7 +121,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
 def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path) -> None:
     """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).
 
-    What BLIS does not have, and models that are no line, are named on standard error.
+    Parts that BLIS does not have, and models without a line, are named on standard error.
 
     \b
     Example:

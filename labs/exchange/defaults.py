@@ -1,8 +1,7 @@
 """BLIS's own ``defaults.yaml``, as its builds with a blackbox model read it, both ways (blis-semantics 8).
 
-A row of ``models`` has alpha and beta of one model on one GPU and tensor parallelism, measured with one
-version of vLLM; ``defaults`` says which row a model takes, and how its name is spelled.  BLIS reads the file
-strictly, so it must have no other fields.
+A row of ``models`` has alpha and beta of one model on one GPU and tensor parallelism, measured with one version of
+vLLM.  ``defaults`` chooses the row of each model, and spells its name.  BLIS refuses other fields.
 """
 
 from __future__ import annotations

@@ -101,8 +101,10 @@ BLOCK_TOKENS = 512
 def write_mooncake(recording: Recording, folder: Path) -> list[str]:
     """Write ``requests.jsonl``; returns what was lost besides whole columns, in words.
 
-    Timestamps are in ms, with decimals only where needed.  Ids count from 0 and are equal where blocks of 512 tokens
-    are; without known identities there are none.  Raises ``ReplayError`` as ``request_trace`` does.
+    Timestamps are in ms, with decimals only where needed.  Ids count from 0; equal
+    blocks of 512 tokens have equal ids.  Without known identities ``hash_ids`` is left out.
+
+    Raises ``ReplayError`` as ``request_trace`` does.
     """
     trace, _basis = request_trace(with_engine(recording, {"block_size": BLOCK_TOKENS}, "file"), ReplayMode())
     identities = recording.prefix

@@ -37,7 +37,7 @@ _KINDS = ("epoch", "monotonic", "relative")
 def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
     """The requests in file order, with everything that the export knew of them.
 
-    Raises :class:`RecordingError` if the file is no sound Parquet or its columns are not those of
+    Raises :class:`RecordingError` if the file is not valid Parquet or its columns are not those of
     the export.  A row that cannot be used is rejected and counted.
     """
     import pyarrow
@@ -96,7 +96,7 @@ def _as_stored(batch: Any, kinds: Any) -> Any:
 
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        column.validate(full=True)  # Polars breaks off over a text that is no UTF-8
+        column.validate(full=True)  # Polars aborts on text that is not UTF-8
         if pa.types.is_dictionary(column.type) and name in _TEXTS:
             cut = compute.utf8_slice_codeunits(column.dictionary, 0, _MAX_TEXT_CHARS)
             column = pa.DictionaryArray.from_arrays(column.indices, cut)

@@ -297,7 +297,7 @@ def cut_off(share: float) -> Cause:
 
 
 def missing_between(every_us: int, lost_us: int) -> Cause:
-    """Another client, of which nothing was recorded, sends for a while every so often."""
+    """Another client, which was not recorded, sends for a while at regular times."""
     size = f"those of {lost_us / 1e6:g} s in every {every_us / 1e6:g}"
     return _recorded_requests(
         "missing requests", size, lambda true: true["arrival_us"].to_numpy() % every_us >= lost_us
@@ -487,9 +487,9 @@ def other_tokenizer(factor: float) -> Cause:
 
 
 def _sent_earlier(name: str, size: str, earlier_us: Callable[[int], Int64s]) -> Cause:
-    """The client sent each request so much earlier than the server had it; still in order of arrival.
+    """The client sent each request before the server had it; the order stays that of arrival.
 
-    ``earlier_us``: int64[n] of the number of requests.
+    ``earlier_us``: from the number of requests, int64[n], the difference for each.
     """
 
     def instruments(recorded: Recorded) -> Recorded:
@@ -627,7 +627,7 @@ def step_ids_again(at_us: int) -> Cause:
 
 
 def slower_run(by: float) -> Cause:
-    """The machine takes so many times as long for everything, and the load comes so much slower: all stamps."""
+    """The machine takes ``by`` times as long for everything, and the load comes as much slower: all stamps."""
 
     def slowed(recorded: Recorded) -> Recorded:
         recording = recorded.recording

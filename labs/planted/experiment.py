@@ -33,22 +33,20 @@ class SyntheticExperiment:
 
     Load: ``stages`` are Poisson with exactly ``rate x duration`` requests, ``stage_gap_us`` apart;
     ``requests`` cuts the run off after that many.  Prompt p has system prompt + question tokens,
-    give or take ``prompt_jitter_tokens``; request i carries prompt i modulo their number.  With
+    within ``prompt_jitter_tokens``; request i carries prompt i modulo their number.  With
     ``ignore_eos`` all outputs have the configured length, else 1 to that.
 
-    Server: ``latency`` and ``lifecycle`` are the coefficients to be found again;
-    ``prefix_caching`` off prefills every prompt whole; ``cache`` says who finds the hits: the
-    order of the prompts, in a cache that never forgets (``endless``), or the engine's own, by the
-    identity of their blocks (``simulated``).
+    Server: ``latency`` and ``lifecycle`` are the true coefficients.  Without ``prefix_caching`` every prompt is
+    computed whole.  ``cache``: how hits are found, from the order of the prompts in a cache that never evicts
+    (``endless``), or by the engine from the identity of their blocks (``simulated``).
 
-    Recording: ``inference_perf`` is the version that recorded it (0.2 stamps the data line of a token
-    and the blank one after it, 0.4 the data line; 0.5 and 0.6 have other records with the server's usage);
-    ``retokenised_shortfall``: by how much, on average, re-tokenising the text undercounts; ``failures``:
-    requests whose client gives up after ``timeout_us``; ``step_sample_rate``: share of the steps
-    recorded; ``phase_lag``: count a request as prefill in the step after its last chunk, as the
-    recorder does under asynchronous scheduling; ``request_spans``: write upstream vLLM's
-    ``llm_request`` spans too; ``journeys``: write the instrumented vLLM's journeys (of runs without
-    preemptions); ``*_zero_ns``: what the clocks show at the zero.
+    Recording: ``inference_perf``: the version that recorded it.  0.2 stamps the data line of a token and the blank line
+    after it, 0.4 the data line; 0.5 and 0.6 have other records, with the server's usage.
+    ``retokenised_shortfall``: mean share by which re-tokenising undercounts.  ``failures``: requests whose client gives
+    up after ``timeout_us``.  ``step_sample_rate``: share of the steps recorded.  ``phase_lag``: count a request as
+    prefill in the step after its last chunk, as the recorder does under asynchronous scheduling.
+    ``request_spans``: write upstream vLLM's ``llm_request`` spans too.  ``journeys``: write the instrumented vLLM's
+    journeys (of runs without preemptions).  ``*_zero_ns``: clock readings at time zero.
     """
 
     slug: str = "20260301-120000-synthetic-1b-tp1-general"

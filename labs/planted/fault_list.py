@@ -1,6 +1,6 @@
 """The list of planted faults: what the scoreboard of ``blis-replay verify --faults`` is about.
 
-It was written down before anything was mended for its sake; whoever adds a diagnosis adds the faults first.
+Each part was written before any fix for its sake: whoever adds a diagnosis adds the faults first.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ FAULTS: tuple[Fault, ...] = (
     _one("output", c.delay(c.OUTPUT, post_request_us=200_000), "client"),
     *(_one("output", c.role_chunk(1.0), depth) for depth in ("full", "steps", "client")),
     _one("output", c.role_chunk(0.3), "client"),
-    # Simulator: told to run with other arguments.
+    # Simulator: runs with other arguments.
     _one("simulator", c.mode("engine arguments", "max_num_seqs=6", *c.ARGUMENTS)),
     _one("simulator", c.mode("engine arguments", "max_num_batched_tokens=128", *c.ARGUMENTS), "full", _PROMPTS),
     _one("simulator", c.mode("engine arguments", "num_gpu_blocks=150", *c.ARGUMENTS)),
@@ -117,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
     _two(c.role_chunk(1.0), c.line(intercept=1.25)),
     _two(c.server_clock(2_000_000), c.line(intercept=1.25)),
     _two(c.believed_ignore_eos(), c.line(intercept=1.2), "full", _LENGTHS),
-    # Planted later, in a hostile mood: nothing had been mended for their sake.
+    # Planted later, to find what fails.
     *(
         _one("recording", cause, depth)
         for cause in (c.missing_between(10_000_000, 3_000_000), c.every_other())
@@ -134,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
     *(_two(c.blocks(200, 1301), c.delay(c.PRE_QUEUE, pre_queue_us=30_000), depth) for depth in _BOTH),
     *(_two(c.scheduling(asynchronous=False), c.delay(c.OUTPUT, post_token_us=500), depth) for depth in _BOTH),
     _two(c.cache(on=False), c.argument("max_num_seqs", 10, 128), "client"),
-    # How a server is run and watched: again written down before anything was mended.
+    # How a server is run and watched.
     *(_one("operation", c.unchunked(), depth, _CROWDS) for depth in _BOTH),
     _one("operation", c.priorities(), "full", _CROWDS),
     _one("operation", c.priorities(), "client", _CROWDS, decidable=False),

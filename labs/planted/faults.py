@@ -1,4 +1,4 @@
-"""Faults to plant: in a server, in what is told of it, in the instruments that record it, in a simulator.
+"""Faults to plant: in a server, in its stated arguments, in the instruments that record it, in a simulator.
 
 ::
 
@@ -247,7 +247,7 @@ def true_release(truth: SyntheticTruth) -> CoefficientRelease:
 def planted_in(fault: Fault, recording: Recording, release: CoefficientRelease) -> Case:
     """The same in the recording of a real server, with coefficients that meet it as well as any do.
 
-    What a cause changes at the server cannot be done any more: it is so already, and only what is told of it changes.
+    The server of a recording cannot be changed any more: it has the cause already, and only what is stated changes.
     """
     as_it_is = replace(recording, token_events=None)
     recorded = _recorded(fault, Recorded(as_it_is, None, np.arange(recording.requests.height)))

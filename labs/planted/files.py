@@ -44,7 +44,7 @@ def write_experiment(
 ) -> None:
     """Write these files of the experiment: names out of ``ALL``, ``vllm.log``, and ``forms``, which has more writers.
 
-    Raises ``ValueError`` for a name that is none of these.
+    Raises ``ValueError`` for any other name.
     """
     writers = {**_WRITERS, SERVER_LOG: server_log, **(forms or {})}
     if unknown := set(files) - {*writers, STAGE_REPORTS}:

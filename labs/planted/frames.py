@@ -45,8 +45,8 @@ _SEQUENCE = (
 def recording_of(truth: SyntheticTruth, token_file: Path | None = None) -> Recording:
     """The experiment with requests, journeys, sampled steps and prompt identities, all on one clock.
 
-    ``token_file``: where to keep a stamp for each token, which a store needs for ITL; without it there
-    are no token events.  Raises ``ValueError`` where clients gave up: this is for whole journeys.
+    ``token_file``: where to keep a stamp for each token, which a store needs for ITL; without it token events are
+    left out.  Raises ``ValueError`` where clients gave up: this is for whole journeys.
     """
     if not truth.ok.all():
         raise ValueError("some clients gave up: only experiments without failures can be had without files")
@@ -118,7 +118,7 @@ def _steps(truth: SyntheticTruth) -> pl.DataFrame:
     columns: dict[str, object] = {
         name: values[drawn] for name, values in step_records(truth).items() if name in STEP_SCHEMA
     }
-    # The reserved block is none of the pool's.
+    # The reserved block is not in the pool.
     total = (truth.spec.engine.num_gpu_blocks or 1) - 1
     free = truth.result.steps["free_blocks"][drawn]
     columns |= {"kv_blocks_total": total, "kv_blocks_free": free, "kv_usage": 1 - free / max(total, 1)}

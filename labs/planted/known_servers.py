@@ -128,7 +128,7 @@ def fit_known(known: KnownServer) -> KnownFit:
 
 
 def _oracle(server: Server) -> ModelEntry:
-    """The server, each step so much longer or shorter that the mean E2E of what is fitted to comes out."""
+    """The server, with each step longer by the constant that gives the mean E2E of the fitted part."""
     seen = run_of(server)
     judged = seen.requests["arrival_us"].to_numpy() <= DEFAULT_SPLIT[1] * int(seen.requests["arrival_us"][-1])
     plan = plan_replay(seen, _mode(server))
@@ -177,7 +177,7 @@ def _true_coefficients(known: KnownServer, form: str, fitted: Sequence[Coefficie
     Where another cost of a step is held at its prior, what is left is not what the server has, and not looked at.
     """
     latency, delay_us = known.server.latency, known.server.lifecycle.pre_queue_us
-    # A stall is no part of a step's cost for a fit that trusts outliers less.
+    # A robust fit does not count a stall into the cost of a step.
     empty = {"intercept": between_stalls_us(known.server)}
     names = [one.name for one in fitted]
     bends = tuple(int(name.rpartition("_")[2]) for name in names if name.startswith("per_decode_token_above_"))

@@ -41,9 +41,9 @@ from blis_replay_labs.planted.faults import LOADS, Case, Depth, Fault, mean_late
 
 Grade = Literal["right", "half", "not identified", "wrong"]
 GRADES: tuple[Grade, ...] = ("right", "half", "not identified", "wrong")
-# A size is found if the blamed component explains the error by so much, either way.
+# A size is found if the share that the blamed component explains is within this of 1.
 _SIZE_WITHIN = 0.2
-# Of a real server: what a component was blamed for before, give or take this share of the largest part, is not new.
+# Of a real server: a part is new if it exceeds what was blamed before by this share of the largest part.
 _NEW = 0.25
 # What is not blamed at all: no error of a mean is as large.
 _NOTHING = "nothing"

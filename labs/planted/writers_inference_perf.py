@@ -164,7 +164,7 @@ def stream_events_us(truth: SyntheticTruth, request: int) -> Int64s:
 
 
 def reported_times_us(truth: SyntheticTruth, request: int) -> Int64s:
-    """int64[]: ``output_token_times``, of which the reports are made.
+    """int64[]: ``output_token_times``, the input of the reports.
 
     Up to 0.4 the stamps; from 0.5 on a time for each re-tokenised token, that of the event
     with its text.

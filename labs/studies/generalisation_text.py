@@ -31,7 +31,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class PublishedScore:
-    """A published generalisation error: of which study, what was left out, mean absolute error as a fraction."""
+    """A published generalisation error: its study, what was left out, mean absolute error as a fraction."""
 
     study: str
     left_out: LeaveOut

@@ -293,7 +293,7 @@ def _fit(
 
 
 def score(case: Observed, release: CoefficientRelease) -> Score:
-    """The errors of a release on one recording, or why there are none; ``StoreError`` if it cannot be read."""
+    """The errors of a release on one recording, or why it was not predicted; ``StoreError`` if it cannot be read."""
     recording = case.recording
     try:
         with faults_named(recording.alias):

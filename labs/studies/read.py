@@ -37,12 +37,12 @@ MEASUREMENTS = {
 }
 
 
-# A mapping that says what it is takes the place of another: its parameters are no others'.
+# A mapping with one of these keys replaces another as a whole: its parameters belong to its kind.
 _KINDS = ("kind", "process", "distribution")
 
 
 def merged(common: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
-    """The common settings with one's own in their place, mapping by mapping; None takes a setting away."""
+    """The common settings, overridden mapping by mapping by ``own``; None removes a setting."""
     result = dict(common)
     for name, value in own.items():
         before = result.get(name)

@@ -50,7 +50,7 @@ class ClientRequests:
 
 
 def client_requests(name: str, workload: Workload, seed: int) -> ClientRequests:
-    """All requests that a client may send within the workload, of which ``generate`` takes the first.
+    """All requests that a client may send within the workload; ``generate`` takes the first of them.
 
     Raises ``WorkloadError`` for more than ``MOST_REQUESTS`` requests, or a load that lasts for decades.
     """

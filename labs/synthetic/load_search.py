@@ -34,8 +34,8 @@ _CLOSE = 1.02
 class MostLoad:
     """What a search found for some engine arguments.
 
-    ``most``: the highest tried load within the limits, None if there is none.  ``beyond``: the lowest tried load that
-    misses them, None if there is none.  ``tried``: each load and whether it met the limits, by load.
+    ``most``: the highest tried load within the limits, or None.  ``beyond``: the lowest tried load that misses them, or
+    None.  ``tried``: each load and whether it met the limits, by load.
     ``reason``: why nothing was found.
     """
 

@@ -195,7 +195,7 @@ def refuse_unservable(table: RequestTable, engine: EngineConfig) -> None:
 
 
 def request_frame(simulation: Simulation) -> pl.DataFrame:
-    """A row a request in the order of the file.
+    """One row per request, in the order of the file.
 
     Times are us of the run; ``ttft_us`` and ``e2e_us`` are the client's, ``cached_tokens`` the
     prefix-cache hit of the first admission.
@@ -222,7 +222,7 @@ def request_frame(simulation: Simulation) -> pl.DataFrame:
 
 
 def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) -> pl.DataFrame:
-    """A row a step: start and end (us), tokens, depths after scheduling, free KV blocks after allocation.
+    """One row per step: start and end (us), tokens, depths after scheduling, free KV blocks after allocation.
 
     ``first``, ``rows``: the part of the run, all of it if not given.
     """

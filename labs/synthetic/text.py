@@ -102,7 +102,7 @@ def _ignored(values: dict[str, Any]) -> list[str]:
 
 
 def latencies_ms(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]]) -> dict[str, dict[str, float | None]]:
-    """Statistics of all metrics, ms, by metric and statistic; None where there are no samples."""
+    """Statistics of all metrics, ms, by metric and statistic; None without samples."""
     latencies = latency_statistics(samples, gaps)
     return {
         metric: {

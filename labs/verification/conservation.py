@@ -318,7 +318,7 @@ def _keys(state: k.State, extent: Int64s, place: Int64s) -> Int64s:
 
 
 def _is_found(state: k.State, extent: Int64s, key: Int64s, depth: Int64s) -> Bools:
-    """bool[n]: whether the way from ``extent_of_key`` along what was cut off, and along twins, leads to the block."""
+    """bool[n]: whether the path from ``extent_of_key`` along what was cut off, and along twins, leads to the block."""
     at = state.extent_of_key[key].astype(np.int64)
     for _ in range(len(state.extents)):
         lost = at == k.NONE

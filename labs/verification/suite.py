@@ -225,7 +225,7 @@ def checks(seed: int, quick: bool) -> list[tuple[str, Check]]:
 def verify(
     seed: int, quick: bool, progress: Callable[[int, int, str], None] | None = None
 ) -> Iterator[VerificationRow]:
-    """Run all checks; ``progress`` is told before each: how many are done, of how many, and its name."""
+    """Run all checks; ``progress`` gets, before each, the number done, the number of all, and its name."""
     chosen = checks(seed, quick)
     for done, (name, check) in enumerate(chosen):
         if progress is not None:

@@ -1,16 +1,16 @@
 """What theory says of simple loads: a straight line, and the waits of a queue.
 
-*One request at a time takes time in a straight line over its tokens.*  From the latency model (blis-semantics 1.7 and
-3.1, blackbox): TTFT = (alpha0 + alpha1 P) + (beta0 + beta1 P) + alpha2 for a prompt of P tokens in one step, and the
-time from the first token to the last of N is (N - 1) (beta0 + beta2 + alpha2).  Each bracket and alpha2 are truncated
-to whole us, so a sum of k of them is at most k us short.
+*The time of a request alone is a straight line over its tokens.*  From the latency model (blis-semantics 1.7 and 3.1,
+blackbox): TTFT = (alpha0 + alpha1 P) + (beta0 + beta1 P) + alpha2 for a prompt of P tokens in one step.  The time from
+the first token to the last of N is (N - 1) (beta0 + beta2 + alpha2).  Each bracket and alpha2 are truncated to whole
+us, so a sum of k of them is at most k us below.
 
 *One sequence at a time is M/M/1.*  Poisson arrivals at rate l and exponential service of mean S wait
 ``W_q = rho / (1 - rho) S``, ``rho = l S`` (Kleinrock, Queueing Systems I, 1975, section 3.2).  Outputs of
 ``max(1, round(Exp(128)))`` tokens with a prompt of 1 make the service time exponential but for the rounding to tokens,
-which moves W_q by less than 0.1 %.  A study that takes S to be the zero-load E2E latency, delays (alpha) included,
-offers ``l = rho / S`` and expects M/M/1 with S, but the server is busy for the beta part S' only: it waits
-``M/M/1(l, S')``, and that is less by a share that grows with alpha / beta.
+which moves W_q by less than 0.1 %.  A study that takes S to be the zero-load E2E latency, with the delays alpha,
+offers ``l = rho / S`` and expects M/M/1 with S.  But the server is busy for the beta part S' only: the wait is
+``M/M/1(l, S')``, which is less by a share that grows with alpha / beta.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CoefficientSet:
 
     @property
     def lifecycle(self) -> Lifecycle:
-        """The delays, none of which blocks the server."""
+        """The delays; they do not block the server."""
         before, per_prompt_token, per_token = self.alpha_us
         return Lifecycle(pre_queue_us=before, pre_queue_per_prompt_token_us=per_prompt_token, post_token_us=per_token)
 
@@ -157,7 +157,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to simulate: independent replications for each rho of ``RHOS``, each of so many arrivals.
+    """How much to simulate: independent replications for each rho of ``RHOS``, and the arrivals of each.
 
     ``precision``: a 99.9 % interval wider than this on either side proves nothing and fails;
     a share of the expected wait, or the share that the wait is short.
@@ -250,9 +250,8 @@ def simulate_waits(
 ) -> Waits:
     """Run independent replications that start in the steady state.
 
-    What is there at time 0 is drawn from M/M/1's stationary law, ``P(k) = (1 - rho) rho^k``
-    (what the one in service still needs is exponential again), so arrivals are stationary
-    from the first on and nothing needs to be thrown away; those at time 0 are not counted.
+    The requests at time 0 are drawn from M/M/1's stationary law, ``P(k) = (1 - rho) rho^k``; the rest of the one in
+    service is exponential again.  So no warm-up has to be discarded.  Requests at time 0 are not counted.
     """
     rows, late = [], 0
     for replication in range(replications):
@@ -280,10 +279,9 @@ def late_starts(result: SimResult) -> int:
 def wait_interval(waits: Waits, rate_per_us: float) -> Interval:
     """Mean wait with a Student interval over replications, for the pooled mean service time.
 
-    Sampled gaps and services that are longer or shorter than the mean move a replication's
-    wait; what M/M/1 says of that to first order is taken out (control variates), which
-    halves the variance and leaves the mean where it is.  Waits are skewed, and Student's
-    interval misses too often then: it is widened by the first term of the Edgeworth expansion,
+    Gaps and services that are longer or shorter than the mean move a replication's wait.  The first-order effect by
+    M/M/1 is subtracted (control variates), which halves the variance and keeps the mean.  Student's interval
+    misses too often for skewed waits: it is widened by the first term of the Edgeworth expansion,
     ``|skewness| (1 + 2 t^2) / (6 sqrt(n))`` standard errors (Hall, J. R. Stat. Soc. B 54, 1992).
     """
     from scipy.special import stdtrit  # lighter than scipy.stats

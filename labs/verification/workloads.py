@@ -39,7 +39,7 @@ class VerificationRow:
 
 
 def row_of_faults(check: str, configuration: str, faults: Sequence[str], checked: str) -> VerificationRow:
-    """A row that passes if there are no faults; ``checked``: how many things."""
+    """A row that passes without faults; ``checked``: the number of things checked, in words."""
     detail = f"{checked}; first fault: {faults[0]}" if faults else checked
     return VerificationRow(f"{check}, faults", configuration, float(len(faults)), 0.0, not faults, detail)
 

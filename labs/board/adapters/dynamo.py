@@ -33,7 +33,7 @@ def _dynamo(inputs: Inputs, option: str) -> Iterator[Answer]:
     trace = []
     for request, keys in zip(inputs.requests, inputs.blocks, strict=True):
         count = -(-request["prompt_tokens"] // block)
-        # A prefix of which only the length is known is taken as shared by all requests.
+        # A prefix with a known length only counts as shared by all requests.
         cached = (request["prompt_tokens"] - request["prefill_tokens"]) // block
         ids = (keys or [own + i for i in range(cached)])[:count]
         first = own + 10_000_000 + request["request_index"] * 100_000
