@@ -160,7 +160,7 @@ def _waits_for_answers(mode: ReplayMode, engine: EngineConfig, trace: RequestTra
 
 def _answered(recording: Recording) -> tuple[Answered | None, dict[str, str]]:
     """The requests that waited for an answer, in load stages in which the client stood at a limit."""
-    from blis_replay.ingest.checks.overload import client_limits  # only recorded requests need it
+    from blis_replay.ingest.overload import client_limits  # only recorded requests need it
 
     limits = client_limits(recording)
     if not limits:

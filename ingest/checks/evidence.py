@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from blis_replay.ingest.published import published, true_mean_gap_us
-from blis_replay.ingest.recording import RECORDED, Finding, Recording
-from blis_replay.ingest.rows import Rows, no_rows, query, rows_of
+from blis_replay.ingest.published import true_mean_gap_us
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.rows import Rows, query, rows_of
+from blis_replay.ingest.served import completed_requests, recorded_requests
 from blis_replay.ingest.tables import Table
 
 if TYPE_CHECKING:
@@ -72,29 +73,6 @@ class CheckEvidence:
     check: InstrumentCheck
     findings: tuple[Finding, ...]
     tables: tuple[Table, ...]
-
-
-def recorded_requests(recording: Recording) -> Rows:
-    """The requests that were recorded; none where they were reconstructed from aggregates."""
-    return recording.requests if recording.ground_truth == RECORDED else no_rows(recording.requests.schema)
-
-
-def completed_requests(recording: Recording, *columns: str) -> pl.DataFrame:
-    """Recorded requests with status ok, with these columns."""
-    requests = recorded_requests(recording)
-    if requests.held is not None:  # what most checks ask for takes SQL twenty times as long as a frame
-        return requests.held.select(pl.col(columns).filter(pl.col("status") == "ok"))
-    return requests.where("status = 'ok'").frame(columns)
-
-
-def failed_count(requests: Rows) -> int:
-    """How many requests the server did not serve."""
-    return failed_requests(requests).height
-
-
-def failed_requests(requests: Rows) -> Rows:
-    """Requests that the server did not serve; those that the client gave up itself are not among them."""
-    return requests.where("coalesce(status NOT IN ('ok', 'aborted'), true)")
 
 
 def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
@@ -210,11 +188,6 @@ def _by_start(steps: pl.DataFrame) -> pl.DataFrame:
     return steps if in_order else steps.sort("start_us", "step_id", maintain_order=True)
 
 
-def by_arrival(requests: pl.DataFrame) -> pl.DataFrame:
-    """Requests in the order of their sends, which they mostly have: sorting would copy them."""
-    return requests if requests["arrival_us"].is_sorted() else requests.sort("arrival_us")
-
-
 def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
     """Requests sent inside a window."""
     return requests.filter((pl.col("arrival_us") >= window.start_us) & (pl.col("arrival_us") < window.end_us))
@@ -264,15 +237,6 @@ def mean_of(rows: Rows, column: str) -> float | None:
     """The mean of a column of whole numbers, None for an empty one."""
     of = rows.aggregate(total=f"sum({column})", count=f"count({column})")
     return of["total"] / of["count"] if of["count"] else None
-
-
-def request_count(recording: Recording, stage: int = -1) -> int | None:
-    """Requests sent: recorded ones, else the published count, else those reconstructed."""
-    requests = recorded_requests(recording)
-    if requests.is_empty():
-        count = published(recording.aggregates, stage, "requests", "sent")
-        return int(count) if count is not None else (recording.requests.height or None)
-    return requests.height if stage < 0 else requests.where("stage = $stage", stage=stage).height
 
 
 def _number(value: object) -> float | None:

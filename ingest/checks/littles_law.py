@@ -15,19 +15,18 @@ from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
     Window,
-    completed_requests,
     equal_windows,
     mean,
     mean_of,
     named,
     not_checked,
-    recorded_requests,
     requests_in,
     seconds,
     step_intervals,
     steps_in,
 )
 from blis_replay.ingest.recording import Finding, Recording, Severity
+from blis_replay.ingest.served import completed_requests, recorded_requests
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "littles_law"

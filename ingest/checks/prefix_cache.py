@@ -13,12 +13,12 @@ from blis_replay.ingest.checks.evidence import (
     equal_windows,
     mean,
     not_checked,
-    recorded_requests,
     requests_in,
     seconds,
     steps_in,
 )
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.served import recorded_requests
 from blis_replay.ingest.steps.records import steps_by_id
 from blis_replay.ingest.tables import Table, columns_named
 

@@ -9,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.ingest.checks.evidence import Context, Measured, not_checked, recorded_requests, true_output_tokens
+from blis_replay.ingest.checks.evidence import Context, Measured, not_checked, true_output_tokens
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.served import recorded_requests
 from blis_replay.ingest.steps.records import gaps_by_id, steps_by_id
 from blis_replay.ingest.tables import Table, columns_named
 

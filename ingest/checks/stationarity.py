@@ -10,13 +10,10 @@ from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
     Window,
-    by_arrival,
-    completed_requests,
     equal_windows,
     mean,
     named,
     not_checked,
-    recorded_requests,
     requests_in,
     seconds,
     step_intervals,
@@ -25,6 +22,7 @@ from blis_replay.ingest.checks.evidence import (
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import query
+from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "stationarity"

@@ -7,7 +7,6 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
-    completed_requests,
     not_checked,
     published_decode_gap_us,
     recorded_decode_gap_us,
@@ -15,6 +14,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.published import PAIRED_QUANTILES, is_paired, published, published_itl
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.served import completed_requests
 from blis_replay.ingest.stream import NO_EVENTS, EventTotals, TokenLayout
 from blis_replay.ingest.tables import Cell, Table, columns_named
 

@@ -15,7 +15,7 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import FittedOn, format_release, parse_release
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.ingest.checks import overload
+from blis_replay.ingest import overload
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Finding

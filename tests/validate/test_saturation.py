@@ -15,7 +15,7 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks.overload import CHECK, client_limits, growths, overloaded, queue
+from blis_replay.ingest.overload import CHECK, client_limits, growths, overloaded, queue
 from blis_replay.ingest.recording import Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored

@@ -9,7 +9,7 @@ import pytest
 from blis_replay.blis.releases.release import format_release, parse_release
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.ingest.checks import overload
+from blis_replay.ingest import overload
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun, replay

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from blis_replay.blis.latency.gpu_names import same_gpu
-from blis_replay.ingest.checks.overload import CHECK as OVERLOAD_CHECK
+from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
 from blis_replay.ingest.recording import Finding, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks

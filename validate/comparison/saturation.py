@@ -20,7 +20,7 @@ from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.fixtures.catalogue import published_failures
-from blis_replay.ingest.checks.overload import (
+from blis_replay.ingest.overload import (
     FAILED_SHARE,
     FEWEST,
     QUEUE_US,

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.ingest.checks import overload
+from blis_replay.ingest import overload
 from blis_replay.ingest.published import published_itl
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows

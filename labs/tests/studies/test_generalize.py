@@ -13,8 +13,8 @@ from blis_replay.blis.latency.datasheets import Architecture, bundled_architectu
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.releases.release import format_release, parse_release
+from blis_replay.ingest import overload
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks import overload
 from blis_replay.ingest.recording import Finding, Setting, SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store

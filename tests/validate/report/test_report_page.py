@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from planted_pages import HOSTILE_PLACES, PlantedPage
 
-from blis_replay.ingest.checks.overload import CHECK, Queue
+from blis_replay.ingest.overload import CHECK, Queue
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.store import list_runs, open_store
 from blis_replay.replay.executors import Progress, pool_map
