@@ -246,9 +246,15 @@ def is_large(file: RecordedFile) -> bool:
     return size * (_USUAL_EXPANSION if packed else 1) >= LARGE_BYTES
 
 
-def has_keys(head: bytes, *keys: str) -> bool:
-    """Whether all of these JSON keys stand somewhere in the bytes."""
-    return all(f'"{key}"'.encode() in head for key in keys)
+def begins_with(bracket: bytes, *keys: str, in_first_line: bool = False) -> Callable[[bytes], bool]:
+    """Whether a file that begins like its argument is JSON with this bracket first and all of these keys."""
+
+    def recognises(head: bytes) -> bool:
+        start = head.lstrip()
+        text = start.partition(b"\n")[0] if in_first_line else start
+        return text[:1] == bracket and all(f'"{key}"'.encode() in text for key in keys)
+
+    return recognises
 
 
 class Pieces(io.RawIOBase):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blis_replay.ingest.readers.documents import json_mapping, section, text, tokens
-from blis_replay.ingest.readers.files import RecordedFile, has_keys
+from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.formats import FileKind, RequestFormat
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS
@@ -37,10 +37,7 @@ _SECTIONS = (
 _RENAMED = {"policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype"}
 
 
-def recognises(head: bytes) -> bool:
-    """Whether a file that begins like this has the requests of such a run."""
-    first = head.lstrip().partition(b"\n")[0]
-    return first[:1] == b"{" and has_keys(first, "input_toks", "queued_ts")
+recognises = begins_with(b"{", "input_toks", "queued_ts", in_first_line=True)
 
 
 def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
@@ -53,11 +50,7 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
     )
 
 
-def recognises_meta(head: bytes) -> bool:
-    """Whether a file that begins like this says what served such a run."""
-    return head.lstrip()[:1] == b"{" and all(
-        f'"{key}"'.encode() in head[:4000] for key in ("engine_kwargs", "vllm_version", "dataset_hash")
-    )
+recognises_meta = begins_with(b"{", "engine_kwargs", "vllm_version", "dataset_hash")
 
 
 def read_meta(file: RecordedFile) -> ServerFacts:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.ingest.readers.documents import WHOLE_RUN, aggregate_frame, finite, text
-from blis_replay.ingest.readers.files import RecordedFile, has_keys
+from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import JsonPath, wanted_values
 from blis_replay.ingest.readers.requests import RequestsRead, no_requests
@@ -32,15 +32,10 @@ _COUNTS = {
 }
 
 
-def recognises_llmperf(head: bytes) -> bool:
-    """Whether a file that begins like this is llmperf's ``..._individual_responses.json``."""
-    keys = ("error_code", "ttft_s", "end_to_end_latency_s", "number_input_tokens")
-    return head.lstrip()[:1] == b"[" and has_keys(head, *keys)
+recognises_llmperf = begins_with(b"[", "error_code", "ttft_s", "end_to_end_latency_s", "number_input_tokens")
 
 
-def recognises_genai_bench(head: bytes) -> bool:
-    """Whether a file that begins like this is a run of genai-bench."""
-    return head.lstrip()[:1] == b"{" and b'"aggregated_metrics"' in head and b'"num_concurrency"' in head
+recognises_genai_bench = begins_with(b"{", "aggregated_metrics", "num_concurrency")
 
 
 def read_llmperf(file: RecordedFile, _stamps_path: Path) -> RequestsRead:

@@ -37,7 +37,7 @@ from blis_replay.ingest.readers.documents import (
     tokens,
     whole,
 )
-from blis_replay.ingest.readers.files import RecordedFile, has_keys
+from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.records import decoded_records, numbered_lines
 from blis_replay.ingest.readers.requests import (
     Request,
@@ -86,10 +86,8 @@ _NONE = _Metric()
 _RECORD = msgspec.json.Decoder(_Record)
 
 
-def recognises(head: bytes) -> bool:
-    """Whether a file that begins like this has AIPerf's records (its raw export has no metrics)."""
-    first = head.lstrip().partition(b"\n")[0]
-    return first[:1] == b"{" and has_keys(first, "request_start_ns", "metrics")
+# Its raw export has no metrics.
+recognises = begins_with(b"{", "request_start_ns", "metrics", in_first_line=True)
 
 
 def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
@@ -190,9 +188,7 @@ _MOST_SENT = 1e9  # requests
 _RATES = (1e-6, 1e6)  # requests/s
 
 
-def recognises_summary(head: bytes) -> bool:
-    """Whether a file that begins like this is AIPerf's summary of a run."""
-    return head.lstrip()[:1] == b"{" and has_keys(head, "request_throughput", "request_latency", "unit")
+recognises_summary = begins_with(b"{", "request_throughput", "request_latency", "unit")
 
 
 def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:

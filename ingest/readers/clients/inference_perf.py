@@ -44,7 +44,7 @@ from blis_replay.ingest.readers.documents import (
     tokens,
     whole,
 )
-from blis_replay.ingest.readers.files import RecordedFile, has_keys
+from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.records import json_objects
 from blis_replay.ingest.readers.requests import NONE, Request, RequestsRead, Row, UnusableError, failure, gathered
 from blis_replay.ingest.recording import Stage
@@ -152,9 +152,7 @@ def _message_of(error: object) -> str | None:
     return text(error)
 
 
-def recognises(head: bytes) -> bool:
-    """Whether a file that begins like this is a per-request report."""
-    return head.lstrip()[:1] == b"[" and has_keys(head, "start_time", "end_time")
+recognises = begins_with(b"[", "start_time", "end_time")
 
 
 def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:

@@ -35,7 +35,7 @@ from blis_replay.ingest.readers.documents import (
     tokens,
     whole,
 )
-from blis_replay.ingest.readers.files import RecordedFile, has_keys
+from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
 from blis_replay.ingest.readers.requests import (
     Request,
@@ -87,15 +87,10 @@ class _Run:
         return values[i] if i < len(values) else None
 
 
-def recognises(head: bytes) -> bool:
-    """Whether a file that begins like this is a result of ``vllm bench serve``."""
-    return head.lstrip()[:1] == b"{" and has_keys(head, "tokenizer_id", "num_prompts")
+recognises = begins_with(b"{", "tokenizer_id", "num_prompts")
 
 
-def recognises_sglang(head: bytes) -> bool:
-    """Whether a file that begins like this is a result of ``sglang.bench_serving``."""
-    keys = ("backend", "total_output_tokens_retokenized", "request_throughput")
-    return head.lstrip()[:1] == b"{" and has_keys(head, *keys)
+recognises_sglang = begins_with(b"{", "backend", "total_output_tokens_retokenized", "request_throughput")
 
 
 def read_sglang(file: RecordedFile, stamps_path: Path) -> RequestsRead:
