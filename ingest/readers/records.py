@@ -234,18 +234,49 @@ def wanted_values(file: RecordedFile, wanted: Callable[[JsonPath], bool]) -> Ite
     JSON, or is cut off, the place is rejected and the values before it stand.  Raises
     :class:`RecordingError` if a value is larger than any that such a file can have.
     """
-    walk = _Walk(file, wanted)
+    path: list[str | int] = [0]
+    builder: ijson.ObjectBuilder | None = None
+    depth = events = 0  # of the value being built
     source = _Bounded(file)
     try:
         for event, value in ijson.basic_parse(source, use_float=True, multiple_values=True):
             source.since_token = 0
-            if walk.feed(event, value):
-                yield walk.taken
+            begins, ends = event in ("start_map", "start_array"), event in ("end_map", "end_array")
+            if builder is None and event == "map_key":
+                path[-1] = value
+                continue
+            if builder is None and not ends and wanted(tuple(path)):
+                builder, depth, events = ijson.ObjectBuilder(), 0, 0
+            _check_size(file, path, depth + begins, events)
+            if builder is not None:
+                builder.event(event, value)
+                depth, events = depth + begins - ends, events + 1
+                if depth:
+                    continue
+                yield tuple(path), builder.value
+                builder = None
+            elif begins:
+                path.append("" if event == "start_map" else 0)
+                continue
+            elif ends:
+                path.pop()
+            if isinstance(path[-1], int):
+                path[-1] += 1
     except (ijson.JSONError, ValueError, OverflowError) as error:
-        file.tally.cut_off(walk.place(), file.damage or f"no valid JSON ({_problem(error)})")
+        file.tally.cut_off(place_of(tuple(path)), file.damage or f"no valid JSON ({_problem(error)})")
         return
     if file.damage:
-        file.tally.cut_off(walk.place(), file.damage)
+        file.tally.cut_off(place_of(tuple(path)), file.damage)
+
+
+def _check_size(file: RecordedFile, path: list[str | int], depth: int, events: int) -> None:
+    problem = ""
+    if depth + len(path) > MAX_DEPTH:
+        problem = f"nested deeper than {MAX_DEPTH} levels"
+    elif events >= MAX_VALUE_EVENTS:
+        problem = f"a record of more than {MAX_VALUE_EVENTS} values"
+    if problem:
+        raise RecordingError(file.path, place_of(tuple(path)), problem, "check that the file is what its name says")
 
 
 def place_of(path: JsonPath) -> str:
@@ -303,59 +334,3 @@ class _Bounded:
             return piece
         plain = _TEXT_OR_NOT_FINITE.sub(lambda one: one[0] if one[0][:1] == b'"' else b'"%b"' % one[0], before + piece)
         return plain[len(before) :]
-
-
-class _Walk:
-    """The place in the document, and the value that is being taken out of it."""
-
-    def __init__(self, file: RecordedFile, wanted: Callable[[JsonPath], bool]) -> None:
-        self.file, self.wanted = file, wanted
-        self.path: list[str | int] = [0]
-        self.builder: ijson.ObjectBuilder | None = None
-        self.depth = self.events = 0  # of the value being built
-        self.taken: tuple[JsonPath, Any] = ((), None)
-
-    def place(self) -> str:
-        return place_of(tuple(self.path))
-
-    def feed(self, event: str, value: Any) -> bool:
-        """Take one event; true if a wanted value is complete (``taken``)."""
-        if self.builder is not None:
-            return self._build(self.builder, event, value)
-        if event == "map_key":
-            self.path[-1] = value
-            return False
-        if event in ("end_map", "end_array"):
-            self.path.pop()
-            self._next()
-            return False
-        if self.wanted(tuple(self.path)):
-            self.builder, self.depth, self.events = ijson.ObjectBuilder(), 0, 0
-            return self._build(self.builder, event, value)
-        if event in ("start_map", "start_array"):
-            self._bounded(len(self.path) < MAX_DEPTH, f"nested deeper than {MAX_DEPTH} levels")
-            self.path.append("" if event == "start_map" else 0)
-        else:
-            self._next()
-        return False
-
-    def _build(self, builder: ijson.ObjectBuilder, event: str, value: Any) -> bool:
-        self.events += 1
-        self.depth += (event in ("start_map", "start_array")) - (event in ("end_map", "end_array"))
-        self._bounded(self.depth + len(self.path) < MAX_DEPTH, f"nested deeper than {MAX_DEPTH} levels")
-        self._bounded(self.events < MAX_VALUE_EVENTS, f"a record of more than {MAX_VALUE_EVENTS} values")
-        builder.event(event, value)
-        if self.depth:
-            return False
-        self.taken = (tuple(self.path), builder.value)
-        self.builder = None
-        self._next()
-        return True
-
-    def _next(self) -> None:
-        if isinstance(self.path[-1], int):
-            self.path[-1] += 1
-
-    def _bounded(self, within: bool, problem: str) -> None:
-        if not within:
-            raise RecordingError(self.file.path, self.place(), problem, "check that the file is what its name says")

@@ -116,7 +116,7 @@ def _request(record: _Record) -> Request:
     ok, sent_us = status == "ok", _us(start_ns)
     if ok and not len(latency_us):
         raise UnusableError("completed, and no request_latency")
-    after_us = np.rint(np.cumsum([*ttft_us, *gaps_us])).astype(np.int64) if len(ttft_us) else _NO_TIMES
+    after_us = np.rint(np.cumsum([*ttft_us, *gaps_us] if len(ttft_us) else [])).astype(np.int64)
     row: Row = {
         "request_id": text(record.metadata.x_request_id),
         "prompt_tokens": _tokens(metrics, "usage_prompt_tokens", "input_sequence_length", "error_isl"),
