@@ -181,15 +181,15 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
     """The known files of a recording by kind, in the order of their names, and the others.
 
     Kinds are those of the names above, and for request records the names of ``request_formats``.
-    Others have kind ``unknown``, or ``duplicate of NAME`` where a file stands beside its
-    compressed twin.  Raises :class:`RecordingError` if there is no such directory, or its
-    name cannot stand for an experiment.
+    Others have kind ``unknown``, or ``duplicate of NAME`` next to its
+    compressed twin.  Raises :class:`RecordingError` for a missing directory, and for a
+    name that cannot be that of an experiment.
     """
     refuse_unnamable(source)
     known: dict[str, list[RecordedFile]] = {}
     others: list[SourceFile] = []
     for path in _walk(source.root) if source.paths is None else source.paths:
-        # A name that is no text, or that a terminal would obey, is kept in a form that can be stored and shown.
+        # A name that is not text, or that a terminal would obey, is kept in a form that can be stored and shown.
         inside = path.relative_to(source.root).as_posix() if source.paths is None else path.name
         file = RecordedFile(path, printable(inside), progress, columns=source.columns or "", point=source.point)
         kind = _kind_of(file, source.form)
@@ -266,7 +266,7 @@ def stage_of(name: str) -> int:
 
 
 def _kind_of(file: RecordedFile, form: str) -> str:
-    """The kind of a file by name, as ``form`` says or by content; ``""`` if it is none of ours."""
+    """The kind of a file by name, as ``form`` says or by content; ``""`` if it is unknown."""
     named = next((kind for kind in file_kinds().values() if kind.is_called(file.name)), None)
     if named is not None and named.recognises is None:
         return named.name
@@ -291,7 +291,7 @@ def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
 
 
 def _experiments_in(root: Path, columns: str) -> list[Path]:
-    """The directory itself; or those of its subdirectories that are recordings of their own, if it is none.
+    """The directory itself; or those of its subdirectories that are recordings of their own, if it is not one itself.
 
     Read as one recording, several experiments would be mixed: same request, other server.
     """
@@ -316,7 +316,7 @@ def _with_results(root: Path, columns: str) -> list[Path]:
     """The subdirectories with a load generator's result each, two of one format; none if the root has one itself.
 
     A server's files, or spans, in a subdirectory of their own are of the run whose result lies beside it.
-    Raises :class:`RecordingError` where it cannot be told to which of several results such files belong.
+    Raises :class:`RecordingError` where such files could belong to any of several results.
     """
     of_kind: dict[str, list[tuple[str, str]]] = {}
     for path in _walk(root):

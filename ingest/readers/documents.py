@@ -20,7 +20,7 @@ from blis_replay.ingest.recording import AGGREGATE_SCHEMA
 MAX_YAML_BYTES = 256 << 10
 MAX_JSON_BYTES = 16 << 20
 
-# What msgspec can raise over bytes that are no JSON of the form wanted.
+# What msgspec raises for bytes that are not JSON of the form wanted.
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
@@ -82,7 +82,7 @@ def quoted(value: object) -> str:
         return "a number of thousands of digits"
 
 
-# What is no number but was meant as one, a word or a date: a text of anything else may be somebody's prompt.
+# A word or a date in the place of a number: any other text may be part of a prompt.
 _SHORT_WORD = re.compile(r"\S{0,24}|[-+.:,/\dTZ ]{0,40}")
 
 
@@ -146,7 +146,7 @@ def finite(value: object) -> float | None:
 
 
 def microseconds(seconds: object) -> int | None:
-    """``seconds`` as whole microseconds (rounded), or ``None`` if it is no number or beyond 2^61 us."""
+    """``seconds`` as whole microseconds (rounded), or ``None`` if it is not a number or beyond 2^61 us."""
     value = finite(seconds)
     if value is None or abs(value) * 1e6 >= MAX_INTEGER:
         return None
@@ -164,7 +164,7 @@ Reported = tuple[str, str, float]
 def reported_number(
     file: RecordedFile, metric: str, statistic: str, value: object, unit: float = 1.0
 ) -> Iterator[Reported]:
-    """``value`` times ``unit`` as one row, none if it is null; what is no usable number is rejected."""
+    """``value`` times ``unit`` as one row, none if it is null; an unusable number is rejected."""
     if value is None:
         return
     number = finite(value)

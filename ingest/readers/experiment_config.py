@@ -73,8 +73,8 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
     """What ``exp-config.yaml`` says.
 
     Engine arguments stand at its top or under ``engine``; what is null is not said.  Raises :class:`RecordingError` if
-    it is no YAML mapping, for an unknown key and for an engine argument of the wrong type.  A model or a tensor
-    parallelism that is none is rejected and counted.
+    it is not a YAML mapping, for an unknown key and for an engine argument of the wrong type.  An unusable model or
+    tensor parallelism is rejected and counted.
     """
     document = yaml_mapping(file)
     engine = document.get("engine") or {}
@@ -106,7 +106,7 @@ def read_load_config(file: RecordedFile) -> LoadConfig:
     """A resolved inference-perf configuration or a profile.
 
     A profile of GuideLLM has no stages, and says what its prompts share.
-    Raises :class:`RecordingError` if the file is no YAML mapping.  A stage without a usable
+    Raises :class:`RecordingError` if the file is not a YAML mapping.  A stage without a usable
     rate and duration is rejected and counted.
     """
     document = yaml_mapping(file)
@@ -143,7 +143,7 @@ def declared_load(
 
 
 def _synthetic_prefix(data: Mapping[str, Any]) -> int | None:
-    """Of GuideLLM's synthetic prompts, each of which is drawn anew behind its prefix; None for several prefixes."""
+    """Shared tokens of GuideLLM's synthetic prompts, drawn anew behind the prefix; None for several prefixes."""
     several = tokens(data.get("prefix_count")) not in (None, 1) or data.get("prefix_buckets") is not None
     made = tokens(data.get("prompt_tokens")) is not None and not several
     length = whole(data.get("prefix_tokens")) if made else None

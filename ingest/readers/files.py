@@ -1,8 +1,7 @@
 """Recorded files as bounded streams: plain, gzip or zstd, hashed while read, every loss counted.
 
-Nothing here trusts a file: compression is recognised by its content, what it expands to is
-bounded, lines and records have a largest size, and whatever could not be used is
-tallied with its place and reason.
+Nothing here trusts a file.  Compression is recognised by content, and what it expands to is bounded.
+Lines and records have a largest size.  Unusable records are counted with their place and reason.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class RequestFormat(FileKind):
     else.  ``sums_up``: the format whose requests such a file sums up; it has none of its own.  ``levels``: of a file
     with a load level a row, the name of each, ``""`` without one; each is a recording (``file.point``).
     ``fields``: of a table, what ``--columns`` can say of it; ``tells(first row, given)``: whether a table with such
-    columns, of which some are given, is of this format.
+    columns, some of them given, is of this format.
     """
 
     read: Callable[[RecordedFile, Path], RequestsRead] = requests_table.read_requests
@@ -115,7 +115,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("tracev2", tracev2.recognises, r"trace\.csv", read=tracev2.read_requests),
     RequestFormat("parquet", lambda head: head.startswith(PARQUET_MAGIC), read=_read_parquet),
     RequestFormat("aiperf-summary", aiperf.recognises_summary, read=aiperf.read_summary, sums_up="aiperf"),
-    # The last: what names its columns like a table of requests may be a file of a tool all the same.
+    # The last, as a tool's own file may name its columns like this.
     RequestFormat(TABLE, requests_table.recognises, fields=columns.FIELDS, tells=columns.tells),
 )
 
@@ -153,7 +153,7 @@ def _plugged_in() -> tuple[FileKind, ...]:
 
 @cache
 def request_formats() -> tuple[RequestFormat, ...]:
-    """All formats of request records in the order of trust, those of add-ons before tables of one's own."""
+    """All formats of request records in the order of trust, those of add-ons before the user's own tables."""
     plugged = (kind for kind in _plugged_in() if isinstance(kind, RequestFormat))
     return (*REQUEST_FORMATS[:_OWN_SUMMARIES], *plugged, *REQUEST_FORMATS[_OWN_SUMMARIES:])
 

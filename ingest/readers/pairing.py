@@ -23,10 +23,10 @@ _NUMBERED = r"^(?:chat)?cmpl-(.*?)(\d{1,9})-\d+(?:-[0-9a-f]{8})?$"
 
 BY_IDS, BY_NUMBERS, BY_CONTENT = "their ids", "the numbers in their ids", "their lengths and the pattern of arrivals"
 BY_CLOCK = "their lengths and the clock that both read"
-# Of numbers: so many pairs have equal prompts, where both sides count them.  Clients count without the tokens that a
-# server puts before a prompt, by which all differ alike.
+# Share of pairs by numbers with equal prompt lengths, where both sides count them.  All may differ by the same
+# tokens, which a server puts before a prompt.
 _AGREE = 0.95
-# Pairing by lengths and arrivals looks at so many of the client's requests, and pairs of them with the server's:
+# Pairing by lengths and arrivals: requests of the client, and pairs with the server's, that are looked at.
 _SAMPLED = 400
 _MOST_PAIRS = 400_000
 _FEWEST_ALIKE = 8
@@ -74,7 +74,7 @@ class Pairing:
     """The client's requests with what the server measured of them, and which are which.
 
     ``frame``: ``READ_SCHEMA``, the client's rows in their order.  ``client_rows``: int64, by row of the server's
-    requests the row of the client's, -1 where there is none.  ``how``: what they were paired by, ``""`` if nothing
+    requests the row of the client's, or -1.  ``how``: what they were paired by, ``""`` if nothing
     tells.  ``alignment``: how the clocks lie, None if they were not paired.
     """
 
@@ -88,9 +88,9 @@ def paired(client: pl.DataFrame, server: pl.DataFrame, clock_kind: str, one_cloc
     """Pair requests by their ids, else by what is unique of them; at least two pairs, or none.
 
     Both are ``READ_SCHEMA``, each on its own clock; ``clock_kind`` is the server's.  Ids that occur twice on a side
-    tell nothing.  Where the ids are others, the numbers in the server's ids are those of the client's
-    requests in the order of its file, if the prompts agree; else lengths and the pattern of arrivals tell, if one
-    offset between the clocks fits and no second one does.  ``one_clock``: both may have read the monotonic clock of one
+    tell nothing.  Where ids differ, the numbers in the server's ids count the client's
+    requests in the order of its file, if the prompts agree.  Else lengths and the pattern of arrivals decide, if
+    exactly one offset between the clocks fits.  ``one_clock``: both may have read the monotonic clock of one
     host, which holds if nearly every request then came right after it was sent.
     """
     ways = [

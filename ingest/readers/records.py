@@ -168,9 +168,9 @@ def named_rows(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Each data row with its place: its cells by column name.
 
-    Raises :class:`RecordingError`, with ``mend``, if a ``required`` column is missing.  Rows that
-    are no CSV or have another number of cells than the header are rejected and counted by line;
-    empty lines are no rows.
+    Raises :class:`RecordingError`, with ``mend``, if a ``required`` column is missing.  Malformed rows,
+    and rows with another number of cells than the header, are rejected and counted by line.
+    Empty lines are skipped.
     """
     reader = csv.reader((text for _number, text in text_lines(file, MAX_LINE_BYTES)), delimiter=separator)
     header = _next_row(file, reader)

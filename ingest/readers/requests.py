@@ -140,7 +140,7 @@ def prefixes_of_groups(groups: list[tuple[str, int | None]], source: str) -> tup
     """What requests share by the group and prefix length of each, and in words what is not known.
 
     Those of one group share the shorter of their lengths; of the rest of a prompt nothing is known.  An empty
-    group is none.
+    name stands for no shared prefix.
     """
     named = [(group, length) for group, length in groups if group]
     unknown = sum(length is None for _, length in named)
@@ -183,8 +183,8 @@ def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
 def stage_of_sends(number: int, rate_per_s: float, duration_us: int, requests: float | None) -> Stage:
     """A stage at a rate that was asked for, until its last send.
 
-    The duration that tools report goes on until the last answer, which a queue puts off by minutes; so many
-    ``requests`` at that rate are sent earlier.
+    The duration that tools report goes on until the last answer, which a queue puts off by minutes; the last of
+    ``requests`` at that rate is sent earlier.
     """
     if requests is not None and requests > 0:
         duration_us = round(min(duration_us, max(requests / rate_per_s * US_PER_S, 1)))

@@ -64,7 +64,7 @@ def in_order(files: Sequence[RecordedFile]) -> list[RecordedFile]:
 def read_forward_passes(files: Sequence[RecordedFile], iterations: IterationLines) -> tuple[str, ...]:
     """Add the passes of all workers to ``iterations``, an engine each; also what is missing, in words.
 
-    A line that is none of the schema, or whose numbers cannot be, is rejected and counted.
+    A line of another schema, or with impossible numbers, is rejected and counted.
     """
     workers: dict[tuple[str, int], int] = {}
     heartbeats = sampled = passes = 0

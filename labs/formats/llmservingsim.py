@@ -41,7 +41,7 @@ recognises = begins_with(b"{", "input_toks", "queued_ts", in_first_line=True)
 
 
 def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
-    """The requests in file order, on the engine's clock; errors as of a table."""
+    """The requests in file order, on the engine's clock; errors as for a table."""
     read = read_table(file, stamps_path, _COLUMNS)
     remarks = [remark for remark in read.remarks if "arrival_time" not in remark]
     behind = f"the time between arrival_time and queued_ts in {file.name}: their clocks are two, arrivals are queued_ts"
@@ -54,7 +54,7 @@ recognises_meta = begins_with(b"{", "engine_kwargs", "vllm_version", "dataset_ha
 
 
 def read_meta(file: RecordedFile) -> ServerFacts:
-    """Model, GPU, parallelism and engine arguments; ``RecordingError`` if it is no JSON object."""
+    """Model, GPU, parallelism and engine arguments; ``RecordingError`` if it is not a JSON object."""
     document = json_mapping(file)
     engine: dict[str, object] = {}
     for path in _SECTIONS:

@@ -1,4 +1,4 @@
-"""A table of load levels, a row each: what a benchmark measured at so many clients, or at such a rate.
+"""A table of load levels, a row each: what a benchmark measured at a number of clients or at a rate.
 
 No row says when its requests were sent, so each is an experiment of its own: aggregates, and what the row says of its
 server.  Which column is what is said by its name, or by ``--columns``.
@@ -94,7 +94,7 @@ _FIELDS: dict[str, Field] = {
 
 
 def tells(sample: Record, given: Columns) -> bool:
-    """Whether these columns, of which some are given, are those of load levels: a load, lengths and a latency."""
+    """Whether these columns, some of them given, are those of load levels: a load, lengths and a latency."""
     if {"concurrency", "rate"} & given.keys():
         return True
     known = _columns(sample, given)
@@ -108,7 +108,7 @@ def _columns(record: Record, given: Columns) -> dict[str, Column]:
 
 
 def several_levels(file: RecordedFile, what: str) -> RecordingError:
-    """The error of a file of several load levels none of which is chosen."""
+    """The error for a file of several load levels where none is chosen."""
     remedy = f"name the file, `blis-replay ingest .../{file.name}`, which stores them one by one"
     return RecordingError(file.path, "", f"{what}, each of which is an experiment of its own", remedy)
 
@@ -127,7 +127,7 @@ class _Level:
         return value.strip() or None if isinstance(value, str) else value
 
     def number(self, name: str) -> float | None:
-        """A positive number, times in us; None if there is none."""
+        """A positive number, times in us; else None."""
         number = finite(self.value(name))
         if number is None or number <= 0:
             return None

@@ -156,7 +156,7 @@ def _tokens(metrics: Mapping[str, _Metric], *names: str) -> int | None:
 
 
 def _requested_tokens(metrics: Mapping[str, _Metric]) -> int | None:
-    """The length asked for: the count is said to differ from it by so many percent (from 0.6)."""
+    """The length asked for, from the percentage by which the count differs from it (from 0.6)."""
     percent = finite(metrics.get("osl_mismatch_diff_pct", _NONE).value)
     counted = whole(metrics.get("output_sequence_length", _NONE).value)
     if percent is None or not counted or percent <= -100:
@@ -194,7 +194,7 @@ recognises_summary = begins_with(b"{", "request_throughput", "request_latency", 
 def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:
     """No requests, but the aggregates of the run, its version, model and what its requests asked for.
 
-    Raises :class:`RecordingError` if the file is no JSON object.
+    Raises :class:`RecordingError` if the file is not a JSON object.
     """
     document = json_mapping(file)
     document.update(section(document, "records"))  # 0.1

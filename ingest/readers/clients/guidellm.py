@@ -1,7 +1,7 @@
 """GuideLLM's ``benchmarks.json``: one benchmark a load level, with a record for each request (0.3 to 0.6).
 
-Times are epoch seconds of the client, aggregates milliseconds (``request_latency``: seconds).  There
-are no stamps of single tokens, only of the first and the last event with text.
+Times are epoch seconds of the client, aggregates milliseconds (``request_latency``: seconds).  Only
+the first and the last event with text are stamped.
 Requests that were never sent are not in it.  The time per output token of this tool is
 ``(last token - send) / n`` from 0.4 on, with the time to the first token in it, and was
 ``(last token - first token) / n`` in 0.3: n intervals where there are n - 1.
@@ -177,7 +177,7 @@ def _records(file: RecordedFile, results: _Results) -> Iterator[tuple[str, tuple
             results.top[str(path[2])] = _small(value)
             continue
         if path[1] == "args":
-            if len(results.data) < 2:  # of several sources it is not known which prompt is of which
+            if len(results.data) < 2:  # several sources do not say which prompt is whose
                 results.data.append(_small(value))
             continue
         benchmark = int(path[2])

@@ -1,7 +1,7 @@
 """inference-perf's per-request records, ``per_request_lifecycle_metrics.json``, one array of any size; its reports.
 
-Three generations: up to 0.4 (``info.output_token_times``: one stamp a stream event, of
-which there can be two a token), 0.5 (``info.response_info``), from 0.6
+Three generations: up to 0.4 (``info.output_token_times``: one stamp per
+stream event, up to two per token), 0.5 (``info.response_info``), from 0.6
 (``info.response_metrics``).  The later ones also have ``chunk_times``, the plain arrival
 times, and the server's usage.  Stamps are kept as recorded.  Of prompts hashes are kept, of
 responses nothing.
@@ -137,7 +137,7 @@ def _model_of(body: _Body) -> str | None:
 
 
 def _body_of(request: str | None) -> _Body:
-    """The fields of the request's body that matter; a body that is no JSON has none of them."""
+    """The fields of the request's body that matter; a body that is not JSON has none."""
     try:
         return _BODY.decode(request) if request else _Body()
     except DECODE_ERRORS:
@@ -257,8 +257,8 @@ def read_aggregates(file: RecordedFile, stage: int = WHOLE_RUN) -> pl.DataFrame:
     Metrics: e2e, ttft, itl_reported, tpot_reported, normalized_tpot_reported,
     schedule_delay, send_duration (us); prompt_tokens, output_tokens_reported (tokens);
     requests (``succeeded``, ``failed``, ``sent``); requested_rate, achieved_rate (1/s).
-    Raises :class:`RecordingError` if the file is no JSON object.  A statistic that is no
-    finite number is rejected and counted.
+    Raises :class:`RecordingError` if the file is not a JSON object.  A statistic that is not
+    a finite number is rejected and counted.
     """
     document = json_mapping(file)
     file.tally.records = 0

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.readers.requests import NONE, RawPrompts, shared_units
 
-# A text is compared in pieces of so many bytes, some four tokens.
+# Texts are compared in pieces of this many bytes, some four tokens.
 PIECE_BYTES = 16
-# Of a hash so much is kept.  Two texts with one by chance part at the next piece.
+# Part of a hash that is kept.  Two texts with equal ones by chance part at the next piece.
 HASH = np.uint32
 Hashes = NDArray[np.uint32]
 
-# How far the ratio of text to tokens scatters cannot be told from fewer prompts.
+# Prompts that show how far the ratio of text to tokens scatters.
 _FEWEST_PROMPTS = 10
-# In so many lie 99.7 % of what scatters evenly.
+# Standard errors that hold 99.7 % of a normal distribution.
 _STANDARD_ERRORS = 3
 _WRITTEN_BYTES = 1 << 20
 
@@ -58,7 +58,7 @@ class PromptTexts:
 
 
 def raw_prompts(texts: PromptTexts, path: Path, prompt: Int64s, prompt_tokens: Int64s) -> RawPrompts | None:
-    """The prompts as a tree; None if there are none, or no length is known.
+    """The prompts as a tree; None without prompts, or without any length.
 
     ``path``: the file of ``texts.stream``, flushed; ``prompt``, ``prompt_tokens``: int64[n] of
     the requests, the prompt or ``NONE``, the tokens or 0 where they are not known.
@@ -100,9 +100,9 @@ def _shared_tokens(parent: Int64s, shared: Int64s, text: Int64s, tokens: Int64s)
     """Tokens that each prompt shares with its parent, and their standard error.
 
     Those that share the same text are taken together with their parent.  Let the bytes of a
-    token scatter about ``ratio`` with some variance, each token by itself.  Then the T shared
-    tokens are told by the text that is shared, with T times the variance, and by what the m prompts have
-    beyond it, ``n - T`` tokens on average, with (n - T) / m times it; the two are weighted by that.
+    token scatter about ``ratio`` with some variance, each token by itself.  The T shared
+    tokens are estimated twice, weighted by variance: from the shared text (T times the variance), and from the
+    n - T tokens that the m prompts have beyond it on average ((n - T) / m times).
     """
     children = np.flatnonzero(parent != NONE)
     estimate, error = np.zeros(len(parent), np.int64), np.zeros(len(parent))

@@ -198,7 +198,7 @@ def _plain(value: object) -> object:
 
 
 def _gaps(value: object) -> NDArray[np.float64] | None:
-    """Seconds from the event before to each stream event, 0 for the first; ``None`` if they are no usable times."""
+    """Seconds from the event before to each stream event, 0 for the first; ``None`` if one is not a usable time."""
     if not isinstance(value, list) or not all(type(gap) in (int, float) and 0 <= gap < _LONGEST_S for gap in value):
         return None
     gaps = np.array([0.0, *value], np.float64)

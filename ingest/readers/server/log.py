@@ -51,7 +51,7 @@ _RUNS_WITH: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], dict[str, obj
         lambda _m: {"async_scheduling": False},
     ),
 )
-# Words of the lines above, one of which each has: most of a log is something else.
+# Every line above has one of these words; most of a log has none.
 _MARKS = re.compile(
     rb"args: |engine \(v|version |cache|blocks|oncurrency|sync|hunked|max model len|on block|ing layers|mamba"
 )
@@ -72,7 +72,7 @@ class ServerLog:
     """What the last start in the log says; engine arguments by vLLM's names.
 
     ``given``: the arguments that the server was started with; ``resolved``: those that its engine says it runs with.
-    ``listed``: the given ones are known in full.  ``as_text``: those whose value is no literal, as printed; ``cut``:
+    ``listed``: the given ones are known in full.  ``as_text``: those whose value is not a literal, as printed; ``cut``:
     their line has no end.
     ``kv_tokens``: KV cache in tokens; ``hybrid``: what shows that the model keeps several kinds of KV cache.
     ``offline``: not a server but vLLM's ``LLM`` class.  ``prefix_hit_rate``: that of the last throughput line, 0..1;
@@ -119,7 +119,7 @@ def read_server_log(
 ) -> ServerLog:
     """What the log says about the server; fields stay ``None`` where it says nothing.
 
-    Arguments that cannot be read are rejected and counted; every other line that matches nothing is no record.
+    Arguments that cannot be read are rejected and counted; other lines are not records.
     ``iterations``: takes the lines that tell what a step computed; ``log``: what earlier parts of a rotated log said.
     """
     log = log or ServerLog()

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _OPENING, _CLOSING = frozenset("{[(<"), frozenset("}])>")
 _CONSTANTS = {"None": None, "null": None, "True": True, "true": True, "False": False, "false": False}
 
-# Name (empty where there is none) and value, as printed.
+# Name (may be empty) and value, as printed.
 _Part = tuple[str, str]
 
 
@@ -45,7 +45,7 @@ class Entries:
 def read_mapping(text: str) -> Entries | None:
     """The mapping with which a text begins (``{'max_num_seqs': 32, ...}``); ``None`` if it begins with none.
 
-    Lists, tuples and sets become lists, objects mappings of their fields; what is none of these a :class:`Text`.
+    Lists, tuples and sets become lists, objects mappings of their fields; anything else a :class:`Text`.
     Where the text ends within a value (a line that was cut), that value is left out: it may have been longer.
     """
     if not text.startswith("{"):

@@ -21,7 +21,7 @@ _UNIT_NAMES = {
     **{"nanos": "ns", "nanoseconds": "ns", "micros": "us", "microseconds": "us"},
     **{"millis": "ms", "msec": "ms", "milliseconds": "ms", "sec": "s", "secs": "s", "seconds": "s"},
 }
-# A time on the clock of the arrivals, a duration, a list of either, and what is no time.
+# A time on the clock of the arrivals, a duration, a list of either, a count, a text.
 STAMP, DURATION, STAMPS, DURATIONS, COUNT, WORD = "stamp", "duration", "stamps", "durations", "count", "word"
 TIMES = (STAMP, DURATION, STAMPS, DURATIONS)
 MAX_COLUMNS = 4_096
@@ -178,7 +178,7 @@ class TableColumns:
             raise RecordingError(self.path, "", problem, HOW_TO_SAY)
 
     def unread(self) -> list[str]:
-        """The columns that are no field of a request."""
+        """The columns that are not a field of a request."""
         used = {way for column in self.by_field.values() for way in (column.name, column.name.partition(".")[0])}
         return [name for name in self.seen if name not in used]
 
@@ -242,7 +242,7 @@ def recognised(record: Mapping[str, object], given: Columns, fields: Fields = FI
 
 
 def date_us(value: object) -> int | None:
-    """A date and time of ISO 8601 as us of the Unix epoch, in UTC where it names no zone; ``None`` if it is none."""
+    """A date and time of ISO 8601 as us of the Unix epoch, in UTC where it names no zone; else ``None``."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip()) if 10 <= len(value) <= 40 else None

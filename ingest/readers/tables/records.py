@@ -29,9 +29,9 @@ _MAX_HEAD_EVENTS = 20_000
 
 
 def first_record(head: bytes) -> Record:
-    """The first row of a table that begins like this, as far as it is there; empty if it is no table.
+    """The first row of a table that begins like this, as far as it is there; empty for other content.
 
-    Of CSV the values are those of the second line.  Of JSON only values that are no lists or objects are kept.
+    Of CSV the values are those of the second line.  JSON lists and objects are left out.
     """
     start = head.removeprefix(_BOM).lstrip()
     if start[:1] in (b"{", b"["):
@@ -91,10 +91,10 @@ class Table(NamedTuple):
 
 
 def table_of(file: RecordedFile, scratch: Path) -> Table:
-    """The rows of a file; what is no row is rejected and counted.
+    """The rows of a file; anything else is rejected and counted.
 
     ``scratch``: a path beside which a link to the file can be put.  Raises :class:`RecordingError` (also while rows are
-    read) if there is no sound table at all.
+    read) if the table is not sound.
     """
     head = file.head(1 << 16).removeprefix(_BOM).lstrip()
     if head.startswith(PARQUET_MAGIC):

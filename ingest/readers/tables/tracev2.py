@@ -38,7 +38,7 @@ _STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "ab
 
 
 def read_header(file: RecordedFile) -> ServerFacts:
-    """The header; :class:`RecordingError` if it is no YAML mapping or its time unit is not microseconds."""
+    """The header; :class:`RecordingError` if it is not a YAML mapping or its time unit is not microseconds."""
     document = yaml_mapping(file)
     unit = document.get("time_unit", "us")
     if unit not in ("us", "microseconds"):
