@@ -101,8 +101,8 @@ def _shared_tokens(parent: Int64s, shared: Int64s, text: Int64s, tokens: Int64s)
 
     Those that share the same text are taken together with their parent.  Let the bytes of a
     token scatter about ``ratio`` with some variance, each token by itself.  The T shared
-    tokens are estimated twice, weighted by variance: from the shared text (T times the variance), and from the
-    n - T tokens that the m prompts have beyond it on average ((n - T) / m times).
+    tokens are estimated twice, weighted by variance.  The shared text has T times the variance; the n - T tokens
+    that the m prompts have beyond it on average have (n - T) / m times.
     """
     children = np.flatnonzero(parent != NONE)
     estimate, error = np.zeros(len(parent), np.int64), np.zeros(len(parent))
