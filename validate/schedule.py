@@ -101,7 +101,7 @@ def _document(check: ScheduleCheck, meaning: Meaning | None) -> dict[str, object
         "kv_equal": check.kv_equal,
         "kv_open": check.kv_open,
         "first": None if check.first is None else _divergence(check.first),
-        "meaning": None if meaning is None else vars(meaning),
+        "meaning": None if meaning is None else meaning.document,
         "basis": check.schedule.basis,
     }
 

@@ -67,8 +67,8 @@ def test_a_wrong_engine_argument_is_named_with_the_right_one(
 ) -> None:
     found = meaning(recorded(**server), **assumed)
     assert found is not None
-    assert (found.cause, found.argument) == (ARGUMENT, argument)
-    assert value in (None, found.value)
+    assert (found.cause, found.argument[0]) == (ARGUMENT, argument)
+    assert value in (None, found.argument[1])
     assert sentence in found.sentence
     assert found.reached == found.steps
 
@@ -76,7 +76,7 @@ def test_a_wrong_engine_argument_is_named_with_the_right_one(
 def test_a_threshold_of_long_prefills_is_named_where_they_come_one_by_one() -> None:
     found = meaning(recorded({"rate_per_s": 1.5, "requests": 20}, long_prefill_token_threshold=300))
     assert found is not None
-    assert (found.argument, found.value) == ("long_prefill_token_threshold", 300)
+    assert found.argument == ("long_prefill_token_threshold", 300)
 
 
 def test_the_number_of_blocks_is_worked_out_from_the_usage() -> None:
@@ -84,7 +84,7 @@ def test_the_number_of_blocks_is_worked_out_from_the_usage() -> None:
     recording = recorded({"rate_per_s": 5.0}, num_gpu_blocks=600)
     found = meaning(recording)
     assert found is not None
-    assert found.value == pytest.approx(600, abs=5)
+    assert found.argument[1] == pytest.approx(600, abs=5)
     check = check_schedule(recorded_schedule(recording), replace(ENGINE, num_gpu_blocks=None))
     assert check.whole
     assert blocks_that_fit(check) == pytest.approx(600, abs=5)

@@ -8,7 +8,7 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis, Replayed
 from blis_replay.validate.explain.inputs import contradicted, to_try
 from blis_replay.validate.explain.parts import parts_of
-from blis_replay.validate.explain.schedule import proof_of
+from blis_replay.validate.explain.schedule import said_by_schedule
 from blis_replay.validate.explain.search import Explanation, best_input
 
 MAX_INPUTS = 2  # open inputs that are wrong at once; a third is hardly told from chance
@@ -23,7 +23,11 @@ def candidates(replayed: Replayed, reference: CoefficientRelease | None) -> tupl
     inputs = contradicted(recording, replayed.mode)
     lost = any(finding.severity == "unusable" and not finding.metric for finding in recording.findings)
     server = replayed.put_right(inputs)
-    proof = proof_of(server.recording, server.mode)
+    proof, wrong = ("", None) if lost else said_by_schedule(server.recording, server.mode)
+    if wrong is not None:
+        inputs.append(wrong)
+        server = replayed.put_right(inputs)
+        proof, _ = said_by_schedule(server.recording, server.mode)
     proved = {SCHEDULE: proof} if proof else {}
     for _ in range(0 if lost else MAX_INPUTS):
         groups = to_try(server.recording, server.mode, may_be_warm=True)

@@ -19,7 +19,9 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens
+from blis_replay.replay.schedule.recorded import RecordedSchedule
 from blis_replay.validate.explain.trial import Trial, trial_of
+from blis_replay.validate.metrics.observed import overloaded
 
 SCHEDULE = "schedule"  # the check that compares the engine's schedule with the recorded one, step by step
 # Fields of a mode that choose between the model of a part and its recording; all others are inputs.
@@ -37,7 +39,8 @@ class Hypothesis:
     (``SCHEDULE``).
 
     The change: ``mode``, fields of the replay mode; ``engine``, engine arguments; ``warm``, whether the prefix cache
-    has all prompts before the first request; ``latency``, a step-time model; ``lifecycle``, delays.
+    has all prompts before the first request; ``latency``, a step-time model; ``lifecycle``, delays; ``schedule``, the
+    recorded schedule read in another way, which only the schedule check can replay.
     """
 
     name: str
@@ -49,10 +52,11 @@ class Hypothesis:
     also: tuple[str, ...] = ()
     proved_by: str = ""
     mode: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, int | bool] = field(default_factory=dict)
+    engine: Mapping[str, int | bool | str] = field(default_factory=dict)
     warm: bool = False
     latency: Latency | CorrectedModel | None = None
     lifecycle: Mapping[str, Any] = field(default_factory=dict)
+    schedule: RecordedSchedule | None = field(default=None, repr=False)
     command: str = ""
 
     @property
@@ -122,10 +126,12 @@ class Replayed:
         return f"blis-replay {verb} --experiment {quote(self.recording.alias)}{self.options}"
 
     def calibrate(self, verb: str) -> tuple[str, str]:
-        """Remedy and command for coefficients: fit them; where that is done, let ``verb`` show what is left."""
+        """Remedy and command for coefficients: fit them, or where that is done or impossible, ``verb`` to see why."""
+        if overloaded(self.recording.findings):
+            return "calibrate to a load that the server keeps up with; of this one see", self.follow_up(verb)
         fit = self.entry.fit
         if fit is not None and any(score.experiment == self.recording.slug for score in fit.scores):
             return "the coefficients are fitted to this recording; see what is left", self.follow_up(verb)
-        _, found, store = self.options.partition(" --store ")  # calibrate takes no coefficients
-        train = f"blis-replay calibrate --train {quote(self.recording.alias)}{found}{store}"
+        _, store_option, store = self.options.partition(" --store ")  # calibrate takes no coefficients
+        train = f"blis-replay calibrate --train {quote(self.recording.alias)}{store_option}{store}"
         return "calibrate", f"{train} --out mine.yaml"

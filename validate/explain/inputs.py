@@ -7,7 +7,7 @@ is measured.  A further engine argument is an entry of ``ARGUMENTS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blis_replay.base.engine_packs import shown_argument
@@ -19,6 +19,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis
 
 BLOCKS, RANKS = "num_gpu_blocks", "data_parallel_size"
+_ASYNC, _CACHING = "async_scheduling", "enable_prefix_caching"
 _PREFIX, _SCHEDULING, _LENGTHS = "prefix cache", "scheduling mode", "output lengths"
 _OTHER_LENGTHS = "its requests do not decode as many tokens as the server did"
 
@@ -38,9 +39,7 @@ MIN_WAITING_STEPS = 50  # steps in which requests wait ...
 MAX_BELOW_LIMIT = 0.02  # ... at most this share of them with fewer running
 MIN_FREE_BLOCKS = 0.1  # while at least this share of the KV blocks is free
 
-
-def _tell(name: str, value: int | bool) -> str:
-    return f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
+Stated = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,39 +47,71 @@ class Argument:
     """An engine argument that may be stated wrongly.
 
     ``decides``: the measurement that shows it.  ``values``: those to try, of the number that step records show (None
-    without), the recording and its stated arguments.  ``seen``: SQL for that number, if steps show one; ``counts``: in
-    words, where a larger one proves the stated argument wrong.  ``default``: where nothing is stated, None: no
-    bound.  ``last``: whether it is tried only where nothing else explains.
+    without), the recording and its stated arguments.  ``whys``: of a switch, why it is wrong by the server's value.
+    ``seen``: SQL for the number that steps show, if they do; ``counts``: in words, where a larger one proves the stated
+    argument wrong.  ``default``: where nothing is stated, None: no bound.  ``mode``: field of a replay mode that has
+    to be as recorded.  ``last``: whether it is tried only where nothing else explains.  ``proved_by``: of a hypothesis.
     """
 
     name: str
     decides: str
-    values: Callable[[int | None, Recording, Mapping[str, Any]], tuple[int | bool, ...]]
+    values: Callable[[int | None, Recording, Stated], tuple[int | bool, ...]] = lambda *_: (False, True)
     label: str = ""
+    whys: Mapping[bool, str] = field(default_factory=dict)
     seen: str = ""
     counts: str = ""
     default: object = None
+    mode: str = ""
     last: bool = False
+    proved_by: str = SCHEDULE
 
     def hypothesis(self, value: int | bool, stated: object) -> Hypothesis:
         """That the server had this value in place of the stated one."""
         label, about = self.label or self.name, "about " if self.name == BLOCKS else ""
         has = "no bound" if stated is None else shown_argument(stated)
-        why = f"it has {label} {has}, and the server {about}{shown_argument(value)}"
-        remedy = f"look it up and {_tell(self.name, value)}"
-        return Hypothesis(label, why, remedy, decides=self.decides, proved_by=SCHEDULE, engine={self.name: value})
+        why = self.whys.get(bool(value)) or f"it has {label} {has}, and the server {about}{shown_argument(value)}"
+        remedy = stated_as(self.name, value) if self.whys else f"look it up and {stated_as(self.name, value)}"
+        return Hypothesis(label, why, remedy, decides=self.decides, proved_by=self.proved_by, engine={self.name: value})
 
 
-def _block_ladder(seen: int | None, recording: Recording, stated: Mapping[str, Any]) -> tuple[int, ...]:
+def stated_as(name: str, value: int | bool) -> str:
+    """The remedy of a wrong engine argument."""
+    return f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
+
+
+def _block_ladder(seen: int | None, recording: Recording, stated: Stated) -> tuple[int, ...]:
     if seen:
         return (seen + 1,)  # the null block is not counted
     requests = recording.requests
     lengths = requests["prompt_tokens"].fill_null(0) + requests["output_tokens"].fill_null(0)
-    least = -(-int(lengths.max() or 1) // int(stated.get("block_size", 16))) + 2  # type: ignore[arg-type]
+    least = -(-int(lengths.max() or 1) // int(stated.get("block_size", 16))) + 2
     return tuple(sorted({round(least * BLOCK_RATIO**i) for i in range(BLOCK_RUNGS)}))
 
 
 ARGUMENTS = (
+    Argument(
+        _ASYNC,
+        "journeys (from scheduled to first token), or the server's start-up log",
+        label=_SCHEDULING,
+        whys={
+            False: "it schedules asynchronously, and the server synchronously",
+            True: "it schedules synchronously, and the server asynchronously",
+        },
+        default=True,
+        mode="scheduling",
+    ),
+    Argument(
+        _CACHING,
+        "prompt tokens computed (step records), or cached tokens in the server's usage",
+        label=_PREFIX,
+        whys={
+            False: "it finds prompts in a prefix cache, and the server computed them whole",
+            True: "it computes prompts whole that the server had in its prefix cache",
+        },
+        default=True,
+        mode="prefix",
+        proved_by="",
+    ),
     Argument("enable_chunked_prefill", "the server's start-up log", lambda *_: (False,), default=True),
     Argument(
         "max_num_seqs",
@@ -120,6 +151,12 @@ ARGUMENTS = (
 )
 
 
+def argument_hypothesis(name: str, value: int | bool, stated: object) -> Hypothesis:
+    """That the server had this value of an engine argument, one of ``ARGUMENTS`` or another."""
+    argument = next((one for one in ARGUMENTS if one.name == name), Argument(name, ""))
+    return argument.hypothesis(value, stated)
+
+
 def _as_recorded(name: str, why: str, basis: str, key: str, value: str) -> Hypothesis:
     return Hypothesis(name, why, f"replay it as recorded: --replay {key}={value}", basis, mode={key: value})
 
@@ -137,42 +174,6 @@ AS_RECORDED = (
         "prefix",
         "recorded",
     ),
-)
-
-
-def _switch(label: str, name: str, value: bool, why: str, decides: str, proved_by: str = "") -> Hypothesis:
-    return Hypothesis(label, why, _tell(name, value), "", decides, proved_by=proved_by, engine={name: value})
-
-
-_SCHEDULING_LOG = "journeys (from scheduled to first token), or the server's start-up log"
-_CACHED_TOKENS = "prompt tokens computed (step records), or cached tokens in the server's usage"
-SYNCHRONOUS, ASYNCHRONOUS = (
-    _switch(
-        _SCHEDULING,
-        "async_scheduling",
-        asynchronous,
-        f"it schedules {other}, and the server {server}",
-        _SCHEDULING_LOG,
-        SCHEDULE,
-    )
-    for asynchronous, server, other in (
-        (False, "synchronously", "asynchronously"),
-        (True, "asynchronously", "synchronously"),
-    )
-)
-NO_CACHE = _switch(
-    _PREFIX,
-    "enable_prefix_caching",
-    False,
-    "it finds prompts in a prefix cache, and the server computed them whole",
-    _CACHED_TOKENS,
-)
-CACHE = _switch(
-    _PREFIX,
-    "enable_prefix_caching",
-    True,
-    "it computes prompts whole that the server had in its prefix cache",
-    _CACHED_TOKENS,
 )
 WARM_CACHE = Hypothesis(
     _PREFIX,
@@ -202,27 +203,21 @@ def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False)
     ``may_be_warm``: whether prompts may have been served before the recording, which only a real server remembers.
     """
     stated, seen = engine_values(recording), _seen(recording.steps)
-    caching = bool(stated.get("enable_prefix_caching", True))
-
-    def others(*, last: bool) -> Iterator[Hypothesis]:
-        for argument in ARGUMENTS:
-            value = stated.get(argument.name, argument.default)
-            values = argument.values(seen.get(argument.name), recording, stated) if argument.last == last else ()
-            yield from (argument.hypothesis(other, value) for other in values if other != value)
-
-    first = []
-    if mode.scheduling == "recorded":
-        first.append(SYNCHRONOUS if stated.get("async_scheduling", True) else ASYNCHRONOUS)
-    if mode.prefix == "recorded":
-        first.append(NO_CACHE if caching else CACHE)
-    first += others(last=False)
+    groups: tuple[list[Hypothesis], list[Hypothesis]] = ([], [])
+    for argument in ARGUMENTS:
+        if argument.mode and getattr(mode, argument.mode) != "recorded":
+            continue
+        value = stated.get(argument.name, argument.default)
+        values = argument.values(seen.get(argument.name), recording, stated)
+        groups[argument.last].extend(argument.hypothesis(other, value) for other in values if other != value)
+    first, last = groups
     lengths = recording.requests["output_tokens_reported"]
     reported = not lengths.null_count() and not (lengths == recording.requests["output_tokens"]).all()
     if mode.lengths == "true" and reported:
         first.append(REPORTED_LENGTHS)
-    if mode.prefix == "recorded" and caching and may_be_warm:
+    if mode.prefix == "recorded" and stated.get(_CACHING, True) and may_be_warm:
         first.append(WARM_CACHE)
-    return first, list(others(last=True))
+    return first, last
 
 
 def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
@@ -234,7 +229,7 @@ def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
         remedy = f"replay it as recorded, without {arguments}"
         found.append(Hypothesis("engine arguments", why, remedy, "the recorded arguments", mode={"engine": ()}))
     found += _counted(recording, mode)
-    asynchronous = bool(recording.engine["async_scheduling"].value)
+    asynchronous = bool(recording.engine[_ASYNC].value)
     if mode.scheduling != "recorded" and (mode.scheduling == "asynchronous") != asynchronous:
         lacks = "it lacks one cycle of asynchronous scheduling"
         why = lacks if asynchronous else "it has one cycle of asynchronous scheduling that the server has not"
@@ -254,28 +249,30 @@ def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
         if most < int(value) and not (bound := _bound(recording.steps, name, most)):
             continue
         server = f"{most:,}: {bound}" if bound else f"had {most:,} {argument.counts}"
-        basis = (
-            f"the {'bound of' if bound else 'most'} {argument.counts} that step records {'show' if bound else 'count'}"
-        )
-        why = f"it has {name} {int(value):,}, and the server {server}"
-        yield Hypothesis(name, why, _tell(name, most), basis, engine={name: most})
+        basis = f"the {'bound of' if bound else 'most'} {argument.counts} that step records count"
+        yield _proved(name, most, f"it has {name} {int(value):,}, and the server {server}", basis)
     value, blocks = stated.get(BLOCKS), seen.get(BLOCKS, -1) + 1  # the null block is not counted
     if blocks not in (0, value):
         has = "unlimited KV memory" if value is None else f"{int(value):,} KV blocks"
-        why, basis = f"it has {has} and the server had {blocks:,} blocks", "the blocks that step records count"
-        yield Hypothesis("KV blocks", why, _tell(BLOCKS, blocks), basis, engine={BLOCKS: blocks})
-    if mode.prefix == "recorded" and not stated.get("enable_prefix_caching", True):
+        why = f"it has {has} and the server had {blocks:,} blocks"
+        yield _proved(BLOCKS, blocks, why, "the blocks that step records count")
+    if mode.prefix == "recorded" and not stated.get(_CACHING, True):
         counts = (
             rows["cached_prompt_tokens"].fill_null(0).sum() for rows in (recording.requests, recording.lifecycles)
         )
         if hits := int(max(counts)):
             why = f"it computes prompts whole, of which the server had {hits:,} tokens in its prefix cache"
-            yield replace(CACHE, why=why, basis="a prefix cache, as the server counts hits")
+            yield _proved(_CACHING, True, why, "a prefix cache, as the server counts hits")
     running = detected_async(recording.steps, recording.journey_events) if mode.scheduling == "recorded" else None
-    if running is not None and stated.get("async_scheduling", running) != running:
+    if running is not None and stated.get(_ASYNC, running) != running:
         other = "asynchronous" if running else "synchronous"
-        basis = f"{other} scheduling, as the server's stamps of steps and tokens have it"
-        yield replace(ASYNCHRONOUS if running else SYNCHRONOUS, basis=basis)
+        yield _proved(_ASYNC, running, "", f"{other} scheduling, as the server's stamps of steps and tokens have it")
+
+
+def _proved(name: str, value: int | bool, why: str, basis: str) -> Hypothesis:
+    """That the server had this value of an engine argument, as its own records say."""
+    one = argument_hypothesis(name, value, None)
+    return replace(one, why=why or one.why, remedy=stated_as(name, value), basis=basis, proved_by="")
 
 
 def _bound(steps: Rows, name: str, most: int) -> str:

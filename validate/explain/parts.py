@@ -20,17 +20,14 @@ from blis_replay.replay.observed import recorded_delays
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.cycles import corrected_model
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis, Replayed
-from blis_replay.validate.explain.rule import MAX_LEFT
+from blis_replay.validate.explain.rule import MAX_LEFT, explains
 from blis_replay.validate.explain.trial import (
     OUTPUT_COSTS,
     PRE_QUEUE_COST,
     PREFILL_COST,
     STEP_COSTS,
     Fit,
-    Target,
     Trial,
-    misfit,
-    target_of,
 )
 
 STEP_TIME, PRE_QUEUE, OUTPUT, DECISIONS = (
@@ -40,7 +37,6 @@ STEP_TIME, PRE_QUEUE, OUTPUT, DECISIONS = (
     "scheduling decisions",
 )
 PACE_OF_STEPS = "pace of steps"  # the step time, where one factor is wrong in all that a step costs
-MAX_WORSE_EACH = 1.1  # recorded cycles may leave this many times the error per request, if the means get better
 # A client cannot tell several tokens per step from shorter steps: named where requests are over-predicted by half ...
 SPED_UP = 0.5
 SCATTER = 0.15  # ... and this share of the error is left, as the number of tokens per step varies
@@ -106,10 +102,6 @@ def parts_of(
         kept = {part.name: as_it_is for part in _in_order_of_costs() if part.name not in names}
         return fitted, kept | {DECISIONS: "journeys of requests were not recorded"}
     found, unable = _delays(replayed, reference)
-    if any(one.engine for one in inputs):
-        # Whom the scheduler passes over follows from its arguments: replaced as well, it would share their blame.
-        found = [one for one in found if "schedule" not in one.mode]
-        unable[DECISIONS] = "they follow from the engine arguments that are replaced"
     unable |= {one.name: proved[one.proved_by] for one in found if one.proved_by in proved}
     found = [one for one in found if one.proved_by not in proved]
     if replayed.mode.step_time == "modelled":
@@ -237,37 +229,21 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypoth
         by = f"most of it by {nature.cost}" if nature.cost else "by their pace or by one cost, which is not told"
         longer, shorter = (f"{words}, {by}: the server's {nature.words}" for words in (found.why, found.less))
         found = replace(found, why=longer, less=shorter)
-    return _unless_it_misses(found, server) or found
+    return _why_not(found, server) or found
 
 
-def _unless_it_misses(step_time: Hypothesis, server: Replayed) -> str:
-    """Why recorded cycles do not replace the model's: requests are further off with them than without.
+def _why_not(step_time: Hypothesis, server: Replayed) -> str:
+    """Why recorded cycles do not replace the model's: requests are further off with them.
 
-    Latencies alone show cycles only roughly, so there they must explain clearly more than they miss.
+    Cycles that are inferred from latencies have to explain their error.
     """
-    target = target_of(server.recording)
-    if target is None:
+    if server.trial is None:
         return ""
-    before, mean_before = _errors(server, target)
-    after, mean_after = _errors(server.put_right([step_time]), target)
-    only_latencies = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
-    if after <= (MAX_LEFT if only_latencies else 1.0) * before:
+    changed, before = server.put_right([step_time]), server.trial.left
+    left = Trial(changed.recording, changed.mode, changed.entry, server.trial.target).left
+    inferred = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
+    if explains(before, left) if inferred else left <= before:
         return ""
-    # Where requests differ one by one whatever the steps take, their means decide.
-    if not only_latencies and after <= MAX_WORSE_EACH * before and mean_after <= MAX_LEFT * mean_before:
-        return ""
-    theirs = "inferred from latencies" if only_latencies else "as recorded"
-    off = (
-        f"TTFT and E2E per request are off by {100 * before:.1f} % with the simulator's step times, and by "
-        f"{100 * after:.1f} % with step times {theirs}"
-    )
-    return f"{off}; record steps, and all that the server served" if only_latencies else off
-
-
-def _errors(replayed: Replayed, target: Target) -> tuple[float, float]:
-    """How far TTFT and E2E of a replay are from those observed: request by request, and in the mean."""
-    run = replayed.run()
-    simulated_us = np.stack([run.ttft_us, run.e2e_us])[:, : len(target.chosen)][:, target.chosen]
-    difference = (simulated_us - target.observed_us[:2]) / target.scale_us[:2, None]
-    known = ~np.isnan(difference).all(axis=1)
-    return misfit(difference), float(np.abs(np.nanmean(difference[known], axis=1)).mean())
+    theirs = "inferred from latencies" if inferred else "as recorded"
+    times = f"{100 * before:.1f} % with the simulator's step times, and by {100 * left:.1f} % with step times {theirs}"
+    return f"requests are off by {times}" + ("; record steps, and all that the server served" if inferred else "")

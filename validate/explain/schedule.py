@@ -6,7 +6,7 @@ scored by the steps that are equal with it.  Where several make all equal, or no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RecordedSchedule, recorded_schedule
+from blis_replay.validate.explain.hypothesis import Hypothesis
+from blis_replay.validate.explain.inputs import argument_hypothesis, stated_as
 from blis_replay.validate.explain.rule import best_first
 
 ARGUMENT, PREFIX, ABORTED, UNKNOWN, VERSION = (
@@ -33,7 +35,7 @@ ARGUMENT, PREFIX, ABORTED, UNKNOWN, VERSION = (
     "version",
 )
 NOT_IDENTIFIED = "not identified"
-MAX_STEPS = 5_000  # steps after the first that differs: a trial takes as long as the steps that it goes through
+MAX_STEPS = 5_000  # steps after the first that differs: to score a hypothesis takes as long as its steps
 MAX_REQUESTS = 64  # requests that may have been given up
 MAX_NAMED = 3  # causes that a sentence lists
 MAX_AT_ONCE = 4  # requests that come with one that no file has
@@ -41,36 +43,43 @@ _BLOCK_SIZES = (16, 32, 64, 128)
 _LONG = 1 << 20  # output tokens of a request whose end is not known
 _BLOCKS_TO_SPARE = 1 << 20
 _IDENTITY = ("request_index", "request_id")
+VLLM_VERSION = "vllm_version"
+# The arguments that go by the release, each without one.
+_NO_RELEASE: dict[str, Any] = {one.name: one.default for one in fields(EngineConfig) if one.name in RELEASE_ARGUMENTS}
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """``cause``: one of the above; ``sentence``: in words; ``reached``: steps that are equal with it, of ``steps``.
+    """What makes the schedules equal: ``cause``, one of the above; ``sentence``, in words; ``hypothesis``, the change.
 
-    ``argument``, ``value``: of an engine argument.
+    ``reached``: steps that are equal with it, of ``steps``.
     """
 
     cause: str
     sentence: str
-    reached: int
-    steps: int
-    argument: str = ""
-    value: int | bool | None = None
+    hypothesis: Hypothesis
+    reached: int = 0
+    steps: int = 1
 
     @property
     def left(self) -> float:
         """The share of the steps that is not reached."""
         return 1 - self.reached / self.steps
 
+    @property
+    def argument(self) -> tuple[str, int | bool | str | None]:
+        """Name and value of the engine argument that is wrong; ``""`` and None of another cause."""
+        return next(iter(self.hypothesis.engine.items())) if self.cause == ARGUMENT else ("", None)
 
-@dataclass(frozen=True)
-class _Trial:
-    cause: str
-    sentence: str
-    schedule: RecordedSchedule
-    engine: EngineConfig
-    argument: str = ""
-    value: int | bool | None = None
+    @property
+    def document(self) -> dict[str, object]:
+        """It in JSON."""
+        argument, value = self.argument
+        counts = {"reached": self.reached, "steps": self.steps}
+        return {"cause": self.cause, "sentence": self.sentence, **counts, "argument": argument, "value": value}
+
+
+_Causes = Callable[[Recording, ScheduleCheck], Iterator[Meaning]]
 
 
 def has_every_step(recording: Recording) -> bool:
@@ -78,28 +87,37 @@ def has_every_step(recording: Recording) -> bool:
     return any(finding.check in ("iterations", "recorder") for finding in recording.findings)
 
 
-def proof_of(recording: Recording, mode: ReplayMode) -> str:
-    """In words, that the replayed engine schedules every recorded step as the server did; else empty."""
+def said_by_schedule(recording: Recording, mode: ReplayMode) -> tuple[str, Hypothesis | None]:
+    """A proof in words that the replayed engine schedules every recorded step as the server did; else empty.
+
+    Without it, the one engine argument or release with which it does, as a hypothesis; None if there is no such.
+    """
     if not has_every_step(recording):
-        return ""
+        return "", None
     try:
         engine = replayed_engine(recording, mode).config
         if engine.data_parallel_size > 1:
-            return ""
+            return "", None
         check = check_schedule(recorded_schedule(recording), engine)
     except ReplayError:
-        return ""
-    return f"the engine's schedule is equal to the recorded one in all {check.steps:,} steps" if check.whole else ""
+        return "", None
+    if check.whole:
+        return f"the engine's schedule is equal to the recorded one in all {check.steps:,} steps", None
+    if not best_first(_better(recording, check, _CAUSES_OF_ENGINE), 0.0, exact=True):
+        return "", None  # most often, and other causes take long to try
+    meaning = meaning_of(recording, check)
+    if meaning is None or meaning.cause not in (ARGUMENT, VERSION):
+        return "", None
+    steps = f"{check.reached:,} of {meaning.steps:,} steps are scheduled as recorded, and all with it"
+    return "", replace(meaning.hypothesis, basis=steps, proved_by="")
 
 
 def meaning_of(recording: Recording, check: ScheduleCheck) -> Meaning | None:
     """What the first difference of a check means; None if there is none and every step was compared."""
     if check.whole:
         return None
-    first = check.schedule.begin + check.reached
-    scored = [_scored(trial, first + MAX_STEPS) for causes in _CAUSES for trial in causes(recording, check)]
-    found = [one for one in scored if one is not None and one.reached > first]
-    whole = list({one.sentence: one for one in best_first(found, 0.0, exact=True)}.values())
+    better = _better(recording, check, _CAUSES)
+    whole = list({one.sentence: one for one in best_first(better, 0.0, exact=True)}.values())
     causes = {one.cause for one in whole}
     if len(whole) == 1 or causes == {UNKNOWN}:  # where exactly it stood among those that came with it is no matter
         return whole[0]
@@ -107,20 +125,39 @@ def meaning_of(recording: Recording, check: ScheduleCheck) -> Meaning | None:
     if causes == {VERSION}:
         return replace(whole[0], sentence=either)
     if whole:
-        several = f"several causes explain every step: {either}"
-        return Meaning(NOT_IDENTIFIED, several, whole[0].reached, whole[0].steps)
-    return _unexplained(check, max(found, key=lambda one: one.reached, default=None))
+        return replace(whole[0], cause=NOT_IDENTIFIED, sentence=f"several causes explain every step: {either}")
+    return _unexplained(check, max(better, key=lambda one: one.reached, default=None))
 
 
-def _scored(trial: _Trial, limit: int) -> Meaning | None:
-    """The equal steps of a trial, up to ``limit``; None where the engine cannot serve that."""
-    last = min(limit, len(trial.schedule.step))
-    cut = trial.schedule.end > last
-    check = _served(replace(trial.schedule, end=last) if cut else trial.schedule, trial.engine)
-    if check is None:
+def _better(recording: Recording, check: ScheduleCheck, causes: Sequence[_Causes]) -> list[Meaning]:
+    """Those with which more steps are equal."""
+    first = check.schedule.begin + check.reached
+    open_ones = (one for of_kind in causes for one in of_kind(recording, check))
+    scored = [_scored(one, recording, check, first + MAX_STEPS) for one in open_ones]
+    return [one for one in scored if one is not None and one.reached > first]
+
+
+def _scored(one: Meaning, recording: Recording, check: ScheduleCheck, limit: int) -> Meaning | None:
+    """With the steps up to ``limit`` that are equal; None where the engine cannot serve that."""
+    schedule = one.hypothesis.schedule or check.schedule
+    last = min(limit, len(schedule.step))
+    cut = replace(schedule, end=last) if schedule.end > last else schedule
+    try:
+        served = _served(cut, _changed(recording, check.engine, one.hypothesis))
+    except TraceError:
         return None
-    reached = check.schedule.begin + check.reached
-    return Meaning(trial.cause, trial.sentence, reached, last, trial.argument, trial.value)
+    if served is None:
+        return None
+    return replace(one, reached=served.schedule.begin + served.reached, steps=last)
+
+
+def _changed(recording: Recording, engine: EngineConfig, hypothesis: Hypothesis) -> EngineConfig:
+    """The engine of a check with the arguments, or the release, of a hypothesis; raises ``TraceError``."""
+    arguments: dict[str, Any] = dict(hypothesis.engine)
+    if VLLM_VERSION in arguments:
+        given = {name: setting.value for name, setting in recording.engine.items()}
+        arguments = _NO_RELEASE | release_arguments(given | arguments)
+    return replace(engine, **arguments)
 
 
 def _served(schedule: RecordedSchedule, engine: EngineConfig) -> ScheduleCheck | None:
@@ -128,16 +165,7 @@ def _served(schedule: RecordedSchedule, engine: EngineConfig) -> ScheduleCheck |
     return None if check.simulated is None or check.simulated.error else check
 
 
-def _engine_arguments(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
-    for argument, value, sentence in _arguments(check):
-        try:
-            engine = replace(check.engine, **{argument: value})  # type: ignore[arg-type]
-        except TraceError:
-            continue
-        yield _Trial(ARGUMENT, sentence, check.schedule, engine, argument, value)
-
-
-def _arguments(check: ScheduleCheck) -> Iterator[tuple[str, int | bool, str]]:
+def _engine_arguments(_recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
     """Arguments that the recorded steps themselves bound, where the assumed ones are others."""
     engine, counts = check.engine, check.schedule.counts
     part = slice(check.schedule.begin, None)
@@ -145,39 +173,48 @@ def _arguments(check: ScheduleCheck) -> Iterator[tuple[str, int | bool, str]]:
     tokens = int((counts["prefill_tokens"] + counts["decode_tokens"])[part].max(initial=0))
     alone = counts["prefill_requests"][part] == 1
     longest = int(counts["prefill_tokens"][part][alone].max(initial=0))
-    for argument, seen in (("max_num_seqs", requests), ("max_num_batched_tokens", tokens)):
-        assumed = int(getattr(engine, argument))
+    for name, seen in (("max_num_seqs", requests), ("max_num_batched_tokens", tokens)):
+        assumed = int(getattr(engine, name))
         if seen and seen != assumed:
-            what = f"{seen:,}" if seen < assumed else f"at least {seen:,}"
-            yield argument, seen, f"{argument} is {what}, not {assumed:,}"
+            server = f"{seen:,}" if seen < assumed else f"at least {seen:,}"
+            why = f"it has {name} {assumed:,}, and the server {server}"
+            yield _argument(f"{name} is {server}, not {assumed:,}", {name: seen}, assumed, why)
+    threshold, name = engine.long_prefill_token_threshold, "long_prefill_token_threshold"
     if 0 < longest < engine.max_num_batched_tokens:
-        yield "long_prefill_token_threshold", longest, f"long_prefill_token_threshold is {longest:,}"
-    if engine.long_prefill_token_threshold:
-        yield "long_prefill_token_threshold", 0, "long_prefill_token_threshold is not set"
+        yield _argument(f"{name} is {longest:,}", {name: longest}, threshold)
+    if threshold:
+        yield _argument(f"{name} is not set", {name: 0}, threshold)
     scheduling = "synchronous" if engine.async_scheduling else "asynchronous"
-    yield "async_scheduling", not engine.async_scheduling, f"scheduling is {scheduling}"
-    turned = not engine.enable_chunked_prefill
-    yield "enable_chunked_prefill", turned, f"chunked prefill is {'on' if turned else 'off'}"
+    asynchronous, chunked = engine.async_scheduling, engine.enable_chunked_prefill
+    yield _argument(f"scheduling is {scheduling}", {"async_scheduling": not asynchronous}, asynchronous)
+    words = f"chunked prefill is {'off' if chunked else 'on'}"
+    yield _argument(words, {"enable_chunked_prefill": not chunked}, chunked)
 
 
-def _releases(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
+def _argument(sentence: str, engine: Mapping[str, int | bool], assumed: object, why: str = "") -> Meaning:
+    name, value = next(iter(engine.items()))
+    hypothesis = argument_hypothesis(name, value, assumed)
+    return Meaning(ARGUMENT, sentence, replace(hypothesis, engine=engine, why=why or hypothesis.why))
+
+
+def _releases(recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
     """The rules of every other release."""
-    given = {name: setting.value for name, setting in recording.engine.items()}
-    tried, packs = [check.engine], engine_packs()
-    plain: dict[str, Any] = {
-        field.name: field.default for field in fields(EngineConfig) if field.name in RELEASE_ARGUMENTS
-    }
-    for pack in packs:
-        of_release = release_arguments(given | {"vllm_version": pack.first})
-        engine = replace(check.engine, **plain | of_release)
+    setting = recording.engine.get(VLLM_VERSION)
+    assumed, tried = "0.15.1" if setting is None else setting.value, [check.engine]
+    for pack in engine_packs():
+        one = Hypothesis(
+            VLLM_VERSION,
+            f"it schedules as vLLM {assumed}, and the server as from {pack.first} on",
+            stated_as(VLLM_VERSION, pack.first),
+            engine={VLLM_VERSION: pack.first},
+        )
+        engine = _changed(recording, check.engine, one)
         if engine not in tried:
             tried.append(engine)
-            assumed = given.get("vllm_version", "0.15.1")
-            sentence = f"the server schedules as vLLM does from {pack.first} on, not as {assumed}"
-            yield _Trial(VERSION, sentence, check.schedule, engine)
+            yield Meaning(VERSION, f"the server schedules as vLLM does from {pack.first} on, not as {assumed}", one)
 
 
-def _memory(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
+def _memory(_recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
     """The KV blocks that the recorded usage allows, in blocks of the assumed size and of others."""
     engine = check.engine
     for size in dict.fromkeys((engine.block_size, *_BLOCK_SIZES)):
@@ -186,12 +223,13 @@ def _memory(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
         blocks = _blocks(check if same else _served(check.schedule, sized))
         if blocks is None or (size, blocks) == (engine.block_size, engine.num_gpu_blocks):
             continue
-        argument, value = ("num_gpu_blocks", blocks) if size == engine.block_size else ("block_size", size)
-        assumed = "unlimited" if engine.num_gpu_blocks is None else f"{engine.num_gpu_blocks:,}"
-        words = f"num_gpu_blocks is about {blocks:,}, not {assumed}"
-        if argument == "block_size":
+        if size == engine.block_size:
+            assumed = "unlimited" if engine.num_gpu_blocks is None else f"{engine.num_gpu_blocks:,}"
+            words = f"num_gpu_blocks is about {blocks:,}, not {assumed}"
+            yield _argument(words, {"num_gpu_blocks": blocks}, engine.num_gpu_blocks)
+        else:
             words = f"block_size is {size}, not {engine.block_size}, with about {blocks:,} blocks"
-        yield _Trial(ARGUMENT, words, check.schedule, replace(sized, num_gpu_blocks=blocks), argument, value)
+            yield _argument(words, {"block_size": size, "num_gpu_blocks": blocks}, engine.block_size)
 
 
 def blocks_that_fit(check: ScheduleCheck) -> int | None:
@@ -216,40 +254,40 @@ def _blocks(check: ScheduleCheck | None) -> int | None:
     return round((low + high) / 2) + 1 if low <= high + 1 else None
 
 
-def _prefix_hits(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
+def _prefix_hits(recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
     """What the prefix cache held, otherwise than assumed."""
     requests = check.schedule.requests
     if check.schedule.source != LOG:
         if (requests["computed_tokens"] < requests["prompt_tokens"]).any():
             nothing = requests.with_columns(pl.col("prompt_tokens").alias("computed_tokens"))
-            schedule = replace(check.schedule, requests=nothing)
-            yield _Trial(PREFIX, "the steps computed prompt tokens that count as prefix hits", schedule, check.engine)
+            sentence = "the steps computed prompt tokens that count as prefix hits"
+            yield _read_as(PREFIX, sentence, replace(check.schedule, requests=nothing))
         return
     if not check.engine.enable_prefix_caching:
-        on = with_engine(recording, {"enable_prefix_caching": True}, "trial")
+        on = {"enable_prefix_caching": True}
         sentence = "the server has found prompts in its prefix cache, which counts as switched off"
-        yield from _scheduled(on, None, PREFIX, sentence, replace(check.engine, enable_prefix_caching=True))
+        for one in _scheduled(with_engine(recording, on, "trial"), None, PREFIX, sentence):
+            yield replace(one, hypothesis=replace(one.hypothesis, engine=on))
     served = served_requests(recording.requests, recording.lifecycles)
     if (served["cached_prompt_tokens"] > 0).any():
         unknown = served.with_columns(pl.lit(None, pl.Int64).alias("cached_prompt_tokens"))
         sentence = "the prefix hits that are recorded are not those of the steps"
-        yield from _scheduled(recording, unknown, PREFIX, sentence, check.engine)
+        yield from _scheduled(recording, unknown, PREFIX, sentence)
 
 
-def _scheduled(
-    recording: Recording,
-    served: pl.DataFrame | None,
-    cause: str,
-    sentence: str,
-    engine: EngineConfig,
-) -> Iterator[_Trial]:
+def _read_as(cause: str, sentence: str, schedule: RecordedSchedule) -> Meaning:
+    return Meaning(cause, sentence, Hypothesis(cause, sentence, "", schedule=schedule))
+
+
+def _scheduled(recording: Recording, served: pl.DataFrame | None, cause: str, sentence: str) -> Iterator[Meaning]:
+    """The schedule if the requests were ``served`` (as ``recorded_schedule``), where that can be followed."""
     try:
-        yield _Trial(cause, sentence, recorded_schedule(recording, served), engine)
+        yield _read_as(cause, sentence, recorded_schedule(recording, served))
     except ReplayError:
         return
 
 
-def _given_up(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
+def _given_up(_recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
     """In step records: each request that then runs, as if its client had given it up before that step."""
     if check.schedule.source == LOG or check.simulated is None or check.divergence is None:
         return
@@ -262,7 +300,7 @@ def _given_up(_recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
         requests = check.schedule.requests.with_columns(pl.Series("aborted", aborted))
         name = _name(requests, request)
         sentence = f"{name} was given up before step {int(check.schedule.step[row]):,}"
-        yield _Trial(ABORTED, sentence, replace(check.schedule, requests=requests), check.engine)
+        yield _read_as(ABORTED, sentence, replace(check.schedule, requests=requests))
 
 
 def _name(requests: pl.DataFrame, row: int) -> str:
@@ -270,7 +308,7 @@ def _name(requests: pl.DataFrame, row: int) -> str:
     return f"request {index}" if index is not None else str(name or "a request")
 
 
-def _other_requests(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
+def _other_requests(recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
     """In a log whose counts cannot be those of the requests: one of them ended early, or there is one more."""
     schedule, simulated = check.schedule, check.simulated
     if schedule.source != LOG or not schedule.why or simulated is None:
@@ -283,7 +321,7 @@ def _other_requests(recording: Recording, check: ScheduleCheck) -> Iterator[_Tri
         shorter = pl.when(_is(served, row)).then(end - int(first[place])).otherwise(pl.col("output_tokens"))
         sentence = f"{_name(schedule.requests, place)} was given up before step {int(schedule.step[end]):,}"
         changed = served.with_columns(shorter.alias("output_tokens"))
-        yield from _scheduled(recording, changed, ABORTED, sentence, check.engine)
+        yield from _scheduled(recording, changed, ABORTED, sentence)
     yield from _one_more(recording, check, served)
 
 
@@ -293,7 +331,7 @@ def _is(requests: pl.DataFrame, row: dict[str, object]) -> pl.Series:
     return requests.select(same).to_series()
 
 
-def _one_more(recording: Recording, check: ScheduleCheck, served: pl.DataFrame) -> Iterator[_Trial]:
+def _one_more(recording: Recording, check: ScheduleCheck, served: pl.DataFrame) -> Iterator[Meaning]:
     """One request more among those whose prompts are not what the steps computed, at each place there is."""
     schedule = check.schedule
     admitted = pl.col("admitted")
@@ -312,13 +350,12 @@ def _one_more(recording: Recording, check: ScheduleCheck, served: pl.DataFrame) 
 
 def _with_lengths(
     recording: Recording, check: ScheduleCheck, served: pl.DataFrame, place: int, prompt: int
-) -> Iterator[_Trial]:
+) -> Iterator[Meaning]:
     """With a request of that prompt, which decodes until the counts say that somebody has ended."""
-    engine = check.engine
     step = int(check.schedule.step[check.schedule.since])
-    for trial in _scheduled(recording, _with_one_more(served, place, prompt, _LONG), UNKNOWN, "", engine):
-        found = trial.schedule
-        if found.end <= check.schedule.end or not found.why:
+    for one in _scheduled(recording, _with_one_more(served, place, prompt, _LONG), UNKNOWN, ""):
+        found = one.hypothesis.schedule
+        if found is None or found.end <= check.schedule.end or not found.why:
             continue
         for first in range(check.schedule.since, min(check.schedule.end + 1, found.end)):
             output = found.end - first
@@ -327,7 +364,7 @@ def _with_lengths(
                 f"from step {step:,} on"
             )
             changed = _with_one_more(served, place, prompt, output)
-            yield from _scheduled(recording, changed, UNKNOWN, sentence, engine)
+            yield from _scheduled(recording, changed, UNKNOWN, sentence)
 
 
 def _with_one_more(served: pl.DataFrame, place: int, prompt: int, output: int) -> pl.DataFrame:
@@ -351,8 +388,10 @@ def _unexplained(check: ScheduleCheck, best: Meaning | None) -> Meaning:
         closest = f"; closest comes that {best.sentence}, with which the first difference is at step {step:,}"
     why = f" ({check.schedule.why})" if check.schedule.why else ""
     sentence = f"no engine argument, release, prefix hit or single request explains it{why}{closest}"
-    return Meaning(NOT_IDENTIFIED, sentence, row, check.schedule.begin + check.steps)
+    nothing = Hypothesis(NOT_IDENTIFIED, sentence, "")
+    return Meaning(NOT_IDENTIFIED, sentence, nothing, row, check.schedule.begin + check.steps)
 
 
-# Every kind of cause; a further one is a function that yields trials, and an entry here.
-_CAUSES = (_engine_arguments, _memory, _releases, _prefix_hits, _given_up, _other_requests)
+# Every kind of cause; a further one is a function that yields meanings, and an entry here.
+_CAUSES_OF_ENGINE: tuple[_Causes, ...] = (_engine_arguments, _memory, _releases)
+_CAUSES = (*_CAUSES_OF_ENGINE, _prefix_hits, _given_up, _other_requests)

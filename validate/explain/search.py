@@ -15,12 +15,11 @@ from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ExperimentError
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.validate.explain.hypothesis import Hypothesis
-from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS
-from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains, tie_limit
+from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS, argument_hypothesis
+from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains
 from blis_replay.validate.explain.trial import Fit, Trial
 
 MAX_WORSE = 2.0  # an input that multiplies the error by more is out: a fit would have to hide nearly all that it does
-MAX_ROUGH = 1.1  # a rough fit that leaves this many times what may count is not made exact
 MAX_VALUES = 3  # values of one argument beside which step time and delays are fitted: those that leave least without
 MIN_RUNGS, BETWEEN = 4, 24  # numbers of KV blocks: rungs of a ladder, and values tried between two of them
 SHARE_AT_ONCE = 0.25  # this share of requests has its first token without a wait, or after a short one
@@ -28,7 +27,7 @@ MAX_DEPTH_FACTOR = 2.0  # depths are others if they differ by more than this man
 MIN_DEPTH_GAP = 0.1  # ... and by this share of the time more
 
 # Arguments that change how requests are served, and no request: one plan serves for all of their values.
-_OF_THE_ENGINE = {argument.name for argument in ARGUMENTS}
+_OF_THE_ENGINE = {argument.name for argument in ARGUMENTS if not argument.mode}
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Scored:
     """``left``: the error with the hypothesis, as it is or beside a fit."""
 
     hypothesis: Hypothesis
@@ -66,25 +65,25 @@ def best_input(stated: Trial, groups: Sequence[Sequence[Hypothesis]]) -> Explana
         return None
     fitted = stated.fit()
     for group in groups:
-        tried = _tried(group, stated)
-        tried += _tried(_blocks_between(tried, stated), stated)
-        likely = [one for one in tried if one.left <= MAX_WORSE * before]
+        scored = _scored(group, stated)
+        scored += _scored(_blocks_between(scored, stated), stated)
+        likely = [one for one in scored if one.left <= MAX_WORSE * before]
         # Of a real server much is left whatever is tried, so little is gained by a fit beside the right input.
         found = (
-            _ranked(tried, min(MIN_GAIN, MAX_LEFT * fitted.left, before - MIN_GAIN), before)
+            _ranked(scored, min(MIN_GAIN, MAX_LEFT * fitted.left, before - MIN_GAIN), before)
             or (fitted.left >= MIN_GAIN and _beside_a_fit(likely, fitted))
-            or (fitted.left >= MIN_GAIN and _ranked(tried, min(fitted.left, MAX_LEFT * before), before))
+            or (fitted.left >= MIN_GAIN and _ranked(scored, min(fitted.left, MAX_LEFT * before), before))
         )
         if found:
             return found
     return None
 
 
-def _tried(hypotheses: Sequence[Hypothesis], stated: Trial) -> list[_Tried]:
-    """Those that change something."""
+def _scored(hypotheses: Sequence[Hypothesis], stated: Trial) -> list[_Scored]:
+    """Those that change something, with the error that each leaves."""
     trials = [(one, _trial(one, stated)) for one in hypotheses]
     return [
-        _Tried(one, trial, trial.left)
+        _Scored(one, trial, trial.left)
         for one, trial in trials
         if trial is not None and not np.array_equal(trial.difference_as_is, stated.difference_as_is, equal_nan=True)
     ]
@@ -93,56 +92,43 @@ def _tried(hypotheses: Sequence[Hypothesis], stated: Trial) -> list[_Tried]:
 def _trial(hypothesis: Hypothesis, stated: Trial) -> Trial | None:
     recording, mode = hypothesis.of(stated.recording), replace(stated.mode, **hypothesis.mode)
     try:
-        if not hypothesis.mode and not hypothesis.warm and hypothesis.engine.keys() <= _OF_THE_ENGINE:
-            return stated.on(replayed_engine(recording, mode, stated.entry).config, MAX_WORSE * stated.left)
+        if hypothesis.engine and hypothesis.engine.keys() <= _OF_THE_ENGINE:
+            return stated.on(replayed_engine(recording, mode, stated.entry).config)
         return Trial(recording, mode, stated.entry, stated.target)
     except ExperimentError:
         return None
 
 
-def _blocks_between(tried: Sequence[_Tried], stated: Trial) -> list[Hypothesis]:
+def _blocks_between(scored: Sequence[_Scored], stated: Trial) -> list[Hypothesis]:
     """Numbers of KV blocks between the best rung of the ladder and its neighbours: any number is as likely."""
-    rungs = sorted((one for one in tried if BLOCKS in one.hypothesis.engine), key=lambda one: _blocks(one.hypothesis))
+    rungs = sorted((int(one.hypothesis.engine[BLOCKS]), one.left) for one in scored if BLOCKS in one.hypothesis.engine)
     if len(rungs) < MIN_RUNGS:
         return []
-    place = min(range(len(rungs)), key=lambda i: rungs[i].left)
-    if rungs[place].left > stated.left - MIN_GAIN:
+    place = min(range(len(rungs)), key=lambda i: rungs[i][1])
+    if rungs[place][1] > stated.left - MIN_GAIN:
         return []
-    low, high = (_blocks(rungs[i].hypothesis) for i in (max(place - 1, 0), min(place + 1, len(rungs) - 1)))
-    argument, setting = next(one for one in ARGUMENTS if one.name == BLOCKS), stated.recording.engine.get(BLOCKS)
+    low, high = rungs[max(place - 1, 0)][0], rungs[min(place + 1, len(rungs) - 1)][0]
+    setting = stated.recording.engine.get(BLOCKS)
     values = range(low + 1, high, max((high - low) // BETWEEN, 1))
-    return [argument.hypothesis(value, None if setting is None else setting.value) for value in values]
+    return [argument_hypothesis(BLOCKS, value, None if setting is None else setting.value) for value in values]
 
 
-def _blocks(hypothesis: Hypothesis) -> int:
-    return int(hypothesis.engine[BLOCKS])
-
-
-def _beside_a_fit(tried: Sequence[_Tried], stated: Fit) -> Explanation | None:
+def _beside_a_fit(scored: Sequence[_Scored], stated: Fit) -> Explanation | None:
     """The hypothesis beside which a fit leaves least, if that is clearly less than beside the inputs as stated."""
-    promising: list[_Tried] = []
-    for name in dict.fromkeys(one.hypothesis.name for one in tried):
-        of_name = [one for one in tried if one.hypothesis.name == name]
+    promising: list[_Scored] = []
+    for name in dict.fromkeys(one.hypothesis.name for one in scored):
+        of_name = [one for one in scored if one.hypothesis.name == name]
         promising += sorted(of_name, key=lambda one: one.left)[:MAX_VALUES]
     most = MAX_LEFT * stated.left
-    fitted = [replace(one, left=_left_beside(one.trial, most)) for one in promising]
+    fitted = [replace(one, left=one.trial.fit(most).left) for one in promising]
     if not any(explains(stated.left, one.left) for one in fitted):
         return None
     return _ranked(fitted, most, stated.left, beside_a_fit=True)
 
 
-def _left_beside(trial: Trial, most: float) -> float:
-    """What a fit leaves: rough where that is far too much, and no other fit would do."""
-    roughly = trial.fit(most, roughly=True).left
-    if roughly <= MAX_ROUGH * tie_limit(most):
-        return trial.fit(most).left
-    trial.forget()
-    return roughly
-
-
-def _ranked(tried: Sequence[_Tried], most: float, before: float, *, beside_a_fit: bool = False) -> Explanation | None:
+def _ranked(scored: Sequence[_Scored], most: float, before: float, *, beside_a_fit: bool = False) -> Explanation | None:
     """The best that leaves at most ``most``, and those of other names that do as well."""
-    ranked = best_first(tried, most)
+    ranked = best_first(scored, most)
     if not ranked:
         return None
     if len({one.hypothesis.name for one in ranked}) > 1 and ranked[0].trial.has_first_tokens:
@@ -152,7 +138,7 @@ def _ranked(tried: Sequence[_Tried], most: float, before: float, *, beside_a_fit
     return Explanation(best, tuple(others.values()), before, ranked[0].left, beside_a_fit)
 
 
-def _of_like_depths(equal: list[_Tried]) -> list[_Tried]:
+def _of_like_depths(equal: list[_Scored]) -> list[_Scored]:
     """Those whose numbers of requests in decode, while others wait, are as observed.
 
     A limit of requests is met all the time; one of memory admits as many as their lengths allow.

@@ -19,7 +19,7 @@ from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import CorrectedModel, EngineLatency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.result import SimResult, check_conservation
+from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.ingest.recording import Recording
@@ -34,8 +34,7 @@ MAX_COSTS = 3  # costs fitted at once
 MAX_LEFT_OF_COST = 0.9  # a further cost must leave at most this share of the error
 MAX_CALLS = 8  # replays to solve for one cost
 HOPELESS = 4.0  # a fit ends if its first cost leaves this many times the error that would be enough
-ROUGH_MEAN = 0.05  # a rough fit stops at a mean that is off by this share of the error left
-LOOKS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0)  # when a slow run is looked at, in lengths of the recording
+MAX_SLOWER = 2.0  # a run that takes this many times as long as the recording explains nothing
 NOT_SIMULATED = 10.0  # the error of a replay that the engine cannot run, relative to the latencies
 
 # How far each cost is moved to see its effect: ns per step, prefill, decode and context token; then us before the
@@ -140,32 +139,38 @@ class Trial:
         self._trace: RequestTrace = self._plan.trace.part(slice(0, len(target.chosen)))
         self._begin(self._plan.engine)
 
-    def on(self, engine: EngineConfig, most: float = np.inf) -> Trial:
+    def on(self, engine: EngineConfig) -> Trial:
         """The same requests on an engine with other arguments that change no request.
 
-        ``most``: a run that leaves a larger error is not waited for; its error is then ``NOT_SIMULATED``.
+        An engine that takes ``MAX_SLOWER`` times as long as the recording is not waited for: its error is
+        ``NOT_SIMULATED``.
         """
         other = copy(self)
-        other._begin(engine, most)
+        other._begin(engine, may_end=True)
         return other
 
-    def _begin(self, engine: EngineConfig, most: float = np.inf) -> None:
+    def _begin(self, engine: EngineConfig, *, may_end: bool = False) -> None:
         self._engine = engine
         # One engine serves requests that all come later by the same time as before, only later, if none gives up.
         self._moves_as_one = engine.data_parallel_size == 1 and bool((self._trace.abort_us == NEVER_US).all())
         self._points: dict[bytes, _Point] = {}
         self._served: dict[tuple[int, ...], SimResult] = {}
         self._fit: Fit | None = None
-        self.difference_as_is: Floats = self._far_off()
-        if most < NOT_SIMULATED and engine.data_parallel_size == 1:
-            try:
-                served = self._served_within(most)
-            except TraceError:
-                served = None
-            if served is None:
-                return
-            self._served[0, 0, 0, 0] = served.of_requests()
-        self.difference_as_is = self.difference(np.zeros(len(_MOVES)))
+        slow = may_end and engine.data_parallel_size == 1 and self._is_slow()
+        self.difference_as_is: Floats = self._far_off() if slow else self.difference(np.zeros(len(_MOVES)))
+
+    def _is_slow(self) -> bool:
+        """Whether requests are open after ``MAX_SLOWER`` times the length of the recording, or cannot be served."""
+        chosen = self.target.chosen
+        running = Engine(self._trace, self._engine, self.entry.lifecycle)
+        ends_us = self._trace.arrival_us[chosen] + self.target.observed_us[1]
+        try:
+            running.advance(self._latency(self.entry), int(MAX_SLOWER * np.nanmax(ends_us)))
+        except TraceError:
+            return True
+        is_open = np.zeros(len(self._trace), np.bool_)
+        is_open[running.order] = running.state.outcomes["last_step"] < 0
+        return bool(is_open[chosen].any())
 
     @property
     def left(self) -> float:
@@ -215,24 +220,6 @@ class Trial:
     def _far_off(self) -> Floats:
         return np.where(np.isnan(self.target.observed_us), np.nan, NOT_SIMULATED)
 
-    def _served_within(self, most: float) -> SimResult | None:
-        """The run as it is; None as soon as requests are so late that more than ``most`` is left however it ends."""
-        target, running = self.target, Engine(self._trace, self._engine, self.entry.lifecycle)
-        ends_us = self._trace.arrival_us[target.chosen] + target.observed_us[1]
-        enough = most * np.count_nonzero(~np.isnan(target.observed_us))
-        latency = self._latency(self.entry)
-        for until_us in float(np.nanmax(ends_us)) * np.array(LOOKS):
-            running.advance(latency, int(until_us))
-            is_open = np.zeros(len(self._trace), np.bool_)
-            is_open[running.order] = running.state.outcomes["last_step"] < 0
-            late = (running.now_us - ends_us[is_open[target.chosen]]) / target.scale_us[1]
-            if np.nansum(np.maximum(late, 0)) > enough:
-                return None
-        running.advance(latency)
-        result = running.result()
-        check_conservation(self._trace.abort_us, running.state, result)
-        return result
-
     def _result(self, costs: Costs) -> SimResult:
         """The run with these costs; an earlier one if the engine serves the requests as then, or all later alike."""
         entry = costs.entry(self.entry)
@@ -248,20 +235,17 @@ class Trial:
         self._served[costs.line_ns] = result
         return result
 
-    def fit(self, enough: float = np.inf, *, roughly: bool = False) -> Fit:
+    def fit(self, enough: float = np.inf) -> Fit:
         """Fit one cost after the other, while each leaves clearly less than before.
 
         Ends early where the first leaves so much more than ``enough`` that others will not make up for it.
-        ``roughly``: means may be off by a share of what is left, which halves the replays; an exact fit after it
-        reuses them, else ``forget`` them.
         """
         if self._fit is not None:
             return self._fit
         best = _Point(np.zeros(len(_MOVES)), self.difference_as_is)
         chosen: list[tuple[int, frozenset[int]]] = []
         while best.left >= MIN_ERROR and len(chosen) < MAX_COSTS:
-            right = max(MIN_ERROR / 10, ROUGH_MEAN * best.left if roughly else 0.0)
-            points = {cost: self._solved(best, cost, right) for cost in range(len(_MOVES))}
+            points = {cost: self._solved(best, cost) for cost in range(len(_MOVES))}
             cost = min(points, key=lambda cost: points[cost].left)
             if points[cost].left > MAX_LEFT_OF_COST * best.left:
                 break
@@ -270,19 +254,14 @@ class Trial:
             best = self._together(points[cost]) if len(chosen) > 1 else points[cost]
             if best.left > HOPELESS * enough:
                 break
-        if not roughly:
-            self.forget()
-        fit = Fit(Costs.at(best.at), self.left, best.left, tuple(chosen))
-        self._fit = None if roughly or enough < np.inf else fit
-        return fit
-
-    def forget(self) -> None:
-        """Drop the replays of a fit."""
         self._points.clear()
         self._served.clear()
+        fit = Fit(Costs.at(best.at), self.left, best.left, tuple(chosen))
+        self._fit = None if enough < np.inf else fit
+        return fit
 
-    def _solved(self, start: _Point, cost: int, right: float) -> _Point:
-        """Change one cost until the mean of a latency is right within ``right`` (secant method); the best point."""
+    def _solved(self, start: _Point, cost: int) -> _Point:
+        """Change one cost until the mean of a latency is right (secant method); the best point on the way."""
         best = start
         means: list[Callable[[Floats], float]] = [partial(_mean, row=1)]
         if not np.isnan(start.difference[0]).all():
@@ -293,7 +272,7 @@ class Trial:
                 point = self._at(start.at + moved * np.eye(len(_MOVES))[cost] * _MOVES)
                 best = min(best, point, key=lambda point: point.left)
                 there = mean(point.difference)
-                if abs(there) < right or abs(there - here) < 1e-9:
+                if abs(there) < MIN_ERROR / 10 or abs(there - here) < 1e-9:
                     break
                 furthest = 4 * max(abs(moved - last), 1.0)
                 further = float(np.clip(-there * (moved - last) / (there - here), -furthest, furthest))

@@ -18,7 +18,7 @@ from blis_replay.validate.explain.hypothesis import SCHEDULE, Replayed
 from blis_replay.validate.explain.inputs import ARGUMENTS, Argument, to_try
 from blis_replay.validate.explain.parts import DECISIONS, parts_of
 from blis_replay.validate.explain.rule import best_first, explains
-from blis_replay.validate.explain.schedule import proof_of
+from blis_replay.validate.explain.schedule import said_by_schedule
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,18 @@ def every_step_logged() -> Recording:
 def test_a_schedule_that_is_equal_in_every_step_is_a_proof() -> None:
     recording = every_step_logged()
     mode = ReplayMode(engine=(("block_size", ENGINE.block_size),))
-    assert proof_of(recording, mode).startswith("the engine's schedule is equal to the recorded one in all ")
-    assert proof_of(recording, replace(mode, engine=(("max_num_seqs", 4),))) == ""
-    assert proof_of(replace(recording, findings=()), mode) == ""
+    proof, wrong = said_by_schedule(recording, mode)
+    assert proof.startswith("the engine's schedule is equal to the recorded one in all ")
+    assert wrong is None
+    assert said_by_schedule(replace(recording, findings=()), mode) == ("", None)
+
+
+def test_an_argument_that_makes_the_schedule_equal_is_a_hypothesis() -> None:
+    mode = ReplayMode(engine=(("block_size", ENGINE.block_size), ("long_prefill_token_threshold", 64)))
+    proof, wrong = said_by_schedule(every_step_logged(), mode)
+    assert proof == ""
+    assert wrong is not None
+    assert (wrong.name, dict(wrong.engine)) == ("long_prefill_token_threshold", {"long_prefill_token_threshold": 0})
 
 
 def test_what_is_proved_right_is_not_blamed() -> None:

@@ -13,7 +13,7 @@ from blis_replay.blis.trace import NEVER_US
 from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain import trial
-from blis_replay.validate.explain.trial import Trial, misfit, trial_of
+from blis_replay.validate.explain.trial import Trial, trial_of
 from blis_replay_labs.planted.faults import Fault, planted_case
 
 # Places of what is fitted: ns a step, then delays (us) before the queue, per token and per request after it, and of the
@@ -43,10 +43,10 @@ def _as_stated() -> Trial:
     return found
 
 
-def _with_at_once(stated: Trial, requests: int, most: float = np.inf) -> Trial:
+def _with_at_once(stated: Trial, requests: int) -> Trial:
     """The same server if it ran so many requests at once."""
     tried = with_engine(stated.recording, {"max_num_seqs": requests}, "tried")
-    return stated.on(replayed_engine(tried, ReplayMode()).config, most)
+    return stated.on(replayed_engine(tried, ReplayMode()).config)
 
 
 def test_delays_around_the_engine_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +83,8 @@ def test_delays_around_the_engine_are_tried_without_a_replay(monkeypatch: pytest
 
 
 def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request at a time is off by more than twice all latencies; one that is off by less stays to the last bit."""
-    stated, most = _as_stated(), 2.0
-    slow, wide = _with_at_once(stated, 1), _with_at_once(stated, 11)
-    assert misfit(slow.difference_as_is) > most > misfit(wide.difference_as_is) > 0
-    advanced_us = []
+    """One request at a time takes over twice as long as the recording; eleven at a time are off by what they are."""
+    stated, advanced_us = _as_stated(), []
 
     class Watched(Engine):
         def advance(self, latency: Any, until_us: int = NEVER_US) -> None:
@@ -95,31 +92,8 @@ def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.Mo
             super().advance(latency, until_us)
 
     monkeypatch.setattr(trial, "Engine", Watched)
-    assert (_with_at_once(stated, 1, most).difference_as_is[:2] == 10.0).all()  # NOT_SIMULATED
-    assert max(advanced_us) < NEVER_US
-    assert np.array_equal(_with_at_once(stated, 11, most).difference_as_is, wide.difference_as_is, equal_nan=True)
-    assert max(advanced_us) == NEVER_US
-
-
-def test_a_rough_fit_takes_fewer_replays_and_leaves_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a tenth of what an exact one leaves, for at most three quarters of its replays."""
     runs = _counted(monkeypatch)
-    roughly = _with_at_once(_as_stated(), 11).fit(roughly=True)
-    rough_runs = len(runs)
-    exactly = _with_at_once(_as_stated(), 11).fit()
-    assert exactly.left < exactly.before
-    assert roughly.left == pytest.approx(exactly.left, rel=0.1)
-    assert rough_runs < 0.75 * (len(runs) - rough_runs)
-
-
-def test_an_exact_fit_after_a_rough_one_has_its_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 requests at once in place of 32: the answer of an exact fit alone, for fewer replays than the two apart."""
-    stated = _as_stated()
-    runs = _counted(monkeypatch)
-    alone = _with_at_once(stated, 8).fit()
-    exact = len(runs)
-    both = _with_at_once(stated, 8)
-    both.fit(roughly=True)
-    rough = len(runs) - exact
-    assert both.fit() == alone
-    assert len(runs) - exact < exact + rough
+    assert (_with_at_once(stated, 1).difference_as_is[:2] == trial.NOT_SIMULATED).all()
+    assert (max(advanced_us) < NEVER_US, len(runs)) == (True, 0)
+    assert 0 < _with_at_once(stated, 11).left < 2.0
+    assert len(runs) == 1
