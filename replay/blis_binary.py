@@ -43,8 +43,6 @@ _HELP_TIMEOUT_S = 30.0
 _HORIZON_US = 9_000_000_000_000
 # Without a block count from the server, as many as the embedded engine takes at most.
 _MANY_BLOCKS = 1_000_000
-# A build of another generation says so in words like these; then the next form is tried.
-_FORM_REFUSED = re.compile(r"column|field|csv|header|time.?unit|trace.?version|pars|decod", re.IGNORECASE)
 
 # The latency model that a build runs unless it is told otherwise.
 OWN = "own"
@@ -100,8 +98,9 @@ class BlisBinary:
         _blackbox(self.build, self.release.name, entry)
         return entry
 
-    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+    def serve(self, plan: ReplayPlan) -> Simulated:
         """Replay the plan; raises ``ReplayError`` for whatever goes wrong with the binary."""
+        recording = plan.recording
         entry = self.entry_for(recording)
         _refuse_engine(plan)
         if entry is None:
@@ -121,23 +120,36 @@ class BlisBinary:
         )
 
     def _run(self, plan: ReplayPlan, flags: list[str]) -> tuple[BlisResults, int | None, TraceForm]:
-        refused: BlisError | None = None
+        """The answers to a plan, in the first form of a trace that the build reads."""
+        first: BlisExitError | None = None
         for form in TRACE_FORMS:
-            with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
-                place = Path(folder)
-                write_trace(plan, form, place / "trace.yaml", place / "trace.csv")
-                try:
-                    run_blis(self.build.path, _arguments(self.build, place, flags), self.timeout_s)
-                except _FormRefusedError as error:
-                    refused = refused or error
-                    continue
-                results = read_results(place / "results.json", output_lengths(plan))
-                return results, read_preemptions(place / "metrics.json"), form
-        raise refused or BlisError(f"{self.build.path}: no trace form was tried")
+            try:
+                return (*self._answers(plan, flags, form), form)
+            except BlisExitError as error:
+                first = first or error
+                if self._reads(plan, flags, form):
+                    raise
+        raise first or BlisError(f"{self.build.path}: no trace form was tried")
+
+    def _reads(self, plan: ReplayPlan, flags: list[str], form: TraceForm) -> bool:
+        """Whether the build replays the first request of a plan alone: then what it failed for is not the form."""
+        try:
+            self._answers(replace(plan, trace=plan.trace.part(slice(0, 1))), flags, form)
+        except ReplayError:
+            return False
+        return True
+
+    def _answers(self, plan: ReplayPlan, flags: list[str], form: TraceForm) -> tuple[BlisResults, int | None]:
+        with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
+            place = Path(folder)
+            write_trace(plan, form, place / "trace.yaml", place / "trace.csv")
+            run_blis(self.build.path, _arguments(self.build, place, flags), self.timeout_s)
+            results = read_results(place / "results.json", output_lengths(plan))
+            return results, read_preemptions(place / "metrics.json")
 
 
-class _FormRefusedError(BlisError):
-    """The build failed and its words are about the form of the trace."""
+class BlisExitError(BlisError):
+    """The build ended with an exit code other than 0."""
 
 
 def find_build(path_text: str) -> BlisBuild:
@@ -213,9 +225,8 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
         code = _wait(path, arguments, subprocess.DEVNULL, errors.fileno(), timeout_s)
     if code == 0:
         return
-    said = last_line(errors.tail)
-    kind = _FormRefusedError if code > 0 and _FORM_REFUSED.search(said) else BlisError
-    raise kind(f"{path}: BLIS {ended(code)}: {said}; run it by hand, or use another build")
+    kind = BlisExitError if code > 0 else BlisError
+    raise kind(f"{path}: BLIS {ended(code)}: {last_line(errors.tail)}; run it by hand, or use another build")
 
 
 def _wait(path: Path, arguments: list[str], output: int, errors: int, timeout_s: float) -> int:

@@ -74,13 +74,13 @@ class CommandSimulator:
         del recording
         return None
 
-    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+    def serve(self, plan: ReplayPlan) -> Simulated:
         """Replay the plan; raises ``CommandError`` for whatever goes wrong with the command."""
         if plan.teacher_forced:
             raise CommandError(f"{self.name}: observed times cannot be forced on a command; use --simulator embedded")
         with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
             place = Path(folder)
-            _write(place, recording, plan, self.release)
+            _write(place, plan, self.release)
             peak_bytes = self._run(place)
             header = self._header(place / _HEADER)
             answers = self._results(place / _RESULTS, len(plan.trace.arrival_us))
@@ -185,9 +185,9 @@ def command_simulator(text: str, release: CoefficientRelease, timeout_s: float) 
     return CommandSimulator((str(Path(found).absolute()), *words[1:]), release, timeout_s)
 
 
-def _write(place: Path, recording: Recording, plan: ReplayPlan, release: CoefficientRelease) -> None:
+def _write(place: Path, plan: ReplayPlan, release: CoefficientRelease) -> None:
     """Write the inputs: requests in order of arrival, engine arguments of the replay, coefficients."""
-    trace, engine = plan.trace, plan.engine
+    recording, trace, engine = plan.recording, plan.trace, plan.engine
     columns = {
         "request_index": np.arange(len(trace.arrival_us)),
         "arrival_us": trace.arrival_us,

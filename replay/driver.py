@@ -108,10 +108,10 @@ def replay(
     # Another program that runs our coefficients has no kernels to compile.
     plan = plan_replay(recording, mode, entry if embedded or entry is None else replace(entry, first_use=None))
     plan = plan if embedded else plan.at_recorded_times
-    simulated = simulator.serve(plan.recording, plan)
+    simulated = simulator.serve(plan)
     if mode.warm_up == "recorded":
         plan = plan.with_recorded_stalls(simulated.completed, simulated.ttft_us)
-        simulated = simulator.serve(plan.recording, plan)
+        simulated = simulator.serve(plan)
     lost = (plan.recording.requests["status"] == "ok").to_numpy() & ~simulated.completed
     if lost.any():
         raise ReplayError(

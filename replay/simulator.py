@@ -59,8 +59,8 @@ class Simulator(Protocol):
     def entry_for(self, recording: Recording) -> ModelEntry | None:
         """The coefficients for a recording, None if they are the simulator's own."""
 
-    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
-        """Serve the plan of a recording in virtual time."""
+    def serve(self, plan: ReplayPlan) -> Simulated:
+        """Serve the requests of a plan in virtual time."""
 
 
 def model_of(recording: Recording) -> str:
@@ -113,9 +113,9 @@ class EmbeddedEngine:
         self.release.refuse_if_invalid()
         return entry_of(self.release, recording, self.extrapolate)
 
-    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+    def serve(self, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` with the name of the recording if it cannot be run."""
-        entry = self.entry_for(recording)
+        entry = self.entry_for(plan.recording)
         latency = plan.latency(entry.latency)
         try:
             if plan.answered is None and plan.mode.loop is None:
@@ -126,7 +126,7 @@ class EmbeddedEngine:
                 clients = plan.mode.loop, plan.sessions, plan.answered
                 result = simulate_load(plan.trace, plan.engine, latency, entry.lifecycle, *clients)
         except TraceError as error:
-            raise TraceError(f"{recording.alias}: {error}") from None
+            raise TraceError(f"{plan.recording.alias}: {error}") from None
         ttft_us, e2e_us = _client_latencies(result, plan)
         return Simulated(
             completed=result.completed,

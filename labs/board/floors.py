@@ -56,8 +56,9 @@ class Floor:
         del recording
         return None
 
-    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+    def serve(self, plan: ReplayPlan) -> Simulated:
         """The line at the lengths of each request; raises ``ReplayError`` if it was not fitted to this server."""
+        recording = plan.recording
         line = self.lines.get(_server(recording))
         if line is None:
             known = ", ".join(sorted({f"{model} tp {tp}" for model, tp in self.lines}))

@@ -103,7 +103,7 @@ class TestFlags:
             ({"long_prefill_token_threshold": 512}, "no --long-prefill-token-threshold"),
         ):
             with pytest.raises(BlisError, match=problem):
-                blis.serve(small_recording(), replace(plan, engine=replace(plan.engine, **change)))
+                blis.serve(replace(plan, engine=replace(plan.engine, **change)))
 
     def test_a_latency_model_of_the_build_by_name(self, tmp_path: Path) -> None:
         """Which are there stands in its help; without a name it runs the one that it runs by itself."""

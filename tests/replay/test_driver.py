@@ -41,7 +41,7 @@ class StandIn:
     def entry_for(self, recording: Recording) -> ModelEntry | None:
         return self.entry
 
-    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+    def serve(self, plan: ReplayPlan) -> Simulated:
         self.plans.append(plan)
         ones = np.ones(len(plan.trace), np.int64)
         return Simulated(np.array(self.completed), 20_000 * ones, 60_000 * ones, 5 * ones)
@@ -86,7 +86,7 @@ def test_observed_ways_to_the_client_take_the_place_of_the_delays_behind_the_eng
     run = replay(small_recording(), release_of(RELEASE.models[0].latency, Lifecycle(post_token_us=700.0)))
     first_us, last_us = np.full(3, 3_000), np.full(3, 11_000)
     plan = replace(run.plan, delivery_us=(first_us, last_us))
-    simulated = EmbeddedEngine(run.release).serve(run.recording, plan)
+    simulated = EmbeddedEngine(run.release).serve(plan)
     assert simulated.engine is not None
     in_engine_us = simulated.engine.first_token_us - simulated.engine.arrival_us
     assert (simulated.ttft_us - in_engine_us).tolist() == [3_000] * 3

@@ -78,7 +78,7 @@ STALLS = Stalls(np.array([0, 400_000]), np.array([1_000_000, 700_000]))
 @pytest.fixture(scope="module")
 def stalled(run: ReplayRun) -> ReplayRun:
     """The recording of a server that stalls twice in its first seconds, by 1 s and by 0.7 s."""
-    slow = EmbeddedEngine(run.release).serve(run.recording, replace(run.plan, stalls=STALLS))
+    slow = EmbeddedEngine(run.release).serve(replace(run.plan, stalls=STALLS))
     ttft, e2e = pl.Series("ttft_us", slow.ttft_us), pl.Series("e2e_us", slow.e2e_us)
     requests = rows_of(run.recording.requests.frame().with_columns(ttft, e2e))
     return replace(run, recording=replace(run.recording, requests=requests))

@@ -49,7 +49,7 @@ def warm_up(run: ReplayRun, selection: Selection) -> WarmUp | None:
     replayed = None
     if run.simulator == EmbeddedEngine.name and run.plan.cycles is None:
         engine, plan = EmbeddedEngine(run.release, extrapolate=True), replace(run.plan, stalls=seen.stalls)
-        replayed = _p99_error(engine.serve(run.recording, plan).ttft_us[chosen], observed_us[chosen])
+        replayed = _p99_error(engine.serve(plan).ttft_us[chosen], observed_us[chosen])
     return WarmUp(
         requests=int(seen.requests.sum()),
         until_us=int(arrival_us[last] - arrival_us[first]),
