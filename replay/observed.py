@@ -22,6 +22,7 @@ from blis_replay.replay.errors import ReplayError
 
 Answer = TypeVar("Answer")
 
+_STAMPS = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "finished_us")
 JOURNEYS, SPANS, CLIENT_ONLY = "journeys", "durations of llm_request spans", "client latencies only"
 
 
@@ -69,9 +70,9 @@ def server_stamps(recording: Recording) -> ServerStamps:
     """The server's stamps: of its journeys, else laid out from the durations that its spans carry."""
     requests = recording.requests
     ok = (requests["status"] == "ok").to_numpy()
-    nothing = np.full(requests.height, np.nan)
+    no_stamps = ServerStamps(*np.full((6, requests.height), np.nan), CLIENT_ONLY)
     if _off_its_clock(recording, "segments"):
-        return ServerStamps(nothing, nothing, nothing, nothing, nothing, nothing, CLIENT_ONLY)
+        return no_stamps
     journeys = recording.lifecycles.frame().drop_nulls("request_index")
     # Upstream spans stamp nothing inside the engine, but have durations of what happened there.
     if journeys.select(pl.any_horizontal(pl.col("queued_us", "scheduled_us").is_not_null()).any()).item():
@@ -81,7 +82,7 @@ def server_stamps(recording: Recording) -> ServerStamps:
         return _stamps(own, ok, JOURNEYS)
     if requests["prefill_us"].null_count() < requests.height:
         return _stamps(_of_durations(requests), ok, SPANS)
-    return ServerStamps(nothing, nothing, nothing, nothing, nothing, nothing, CLIENT_ONLY)
+    return no_stamps
 
 
 def _off_its_clock(recording: Recording, *metrics: str) -> bool:
@@ -90,19 +91,9 @@ def _off_its_clock(recording: Recording, *metrics: str) -> bool:
 
 
 def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
-    def of(expression: pl.Expr) -> Floats:
-        values = own.select(expression.cast(pl.Float64).fill_null(np.nan)).to_series().to_numpy()
-        return np.where(ok, values, np.nan)
-
-    return ServerStamps(
-        arrived_us=of(pl.col("arrived_us")),
-        queued_us=of(pl.col("queued_us")),
-        scheduled_us=of(pl.col("scheduled_us")),
-        first_token_us=of(pl.col("first_token_us")),
-        finished_us=of(pl.col("finished_us")),
-        steps_waited=of(pl.col("scheduled_step") - pl.col("queued_step")),
-        source=source,
-    )
+    stamps = own.select(*_STAMPS, pl.col("scheduled_step") - pl.col("queued_step"))
+    values = stamps.select(pl.all().cast(pl.Float64).fill_null(np.nan)).to_numpy()
+    return ServerStamps(*np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T), source)
 
 
 def _of_durations(requests: Rows) -> pl.DataFrame:
@@ -124,17 +115,15 @@ def _of_durations(requests: Rows) -> pl.DataFrame:
     )
 
 
-# Fewer say little about a run.
-_FEWEST_ANCHORS = 20
-_FEWEST_REQUESTS = 20
-# The cost of schedule() is a few hundred us, of which no step makes ten.
-_WAKE_PARTS = 10
-# At a few requests in flight a second holds some 50 to 150 steps, and tens of requests cross it.
-_BIN_US = 1_000_000
-_MOST_BINS = 20_000
-# How much a difference between the speeds of two seconds in a row counts beside a token of a request that is
-# not accounted for: little, so that it only decides where no request tells.
-_SMOOTH_STEPS = 0.3
+MIN_ANCHORS = 20  # fewer say little about a run
+MIN_REQUESTS = 20
+# A cycle this many times shorter than the median is two calls of schedule() in a row (some 100 us), and no step.
+WAKE_FACTOR = 10
+BIN_US = 1_000_000  # 50 to 150 steps at a few requests in flight, and tens of requests cross it
+MAX_BINS = 20_000
+# Weight of a difference between the speeds of neighbouring bins, in tokens that are not accounted for: it only decides
+# where no request does.
+SMOOTHING = 0.3
 
 
 @_once_a_recording
@@ -148,10 +137,10 @@ def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
     """
     if not (recording.steps.is_empty() and recording.journey_events.is_empty()):
         anchors = placed_anchors(recording).frame
-        if len(anchors) >= _FEWEST_ANCHORS:
+        if len(anchors) >= MIN_ANCHORS:
             return _between(anchors, recording), f"recorded: {len(anchors):,} anchors of the step clock"
     rows = recording.requests.where("status = 'ok' AND output_tokens > 1 AND e2e_us > ttft_us").frame()
-    if len(rows) < _FEWEST_REQUESTS:
+    if len(rows) < MIN_REQUESTS:
         raise ReplayError(
             f"{recording.alias}: step cycles were not recorded, and {len(rows)} requests with their latencies do not "
             "tell them; record steps (vLLM --otlp-traces-endpoint) or per-request latencies"
@@ -173,7 +162,7 @@ def _between(anchors: pl.DataFrame, recording: Recording) -> ObservedCycles:
     idle_us = np.diff(_idle_until(*in_engine(recording, server_stamps(recording)), start_us))
     usable = (steps > 0) & (idle_us == 0)
     # When exactly a server fell idle is known less well than when it was busy.
-    if usable.sum() < _FEWEST_ANCHORS:
+    if usable.sum() < MIN_ANCHORS:
         usable = steps > 0
     cycle_us = np.rint((np.diff(start_us) - idle_us) / np.maximum(steps, 1))
     latest = np.maximum.accumulate(np.where(usable, np.arange(len(steps)), int(np.argmax(usable))))
@@ -192,7 +181,7 @@ def _one_at_a_wake(
     A server that schedules asynchronously and was idle has room for two batches: nothing ran between
     the two calls, so their distance is no cycle and counts with the one that follows.
     """
-    wake = np.flatnonzero(usable & (cycle_us * _WAKE_PARTS < np.median(cycle_us[usable])))
+    wake = np.flatnonzero(usable & (cycle_us * WAKE_FACTOR < np.median(cycle_us[usable])))
     wake = wake[wake + 1 < len(cycle_us)]
     from_us, cycle_us = from_us.copy(), cycle_us.copy()
     cycle_us[wake + 1] += from_us[wake + 1] - from_us[wake]
@@ -236,10 +225,10 @@ def _from_latencies(rows: pl.DataFrame) -> ObservedCycles:
     last_us = (rows["arrival_us"] + rows["e2e_us"]).to_numpy()
     steps = rows["output_tokens"].to_numpy().astype(np.float64) - 1
     origin_us = int(first_us.min())
-    width_us = max(_BIN_US, -(-(int(last_us.max()) - origin_us) // _MOST_BINS))
+    width_us = max(BIN_US, -(-(int(last_us.max()) - origin_us) // MAX_BINS))
     bins = int((last_us.max() - origin_us) // width_us) + 1
     overlap = _overlap(first_us - origin_us, last_us - origin_us, width_us, bins)
-    normal = overlap.T @ overlap + _SMOOTH_STEPS**2 * _curvature(bins)
+    normal = overlap.T @ overlap + SMOOTHING**2 * _curvature(bins)
     speed = np.asarray(spsolve(normal.tocsc(), overlap.T @ steps), np.float64)  # steps in a bin
     usual = steps.sum() * width_us / float((last_us - first_us).sum())
     cycle_us = np.rint(width_us / np.maximum(speed, usual / 20))
@@ -269,12 +258,10 @@ def _curvature(bins: int):  # type: ignore[no-untyped-def]  # scipy has no types
     return difference.T @ difference + 1e-9 * identity(bins)
 
 
-# A request without a stamp gets the median of the others: of a sample, not of a handful.
-_FEWEST_STAMPS = 20
-# Decisions are taken over whole: to hold some requests and not the others changes who is first.
-_MOST_WITHOUT_DECISION = 0.1
-# Multiples of it, less their whole parts, lie evenly between 0 and 1, any run of neighbours too.
-_GOLDEN = (5**0.5 - 1) / 2
+MIN_STAMPS = 20  # whose median requests without a stamp get
+# Largest share of requests without a recorded decision: to hold some requests and not the others changes who is first.
+MAX_WITHOUT_DECISION = 0.1
+GOLDEN = (5**0.5 - 1) / 2  # fractional parts of its multiples lie evenly between 0 and 1, in any stretch of them
 
 
 def observed_pre_queue(recording: Recording, stamps: ServerStamps, cycles: ObservedCycles) -> tuple[Int64s, str]:
@@ -299,7 +286,7 @@ def observed_hold(recording: Recording, stamps: ServerStamps, cycles: ObservedCy
     """
     wait_us = stamps.scheduled_us - stamps.queued_us
     ok = (recording.requests["status"] == "ok").to_numpy()
-    if np.isnan(wait_us[ok]).mean() > _MOST_WITHOUT_DECISION or not ok.any():
+    if np.isnan(wait_us[ok]).mean() > MAX_WITHOUT_DECISION or not ok.any():
         raise ReplayError(
             f"{recording.alias}: too few requests have a record of when they were queued and scheduled; "
             "record journeys of every request"
@@ -355,7 +342,7 @@ def _before_its_turn(others: tuple[Floats, Floats], cycles: ObservedCycles, queu
     place = np.maximum(np.searchsorted(cycles.from_us, known, side="left") - 1, 0)
     # The same part for all would put every request at one point of the cycle, where a simulator whose
     # cycles begin at other times has it wait always long, or never.
-    part = (np.arange(len(known)) + 0.5) * _GOLDEN % 1.0
+    part = (np.arange(len(known)) + 0.5) * GOLDEN % 1.0
     return np.where(there > 0, cycles.cycle_us[place] * part, 0.0)
 
 
@@ -365,7 +352,7 @@ def _arrival_us(recording: Recording) -> Floats:
 
 def _filled(recording: Recording, values_us: Floats, what: str) -> Int64s:
     known = ~np.isnan(values_us)
-    if known.sum() < min(_FEWEST_STAMPS, len(values_us)) or not known.any():
+    if known.sum() < min(MIN_STAMPS, len(values_us)) or not known.any():
         count = int(known.sum())
         of = f"was recorded for only {counted(count, 'request')}" if count else "was not recorded for any request"
         raise ReplayError(f"{recording.alias}: {what} {of}; record journeys")

@@ -16,14 +16,14 @@ from blis_replay.blis.latency.models import CorrectedModel, FirstUse, Latency, O
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 
-# So many requests in order of arrival are looked at together; in a run of fewer than this, p99 is not of them.
-_TOGETHER, _FEWEST = 10, 200
-# Late by this many times what 90 % of the run's requests are within, and so many times what the replay says.
-_TIMES, _TIMES_REPLAYED = 3.0, 1.0
-# A server may be done with one batch size and not with the next: so many groups on time do not end it.
-_ON_TIME = 2
-# A stall leaves so many times the usual TTFT without a first token; less may be a few prefills in turn.
-_STALL_TIMES = 2.0
+GROUP = 10  # requests in order of arrival whose medians are compared
+MIN_REQUESTS = 200  # in a run of fewer, p99 is not that of a warm-up
+# A group is late by at least this many times the lateness that 90 % of the run's requests are within ...
+MIN_TIMES_USUAL = 3.0
+MIN_TIMES_REPLAYED = 1.0  # ... and by this many times the replayed TTFT
+# Groups on time that end a warm-up.  One does not: a server may be done with one batch size and not with the next.
+GROUPS_ON_TIME = 2
+MIN_STALL = 2.0  # usual TTFTs without any first token: a shorter gap may be a few prefills in turn
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ def seen_warm_up(recording: Recording, compared: Bools, simulated_ttft_us: Int64
 
     None where it shows none, or has too few requests.
     """
-    if compared.sum() < _FEWEST:
+    if compared.sum() < MIN_REQUESTS:
         return None
     ttft_us = recording.requests["ttft_us"].to_numpy()[compared].astype(np.float64)
-    count = _slow(ttft_us, simulated_ttft_us[compared].astype(np.float64)) * _TOGETHER
-    if not count or len(ttft_us) - count < _FEWEST:
+    count = _slow(ttft_us, simulated_ttft_us[compared].astype(np.float64)) * GROUP
+    if not count or len(ttft_us) - count < MIN_REQUESTS:
         return None
     arrival_us = recording.requests["arrival_us"].to_numpy()[compared].astype(np.float64)
     stalls = _stalls(arrival_us[:count], ttft_us[:count], float(np.median(ttft_us[count:])))
@@ -114,24 +114,24 @@ def waits_for_kernels(recording: Recording, first_use: FirstUse, captured_tokens
 
 
 def _slow(observed_us: Floats, simulated_us: Floats) -> int:
-    """How many groups from the first on belong to it: up to the last late one before ``_ON_TIME`` in time follow."""
+    """Number of groups in a warm-up: up to the last late one before ``GROUPS_ON_TIME`` on time in a row."""
     late_us = observed_us - simulated_us
     usual_us = float(np.quantile(np.abs(late_us), 0.9))
     last = 0
-    for group in range(len(late_us) // _TOGETHER):
-        if group - last >= _ON_TIME + bool(last):
+    for group in range(len(late_us) // GROUP):
+        if group - last >= GROUPS_ON_TIME + bool(last):
             break
-        of = slice(group * _TOGETHER, (group + 1) * _TOGETHER)
+        of = slice(group * GROUP, (group + 1) * GROUP)
         replayed_us = float(np.median(simulated_us[of]))
-        if float(np.median(late_us[of])) > max(_TIMES * usual_us, _TIMES_REPLAYED * replayed_us):
+        if float(np.median(late_us[of])) > max(MIN_TIMES_USUAL * usual_us, MIN_TIMES_REPLAYED * replayed_us):
             last = group + 1
     return last
 
 
 def _stalls(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> Stalls | None:
-    """While some wait and for much longer than ``usual_us`` nobody gets a first token, a step stalls.
+    """A step stalls where requests wait and none gets a first token for much longer than ``usual_us``.
 
-    It begins with the first token before, or the first request that waits; it is longer by what exceeds the usual.
+    It begins with the first token before it, or the first request that waits.  Its length is what exceeds the usual.
     """
     first_us = arrival_us + ttft_us
     order = np.argsort(first_us, kind="stable")
@@ -139,7 +139,7 @@ def _stalls(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> Stalls | No
     before_us = np.concatenate([since_us[:1], first_us[order][:-1]])
     begin_us = np.maximum(since_us, before_us)
     longer_us = first_us[order] - begin_us - usual_us
-    stalled = longer_us > _STALL_TIMES * usual_us
+    stalled = longer_us > MIN_STALL * usual_us
     if not stalled.any():
         return None
     return Stalls(begin_us[stalled].astype(np.int64), longer_us[stalled].astype(np.int64))

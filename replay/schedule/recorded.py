@@ -23,8 +23,10 @@ LOG, RECORDS = "iterations of the server's log", "step records"
 _COUNTS = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
 # Of a thousandth, as the log has it, and what a division may add.
 _LOG_ROUNDING = 0.0005001
-# Where the server does not say how long a request waited: what is longer than the usual way to the engine is a wait.
-_USUAL_SHARE, _TIMES_USUAL, _LEAST_WAIT_US = 0.1, 10, 50_000
+# Where the server does not say how long a request waited, it waited from then on ...
+USUAL_QUANTILE = 0.1  # ... this quantile of the times from arrival to admission is the usual way to the engine
+TIMES_USUAL = 10  # ... and a wait begins after this many times that
+MIN_WAIT_US = 50_000  # ... or after this time if that is longer
 QUEUED_SCHEMA: dict[str, type[pl.DataType]] = {
     "request_index": pl.Int64,
     "request_id": pl.String,
@@ -242,6 +244,6 @@ def _by_wait(served: pl.DataFrame, found: Followed, start_us: Int64s, chosen: Bo
     arrived_us = served["arrived_us"].to_numpy()[chosen]
     admitted = found.admitted[chosen]
     wait_us = start_us[admitted] - arrived_us
-    usual_us = max(_TIMES_USUAL * float(np.quantile(wait_us, _USUAL_SHARE)), _LEAST_WAIT_US)
+    usual_us = max(TIMES_USUAL * float(np.quantile(wait_us, USUAL_QUANTILE)), MIN_WAIT_US)
     could = np.searchsorted(start_us, arrived_us + usual_us, side="left")
     return np.where(start_us[admitted] == NOT_KNOWN_US, admitted, np.minimum(could, admitted)).astype(np.int64)
