@@ -123,7 +123,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
 _OWN_SUMMARIES = [form.name for form in REQUEST_FORMATS].index("aiperf-summary")
 # Further formats of our labs, which plug them in.
 LABS_FORMATS = (
-    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "guidellm-csv", "legacy-blis-csv", "llmperf"),
+    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "guidellm-csv", "legacy-blis-csv"),
     *("llmservingsim", "load-levels", "mooncake"),
 )
 

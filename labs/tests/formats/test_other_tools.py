@@ -1,6 +1,6 @@
-"""Tools whose records are a table (LLMServingSim), or have no times of sending (SGLang, llmperf, genai-bench).
+"""Tools whose records are a table (LLMServingSim), or have no times of sending (SGLang, genai-bench).
 
-The forms are those of ``sglang.bench_serving`` 0.5, llmperf's ``..._individual_responses.json`` and genai-bench 0.0.5.
+The forms are those of ``sglang.bench_serving`` 0.5 and genai-bench 0.0.5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients import vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
-from blis_replay_labs.formats import llmservingsim, summed_up
+from blis_replay_labs.formats import genai_bench, llmservingsim
 
 SIMULATED = {
     "request_id": "bench-0",
@@ -65,20 +65,6 @@ SGLANG = {
     "generated_texts": ["secret"] * 2,
     "errors": ["", ""],
 }
-LLMPERF = [
-    {
-        "error_code": None,
-        "error_msg": "",
-        "inter_token_latency_s": 0.01,
-        "ttft_s": 0.05,
-        "end_to_end_latency_s": 0.85,
-        "request_output_throughput_token_per_s": 100.7,
-        "number_total_tokens": 352,
-        "number_output_tokens": 86,
-        "number_input_tokens": 266,
-    },
-    {"error_code": 503, "error_msg": "busy", "ttft_s": 9, "end_to_end_latency_s": 9, "number_input_tokens": 1},
-]
 GENAI = {
     "aggregated_metrics": {"scenario": "D(100,100)", "num_concurrency": 1, "stats": {}},
     "individual_request_metrics": [
@@ -163,18 +149,9 @@ def test_sglang_with_start_times_would_be_placed(tmp_path: Path) -> None:
     assert (found.frame["ttft_us"].to_list(), found.lacks) == ([50_000] * 2, ())
 
 
-def test_llmperf_is_summed_up(tmp_path: Path) -> None:
-    found, file = read(tmp_path, summed_up.read_llmperf, LLMPERF)
-    numbers = said(found)
-    assert (numbers["ttft", "mean"], numbers["e2e", "p99"]) == (pytest.approx(50_000), pytest.approx(850_000))
-    assert (numbers["requests", "sent"], numbers["requests", "failed"], file.tally.records) == (2, 1, 2)
-    assert numbers["prompt_tokens", "mean"] == 266
-    assert "llmperf does not say when it sent them" in found.lacks[0]
-
-
 @pytest.mark.parametrize(("unit", "us"), [("ms", 1e3), ("s", 1e6)])
 def test_genai_bench_is_summed_up_in_its_unit(tmp_path: Path, unit: str, us: float) -> None:
-    found, _file = read(tmp_path, summed_up.read_genai_bench, GENAI | {"_time_unit": unit})
+    found, _file = read(tmp_path, genai_bench.read_requests, GENAI | {"_time_unit": unit})
     numbers = said(found)
     assert (numbers["ttft", "mean"], numbers["tpot_reported", "max"]) == (
         pytest.approx(60 * us),
@@ -189,28 +166,27 @@ def test_genai_bench_is_summed_up_in_its_unit(tmp_path: Path, unit: str, us: flo
         (llmservingsim.recognises, SIMULATED),
         (llmservingsim.recognises_meta, META),
         (vllm_bench.recognises_sglang, SGLANG),
-        (summed_up.recognises_llmperf, LLMPERF),
-        (summed_up.recognises_genai_bench, GENAI),
+        (genai_bench.recognises, GENAI),
     ],
 )
 def test_files_are_known_by_content(recognises: Callable[[bytes], bool], content: object) -> None:
     assert recognises(json.dumps(content).encode())
-    others = (SIMULATED, META, SGLANG, LLMPERF, GENAI)
+    others = (SIMULATED, META, SGLANG, GENAI)
     assert sum(recognises(json.dumps(other).encode()) for other in others) == 1
 
 
 def test_a_run_without_placed_requests_is_stored_as_aggregates(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "individual_responses.json").write_text(json.dumps(LLMPERF))
+    (tmp_path / "run" / "run.json").write_text(json.dumps(GENAI))
     with read_recording(tmp_path / "run") as recording:
         assert (recording.ground_truth, recording.requests.height) == ("published aggregates", 0)
 
 
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None)
-@given(document=mutated([SGLANG, LLMPERF, GENAI, META]))
+@given(document=mutated([SGLANG, GENAI, META]))
 def test_mutated_files_never_break_the_readers(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    readers = (vllm_bench.read_sglang, summed_up.read_llmperf, summed_up.read_genai_bench, llmservingsim.read_requests)
+    readers = (vllm_bench.read_sglang, genai_bench.read_requests, llmservingsim.read_requests)
     for part in document if isinstance(document, list) else [document]:
         for reader in readers:
             try:
@@ -222,8 +198,7 @@ def test_mutated_files_never_break_the_readers(tmp_path_factory: pytest.TempPath
 @settings(max_examples=40, deadline=None)
 @given(content=damaged(GENAI))
 def test_damaged_bytes_never_break_the_readers(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    for reader in (summed_up.read_llmperf, summed_up.read_genai_bench):
-        try:
-            read(tmp_path_factory.mktemp("d"), reader, content)
-        except RecordingError as error:
-            assert "\n" not in str(error)
+    try:
+        read(tmp_path_factory.mktemp("d"), genai_bench.read_requests, content)
+    except RecordingError as error:
+        assert "\n" not in str(error)

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutations import damaged, mutated
 
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients import aiperf
 from blis_replay.ingest.readers.clients.aiperf import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
@@ -209,25 +207,6 @@ def test_the_summarys_numbers(tmp_path: Path) -> None:
     assert set(found.aggregates["stage"]) == {-1} and ("ttft", "mean") not in said
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(document=st.lists(mutated(with_metrics(usage_completion_tokens=metric(3))), min_size=1, max_size=3))
-def test_mutated_records_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    """Each line is read or rejected."""
-    found, file = read(tmp_path_factory.mktemp("m"), *document)
-    assert file.tally.records + file.tally.rejected_count == len(document)
-    if found.events is not None:
-        assert len(found.events.counts) == len(found.frame)
-
-
-@settings(max_examples=100, deadline=None)
-@given(content=damaged(record()))
-def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    _found, file = read(tmp_path_factory.mktemp("d"), content)
-    rows = [line for line in content.split(b"\n") if line.strip()]
-    assert file.tally.records + file.tally.rejected_count == len(rows)
-
-
 def test_the_summary_of_0_1_has_its_numbers_one_level_down(tmp_path: Path) -> None:
     """AIPerf 0.1 has no records of requests, so it is all there is."""
     path = tmp_path / "s.json"
@@ -243,21 +222,6 @@ SUMMARY = {
     "request_count": {"unit": "requests", "avg": 100.0},
     "input_config": {"models": {"items": [{"name": "m"}]}, "endpoint": {"extra": [["ignore_eos", True]]}},
 }
-
-
-@settings(max_examples=150, deadline=None)
-@given(content=mutated(SUMMARY).map(lambda document: json.dumps(document).encode()) | damaged(SUMMARY))
-def test_a_mutated_summary_is_read_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    path = tmp_path_factory.mktemp("s") / "s.json"
-    path.write_bytes(content)
-    try:
-        found = aiperf.read_summary(RecordedFile(path, path.name), path)
-    except RecordingError as error:
-        assert "\n" not in str(error)
-    else:
-        assert found.frame.is_empty()
 
 
 @settings(max_examples=50, deadline=None)

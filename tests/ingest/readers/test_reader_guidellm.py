@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from mutations import damaged, mutated
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises
@@ -246,43 +244,6 @@ def test_the_older_generation_says_its_prefix_with_each_benchmark(tmp_path: Path
 WHOLE = results(
     benchmark(record(0), record(1), errored=[record(2, error="x")]), benchmark(old_record(3), incomplete=[record(4)])
 )
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(document=mutated(WHOLE))
-def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    """Every record of a list that is one is read or rejected."""
-    try:
-        found, file = read(tmp_path_factory.mktemp("m"), json.dumps(document).encode())
-    except RecordingError as error:
-        assert "\n" not in str(error)
-        return
-    assert file.tally.records == len(found.frame)
-    broken_off = any("no valid JSON" in reason for _place, reason in file.tally.rejected)
-    benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
-    lists = [
-        listed
-        for b in (benchmarks if isinstance(benchmarks, list) else [])
-        if isinstance(b, dict) and isinstance(b.get("requests"), dict)
-        for name, listed in b["requests"].items()
-        if name in ("successful", "errored", "incomplete") and isinstance(listed, list)
-    ]
-    of_requests = sum(place.startswith("benchmarks[") for place, _why in file.tally.rejected)
-    assert broken_off or len(found.frame) + of_requests == sum(map(len, lists))
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(content=damaged(WHOLE))
-def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    try:
-        found, file = read(tmp_path_factory.mktemp("d"), content)
-    except RecordingError as error:
-        assert "\n" not in str(error)
-        return
-    assert len(found.frame) <= 5
-    assert file.tally.records == len(found.frame)
 
 
 def test_benchmarks_that_are_no_list_have_no_requests(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from mutations import damaged, mutated
 from step_log import step_log_requests
 
 from blis_replay.ingest.errors import RecordingError
@@ -214,36 +212,6 @@ def test_a_request_that_was_never_sent_does_not_make_the_zero(tmp_path: Path) ->
 def test_results_are_known_by_content() -> None:
     assert recognises(json.dumps(result()).encode())
     assert not recognises(b'[{"benchmark": {}, "metric": {}}]')
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(document=mutated(result(3)))
-def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    """Every request of the longest column is read or rejected."""
-    try:
-        found, file = read(tmp_path_factory.mktemp("m"), document)
-    except RecordingError as error:
-        assert "\n" not in str(error)
-        return
-    columns = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
-    lengths = [len(document[name]) for name in columns if isinstance(document.get(name), list)]
-    rejected = sum(place.startswith("request ") for place, _why in file.tally.rejected)
-    broken_off = any("no valid JSON" in reason for _place, reason in file.tally.rejected)
-    assert broken_off or len(found.frame) + rejected == max(lengths, default=0)
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(content=damaged(result(3)))
-def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    try:
-        found, _file = read(tmp_path_factory.mktemp("d"), content)
-    except RecordingError as error:
-        assert "\n" not in str(error)
-        return
-    if found.events is not None:
-        assert len(found.events.counts) == len(found.frame)
 
 
 def test_there_are_no_more_runs_and_requests_than_a_file_can_have(
