@@ -15,10 +15,16 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
-from blis_replay.ingest.served import by_arrival, completed_requests, failed_count, recorded_requests, request_count
+from blis_replay.ingest.served import (
+    by_arrival,
+    completed_requests,
+    failed_count,
+    published,
+    recorded_requests,
+    request_count,
+)
 
 CHECK = "overloaded"
 FAILED_SHARE = 0.10  # of requests; more of them failed: the server could not serve them

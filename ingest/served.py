@@ -1,10 +1,11 @@
-"""The requests of a recording: which were recorded, which of them completed and failed, and how many were sent."""
+"""What is known of how a run was served: recorded requests, or aggregates that were published of it."""
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
-from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 
@@ -44,3 +45,55 @@ def request_count(recording: Recording, stage: int = -1) -> int | None:
 def by_arrival(requests: pl.DataFrame) -> pl.DataFrame:
     """Requests in the order of their sends, which they mostly have: sorting would copy them."""
     return requests if requests["arrival_us"].is_sorted() else requests.sort("arrival_us")
+
+
+# -- Published aggregates ------------------------------------------------------------------------------------------
+
+# Reported statistic -> the true one it stands for.
+PAIRED_QUANTILES = {"p75": "p50", "p90": "p80", "p95": "p90", "p99": "p98", "p99.9": "p99.8", "max": "max"}
+
+
+def published(aggregates: pl.DataFrame, stage: int, metric: str, statistic: str) -> float | None:
+    """One published number (AGGREGATE_SCHEMA; stage -1 is the whole run), None if absent."""
+    values = aggregates.filter(
+        (pl.col("stage") == stage) & (pl.col("metric") == metric) & (pl.col("statistic") == statistic)
+    )["value"]
+    value = values[0] if len(values) else None
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def is_paired(aggregates: pl.DataFrame, stage: int = -1, output_tokens: float | None = None) -> bool:
+    """Whether the reported ITL of a stage pools two stamps per token.
+
+    By shape: its median below 5 % of its p75, and its mean equal to the reported TPOT
+    within 1 %.  Failing that, by ``(E2E - TTFT) / (output_tokens - 1)`` above 1.5 times it.
+    """
+    median, p75 = (published(aggregates, stage, "itl_reported", s) for s in ("p50", "p75"))
+    mean, tpot = (published(aggregates, stage, metric, "mean") for metric in ("itl_reported", "tpot_reported"))
+    if median is not None and p75:
+        same_mean = mean is None or tpot is None or abs(tpot - mean) <= 0.01 * mean
+        return median < 0.05 * p75 and same_mean
+    true = true_mean_gap_us(aggregates, stage, output_tokens)
+    return mean is not None and true is not None and true > 1.5 * mean
+
+
+def true_mean_gap_us(aggregates: pl.DataFrame, stage: int, output_tokens: float | None) -> float | None:
+    """Mean gap between output tokens from published means: ``(E2E - TTFT) / (output_tokens - 1)``, us."""
+    e2e_us, ttft_us = (published(aggregates, stage, metric, "mean") for metric in ("e2e", "ttft"))
+    if e2e_us is None or ttft_us is None or output_tokens is None or output_tokens <= 1:
+        return None
+    return (e2e_us - ttft_us) / (output_tokens - 1)
+
+
+def published_itl(aggregates: pl.DataFrame, stage: int = -1, output_tokens: float | None = None) -> dict[str, float]:
+    """True ITL quantiles of a stage in us, by name (``p50``, ``p80``, ``p90``, ``p98``, ``p99.8``, ``max``).
+
+    ``aggregates``: AGGREGATE_SCHEMA; ``output_tokens``: the true decode length, needed only
+    to tell pairing where quantiles are missing.  Not paired: the published quantiles as they
+    are.  The mean is not among them, see ``true_mean_gap_us``.
+    """
+    rows = aggregates.filter((pl.col("stage") == stage) & (pl.col("metric") == "itl_reported"))
+    reported = {s: float(v) for s, v in rows.select("statistic", "value").iter_rows() if v is not None and s != "mean"}
+    if not is_paired(aggregates, stage, output_tokens):
+        return reported
+    return {true: reported[name] for name, true in PAIRED_QUANTILES.items() if name in reported}

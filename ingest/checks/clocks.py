@@ -8,9 +8,8 @@ import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured
-from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording, Severity
-from blis_replay.ingest.served import completed_requests, recorded_requests
+from blis_replay.ingest.served import completed_requests, published, recorded_requests
 from blis_replay.ingest.steps.clock_offset import (
     MIXED_US,
     DepthOffset,

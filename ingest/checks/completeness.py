@@ -6,9 +6,15 @@ import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured
-from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.served import by_arrival, completed_requests, failed_count, failed_requests, recorded_requests
+from blis_replay.ingest.served import (
+    by_arrival,
+    completed_requests,
+    failed_count,
+    failed_requests,
+    published,
+    recorded_requests,
+)
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "completeness"

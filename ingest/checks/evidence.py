@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from blis_replay.ingest.published import true_mean_gap_us
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows, query, rows_of
-from blis_replay.ingest.served import completed_requests, recorded_requests
+from blis_replay.ingest.served import completed_requests, recorded_requests, true_mean_gap_us
 from blis_replay.ingest.tables import Table
 
 if TYPE_CHECKING:

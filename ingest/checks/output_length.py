@@ -5,9 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked, true_output_tokens
-from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.served import completed_requests
+from blis_replay.ingest.served import completed_requests, published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "output_length"

@@ -8,10 +8,9 @@ import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean, not_checked
 from blis_replay.ingest.errors import counted
-from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
-from blis_replay.ingest.served import completed_requests, recorded_requests
+from blis_replay.ingest.served import completed_requests, published, recorded_requests
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.tables import Table, columns_named
 

@@ -12,9 +12,8 @@ from blis_replay.ingest.checks.evidence import (
     recorded_decode_gap_us,
     true_output_tokens,
 )
-from blis_replay.ingest.published import PAIRED_QUANTILES, is_paired, published, published_itl
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.served import completed_requests
+from blis_replay.ingest.served import PAIRED_QUANTILES, completed_requests, is_paired, published, published_itl
 from blis_replay.ingest.stream import NO_EVENTS, EventTotals, TokenLayout
 from blis_replay.ingest.tables import Cell, Table, columns_named
 

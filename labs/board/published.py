@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from blis_replay.base.document import load_yaml
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.published import published
+from blis_replay.ingest.served import published
 from blis_replay.ingest.store import Store
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.replay.driver import replay

@@ -15,9 +15,9 @@ from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
 from blis_replay.blis.trace import RequestTrace
-from blis_replay.ingest.published import published
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import Rows, rows_of
+from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.validate.errors import ValidateError

@@ -10,9 +10,9 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest import overload
-from blis_replay.ingest.published import published_itl
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.served import published_itl
 from blis_replay.ingest.store import Store, inter_token_gaps, read_stored
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import STATISTICS, LatencySamples, pooled_quantiles, statistics

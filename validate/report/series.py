@@ -10,8 +10,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
-from blis_replay.ingest.published import published_itl
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
+from blis_replay.ingest.served import published_itl
 from blis_replay.ingest.steps.records import one_a_step
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import LatencySamples, Values, weighted_quantiles

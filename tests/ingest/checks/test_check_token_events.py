@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.published import is_paired, published_itl
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
+from blis_replay.ingest.served import is_paired, published_itl
 from blis_replay.ingest.store import inter_token_gaps, open_store, read_token_layout, token_times
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import (
