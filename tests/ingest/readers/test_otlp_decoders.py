@@ -10,7 +10,6 @@ from unittest.mock import patch
 import polars as pl
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from otlp_trees import MAX_INT64, documents
 
 from blis_replay.ingest.readers.files import Tally
@@ -203,16 +202,6 @@ def test_a_time_beyond_int64_costs_its_event_also_one_that_is_not_read() -> None
     document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"] = [{"name": "mine", "timeUnixNano": str(2**63)}]
     batch, tally = decoded(document)
     assert (len(batch.spans), [place for place, _ in tally.rejected]) == (1, ["line 7, span 1, event 1"])
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(document=documents, edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=5))
-def test_mutated_messages_never_raise(document: dict[str, Any], edits: list[tuple[int, int]]) -> None:
-    mutated = bytearray(json.dumps(document).encode())
-    for position, byte in edits:
-        mutated[position % len(mutated)] = byte
-    decoded(bytes(mutated))
 
 
 @pytest.mark.slow
