@@ -153,7 +153,7 @@ def _paused_before(pauses_us: Int64s, times_us: Int64s) -> Floats:
     if not len(pauses_us):
         return np.zeros(len(times_us))
     paused_us = np.insert(pauses_us[:, 1] - pauses_us[:, 0], np.arange(len(pauses_us)), 0).cumsum()
-    return np.interp(times_us, pauses_us.ravel(), paused_us)
+    return np.asarray(np.interp(times_us, pauses_us.ravel(), paused_us), np.float64)
 
 
 def _over_time(depths: dict[str, int], name: str) -> float:

@@ -41,11 +41,11 @@ def in_order(start_us: Int64s, believed: Bools) -> Bools:
 def _ascending(start_us: Int64s, among: Bools) -> Bools:
     """``among`` without those that begin before an earlier one, or after a later one, whichever leaves more."""
     latest_so_far = np.maximum.accumulate(np.where(among, start_us, _NEVER))
-    early = among & (start_us == latest_so_far)
+    early: Bools = among & (start_us == latest_so_far)
     if early.sum() == among.sum():
         return early
     earliest_from_here = np.minimum.accumulate(np.where(among, start_us, _FOREVER)[::-1])[::-1]
-    late = among & (start_us == earliest_from_here)
+    late: Bools = among & (start_us == earliest_from_here)
     return early if early.sum() >= late.sum() else late
 
 

@@ -314,7 +314,7 @@ def _why_not_opened(path: Path, read_only: bool, error: duckdb.Error) -> str:
 
 # Stores that were checked, and the state of their files then: rows are read by many short looks into a store, and a
 # check takes 15 ms.
-_CHECKED: dict[Path, list[tuple[int, ...]]] = {}
+_CHECKED: dict[Path, list[tuple[int, int, int, int, int]]] = {}
 
 
 def _is_checked(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
