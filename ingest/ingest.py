@@ -121,11 +121,11 @@ _NOT_USED = re.compile(r".*\(not used: (.*)\)")
 
 def _not_used(files: Sequence[tuple[str, str]], source: Source) -> str:
     """Files that the user may expect to be used and that were not, with the reason."""
-    found = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
+    unused = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
     if source.paths is not None:
-        found += [(name, "its format is not known") for name, kind in files if kind == "unknown"]
-    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
-    return ", ".join([*(f"{name} ({why})" for name, why in found[:_MOST_NAMES]), *more])
+        unused += [(name, "its format is not known") for name, kind in files if kind == "unknown"]
+    more = [f"{len(unused) - _MOST_NAMES} more"] if len(unused) > _MOST_NAMES else []
+    return ", ".join([*(f"{name} ({why})" for name, why in unused[:_MOST_NAMES]), *more])
 
 
 _NOT_WORSE = ("requests", "steps", "iterations", "rejected")

@@ -61,16 +61,16 @@ class ServerSide:
             self.logged = journeys_of_requests(traces.journeys)
         return traces
 
-    def paired_with(self, traced: RequestsRead, found: RequestsRead | None, used: str) -> RequestsRead:
-        """The client's requests ``found`` in the file ``used`` with what the server traced of them; else its own."""
-        if found is None or found.rows.is_empty():
+    def paired_with(self, traced: RequestsRead, client: RequestsRead | None, used: str) -> RequestsRead:
+        """The ``client``'s requests, of the file ``used``, with what the server traced; else the server's requests."""
+        if client is None or client.rows.is_empty():
             return replace(traced, prefix=self._logged_prompts(np.arange(len(self.logged)), len(self.logged)))
         self.spans = traced.frame
         kind = traced.clock_kind
-        self.pairing = paired(found.frame, self.spans, kind, found.clock_kind == kind == "monotonic")
+        self.pairing = paired(client.frame, self.spans, kind, client.clock_kind == kind == "monotonic")
         self._note_pairing(self.pairing, used)
         logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
-        return replace(found, rows=rows_of(self.pairing.frame), prefix=logged or found.prefix)
+        return replace(client, rows=rows_of(self.pairing.frame), prefix=logged or client.prefix)
 
     def _logged_prompts(self, rows: NDArray[np.int64], count: int) -> RawPrompts | None:
         """The prompts of requests by the step log, whose own requests are the requests ``rows``."""

@@ -265,14 +265,14 @@ def _ahead(least_us: float, most_us: float) -> str:
 def _server_clock(recording: Recording) -> list[Finding]:
     """The server's clock beside the client's, by requests that both recorded."""
     clocks = {clock.name: clock for clock in recording.clocks}
-    found = next((clock for clock in recording.clocks if clock.placed == IDENTITIES), None)
-    if found is None:
+    paired = next((clock for clock in recording.clocks if clock.placed == IDENTITIES), None)
+    if paired is None:
         return []
     client = clocks.get("client")
-    ahead_us = found.zero_us - client.zero_us if client is not None and client.kind == found.kind else None
-    measured: Measured = {"server_ahead_us": ahead_us, "uncertainty_us": found.uncertainty_us}
+    ahead_us = paired.zero_us - client.zero_us if client is not None and client.kind == paired.kind else None
+    measured: Measured = {"server_ahead_us": ahead_us, "uncertainty_us": paired.uncertainty_us}
     said = "lies beside the client's" if ahead_us is None else f"is {_ms(ahead_us)} ahead of the client's"
-    message = f"the server's clock {said}, +- {_ms(found.uncertainty_us)}, by the requests that both recorded"
+    message = f"the server's clock {said}, +- {_ms(paired.uncertainty_us)}, by the requests that both recorded"
     rule = "a server has a request after its send, and its first token before the client: each pair bounds the offset"
     return [Finding(CHECK, "note", "", message, measured, rule)]
 
@@ -281,22 +281,22 @@ def _step_clock(recording: Recording) -> list[Finding]:
     clock = next((clock for clock in recording.clocks if clock.name == "step"), None)
     if clock is None or recording.steps.is_empty() or recorded_requests(recording).is_empty():
         return []
-    found, why = estimate_offset(recording.steps, recorded_requests(recording))
-    measured = _measured(recording, clock, found)
+    by_depth, why = estimate_offset(recording.steps, recorded_requests(recording))
+    measured = _measured(recording, clock, by_depth)
     severity: Severity = "corrected" if clock.placed == ESTIMATED else "note"
     metric, message = "", _placement(clock, measured, why)
-    if found is not None and clock.placed not in ("", ESTIMATED, NOT_KNOWN) and not found.fits_at_zero:
+    if by_depth is not None and clock.placed not in ("", ESTIMATED, NOT_KNOWN) and not by_depth.fits_at_zero:
         severity, metric = "unusable", "step_time"
         message = (
             f"the steps do not fit the requests as their stamps say: by running depth they are stamped "
-            f"{_ms(abs(found.offset_us))} {'early' if found.offset_us > 0 else 'late'}, "
-            f"+- {_ms(found.uncertainty_us)}; step times are not used"
+            f"{_ms(abs(by_depth.offset_us))} {'early' if by_depth.offset_us > 0 else 'late'}, "
+            f"+- {_ms(by_depth.uncertainty_us)}; step times are not used"
         )
     placed = Finding(CHECK, severity, metric, message, measured, RULE)
-    return [placed, *([] if found is None else _drift(found))]
+    return [placed, *([] if by_depth is None else _drift(by_depth))]
 
 
-def _measured(recording: Recording, clock: Clock, found: DepthOffset | None) -> Measured:
+def _measured(recording: Recording, clock: Clock, by_depth: DepthOffset | None) -> Measured:
     """First step after the first send, in us, by the stamps and by depth."""
     first_us = int(recording.steps.aggregate(first="coalesce(min(start_us), 0)")["first"])
     stamped_us = clock.stamped_zero_us
@@ -304,9 +304,9 @@ def _measured(recording: Recording, clock: Clock, found: DepthOffset | None) -> 
         "placed": clock.placed or NOT_KNOWN,
         "constructed": int(clock.constructed),
         "first_step_stamped_us": None if stamped_us is None else first_us + clock.zero_us - stamped_us,
-        "first_step_by_depth_us": None if found is None else first_us + found.offset_us,
-        "uncertainty_us": None if found is None else found.uncertainty_us,
-        "explained_share_of_depth": None if found is None else found.explained,
+        "first_step_by_depth_us": None if by_depth is None else first_us + by_depth.offset_us,
+        "uncertainty_us": None if by_depth is None else by_depth.uncertainty_us,
+        "explained_share_of_depth": None if by_depth is None else by_depth.explained,
     }
 
 
@@ -327,8 +327,8 @@ def _placement(clock: Clock, measured: Measured, why: str) -> str:
     return f"{head}; the stamps are used"
 
 
-def _drift(found: DepthOffset) -> list[Finding]:
-    early, late = found.early_us, found.late_us
+def _drift(by_depth: DepthOffset) -> list[Finding]:
+    early, late = by_depth.early_us, by_depth.late_us
     if max(early[0], late[0]) <= min(early[1], late[1]):
         return []
     drift_us = (sum(late) - sum(early)) // 2

@@ -46,8 +46,8 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     if recording.steps.is_empty() or completed_requests(recording, "status").is_empty():
         return [not_checked(CHECK, "", "it takes step records and completed requests")]
     findings = [_of_window(recording, window) for window in context.windows]
-    found = [finding for finding in findings if finding is not None]
-    return found or [not_checked(CHECK, "", f"fewer than {_FEWEST} steps or requests in every load stage")]
+    judged = [finding for finding in findings if finding is not None]
+    return judged or [not_checked(CHECK, "", f"fewer than {_FEWEST} steps or requests in every load stage")]
 
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:

@@ -83,11 +83,11 @@ def totals_of_steps(recording: Recording, step_ids: Int64s) -> pl.DataFrame:
     if recording.lifecycles.height <= ADMISSIONS_A_STRETCH:
         return reconstructed_steps(reconstruct(recording), step_ids)
     wanted = int(step_ids.min(initial=np.iinfo(np.int64).max)), int(step_ids.max(initial=0))
-    found = [pl.DataFrame(schema=TOTALS_SCHEMA)]
+    totals_of_stretches = [pl.DataFrame(schema=TOTALS_SCHEMA)]
     for stretch in reconstruct_by_stretches(recording, ADMISSIONS_A_STRETCH, wanted):
         inside = (step_ids >= stretch.first_step) & (step_ids <= stretch.last_step)
-        found.append(reconstructed_steps(stretch.built, step_ids[inside]))
-    return pl.concat(found)
+        totals_of_stretches.append(reconstructed_steps(stretch.built, step_ids[inside]))
+    return pl.concat(totals_of_stretches)
 
 
 def _with_records_of(recording: Recording, admissions: pl.DataFrame, first_step: int, last_step: int) -> Recording:

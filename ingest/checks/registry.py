@@ -105,7 +105,7 @@ def check_evidence(
     context = Context(read_token_layout(store, slug), None, stage_windows(recording), stamp_gaps(store, slug))
     answers = []
     for check in checks:
-        found = tuple(finding for finding in recording.findings if finding.check == check.name)
+        findings = tuple(finding for finding in recording.findings if finding.check == check.name)
         tables = tuple(table for table in check.evidence_tables(recording, context) if table.rows)
-        answers.append(CheckEvidence(slug, recording.alias, check, found, tables))
+        answers.append(CheckEvidence(slug, recording.alias, check, findings, tables))
     return tuple(answers)

@@ -85,8 +85,8 @@ def _server(recording: Recording) -> dict[str, float | None]:
         **{name: (f"server_{name}", "sum") for name in ("prefix_queries", "prefix_hits")},
         **{f"{name}_us": (f"server_{name}", "mean") for name in ("ttft", "itl", "e2e", "queue", "prefill", "decode")},
     }
-    found = {name: published(recording.aggregates, -1, *source) for name, source in sources.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {name: published(recording.aggregates, -1, *source) for name, source in sources.items()}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _counts(recording: Recording) -> Finding:

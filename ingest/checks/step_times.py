@@ -152,8 +152,8 @@ def check_step_cycle(recording: Recording, context: Context) -> list[Finding]:
     if recording.steps.is_empty():
         return [not_checked(CYCLE_CHECK, "step_time", "no step records")]
     findings = [_of_window(recording, window) for window in context.windows]
-    found = [finding for finding in findings if finding is not None]
-    return found or [
+    judged = [finding for finding in findings if finding is not None]
+    return judged or [
         not_checked(CYCLE_CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")
     ]
 

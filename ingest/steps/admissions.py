@@ -117,8 +117,8 @@ def of_journeys(lifecycles: Rows, admissions: pl.DataFrame) -> Rows:
     return lifecycles.between("journey", first, last)
 
 
-def _judged(found: pl.DataFrame, first_come: bool, asynchronous: bool, journeys: int) -> Admissions:
-    judged = found.with_columns(_problem(first_come).alias("problem"))
+def _judged(admissions: pl.DataFrame, first_come: bool, asynchronous: bool, journeys: int) -> Admissions:
+    judged = admissions.with_columns(_problem(first_come).alias("problem"))
     remarks = judged.drop_nulls("problem").group_by("problem").agg(pl.col("journey").n_unique())
     unusable = pl.col("problem").is_in([NO_PROMPT, IMPOSSIBLE, SEVERAL_TOKENS])
     usable = (
@@ -144,7 +144,7 @@ def _grouped(events: pl.DataFrame, before: int) -> pl.DataFrame:
         .sort("journey", "step_id", pl.col("event").cast(pl.Enum(_TURN)), "scheduled_at")
     )
     of = {name: pl.col("event") == event for event, name in _CORE.items()}
-    told = {
+    by_event = {
         **{f"{name.lower()}_step": pl.when(chosen).then("step_id") for name, chosen in of.items()},
         **{name: pl.when(of["SCHEDULED"]).then(name) for name in ("scheduled_at", "scheduled_us", "output_tokens")},
         "resumed": pl.when(of["SCHEDULED"]).then(_resumed()),
@@ -153,10 +153,10 @@ def _grouped(events: pl.DataFrame, before: int) -> pl.DataFrame:
     }
     # Of each kind an admission has one event; of several the first counts, which are by step.
     grouped = (
-        ordered.select("journey", "step_id", "finish_status", of["SCHEDULED"].cum_sum().alias("admission"), **told)
+        ordered.select("journey", "step_id", "finish_status", of["SCHEDULED"].cum_sum().alias("admission"), **by_event)
         .group_by("journey", "admission", maintain_order=True)
         .agg(
-            *(pl.col(name).min() for name in told),
+            *(pl.col(name).min() for name in by_event),
             pl.col("finish_status").drop_nulls().first(),
             pl.col("step_id").max().alias("seen_step"),
         )
@@ -195,9 +195,9 @@ def _bounded(grouped: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
 def _problem(first_come: bool) -> pl.Expr:
     """Why an admission is left out or not certain, null if it is neither."""
     decodes, given = pl.col("last_step") - pl.col("prefill_end_step"), pl.col("given_tokens") - 1
-    told = ~pl.col("aborted") & ~pl.col("open") & pl.col("prefill_end_step").is_not_null()
+    complete = ~pl.col("aborted") & ~pl.col("open") & pl.col("prefill_end_step").is_not_null()
     many = (pl.col("first_tokens") > 1) | (
-        told & ((given > decodes) | (pl.col("prefill_end_step") < pl.col("start_step")))
+        complete & ((given > decodes) | (pl.col("prefill_end_step") < pl.col("start_step")))
     )
     longer = pl.coalesce("prefill_end_step", "last_step") - pl.col("start_step") >= pl.col("known_tokens")
     went_on = (pl.col("finished_step") >= pl.col("preempted_step")) & (pl.col("finish_status") != "aborted")
@@ -213,7 +213,7 @@ def _problem(first_come: bool) -> pl.Expr:
         NOT_ADMITTED: pl.col("scheduled_step").is_null() & ~given_up_waiting,
         NO_END: pl.col("open"),
         GIVEN_UP: pl.col("in_prefill"),
-        PASSED_OVER: (told & (given < decodes)).fill_null(False) | unsure,
+        PASSED_OVER: (complete & (given < decodes)).fill_null(False) | unsure,
     }
     return pl.coalesce(pl.when(flag.fill_null(False)).then(pl.lit(reason)) for reason, flag in reasons.items())
 

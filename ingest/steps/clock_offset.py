@@ -97,19 +97,19 @@ def estimate_offset(steps: Rows, requests: Rows) -> tuple[DepthOffset | None, st
     included: the engine counted them too.
     """
     depths = _depths(steps, requests)
-    found = _of_whole(depths, requests.height)
-    if isinstance(found, str):
-        return None, found
+    whole = _of_whole(depths, requests.height)
+    if isinstance(whole, str):
+        return None, whole
     half, all_ = len(depths.depth) // 2, len(depths.depth)
-    place = found.around_us, found.cell_us
+    place = whole.around_us, whole.cell_us
     early, late = (_interval(depths.part(*ends), *place)[:2] for ends in ((0, half), (half, all_)))
-    return DepthOffset(found.low_us, found.high_us, early, late, found.explained, all_), ""
+    return DepthOffset(whole.low_us, whole.high_us, early, late, whole.explained, all_), ""
 
 
 def offset_by_depth(steps: Rows, requests: Rows) -> int | None:
     """``offset_us`` of :func:`estimate_offset`, without the halves, which take twice as long; None where it is None."""
-    found = _of_whole(_depths(steps, requests), requests.height)
-    return None if isinstance(found, str) else _middle(found.low_us, found.high_us)
+    whole = _of_whole(_depths(steps, requests), requests.height)
+    return None if isinstance(whole, str) else _middle(whole.low_us, whole.high_us)
 
 
 def _middle(low_us: int, high_us: int) -> int:

@@ -131,10 +131,10 @@ def followed(counts: StepCounts, served: pl.DataFrame, block_size: int, caching:
     begins = np.flatnonzero((counts.decode_requests == 0) & (counts.prefill_requests > 0))[:_MOST_BEGINNINGS]
     best: Followed | None = None
     for begin in begins.tolist():
-        found = _Walk(counts, lengths, begin).go()
-        if best is None or found.end - found.begin > best.end - best.begin:
-            best = found
-        if not found.why or (best.begin < begin and best.end - best.begin > steps // 2):
+        walked = _Walk(counts, lengths, begin).go()
+        if best is None or walked.end - walked.begin > best.end - best.begin:
+            best = walked
+        if not walked.why or (best.begin < begin and best.end - best.begin > steps // 2):
             break
     nothing = np.full(served.height, NONE, np.int64)
     return best or Followed(nothing, nothing, nothing, nothing, nothing, 0, 0, "no step begins with an empty engine")

@@ -65,12 +65,12 @@ def place(recording: Recording, scratch: Scratch) -> Placed:
         return Placed(rows, f"when iterations began: {why or 'the clock of the requests was made up'}")
     frame = whole_iterations(rows)
     served = served_requests(recording.requests, recording.lifecycles)
-    found = followed_requests(recording, frame, served)
-    remark = remark_of(found, frame.height)
-    if found.end <= found.begin:
+    walk = followed_requests(recording, frame, served)
+    remark = remark_of(walk, frame.height)
+    if walk.end <= walk.begin:
         return Placed(rows, remark)
-    start_us, uncertainty_us = _starts(recording, frame, served, found)
-    part = slice(found.begin, found.end)
+    start_us, uncertainty_us = _starts(recording, frame, served, walk)
+    part = slice(walk.begin, walk.end)
     times = pl.DataFrame(
         {
             "engine": frame["engine"][part],
@@ -102,38 +102,38 @@ def whole_iterations(rows: Rows) -> pl.DataFrame:
     return frame.head(int(gaps[0]) if len(gaps) else frame.height).filter(~pl.col("dummy"))
 
 
-def remark_of(found: Followed, steps: int) -> str:
+def remark_of(walk: Followed, steps: int) -> str:
     """What of the steps could not be explained by the requests, in words."""
-    parts = [f"iterations before {found.begin:,} served requests that no file records"] if found.begin else []
-    if found.why:
-        parts.append(f"at iteration {found.end:,} of {steps:,} their counts are not those of the requests: {found.why}")
+    parts = [f"iterations before {walk.begin:,} served requests that no file records"] if walk.begin else []
+    if walk.why:
+        parts.append(f"at iteration {walk.end:,} of {steps:,} their counts are not those of the requests: {walk.why}")
     return "when iterations began: " + "; ".join(parts) if parts else ""
 
 
 def _starts(
-    recording: Recording, iterations: pl.DataFrame, served: pl.DataFrame, found: Followed
+    recording: Recording, iterations: pl.DataFrame, served: pl.DataFrame, walk: Followed
 ) -> tuple[Int64s, Int64s]:
     """int64[steps explained]: the start of each in us, and how far the true one can be from it."""
     asynchronous = recording.engine.get("async_scheduling")
     lead = 2 if asynchronous is not None and asynchronous.value else 1
-    own_us = iterations["elapsed_us"].to_numpy()[found.begin : found.end]
+    own_us = iterations["elapsed_us"].to_numpy()[walk.begin : walk.end]
     steps = len(own_us)
     bounds = _Bounds(np.full(steps, _NEVER), np.full(steps, _FOREVER), np.cumsum(own_us))
     begun_us = np.full(steps, _NEVER)
-    _bound_by_requests(recording, served, found, bounds, begun_us)
+    _bound_by_requests(recording, served, walk, bounds, begun_us)
     if recording.token_events is not None:
-        _bound_by_tokens(recording.token_events, served, found, bounds)
-    ties = _ties(served, found, steps)
+        _bound_by_tokens(recording.token_events, served, walk, bounds)
+    ties = _ties(served, walk, steps)
     for _ in range(_PASSES):
         bounds.early = np.maximum(bounds.early, begun_us + own_us)
         bounds.tighten()
         bounds.tie(*ties)
     bounds.tighten()
     # Where nobody decodes and nobody was in prefill before, the engine may have been idle.
-    part = slice(found.begin, found.end)
+    part = slice(walk.begin, walk.end)
     busy = iterations["decode_requests"].to_numpy()[part] > 0
     begin = np.zeros(steps, np.int64)
-    np.add.at(begin, found.admitted[(found.admitted >= 0) & (found.admitted < found.end)] - found.begin, 1)
+    np.add.at(begin, walk.admitted[(walk.admitted >= 0) & (walk.admitted < walk.end)] - walk.begin, 1)
     busy |= iterations["prefill_requests"].to_numpy()[part] > begin
     return _between(bounds, begun_us, own_us, busy, lead)
 
@@ -153,19 +153,19 @@ def _between(bounds: _Bounds, begun_us: Int64s, own_us: Int64s, busy: Bools, lea
     late = np.minimum.accumulate((bounds.late - own_us)[::-1])[::-1]
     early = np.maximum.accumulate(np.maximum(before[0], begun_us))
     early = np.where(early <= _NEVER // 2, late - way_us, early)
-    told = np.where(busy & (before[1] > _NEVER // 2), np.minimum(before[1], late), late) - way_us
-    start_us = np.maximum.accumulate(np.clip(told, early, np.maximum(late, early)))
+    latest_us = np.where(busy & (before[1] > _NEVER // 2), np.minimum(before[1], late), late) - way_us
+    start_us = np.maximum.accumulate(np.clip(latest_us, early, np.maximum(late, early)))
     return start_us, np.maximum(np.maximum(start_us - early, late - start_us), 1)
 
 
 def _bound_by_requests(
-    recording: Recording, served: pl.DataFrame, found: Followed, bounds: _Bounds, begun_us: Int64s
+    recording: Recording, served: pl.DataFrame, walk: Followed, bounds: _Bounds, begun_us: Int64s
 ) -> None:
     """By arrival, first and last token of each request; ``begun_us`` takes the arrivals, by admitting step."""
     server = next((clock for clock in recording.clocks if clock.name == "server" and clock.placed == IDENTITIES), None)
     loose_us = 0 if server is None or server.uncertainty_us is None else server.uncertainty_us
-    known = (found.admitted >= 0) & (found.first >= 0) & (found.last < found.end)
-    admitted, first, last = (steps[known] - found.begin for steps in (found.admitted, found.first, found.last))
+    known = (walk.admitted >= 0) & (walk.first >= 0) & (walk.last < walk.end)
+    admitted, first, last = (steps[known] - walk.begin for steps in (walk.admitted, walk.first, walk.last))
     column = {name: served[name].cast(pl.Float64).fill_null(np.nan).to_numpy()[known] for name in _TIMES}
     # What the server stamped is off by the offset between its clock and the client's, if that is not known better.
     arrived = column["arrived_us"] - np.where(served["at_server"].to_numpy()[known], loose_us, 0)
@@ -181,33 +181,33 @@ _TIMES = ("arrived_us", "queue_us", "prefill_us", "decode_us", "first_token_us",
 
 
 def _least(bound: Int64s, at: Int64s, us: NDArray[np.float64]) -> None:
-    told = ~np.isnan(us)
-    np.maximum.at(bound, at[told], np.floor(us[told]).astype(np.int64))
+    known = ~np.isnan(us)
+    np.maximum.at(bound, at[known], np.floor(us[known]).astype(np.int64))
 
 
 def _most(bound: Int64s, at: Int64s, us: NDArray[np.float64]) -> None:
-    told = ~np.isnan(us)
-    np.minimum.at(bound, at[told], np.ceil(us[told]).astype(np.int64))
+    known = ~np.isnan(us)
+    np.minimum.at(bound, at[known], np.ceil(us[known]).astype(np.int64))
 
 
-def _ties(served: pl.DataFrame, found: Followed, steps: int) -> tuple[Int64s, Int64s, Int64s]:
+def _ties(served: pl.DataFrame, walk: Followed, steps: int) -> tuple[Int64s, Int64s, Int64s]:
     """Steps of first and last tokens, and the time between them as the server measured it."""
-    known = (found.first >= 0) & (found.last < found.end) & served["decode_us"].is_not_null().to_numpy()
-    first, last = found.first[known] - found.begin, found.last[known] - found.begin
+    known = (walk.first >= 0) & (walk.last < walk.end) & served["decode_us"].is_not_null().to_numpy()
+    first, last = walk.first[known] - walk.begin, walk.last[known] - walk.begin
     return first, last, served["decode_us"].to_numpy()[known].astype(np.int64)
 
 
-def _bound_by_tokens(events: TokenEvents, served: pl.DataFrame, found: Followed, bounds: _Bounds) -> None:
+def _bound_by_tokens(events: TokenEvents, served: pl.DataFrame, walk: Followed, bounds: _Bounds) -> None:
     """By every token that its client stamped, where a request has as many stamps as tokens."""
     stamps = np.memmap(events.path, np.int64, "r") if events.path.stat().st_size else np.empty(0, np.int64)
     rows = served.select("request_index", "output_tokens").with_columns(
-        pl.Series("first", found.first), pl.Series("last", found.last)
+        pl.Series("first", walk.first), pl.Series("last", walk.last)
     )
-    usable = rows.drop_nulls().filter((pl.col("first") != NONE) & (pl.col("last") < found.end))
+    usable = rows.drop_nulls().filter((pl.col("first") != NONE) & (pl.col("last") < walk.end))
     for index, tokens, first, last in usable.iter_rows():
         if int(events.counts[index]) != tokens:
             continue
         begin = int(events.offsets[index])
         own_us = stamps[begin : begin + tokens] - events.zero_us
-        part = slice(first - found.begin, last + 1 - found.begin)
+        part = slice(first - walk.begin, last + 1 - walk.begin)
         bounds.late[part] = np.minimum(bounds.late[part], own_us)

@@ -304,9 +304,9 @@ def _solved(known: pl.DataFrame, left: pl.DataFrame) -> pl.DataFrame:
         _sums(group, values, len(groups))[group]
         for values in (open_tokens, unknown, known["work_tokens"].fill_null(0).to_numpy())
     )
-    told, total = _looked_up(groups, _step_and_kind(left["step_id"], left["had_tokens"]), left["left"].to_numpy())
+    has_left, total = _looked_up(groups, _step_and_kind(left["step_id"], left["had_tokens"]), left["left"].to_numpy())
     rest = total[group] - worked
-    possible = unknown & told[group] & (rest >= unknowns) & (rest <= asked)
+    possible = unknown & has_left[group] & (rest >= unknowns) & (rest <= asked)
     # Dealt out as differences of a rounded sum, so that the shares add up to it.
     upto, all_ = _sums_so_far(group, open_tokens), np.maximum(asked, 1)
     share = rest * upto // all_ - rest * (upto - tokens) // all_
@@ -344,8 +344,8 @@ def _looked_up(keys: Int64s, known: Int64s, values: Int64s) -> tuple[Bools, Int6
     place = np.minimum(np.searchsorted(known[order], keys), max(len(known) - 1, 0))
     if not len(known):
         return np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
-    told = known[order][place] == keys
-    return told, np.where(told, values[order][place], 0)
+    is_known = known[order][place] == keys
+    return is_known, np.where(is_known, values[order][place], 0)
 
 
 def _assumed(rows: pl.DataFrame) -> pl.DataFrame:

@@ -78,9 +78,9 @@ def detected_async(steps: Rows, journey_events: Rows) -> bool | None:
     """
     counts = {"outputs": pl.Int64, "late": pl.Int64}
     parts = 1 + (steps.height + journey_events.height) // LOOKED_UP_ROWS
-    found = [
+    counted = [
         query(_LATE_OUTPUTS, counts, {"parts": parts, "part": part}, steps=steps, events=journey_events).frame().row(0)
         for part in range(parts)
     ]
-    outputs, late = (sum(numbers) for numbers in zip(*found, strict=True))
+    outputs, late = (sum(numbers) for numbers in zip(*counted, strict=True))
     return 2 * late > outputs if outputs else None

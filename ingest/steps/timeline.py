@@ -146,9 +146,9 @@ def step_anchors(recording: Recording) -> StepAnchors:
     nearest, distances, ranges = scratch.writer(_NEAREST_SCHEMA), [], _step_ranges(recording)
     events = recording.journey_events.only(["event", "finish_status", "step_id", "time_us"])
     for first, last in ranges:
-        found = query(_NEAREST, _NEAREST_SCHEMA, output_of | {"first": first, "last": last}, events=events).frame()
-        nearest.add(found)
-        both = {"nearest": rows_of(found), "sampled": _sampled(recording, first, last)}
+        of_range = query(_NEAREST, _NEAREST_SCHEMA, output_of | {"first": first, "last": last}, events=events).frame()
+        nearest.add(of_range)
+        both = {"nearest": rows_of(of_range), "sampled": _sampled(recording, first, last)}
         distances.append(query(_DISTANCES, _DISTANCE_SCHEMA, **both).frame())
     lags, placed, best = _lags(pl.concat(distances)), nearest.done(), scratch.writer(_RECORD_SCHEMA)
     del distances
@@ -185,8 +185,8 @@ def _step_ranges(recording: Recording) -> list[tuple[int, int]]:
     parts = 1 + sum(rows.height for rows in both.values()) // LOOKED_UP_ROWS
     shares = ", ".join(str(part / parts) for part in range(1, parts))
     cuts = f"SELECT unnest(approx_quantile(step_id, [{shares}])) AS cut FROM ({_IDS})"  # noqa: S608 (numbers)
-    found = query(cuts, {"cut": pl.Int64}, **both)["cut"].drop_nulls().to_list() if shares else []
-    ends = sorted({int(cut) for cut in found})
+    places = query(cuts, {"cut": pl.Int64}, **both)["cut"].drop_nulls().to_list() if shares else []
+    ends = sorted({int(cut) for cut in places})
     return list(zip([_LOWEST, *(end + 1 for end in ends)], [*ends, _HIGHEST], strict=True))
 
 

@@ -341,13 +341,13 @@ def _has_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
 
     A macro, or a view in place of a table, is a query that somebody else wrote: neither may run.
     """
-    found = {(str(kind), str(name)) for kind, name in connection.execute(_OBJECTS).fetchall()}
-    macros = sorted(name for kind, name in found if kind == "macro")
+    objects = {(str(kind), str(name)) for kind, name in connection.execute(_OBJECTS).fetchall()}
+    macros = sorted(name for kind, name in objects if kind == "macro")
     if macros:
         raise StoreError(f"{path}: macro {_shown(macros[0])} is not of a store; ingest into a new store")
-    if not any(kind == "table" for kind, _name in found):
+    if not any(kind == "table" for kind, _name in objects):
         return False
-    if not {("table", "meta"), ("table", "experiments")} <= found:
+    if not {("table", "meta"), ("table", "experiments")} <= objects:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     version = _version(connection)
     if version.isdigit() and int(version) > SCHEMA_VERSION:
@@ -360,8 +360,8 @@ def _has_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
             f"{path}: its schema version is {version!r}, and this program reads {SCHEMA_VERSION}; ingest again into "
             "another store (--store)"
         )
-    for kind, name in sorted(found ^ _ours()):
-        problem = "is not of a store" if (kind, name) in found else "is missing"
+    for kind, name in sorted(objects ^ _ours()):
+        problem = "is not of a store" if (kind, name) in objects else "is missing"
         raise StoreError(f"{path}: {kind} {_shown(name)} {problem}; ingest into a new store")
     return True
 

@@ -253,8 +253,8 @@ _OF_EVENT = _places(EVENT_SCHEMA, EVENT_INTEGERS, EVENT_FLOATS, EVENT_STRINGS)
 def _fill(row: list[_Scalar], attributes: Iterable[_Attribute] | None, places: Mapping[str, tuple[int, _Kind]]) -> None:
     """Put the attributes that have a column into the row; raises :class:`Malformed` for one of another type."""
     for attribute in attributes or ():
-        if (found := places.get(attribute.key)) is not None:
-            place, kind = found
+        if (column := places.get(attribute.key)) is not None:
+            place, kind = column
             row[place] = _scalar(attribute.key, _VALUE.decode(attribute.value) or _Value(), kind)
 
 

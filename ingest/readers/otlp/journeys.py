@@ -177,14 +177,14 @@ def joined(
     ``hits``: :func:`cache_hits`; ``offset_ns``: epoch less monotonic clock, if known; ``ended_ns``: the end of earlier
     starts of the server, whose journeys are left out.  Spans that were recorded twice are rejected in their files.
     """
-    repeated, models, found = [], [], scratch.writer(READ_LIFECYCLE_SCHEMA)
+    repeated, models, read = [], [], scratch.writer(READ_LIFECYCLE_SCHEMA)
     for batch in _by_trace(is_since(parts.spans, ended_ns)):
         spans, later = first_spans(batch)
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
-        found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
+        read.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
-    lifecycles = by_arrival(found.done(), scratch)
+    lifecycles = by_arrival(read.done(), scratch)
     return Journeys(lifecycles, parts.events, _most_named(pl.concat(models)), _remarks(lifecycles))
 
 
@@ -230,11 +230,11 @@ def on_zero(journeys: Journeys, zero_us: int, scratch: Scratch) -> tuple[Rows, R
         both = (batch.select("journey", span_key=name) for name in ("span_key", "span_key_api"))
         of_spans = pl.concat(both).drop_nulls("span_key")
         first, last = of_spans.select(first=pl.col("span_key").min(), last=pl.col("span_key").max()).row(0)
-        found = journeys.events.between("span_key", first, last).frame()
-        found = found.join(of_spans, on="span_key", maintain_order="left").with_columns(time_us=time_us)
+        of_batch = journeys.events.between("span_key", first, last).frame()
+        of_batch = of_batch.join(of_spans, on="span_key", maintain_order="left").with_columns(time_us=time_us)
         # Events of one time in the sequence that they have in the server, which is that of their type.
-        found = found.sort("journey", "time_ns", "event", nulls_last=True, maintain_order=True)
-        events.add(found.select(JOURNEY_EVENT_SCHEMA.keys()))
+        of_batch = of_batch.sort("journey", "time_ns", "event", nulls_last=True, maintain_order=True)
+        events.add(of_batch.select(JOURNEY_EVENT_SCHEMA.keys()))
     moved_us = {name: pl.col(_ns(name)) // 1000 - zero_us for name in LIFECYCLE_SCHEMA if name.endswith("_us")}
     lifecycles = scratch.writer(LIFECYCLE_SCHEMA)
     for batch in journeys.lifecycles.batches():
@@ -319,11 +319,11 @@ def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
         "output_tokens": pl.coalesce("output_tokens", "completion_tokens_api"),
         "dropped_events": pl.sum_horizontal("dropped_events", "dropped_events_api"),
     }
-    told = both.with_columns(expression.alias(name) for name, expression in columns.items()).with_columns(
+    joined = both.with_columns(expression.alias(name) for name, expression in columns.items()).with_columns(
         pl.coalesce("arrived_ns", "queued_ns").alias("arrival_ns"),
         pl.min_horizontal("span_key", "span_key_api").alias("first_span"),
     )
-    return told.select(pl.col(name).cast(kind) for name, kind in READ_LIFECYCLE_SCHEMA.items())
+    return joined.select(pl.col(name).cast(kind) for name, kind in READ_LIFECYCLE_SCHEMA.items())
 
 
 def _status() -> pl.Expr:

@@ -45,7 +45,7 @@ def stamps_of_spans(events: pl.DataFrame) -> pl.DataFrame:
         "scheduled": (name == "journey.SCHEDULED") & first.fill_null(False),
         "departed": (name == "api.DEPARTED") | aborted,
     }
-    told = events.sort("span_row", "monotonic_ns", maintain_order=True).select(
+    chosen_columns = events.sort("span_row", "monotonic_ns", maintain_order=True).select(
         "span_row",
         "step_id",
         "monotonic_ns",
@@ -55,7 +55,7 @@ def stamps_of_spans(events: pl.DataFrame) -> pl.DataFrame:
         aborted.alias("aborted"),
         pl.coalesce("reason", "error").alias("reason"),
     )
-    return told.group_by("span_row", maintain_order=True).agg(
+    return chosen_columns.group_by("span_row", maintain_order=True).agg(
         *(pl.col("monotonic_ns").filter(f"is_{stamp}").first().alias(f"{stamp}_ns") for stamp in when),
         *(pl.col("step_id").filter(f"is_{stamp}").first().alias(f"{stamp}_step") for stamp in STAMPED_STEPS),
         *(pl.col(column).max().alias(name) for name, column in _HIGHEST.items()),

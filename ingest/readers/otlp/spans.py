@@ -76,12 +76,12 @@ def first_spans(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     (how many records of its file were counted for it).  A span without an id is kept.
     """
     key = ["trace_id", "span_id"]
-    told = spans.with_row_index("row").with_columns(
+    marked = spans.with_row_index("row").with_columns(
         (pl.col("span_id").is_not_null() & (pl.col("row") != pl.col("row").min().over(key))).alias("repeated"),
         (pl.col("content") == pl.col("content").first().over(key)).alias("same"),
     )
-    repeated = told.filter("repeated").select(*PLACE_COLUMNS, "span_id", "same", "records")
-    return spans.filter(~told["repeated"]) if len(repeated) else spans, repeated
+    repeated = marked.filter("repeated").select(*PLACE_COLUMNS, "span_id", "same", "records")
+    return spans.filter(~marked["repeated"]) if len(repeated) else spans, repeated
 
 
 def reject_repeated(repeated: Sequence[pl.DataFrame], files: Sequence[RecordedFile]) -> None:
@@ -217,12 +217,12 @@ def without_repeats(rows: pl.DataFrame, key: Sequence[str], repeats: Repeats) ->
     if not repeated.any():
         return rows
     touched = repeated | repeated.shift(-1, fill_value=False)
-    found = rows.filter(touched)
-    distinct = found.unique()
+    alike = rows.filter(touched)
+    distinct = alike.unique()
     several = pl.struct(key).is_duplicated()
     contradicting = distinct.filter(several).sort(key)
-    if dropped := len(found) - len(distinct):
-        first = int(found.filter(found.is_duplicated())[key[0]].min())  # type: ignore[arg-type]
+    if dropped := len(alike) - len(distinct):
+        first = int(alike.filter(alike.is_duplicated())[key[0]].min())  # type: ignore[arg-type]
         repeats.first_step = first if repeats.first_step is None else min(repeats.first_step, first)
         repeats.dropped += dropped
     repeats.contradicting += contradicting[key[0]].to_list()

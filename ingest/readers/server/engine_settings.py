@@ -236,14 +236,15 @@ def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Sourc
 
 def _findings_of_log(log: ServerLog) -> list[Finding]:
     """What of the line of arguments is not known."""
-    found = []
+    findings = []
     kept = {name: said for name, said in log.as_text.items() if name in ARGUMENTS}
     if kept:
         said = ", ".join(f"{name} {quoted(value)}" for name, value in list(kept.items())[:5])
-        found.append(_finding(f"engine arguments in the server log that are kept as text: {said}"))
+        findings.append(_finding(f"engine arguments in the server log that are kept as text: {said}"))
     if log.cut:
-        found.append(_finding("the line of engine arguments in the server log is cut off: what follows is not known"))
-    return found
+        cut = "the line of engine arguments in the server log is cut off: what follows is not known"
+        findings.append(_finding(cut))
+    return findings
 
 
 def _finding(message: str, **measured: float | int | str | None) -> Finding:
