@@ -41,23 +41,23 @@ _MISSING = ("missing requests",)
 # -- The server has another engine than the recording states ------------------------------------
 
 
-def argument(name: str, real: Value, told: Value, *also: str) -> Cause:
+def argument(name: str, real: Value, stated: Value, *also: str) -> Cause:
     """An engine argument; ``also``: components that are rightly blamed besides."""
 
     def server(spec: SyntheticExperiment) -> SyntheticExperiment:
         engine: dict[str, Any] = {name: real}
         return replace(spec, engine=replace(spec.engine, **engine))
 
-    size = f"{_written(real)}, {'not told' if told is None else f'told as {_written(told)}'}"
-    return Cause(name, size, (name, *ARGUMENTS, *also), server=server, told={name: told})
+    size = f"{_written(real)}, {'not told' if stated is None else f'told as {_written(stated)}'}"
+    return Cause(name, size, (name, *ARGUMENTS, *also), server=server, stated={name: stated})
 
 
 def _written(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def blocks(real: int, told: int | None) -> Cause:
-    return replace(argument("num_gpu_blocks", real, told, "KV blocks"), name="KV blocks")
+def blocks(real: int, stated: int | None) -> Cause:
+    return replace(argument("num_gpu_blocks", real, stated, "KV blocks"), name="KV blocks")
 
 
 def scheduling(asynchronous: bool) -> Cause:
@@ -72,7 +72,7 @@ def cache(on: bool) -> Cause:
         ("prefix cache",),
         ("prefix_cache",),
         server=lambda spec: replace(spec, prefix_caching=on),
-        told={"enable_prefix_caching": not on},
+        stated={"enable_prefix_caching": not on},
     )
 
 
@@ -156,9 +156,9 @@ def other_machine(intercept: float, prefill: float, decode: float) -> Cause:
     return Cause("coefficients of another machine", size, (STEP_TIME, PACE), simulator=scaled)
 
 
-def tensor_parallelism(real: int, told: int) -> Cause:
+def tensor_parallelism(real: int, stated: int) -> Cause:
     """Coefficients of another number of GPUs."""
-    return replace(other_machine(1.8, 1.9, 1.7), name="tensor parallelism", size=f"{real}, told as {told}")
+    return replace(other_machine(1.8, 1.9, 1.7), name="tensor parallelism", size=f"{real}, told as {stated}")
 
 
 def other_revision() -> Cause:
@@ -196,7 +196,7 @@ def context_cost(ns: int) -> Cause:
     )
 
 
-def fp8_cache(real: int, told: int) -> Cause:
+def fp8_cache(real: int, stated: int) -> Cause:
     """One byte per number in the KV cache, stated as two: twice the blocks fit, and reading one takes half the time."""
 
     def server(spec: SyntheticExperiment) -> SyntheticExperiment:
@@ -205,10 +205,10 @@ def fp8_cache(real: int, told: int) -> Cause:
 
     return Cause(
         "KV cache in fp8 told as bf16",
-        f"{real} blocks told as {told}, a context token 0.4 us for 0.8",
+        f"{real} blocks told as {stated}, a context token 0.4 us for 0.8",
         ("KV blocks", STEP_TIME, *ARGUMENTS),
         server=server,
-        told={"num_gpu_blocks": told},
+        stated={"num_gpu_blocks": stated},
         simulator=_in_entries(_context_cost(800)),
     )
 
@@ -471,7 +471,7 @@ def _prompts_counted(name: str, size: str, factor: float, checks: tuple[str, ...
     return Cause(
         *(name, size, ("prompt lengths", "prefix cache"), checks),
         server=lambda spec: replace(spec, prefix_caching=False),
-        told={"enable_prefix_caching": False},
+        stated={"enable_prefix_caching": False},
         instruments=counted,
     )
 
@@ -587,7 +587,9 @@ def step_clock(ahead_us: int, drift: float = 0.0) -> Cause:
     size = f"{ahead_us / 1e6:+g} s" if ahead_us else f"{100 * drift:g} % too fast"
     start_us = (pl.col("start_us") * (1 + drift)).cast(pl.Int64) + ahead_us
     checks = ("clocks", "littles_law")
-    return Cause("step clock", size, ("step clock",), checks, instruments=lambda told: with_steps(told, start_us))
+    return Cause(
+        "step clock", size, ("step clock",), checks, instruments=lambda recorded: with_steps(recorded, start_us)
+    )
 
 
 def foreign_steps() -> Cause:

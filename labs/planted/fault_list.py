@@ -189,7 +189,7 @@ FAULTS: tuple[Fault, ...] = (
     _live("tiny-live-a", c.line(per_prefill_token=2.0)),
     *(_live("tiny-live-e", c.argument("max_num_seqs", 4, 32), depth) for depth in _BOTH),
     *(_live(f"tiny-live-{run}", c.argument("max_num_seqs", 32, 4)) for run in "ab"),
-    *(_live("tiny-live-d", c.blocks(24, told), depth) for told in (512, None) for depth in _BOTH),
+    *(_live("tiny-live-d", c.blocks(24, stated), depth) for stated in (512, None) for depth in _BOTH),
     _live("tiny-live-a", c.blocks(512, 24)),
     _live("tiny-live-c", c.argument("max_num_batched_tokens", 1024, 128)),
     *(_live("tiny-live-b", c.cache(on=True), depth) for depth in _BOTH),

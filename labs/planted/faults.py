@@ -142,7 +142,7 @@ class Cause:
     """One thing that is wrong.
 
     ``name``, ``size``: in words.  ``blamed``: components that are rightly blamed for it.  ``checks``: instrument
-    checks that may find it.  ``server``: what the real server is, other than the load says; ``told``: what the
+    checks that may find it.  ``server``: what the real server is, other than the load says; ``stated``: what the
     recording says of its engine (None: nothing).  ``instruments``: what they make of the recording.  ``simulator``:
     what is wrong with that.
     """
@@ -152,7 +152,7 @@ class Cause:
     blamed: tuple[str, ...]
     checks: tuple[str, ...] = ()
     server: Callable[[SyntheticExperiment], SyntheticExperiment] = _as_it_is
-    told: Mapping[str, Value] = field(default_factory=dict)
+    stated: Mapping[str, Value] = field(default_factory=dict)
     instruments: Callable[[Recorded], Recorded] | None = None
     simulator: Callable[[WrongSimulator], WrongSimulator] | None = None
 
@@ -255,7 +255,9 @@ def planted_in(fault: Fault, recording: Recording, release: CoefficientRelease) 
 
 
 def _recorded(fault: Fault, recorded: Recorded) -> Recorded:
-    recorded = replace(recorded, recording=replace(recorded.recording, engine=_told(recorded.recording, fault)))
+    recorded = replace(
+        recorded, recording=replace(recorded.recording, engine=_stated_engine(recorded.recording, fault))
+    )
     for cause in fault.causes:
         recorded = recorded if cause.instruments is None else cause.instruments(recorded)
     return recorded
@@ -282,10 +284,10 @@ def mean_latencies(recording: Recording) -> dict[str, float]:
     return {"e2e": float(e2e_us.mean()), "ttft": float(ttft_us.mean()), "itl": float(itl_us)}
 
 
-def _told(recording: Recording, fault: Fault) -> dict[str, Setting]:
+def _stated_engine(recording: Recording, fault: Fault) -> dict[str, Setting]:
     """The engine arguments as the recording has them: true, but for what the causes say."""
     engine = dict(recording.engine)
-    for name, value in (pair for cause in fault.causes for pair in cause.told.items()):
+    for name, value in (pair for cause in fault.causes for pair in cause.stated.items()):
         engine.pop(name, None)
         if value is not None:
             engine[name] = Setting(value, "file", "as it was noted")
