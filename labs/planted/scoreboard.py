@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 from blis_replay.base.errors import ExperimentError
@@ -116,6 +116,7 @@ def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     recording = checked(case.recording)
     found = _checks_that_found(fault, recording.findings, before.objections)
     planted_error = _planted_error(case, before.simulated_us or case.true_us)
+    row = partial(FaultRow, fault.group, fault.name, fault.size, fault.depth)
     try:
         mode = parse_mode(case.replay)
         comparison = compare_replay(replay(recording, case.release, mode), case.token_gaps, queues=True)
@@ -123,14 +124,14 @@ def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     except ExperimentError as error:
         grade: Grade = "right" if found else "not identified"
         words = (str(error).partition(":")[0],) if not found else ()
-        return _row(fault, found or "refused", words, planted_error, None, "not judged", 3, grade)
+        return row(found or "refused", words, planted_error, None, "not judged", 3, grade)
     named = _since(before.attribution, attribution)
     alone = (STEP_TIME,) if attribution.steps_off else ()
     grade, explained = _graded(fault, found, named, alone)
     verdict = comparison.verdict
     blamed = tuple(dict.fromkeys([*(name for one in named for name in (*one.names, *one.beside_names)), *alone]))
     by = found or ("attribute" if named else "-")
-    return _row(fault, by, blamed or (_NOTHING,), planted_error, explained, verdict, exit_code([verdict]), grade)
+    return row(by, blamed or (_NOTHING,), planted_error, explained, verdict, exit_code([verdict]), grade)
 
 
 def _since(before: Attribution | None, now: Attribution) -> list[Blame]:
@@ -165,20 +166,6 @@ def _plain(cause: Cause) -> str:
 def _more(part: float, was: float) -> float:
     """By how much a part grew: what was blamed before, and is blamed less now, is not new."""
     return abs(part) - abs(was) if part * was > 0 else abs(part)
-
-
-def _row(
-    fault: Fault,
-    by: str,
-    blamed: tuple[str, ...],
-    planted_error: float,
-    explained: float | None,
-    verdict: str,
-    code: int,
-    grade: Grade,
-) -> FaultRow:
-    head = (fault.group, fault.name, fault.size, fault.depth)
-    return FaultRow(*head, by, blamed, planted_error, explained, verdict, code, grade)
 
 
 def checked(recording: Recording) -> Recording:
