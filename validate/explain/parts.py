@@ -20,7 +20,7 @@ from blis_replay.replay.observed import recorded_delays
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.cycles import corrected_model
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis, Replayed
-from blis_replay.validate.explain.rule import MAX_LEFT, explains
+from blis_replay.validate.explain.rule import MAX_LEFT, explains, worsens
 from blis_replay.validate.explain.trial import (
     OUTPUT_COSTS,
     PRE_QUEUE_COST,
@@ -242,7 +242,7 @@ def _why_not(step_time: Hypothesis, server: Replayed) -> str:
     changed, before = server.put_right([step_time]), server.trial.left
     left = Trial(changed.recording, changed.mode, changed.entry, server.trial.target).left
     inferred = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
-    if explains(before, left) if inferred else left <= before:
+    if explains(before, left) if inferred else not worsens(before, left):
         return ""
     theirs = "inferred from latencies" if inferred else "as recorded"
     times = f"{100 * before:.1f} % with the simulator's step times, and by {100 * left:.1f} % with step times {theirs}"

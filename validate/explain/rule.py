@@ -37,6 +37,11 @@ def explains(before: float, left: float) -> bool:
     return left <= MAX_LEFT * before and before - left >= MIN_GAIN
 
 
+def worsens(before: float, left: float) -> bool:
+    """Whether a change makes an error larger, by more than a step caught or missed does."""
+    return left > before + MIN_ERROR
+
+
 def best_first(scored: Iterable[S], most: float, *, exact: bool = False) -> list[S]:
     """The best if it leaves at most ``most``, then those that explain the error as well; empty if none does.
 

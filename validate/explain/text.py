@@ -166,7 +166,8 @@ def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str
     """By how much a number is uncertain that may be nothing; empty for others."""
     if not attribution.may_be_nothing(estimate):
         return ""
-    return form.format(f"within its uncertainty of ±{100 * estimate.half_us / attribution.observed_us[i]:.1f} %")
+    percent = 100 * estimate.half_us / attribution.observed_us[i]
+    return form.format(f"within its uncertainty of {f'±{percent:.1f}' if percent < 100 else 'over 100'} %")
 
 
 def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:

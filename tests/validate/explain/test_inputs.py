@@ -17,7 +17,7 @@ from blis_replay.validate.explain import inputs
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Replayed
 from blis_replay.validate.explain.inputs import ARGUMENTS, Argument, to_try
 from blis_replay.validate.explain.parts import DECISIONS, parts_of
-from blis_replay.validate.explain.rule import best_first, explains
+from blis_replay.validate.explain.rule import best_first, explains, worsens
 from blis_replay.validate.explain.schedule import said_by_schedule
 
 
@@ -70,10 +70,22 @@ def test_what_is_proved_right_is_not_blamed() -> None:
     assert left[DECISIONS] == "equal in all 100 steps"
 
 
+def test_nobody_is_sent_to_calibrate_to_an_overloaded_recording(recording: Recording) -> None:
+    planted = planted_recording(seed=3)
+    queue = replace(recording, findings=(Finding("overloaded", "note", "", "the queue grows"),))
+    ways = [
+        Replayed(one, ReplayMode(), planted.release.models[0], planted.release).calibrate("segments")
+        for one in (recording, queue)
+    ]
+    assert [command.split()[1] for _remedy, command in ways] == ["calibrate", "segments"]
+
+
 def test_one_rule_says_what_explains_an_error_and_what_explains_it_as_well() -> None:
     assert explains(0.10, 0.06)
     assert not explains(0.10, 0.07)  # more than 60 % is left
     assert not explains(0.012, 0.004)  # less than 1 % is gained
+    assert not worsens(0.01, 0.0125)  # a step caught or missed makes as much
+    assert worsens(0.01, 0.0126)
     scored = [SimpleNamespace(left=left) for left in (0.02, 0.01, 0.017, 0.03)]
     assert [one.left for one in best_first(scored, 0.05)] == [0.01, 0.017]
     assert [one.left for one in best_first(scored, 0.05, exact=True)] == [0.01]
