@@ -69,7 +69,7 @@ def test_what_is_held_does_not_move_and_the_cost_never_rises() -> None:
     start = np.array([1.0, 7.0, 1.0])
     found = minimise(lambda x: DESIGN @ x - target, [start], PROBE, np.array([True, False, True]), KIND, FINE)
     assert found.vector[1] == 7.0
-    assert found.cost <= robust_cost(DESIGN @ start - target)
+    assert robust_cost(found.residuals / found.scales) <= robust_cost(DESIGN @ start - target)
 
 
 def test_steps_of_a_simulator_do_not_stop_it() -> None:
@@ -161,4 +161,3 @@ def test_of_several_starts_the_lowest_end_is_taken() -> None:
         begun = [np.array([start]) for start in starts]
         found = minimise(residuals, begun, np.array([0.1]), np.ones(1, bool), np.zeros(8, np.int64), FINE)
         assert found.vector[0] == pytest.approx(8.0, abs=0.1)
-        assert found.starts == 2

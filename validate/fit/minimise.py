@@ -69,19 +69,15 @@ class Minimum:
 
     ``vector``: float64[coefficients]; ``residuals`` there, float64[rows]; ``scales``: float64[rows], the scatter of
     the kind of each.  ``slopes``: float64[planes, rows, coefficients], change of a residual per unit of a coefficient,
-    by each plane that was taken there.  ``cost``: robust cost of the residuals over their scales.  ``evaluations``:
-    runs made.  ``ends``: float64[k, coefficients], where searches ended that came as low, this one among them;
-    ``starts``: searches made.  ``scatter``: float64[coefficients], standard error of where the search ended.
+    by each plane that was taken there.  ``ends``: float64[k, coefficients], where searches ended that came as low,
+    this one among them.  ``scatter``: float64[coefficients], standard error of where the search ended.
     """
 
     vector: Floats
     residuals: Floats
     scales: Floats
     slopes: Floats
-    cost: float
-    evaluations: int
     ends: Floats
-    starts: int
     scatter: Floats
 
 
@@ -150,10 +146,7 @@ def minimise(
         residuals=r,
         scales=scales,
         slopes=planes,
-        cost=robust_cost(r / scales),
-        evaluations=search.evaluations,
         ends=np.array([vector, *(x for (x, _, _), good in zip(ended, as_good, strict=True) if good)]),
-        starts=len(starts),
         scatter=scatter,
     )
 
@@ -178,15 +171,11 @@ def agreed(values: Floats, units: Floats) -> Floats:
 
 
 class _Search:
-    """The residual function, how often it was evaluated, and the moves."""
+    """The residuals ``at`` a point, and the moves."""
 
     def __init__(self, residuals: Residuals, probe: Floats, free: NDArray[np.intp], kinds: Int64s) -> None:
-        self.residuals, self.probe, self.free, self.kinds, self.evaluations = residuals, probe, free, kinds, 0
+        self.at, self.probe, self.free, self.kinds = residuals, probe, free, kinds
         self.signs = _two_levels(len(free))
-
-    def at(self, x: Floats) -> Floats:
-        self.evaluations += 1
-        return self.residuals(x)
 
     def moved(self, x: Floats, by: Floats) -> Floats:
         """``x`` with its free coefficients changed by ``by`` probes, none below 0."""

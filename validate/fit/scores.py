@@ -24,7 +24,7 @@ from blis_replay.validate.fit.evidence import SCALE, LoadLevel, is_load_level, l
 from blis_replay.validate.fit.minimise import Confidence
 from blis_replay.validate.fit.model_fit import Fitted, Gathered
 from blis_replay.validate.fit.step_form import INTERCEPT
-from blis_replay.validate.metrics.latency import LatencySamples, relative_error, statistics
+from blis_replay.validate.metrics.latency import LatencySamples, latency_statistics, relative_error
 from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
 
 # The largest error of a mean on what was fitted to: half of what a gate allows for E2E and ITL, all of it for TTFT,
@@ -146,7 +146,7 @@ def part_scores(
             chosen = recorded & result.completed & Selection(window=window).of(recording.requests)
             simulated = LatencySamples(result.ttft_us[chosen], result.e2e_us[chosen], result.output_tokens[chosen])
             if chosen.any():
-                errors = _errors(_numbers(samples_of(recording, chosen)), simulated)
+                errors = _errors(latency_statistics(samples_of(recording, chosen), None), simulated)
                 scores.append(PartScore(recording.slug, part, *window, int(np.count_nonzero(chosen)), errors))
     return tuple(scores), range_of(steps)
 
@@ -199,13 +199,8 @@ def served(
     return level, simulate_load(plan.trace, plan.engine, entry.latency, entry.lifecycle, plan.mode.loop)
 
 
-def _numbers(side: LatencySamples) -> dict[str, dict[str, float]]:
-    itl = {} if side.itl_mean_us is None else {"mean": side.itl_mean_us}
-    return {"e2e": statistics(side.e2e_us), "ttft": statistics(side.ttft_us), "itl": itl}
-
-
 def _errors(observed: Mapping[str, Mapping[str, float]], simulated: LatencySamples) -> dict[str, float]:
-    expected, errors = _numbers(simulated), {}
+    expected, errors = latency_statistics(simulated, None), {}
     for metric, statistic in (("e2e", "mean"), ("ttft", "mean"), ("itl", "mean"), ("e2e", "p99"), ("ttft", "p99")):
         error = relative_error(observed[metric].get(statistic), expected[metric].get(statistic))
         if error is not None:
