@@ -14,6 +14,7 @@ from typing import Any
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import (
     MAX_TOKENS,
+    at,
     finite,
     microseconds,
     quoted,
@@ -150,12 +151,8 @@ def _synthetic_prefix(data: Mapping[str, Any]) -> int | None:
     return length if length is not None and length < MAX_TOKENS else None
 
 
-def _first(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    return next((tokens(mapping[key]) for key in keys if mapping.get(key) is not None), None)
-
-
 def _shared_prefix(asked: Mapping[str, Any]) -> SharedPrefix | None:
-    values = {name: _first(asked, keys) for name, keys in _SHARED_PREFIX_KEYS.items()}
+    values = {name: tokens(at(asked, *keys)) for name, keys in _SHARED_PREFIX_KEYS.items()}
     known = {name: value for name, value in values.items() if value is not None}
     return SharedPrefix(**known) if len(known) == len(values) else None
 
@@ -163,8 +160,7 @@ def _shared_prefix(asked: Mapping[str, Any]) -> SharedPrefix | None:
 def _stages(file: RecordedFile, listed: object) -> tuple[Stage, ...]:
     stages = []
     for index, entry in enumerate(listed if isinstance(listed, list) else []):
-        rate = finite(entry.get("rate")) if isinstance(entry, Mapping) else None
-        duration_us = microseconds(entry.get("duration")) if isinstance(entry, Mapping) else None
+        rate, duration_us = finite(at(entry, "rate")), microseconds(at(entry, "duration"))
         if rate is None or duration_us is None or rate <= 0 or duration_us <= 0:
             file.tally.reject(f"load.stages[{index}]", "expected a positive rate and duration")
             continue

@@ -228,7 +228,7 @@ class _Reading:
                 number, self.header.zero_ns + at, str(text(status)), output_tokens or 0, preemptions, computed or 0
             )
         elif kind in ("c", "end"):
-            said = section({"of": values[2]}, "of")
+            said = section(values, "2")
             self.said = {name: whole(said.get(name)) or 0 for name in _COUNTERS}
             self.counted, self.ended = True, kind == "end"
         else:

@@ -21,12 +21,6 @@ def recorded(folder: Path, *log_lines: str | bytes) -> RecordedFile:
     return RecordedFile(path, path.name)
 
 
-def test_kv_tokens_over_the_block_size_count_the_reserved_block(tmp_path: Path) -> None:
-    """trace-formats, section 7: 44,640 tokens / 16 = 2,790 blocks in all."""
-    log = read_server_log(recorded(tmp_path, "(EngineCore_DP0 pid=1) INFO GPU KV cache size: 44,640 tokens"))
-    assert log.num_gpu_blocks(16) == 2790
-
-
 @pytest.mark.parametrize("name", ["chunked_prefill_enabled", "enable_chunked_prefill"])
 def test_the_configuration_line_names_chunked_prefill_in_two_ways(tmp_path: Path, name: str) -> None:
     """Up to 0.11 as the property of the scheduler's configuration, in the 0.15 era as the argument."""
@@ -191,38 +185,32 @@ def test_the_kv_cache_of_any_device(tmp_path: Path, line: str, device: str) -> N
     assert (log.kv_tokens, log.resolved["device"], log.num_gpu_blocks(128)) == (65_536, device, 512)
 
 
-def test_kv_tokens_of_a_length_that_is_no_whole_number_of_blocks(tmp_path: Path) -> None:
-    """vllm/v1/core/kv_cache_utils.py from 0.24 on: int(blocks / ceil(max_model_len / block) * max_model_len).
-
-    1,000 blocks of 16 and requests of 1,000 tokens, 63 blocks each: int(1000 / 63 * 1000) = 15,873.
-    """
-    log = read_server_log(recorded(tmp_path, "Using max model len 1000", "GPU KV cache size: 15,873 tokens"))
-    assert log.num_gpu_blocks(16) == 1000
+KV_TOKENS = "GPU KV cache size: 290,864 tokens"
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("lines", "blocks"),
     [
-        "Setting attention block size to 544 tokens to ensure that attention page size is >= mamba page size.",
-        "Add 1 padding layers, may waste at most 3.45% KV cache memory",
-        "kv cache group sizes (256, 64, 8)",
-        # vllm-project/vllm#40691: 33.04 * 32,768 = 1,082,655.
-        "Maximum concurrency for 32,768 tokens per request: 33.04x",
+        # trace-formats, section 7: 44,640 tokens / 16, the reserved block included.
+        (["(EngineCore_DP0 pid=1) INFO GPU KV cache size: 44,640 tokens"], 2790),
+        # vllm/v1/core/kv_cache_utils.py from 0.24 on: int(blocks / ceil(max_model_len / block) * max_model_len).
+        # 1,000 blocks of 16 and requests of 1,000 tokens, 63 blocks each: int(1000 / 63 * 1000) = 15,873.
+        (["Using max model len 1000", "GPU KV cache size: 15,873 tokens"], 1000),
+        # A concurrency that fits the tokens.
+        (["GPU KV cache size: 40,592 tokens", "Maximum concurrency for 4,096 tokens per request: 9.91x"], 2537),
+        # Several kinds of KV cache; vllm-project/vllm#40691: 33.04 * 32,768 = 1,082,655.
+        (
+            [KV_TOKENS, "Setting attention block size to 544 tokens to ensure that attention page size is >= mamba"],
+            None,
+        ),
+        ([KV_TOKENS, "Add 1 padding layers, may waste at most 3.45% KV cache memory"], None),
+        ([KV_TOKENS, "kv cache group sizes (256, 64, 8)"], None),
+        ([KV_TOKENS, "Maximum concurrency for 32,768 tokens per request: 33.04x"], None),
     ],
 )
-def test_a_model_with_several_kinds_of_kv_cache_tells_no_blocks(tmp_path: Path, line: str) -> None:
-    log = read_server_log(recorded(tmp_path, "GPU KV cache size: 290,864 tokens", line))
-    assert log.hybrid
-    assert log.num_gpu_blocks(16) is None
-
-
-def test_concurrency_that_fits_the_tokens_tells_nothing_of_kinds(tmp_path: Path) -> None:
-    log = read_server_log(
-        recorded(
-            tmp_path, "GPU KV cache size: 40,592 tokens", "Maximum concurrency for 4,096 tokens per request: 9.91x"
-        )
-    )
-    assert (log.hybrid, log.num_gpu_blocks(16)) == ("", 2537)
+def test_the_number_of_blocks_of_16(tmp_path: Path, lines: list[str], blocks: int | None) -> None:
+    log = read_server_log(recorded(tmp_path, *lines))
+    assert (log.num_gpu_blocks(16), bool(log.hybrid)) == (blocks, blocks is None)
 
 
 def test_the_live_logs(data_pack: Path) -> None:
