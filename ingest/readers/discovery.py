@@ -352,9 +352,9 @@ def _recording_folder(folder: Path) -> Path:
     return folder.parent if folder.name in ("results", "reports") else folder
 
 
-def _twin(found: list[RecordedFile], kind: str, name: str) -> str:
-    """The file already found that stands in the way of this one."""
-    for other in found:
+def _twin(others: list[RecordedFile], kind: str, name: str) -> str:
+    """The file among ``others`` that keeps this one from being read."""
+    for other in others:
         same_stage = kind == STAGE and stage_of(other.name) == stage_of(name)
         another_log = kind == SERVER_LOG and _rotation(other.name)[0] != _rotation(name)[0]
         if (

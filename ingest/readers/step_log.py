@@ -189,12 +189,12 @@ class _Reading:
                 self._keep()
         self.engine.end()
         self._keep()
-        found = {name: writer.done() for name, writer in self.writers.items()}
-        lifecycles = otlp_journeys.by_arrival(found["requests"], self.scratch)
-        journeys = Journeys(lifecycles, found["events"], self.header.model, ())
+        rows = {name: writer.done() for name, writer in self.writers.items()}
+        lifecycles = otlp_journeys.by_arrival(rows["requests"], self.scratch)
+        journeys = Journeys(lifecycles, rows["events"], self.header.model, ())
         return StepLog(
-            steps=found["steps"],
-            snapshots=found["snapshots"],
+            steps=rows["steps"],
+            snapshots=rows["snapshots"],
             journeys=journeys,
             settings=self.header.settings,
             model=self.header.model,

@@ -156,14 +156,14 @@ def _set_on_first_send(steps: Rows, client: Clock | None) -> bool:
 
 
 def _checked_by_depth(clock: Clock, steps: Rows, requests: Rows) -> tuple[Clock, str]:
-    found, why = estimate_offset(steps_on_zero(steps, clock.zero_us), requests)
-    if found is None:
+    by_depth, why = estimate_offset(steps_on_zero(steps, clock.zero_us), requests)
+    if by_depth is None:
         return clock, why
-    agrees = found.low_us - STAMPS_MAY_MISS_BY_US <= 0 <= found.high_us + STAMPS_MAY_MISS_BY_US
+    agrees = by_depth.low_us - STAMPS_MAY_MISS_BY_US <= 0 <= by_depth.high_us + STAMPS_MAY_MISS_BY_US
     if agrees and clock.placed != NOT_KNOWN:
         return clock, ""
-    zero_us = clock.zero_us - found.offset_us
-    return replace(clock, zero_us=zero_us, placed=ESTIMATED, uncertainty_us=found.uncertainty_us), ""
+    zero_us = clock.zero_us - by_depth.offset_us
+    return replace(clock, zero_us=zero_us, placed=ESTIMATED, uncertainty_us=by_depth.uncertainty_us), ""
 
 
 def _stamped_zero(ends_us: Sequence[int], bridge: Bridge | None, client: Clock | None, requests: Rows) -> int | None:

@@ -93,10 +93,10 @@ class IterationLines:
         text = line.decode("utf-8", "replace")
         match = _LINE.search(text)
         if match is None:
-            told = _COUNTS[0] in text
-            if told:
+            is_iteration = _COUNTS[0] in text
+            if is_iteration:
                 file.tally.reject(f"line {number}", "an iteration line that is cut off, or of another form")
-            return told
+            return is_iteration
         process = None if match[1] else _PROCESS.search(text[:_PREFIX_CHARS])
         engine = int(match[1] or (process[1] if process else 0))
         if engine not in self._engines and len(self._engines) == MAX_ENGINES:
@@ -118,18 +118,18 @@ class IterationLines:
         dummy: bool = False,
     ) -> None:
         """Add an iteration: ``line`` from its index to its elapsed us, in the order of ``ITERATION_SCHEMA``."""
-        known, index = self._engines.setdefault(engine, _Engine()), line[0]
-        if line == known.last:
-            known.repeated += 1
+        state, index = self._engines.setdefault(engine, _Engine()), line[0]
+        if line == state.last:
+            state.repeated += 1
             return
-        if index <= known.last[0]:
-            known.start += 1
-            known.missing, known.last = 0, (-1,)
-        if between := index - known.last[0] - 1:
-            known.first_missing = known.first_missing if known.missing else known.last[0] + 1
-            known.missing += between
-        known.last = line
-        self._rows.append((known.start, stamp_s, engine, *line, kv_usage, dummy))
+        if index <= state.last[0]:
+            state.start += 1
+            state.missing, state.last = 0, (-1,)
+        if between := index - state.last[0] - 1:
+            state.first_missing = state.first_missing if state.missing else state.last[0] + 1
+            state.missing += between
+        state.last = line
+        self._rows.append((state.start, stamp_s, engine, *line, kv_usage, dummy))
         if len(self._rows) >= BATCH_ROWS:
             self._flush()
 
@@ -157,7 +157,7 @@ class IterationLines:
             return IterationsRead(no_rows(ITERATION_SCHEMA))
         self._flush()
         steps = self._writer.done() if self._writer else no_rows(_READ_SCHEMA)
-        starts = [(engine, known.start) for engine, known in self._engines.items()]
+        starts = [(engine, state.start) for engine, state in self._engines.items()]
         engines = pl.DataFrame(starts, schema={"engine": pl.Int64, "start": pl.Int64}, orient="row")
         rows = self.scratch.kept(query(_LAST_STARTS, ITERATION_SCHEMA, steps=steps, engines=rows_of(engines)))
         return IterationsRead(rows, tuple(self._remarks(steps.height - rows.height)))
@@ -166,11 +166,11 @@ class IterationLines:
         remarks = []
         if earlier:
             remarks.append(f"{earlier:,} iterations of earlier starts of the server: not used, the last one is")
-        if repeated := sum(known.repeated for known in self._engines.values()):
+        if repeated := sum(state.repeated for state in self._engines.values()):
             remarks.append(f"{repeated:,} iteration lines that stand there twice: counted once")
-        for engine, known in sorted(self._engines.items()):
-            if known.missing:
-                remarks.append(f"{known.missing:,} iterations of engine {engine}, the first {known.first_missing:,}")
+        for engine, state in sorted(self._engines.items()):
+            if state.missing:
+                remarks.append(f"{state.missing:,} iterations of engine {engine}, the first {state.first_missing:,}")
         if self._further:
             remarks.append(f"what follows the KV usage in {self._further:,} iteration lines: not read")
         return remarks

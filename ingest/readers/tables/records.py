@@ -66,7 +66,7 @@ def _cells(line: bytes, separator: str) -> list[str]:
 
 
 def _first_object(head: bytes) -> Record:
-    found: dict[str, object] = {}
+    record: dict[str, object] = {}
     depth, key, base = 0, "", 2 if head[:1] == b"[" else 1
     try:
         for number, (event, value) in enumerate(ijson.basic_parse(head, use_float=True, multiple_values=True)):
@@ -75,12 +75,12 @@ def _first_object(head: bytes) -> Record:
                 break
             if event == "map_key" and depth == base:
                 key = value
-                found[key] = None
+                record[key] = None
             elif depth == base and event in ("string", "number", "boolean"):
-                found[key] = value
+                record[key] = value
     except (ijson.JSONError, ValueError, OverflowError):
         pass  # cut off: what came before is what there is
-    return found
+    return record
 
 
 class Table(NamedTuple):
