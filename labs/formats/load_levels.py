@@ -169,22 +169,27 @@ def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     """
     level = _chosen(file)
     file.tally.records = 1
-    load = _load(file, level)
+    clients, rate, sent = (level.number(name) for name in ("concurrency", "rate", "requests"))
+    if clients is None and rate is None:
+        raise RecordingError(
+            file.path, level.place, "neither clients nor a rate", "give it a column `concurrency` or `rate` (a second)"
+        )
+    requests = sent or (REQUESTS_AT_A_RATE if clients is None else round(clients) * REQUESTS_PER_CLIENT)
     figures = dict(_figures(file, level))
-    figures |= {("requests", "sent"): load.requests, ("requests", "succeeded"): load.requests}
+    figures |= {("requests", "sent"): requests, ("requests", "succeeded"): requests}
     lacks = [f"requests: a row of {file.name} has means and percentiles of a whole load level only"]
-    if load.assumed:
-        lacks.append(f"number of requests: {file.name} does not say it, {load.requests:,} are assumed")
+    if sent is None:
+        lacks.append(f"number of requests: {file.name} does not say it, {requests:,} are assumed")
     if derived := _whole_mean(figures):
         figures["e2e", "mean"] = derived
         lacks.append(f"mean E2E: {file.name} does not have it; TTFT and the gaps of the mean output are taken for it")
     unread = [name for name in level.record if name not in {c.name for c in level.columns.values()} | set(ARGUMENTS)]
     if unread:
         lacks.append(f"columns of {file.name} that were not read: {listed(unread)}")
-    if load.clients:
-        figures["concurrency", "asked"] = load.clients
+    if clients is not None:
+        figures["concurrency", "asked"] = clients
     rows = [(stage, *key, value) for key, value in figures.items() for stage in (0, WHOLE_RUN)]
-    stages = () if load.rate is None else (Stage(0, load.rate, round(load.requests / load.rate * US_PER_S)),)
+    stages = () if clients or rate is None else (Stage(0, rate, round(requests / rate * US_PER_S)),)
     return no_requests("table of load levels", aggregate_frame(rows), *lacks, stages=stages)
 
 
@@ -245,27 +250,6 @@ def _chosen(file: RecordedFile) -> _Level:
     if chosen is None or file.point > 1:
         raise RecordingError(file.path, "", f"no row {max(file.point, 1)}", "ingest the file anew")
     return chosen
-
-
-@dataclass(frozen=True)
-class _Load:
-    """Clients, or a rate a second; ``assumed``: nothing says how many requests there were."""
-
-    clients: float | None
-    rate: float | None
-    requests: float
-    assumed: bool
-
-
-def _load(file: RecordedFile, level: _Level) -> _Load:
-    clients, rate, sent = (level.number(name) for name in ("concurrency", "rate", "requests"))
-    if clients is None and rate is None:
-        raise RecordingError(
-            file.path, level.place, "neither clients nor a rate", "give it a column `concurrency` or `rate` (a second)"
-        )
-    if clients is not None:
-        return _Load(clients, None, sent or round(clients) * REQUESTS_PER_CLIENT, sent is None)
-    return _Load(None, rate, sent or REQUESTS_AT_A_RATE, sent is None)
 
 
 def _figures(file: RecordedFile, level: _Level) -> Iterator[tuple[tuple[str, str], float]]:
