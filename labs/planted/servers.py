@@ -151,7 +151,7 @@ def _formed(line: LatencyModel, form: Form) -> LatencyModel | RegimeModel:
 def run_of(server: Server, *, draw: int = 0) -> Recording:
     """A recording of the server; ``draw`` draws other arrivals, lengths and noise of the same kind."""
     rng = np.random.default_rng([server.seed, draw, 7])
-    trace = _load(server, rng)
+    trace = load_of(server, rng)
     result = _served(server, trace, rng)
     late_us = np.rint(rng.gamma(1.0, _CLIENT_NOISE_US, len(trace))) if server.noise == "clients" else 0
     late_us = np.asarray(late_us - (_CLIENT_NOISE_US if server.noise == "clients" else 0), np.int64)
@@ -209,10 +209,11 @@ def _recorded_steps(server: Server, result: SimResult, rng: np.random.Generator)
     return rows_of(frame_of(STEP_SCHEMA, columns | {name: steps[name] for name in same}, len(drawn)))
 
 
-def _load(server: Server, rng: np.random.Generator) -> RequestTrace:
+def load_of(server: Server, rng: np.random.Generator) -> RequestTrace:
+    """A draw of its load."""
     n = server.requests
     prompts, outputs = (_lengths(server, mean, rng) for mean in (server.prompt_tokens, server.output_tokens))
-    gaps_us = rng.exponential(_residence_us(server) / server.depth, n)
+    gaps_us = rng.exponential(residence_us(server) / server.depth, n)
     arrival_us = np.cumsum(gaps_us).astype(np.int64)
     return RequestTrace(arrival_us - arrival_us[0], prompts, prompts, outputs, np.full(n, NEVER_US))
 
@@ -225,11 +226,16 @@ def _lengths(server: Server, mean: int, rng: np.random.Generator) -> Int64s:
     return lengths.astype(np.int64)
 
 
-def _residence_us(server: Server) -> float:
+def residence_us(server: Server) -> float:
     """About how long a request is served at the mean depth: its steps, each with its share of others' prefills."""
+    return server.output_tokens * step_us(server)
+
+
+def step_us(server: Server) -> float:
+    """About how long a step takes at the mean depth."""
     context = server.depth * (server.prompt_tokens + server.output_tokens / 2)
     prefill = server.depth / server.output_tokens * server.prompt_tokens
-    return server.output_tokens * _line_us(server.latency, prefill, server.depth, context)
+    return _line_us(server.latency, prefill, server.depth, context)
 
 
 def _line_us(latency: LatencyModel | RegimeModel, prefill: float, decode: float, context: float) -> float:
@@ -246,7 +252,7 @@ def _line_us(latency: LatencyModel | RegimeModel, prefill: float, decode: float,
 def _served(server: Server, trace: RequestTrace, rng: np.random.Generator) -> SimResult:
     if server.noise in ("none", "clients"):
         return simulate(trace, server.engine, server.latency, server.lifecycle)
-    end_us = int(1.5 * trace.arrival_us[-1] + 20 * _residence_us(server))
+    end_us = int(1.5 * trace.arrival_us[-1] + 20 * residence_us(server))
     intercept_us = _line_us(server.latency, 0, 0, 0)
     every_us = int(_DRIFT_US / 20) if server.noise == "drift" else int(intercept_us / 2)
     at_us = np.arange(0, end_us, every_us)

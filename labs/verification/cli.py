@@ -25,14 +25,16 @@ _COLUMNS = (
 )
 
 
-def verification_answer(rows: Sequence[VerificationRow], seed: int, quick: bool) -> Answer:
+_REPLICATIONS = "+- is half of a 99.9 % interval over independent replications."
+
+
+def verification_answer(rows: Sequence[VerificationRow], seed: int, quick: bool, note: str = _REPLICATIONS) -> Answer:
     """The checks with what was measured and expected, and how many passed."""
     cells: list[list[Cell]] = [
         [_word(row.passed), *(row.check, row.measured, row.expected, row.configuration, row.detail)] for row in rows
     ]
     passed, records = all(row.passed for row in rows), [asdict(row) for row in rows]
     counted = f"{sum(row.passed for row in rows)} of {len(rows)} checks passed (seed {seed})"
-    note = "+- is half of a 99.9 % interval over independent replications."
     return Answer(
         [Table("", _COLUMNS, cells, cut=True), Block([note, counted])],
         {"passed": passed, "seed": seed, "quick": quick, "checks": records},
@@ -69,8 +71,9 @@ def _word(passed: bool) -> Toned:
 )
 @click.option("--faults", is_flag=True, help="Plant faults in recordings and simulators, and grade what is said.")
 @click.option("--calibration", is_flag=True, help="Calibrate to servers whose coefficients are known.")
+@click.option("--verdicts", is_flag=True, help="Judge simulators whose true error is known, on noisy servers.")
 @form_options
-def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool) -> int:
+def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdicts: bool) -> int:
     """Check the simulator itself: no recording is needed.
 
     Conservation, determinism, liveness, overload, causality, the limits of every step, phase
@@ -85,10 +88,15 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool) -> int:
     without, each is fitted, and the fit predicts another load of it. It fails where the mean of E2E is off
     by more than 1 %, with noise only where one that knows the server but for its noise does better.
 
+    With --verdicts the intervals of `validate` and `gate` are checked: 42 noisy servers with 120, 400 and 1,200
+    requests are judged with simulators whose true error is known. It fails where a verdict is wrong, or missing, more
+    often than docs/judgement.md allows.
+
     \b
     Examples:
       blis-replay verify
       blis-replay verify --quick
+      blis-replay verify --verdicts --quick
       blis-replay verify --faults --quick
       blis-replay verify --calibration --quick
       blis-replay verify --seed 7 --json
@@ -107,6 +115,12 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool) -> int:
         with progress_line("calibrating") as progress:
             fits = fit_all(quick, progress)
         return print_answer(known_answer(fits))
+    if verdicts:
+        from blis_replay_labs.verification.verdicts import verdict_rows
+
+        with progress_line("judging") as progress:
+            rows = verdict_rows(seed, quick, progress)
+        return print_answer(verification_answer(rows, seed, quick, "each bar with its bounds and how many recordings."))
     from blis_replay_labs.verification.suite import verify
 
     with progress_line("verifying") as progress:

@@ -22,7 +22,7 @@ from blis_replay.validate.metrics.latency import LEVELS, LatencySamples, MetricS
 
 CONFIDENCE = 0.95
 # A run has one slowest cosine per so many residences, within these bounds; runs shorter than `_SHORT` have one.
-_RESIDENCES, _FEWEST, _MOST, _SHORT = 6, 2, 5, 4
+_RESIDENCES, _FEWEST, _MOST, _SHORT = 4, 2, 6, 4
 # Numbers of cosines, as multiples of the slowest ones.
 _MULTIPLES = (1, 2, 4)
 # Fewer requests than this give no interval.
