@@ -74,7 +74,7 @@ def test_each_stage_has_its_own_level() -> None:
     order = replace(in_order(400), stage=np.repeat([0, 1], 200), slowest=np.array([2, 2]))
     levels = np.repeat([0.05, -0.05], 200) / 400
     assert order.half_width(levels)[0] == pytest.approx(0, abs=1e-9)
-    assert in_order(400).half_width(levels)[0] > 0.05
+    assert in_order(400).half_width(levels)[0] > 0.04
 
 
 @pytest.mark.parametrize("seconds_apart", [0.0, 0.01, 0.3])

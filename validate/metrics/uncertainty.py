@@ -146,10 +146,8 @@ class TimeOrder:
         halves = []
         for multiple in _MULTIPLES:
             cut = [of_stage[: multiple * slowest] for slowest, of_stage in squares]
-            variances = np.array([of_stage.mean() for of_stage in cut])
-            spread = float((variances**2 / [len(of_stage) for of_stage in cut]).sum())
-            degrees = float(variances.sum()) ** 2 / spread if spread else 1.0
-            halves.append((student_t(degrees) * sqrt(float(variances.sum())), degrees + 1))
+            degrees, variance = sum(map(len, cut)), sum(float(of_stage.mean()) for of_stage in cut)
+            halves.append((student_t(degrees) * sqrt(variance), degrees + 1.0))
         return max(halves)
 
 
