@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 261,
     "lines of the instrument": 52_750,
-    "lines of labs": 15_370,
+    "lines of labs": 15_660,
     "lines of scripts": 5_000,
     "lines of tests": 39_050,
 }
