@@ -192,9 +192,9 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 261,
     "lines of the instrument": 52_750,
-    "lines of labs": 15_660,
+    "lines of labs": 15_640,
     "lines of scripts": 5_000,
-    "lines of tests": 39_050,
+    "lines of tests": 38_850,
 }
 LOADED_BUDGET = {"modules": 91, "lines": 16_320}
 

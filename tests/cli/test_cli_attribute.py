@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
 from command_line import Run
+from json_docs import documented
 
 pytestmark = pytest.mark.slow
-
-_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
-
-
-def documented(verb: str) -> set[str]:
-    described = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n## ")[0]
-    return set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", described))))
 
 
 def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from command_line import Run
+from json_docs import documented, fields_of
 
 from blis_replay.blis.releases.release import parse_release
 
 pytestmark = pytest.mark.slow
-
-_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
 @pytest.mark.usefixtures("stored_demo")
@@ -46,20 +44,9 @@ def test_every_field_of_the_json_is_documented_and_every_documented_field_exists
     """Names in the first column are fields; other names in back quotes may be values."""
     fitted = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json
     stepped = run("coefficients", "steps", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
-    fields = _fields(fitted if verb == "calibrate" else stepped)
-    section = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n## ")[0]
-    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
-    assert sorted(fields - documented) == []
-    first_column = " ".join(line.split("|")[1] for line in section.splitlines() if "|" in line)
-    assert sorted(set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", first_column)))) - fields) == []
-
-
-def _fields(value: object) -> set[str]:
-    if isinstance(value, list):
-        return {name for item in value for name in _fields(item)}
-    if not isinstance(value, dict):
-        return set()
-    return set(value) | {name for item in value.values() for name in _fields(item)}
+    fields = fields_of(fitted if verb == "calibrate" else stepped)
+    assert sorted(fields - documented(verb)) == []
+    assert sorted(documented(verb, first_column=True) - fields) == []
 
 
 @pytest.mark.heavy

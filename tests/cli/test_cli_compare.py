@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from command_line import Run
+from json_docs import documented
 
 pytestmark = pytest.mark.slow
-
-_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
 def test_two_releases_on_an_experiment(run: Run) -> None:
@@ -47,7 +43,5 @@ def test_published_answers_and_every_field_of_the_json_documented(run: Run) -> N
     published = run("compare", "--published", "--json").json
     assert {entry["name"] for entry in published["simulators"]} >= {"BLIS trained-physics", "step-model direct"}
     two = run("compare", "34b-general", "34b-general@h100-vllm-0.15.1", "--json").json
-    described = _JSON_DOCS.read_text("utf-8").split("# JSON of `blis-replay compare --json`")[1].split("\n## ")[0]
-    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", described))))
     fields = {*published, *published["simulators"][0], *two, *two["a"], *two["metrics"]["itl"]["p99"]}
-    assert sorted(fields - documented) == []
+    assert sorted(fields - documented("compare")) == []

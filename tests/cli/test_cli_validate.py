@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import logged
 import numpy as np
 import pytest
 from command_line import Run
+from json_docs import FREE, documented, fields_of
 
 from blis_replay.blis.releases.release import format_release
 from blis_replay.ingest.recording import RECORDED
@@ -21,8 +21,6 @@ from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.faults import true_release
 from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
-
-_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
 @pytest.mark.slow
@@ -227,22 +225,6 @@ def test_every_field_of_the_json_is_documented_and_every_documented_field_exists
         *("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml"),
         *("--replay", "max_num_seqs=2", "--json"),
     ).json
-    fields = {key for document in (bundled, recorded, queueing, *_schedules()) for key in _keys(document)}
-    section = next(
-        part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if part.startswith("`blis-replay v")
-    )
-    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
-    assert sorted(fields - documented) == []
-    first_column = " ".join(line.split("|")[1] for line in section.splitlines() if "|" in line)
-    named = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", first_column))))
-    assert sorted(named - fields) == []
-
-
-def _keys(value: object) -> set[str]:
-    """The names of all fields at any depth, but for the free ones: measured numbers, reasons, engine arguments."""
-    if isinstance(value, list):
-        return {key for item in value for key in _keys(item)}
-    if not isinstance(value, dict):
-        return set()
-    free = ("measured", "excluded", "not_judged", "engine", "basis", "delays")
-    return set(value) | {key for name, item in value.items() if name not in free for key in _keys(item)}
+    fields = fields_of([bundled, recorded, queueing, *_schedules()], FREE)
+    assert sorted(fields - documented("validate")) == []
+    assert sorted(documented("validate", first_column=True) - fields) == []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Run
+from json_docs import documented, fields_of
 
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay_labs.planted.experiment import SyntheticExperiment
@@ -17,7 +17,6 @@ from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow
 
-_JSON_DOCS = Path(__file__).parents[3] / "docs" / "json.md"
 
 CONFIG = {
     "hidden_size": 2048,
@@ -73,22 +72,10 @@ def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, t
 
 def test_every_field_of_the_json_is_documented(run: Run, two_models: list[object]) -> None:
     document = run("coefficients", "generalize", "--lomo", *two_models, "--json").json
-    section = next(
-        part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if "coefficients generalize --json" in part
-    )
-    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
-    assert _fields(document) - documented == set()
-    assert {"folds", "in_distribution", "step_mape", "identified", "prior_source"} <= _fields(document)
-
-
-def _fields(value: object) -> set[str]:
-    """Field names at any depth, but for the names of coefficients."""
-    if isinstance(value, list):
-        return {name for item in value for name in _fields(item)}
-    if not isinstance(value, dict):
-        return set()
-    names = set() if "weight_read" in value else set(value)
-    return names | {name for item in value.values() for name in _fields(item)}
+    coefficients = document["in_distribution"]["coefficients"]
+    fields = fields_of(document) - set(coefficients)
+    assert fields - documented("coefficients generalize") == set()
+    assert {"folds", "in_distribution", "step_mape", "identified", "prior_source"} <= fields
 
 
 def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:

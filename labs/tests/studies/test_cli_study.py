@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from command_line import Run
+from json_docs import documented
 
 from blis_replay_labs.studies import read
 from blis_replay_labs.studies.read import study_names
 from blis_replay_labs.studies.study import Study
-
-_JSON_DOCS = Path(__file__).parents[3] / "docs" / "json.md"
 
 
 @pytest.mark.slow
@@ -39,12 +37,10 @@ def test_the_json_is_documented(run: Run) -> None:
     document = run("study", "run", "determinism", "token-bucket", "--json").json
     assert document["passed"] is True
     assert [study["name"] for study in document["studies"]] == ["determinism", "token-bucket"]
-    section = _JSON_DOCS.read_text("utf-8").split("## JSON of `blis-replay study run --json`")[1].split("\n## ")[0]
-    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
     study = document["studies"][0]
     system = study["systems"][0]
     for mapping in (document, study, system, system["checks"][0], document["studies"][1]["systems"][1]["published"]):
-        assert set(mapping) <= named
+        assert set(mapping) <= documented("study run")
     assert system["measured"]["round-robin fcfs"]["differing_arrays"] == [0.0, 0.0, 0.0]
 
 
