@@ -216,13 +216,6 @@ class SimResult:
         none = self.segments[:0].copy()
         return replace(self, first_step=first, last_step=last, steps=self.steps[rows], segments=none)
 
-    def later(self, by_us: int) -> SimResult:
-        """The same run shifted by ``by_us``: every request reached the queue that much later."""
-        steps = self.steps.copy()
-        for name in ("start_us", "end_us", "scheduled_us"):
-            steps[name] += by_us
-        return replace(self, queued_us=self.queued_us + by_us, scheduled_us=self.scheduled_us + by_us, steps=steps)
-
     def token_times_us(self, request: int) -> Int64s:
         """int64[tokens so far]: when the engine had each token of a request."""
         parts = [self.step_end_us[first : first + rows] for r, first, rows in self.segments if r == request]

@@ -28,7 +28,6 @@ Answer = TypeVar("Answer")
 Progress = Callable[[int, int], None]
 
 ExecutorName = Literal["local", "serial"]
-EXECUTORS: tuple[ExecutorName, ...] = ("local", "serial")
 
 
 class Workers(TypedDict, total=False):

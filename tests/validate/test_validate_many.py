@@ -6,6 +6,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from planted import PLANTED, planted_recording
@@ -14,7 +15,7 @@ from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import list_runs, open_store, read_run
-from blis_replay.replay.executors import EXECUTORS
+from blis_replay.replay.executors import ExecutorName
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison import validated as module
@@ -105,7 +106,7 @@ def test_both_executors_give_the_same_json(tmp_path: Path, monkeypatch: pytest.M
             ingest_recording(store, made.recording)
     slugs = [made.recording.slug for made in planted]
     answers = []
-    for chosen in EXECUTORS:
+    for chosen in get_args(ExecutorName):
         found = validate_many(
             path,
             slugs,

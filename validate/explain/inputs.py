@@ -21,7 +21,7 @@ from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis
 BLOCKS, RANKS = "num_gpu_blocks", "data_parallel_size"
 _ASYNC, _CACHING = "async_scheduling", "enable_prefix_caching"
 _PREFIX, _SCHEDULING, _LENGTHS = "prefix cache", "scheduling mode", "output lengths"
-_OTHER_LENGTHS = "its requests do not decode as many tokens as the server did"
+_OTHER_LENGTHS = "the simulator's requests do not decode as many tokens as the server did"
 
 # Values to try where nothing was counted: powers of two and values between, as people set them.
 _SEQS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -69,7 +69,10 @@ class Argument:
         """That the server had this value in place of the stated one."""
         label, about = self.label or self.name, "about " if self.name == BLOCKS else ""
         has = "no bound" if stated is None else shown_argument(stated)
-        why = self.whys.get(bool(value)) or f"it has {label} {has}, and the server {about}{shown_argument(value)}"
+        why = (
+            self.whys.get(bool(value))
+            or f"the simulator has {label} {has}, and the server {about}{shown_argument(value)}"
+        )
         remedy = stated_as(self.name, value) if self.whys else f"look it up and {stated_as(self.name, value)}"
         return Hypothesis(label, why, remedy, decides=self.decides, proved_by=self.proved_by, engine={self.name: value})
 
@@ -94,8 +97,8 @@ ARGUMENTS = (
         "journeys (from scheduled to first token), or the server's start-up log",
         label=_SCHEDULING,
         whys={
-            False: "it schedules asynchronously, and the server synchronously",
-            True: "it schedules synchronously, and the server asynchronously",
+            False: "the simulator schedules asynchronously, and the server synchronously",
+            True: "the simulator schedules synchronously, and the server asynchronously",
         },
         default=True,
         mode="scheduling",
@@ -105,8 +108,8 @@ ARGUMENTS = (
         "prompt tokens computed (step records), or cached tokens in the server's usage",
         label=_PREFIX,
         whys={
-            False: "it finds prompts in a prefix cache, and the server computed them whole",
-            True: "it computes prompts whole that the server had in its prefix cache",
+            False: "the simulator finds prompts in a prefix cache, and the server computed them whole",
+            True: "the simulator computes prompts whole that the server had in its prefix cache",
         },
         default=True,
         mode="prefix",
@@ -164,12 +167,16 @@ def _as_recorded(name: str, why: str, basis: str, key: str, value: str) -> Hypot
 # Fields of a mode that may be set otherwise than recorded.
 AS_RECORDED = (
     _as_recorded(
-        "arrivals", "its requests do not come when they were sent", "the recorded arrivals", "arrivals", "recorded"
+        "arrivals",
+        "the simulator's requests do not come when they were sent",
+        "the recorded arrivals",
+        "arrivals",
+        "recorded",
     ),
     _as_recorded(_LENGTHS, _OTHER_LENGTHS, "the true decode lengths", "lengths", "true"),
     _as_recorded(
         _PREFIX,
-        "it prefills prompts that the server had in its prefix cache",
+        "the simulator prefills prompts that the server had in its prefix cache",
         "prompts cached as far as the recording tells",
         "prefix",
         "recorded",
@@ -177,7 +184,7 @@ AS_RECORDED = (
 )
 WARM_CACHE = Hypothesis(
     _PREFIX,
-    "it computes prompts at first that the server had in its prefix cache from a load before the recording",
+    "the simulator computes prompts at first that the server had in its prefix cache from a load before the recording",
     "restart the server before a recording, or have it count cached tokens",
     decides="cached tokens in the server's usage",
     warm=True,
@@ -225,14 +232,16 @@ def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
     found = [one for one in AS_RECORDED if any(getattr(mode, key) != value for key, value in one.mode.items())]
     if mode.engine:
         arguments = ", ".join(f"{name}={value}" for name, value in mode.engine)
-        why = f"it runs with {arguments}, which the server did not"
+        why = f"the simulator runs with {arguments}, which the server did not"
         remedy = f"replay it as recorded, without {arguments}"
         found.append(Hypothesis("engine arguments", why, remedy, "the recorded arguments", mode={"engine": ()}))
     found += _counted(recording, mode)
     asynchronous = bool(recording.engine[_ASYNC].value)
     if mode.scheduling != "recorded" and (mode.scheduling == "asynchronous") != asynchronous:
-        lacks = "it lacks one cycle of asynchronous scheduling"
-        why = lacks if asynchronous else "it has one cycle of asynchronous scheduling that the server has not"
+        lacks = "the simulator lacks one cycle of asynchronous scheduling"
+        why = (
+            lacks if asynchronous else "the simulator has one cycle of asynchronous scheduling that the server has not"
+        )
         basis = f"{'asynchronous' if asynchronous else 'synchronous'} scheduling, as recorded"
         found.append(_as_recorded(_SCHEDULING, why, basis, "scheduling", "recorded"))
     return found
@@ -250,18 +259,18 @@ def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
             continue
         server = f"{most:,}: {bound}" if bound else f"had {most:,} {argument.counts}"
         basis = f"the {'bound of' if bound else 'most'} {argument.counts} that step records count"
-        yield _proved(name, most, f"it has {name} {int(value):,}, and the server {server}", basis)
+        yield _proved(name, most, f"the simulator has {name} {int(value):,}, and the server {server}", basis)
     value, blocks = stated.get(BLOCKS), seen.get(BLOCKS, -1) + 1  # the null block is not counted
     if blocks not in (0, value):
         has = "unlimited KV memory" if value is None else f"{int(value):,} KV blocks"
-        why = f"it has {has} and the server had {blocks:,} blocks"
+        why = f"the simulator has {has} and the server had {blocks:,} blocks"
         yield _proved(BLOCKS, blocks, why, "the blocks that step records count")
     if mode.prefix == "recorded" and not stated.get(_CACHING, True):
         counts = (
             rows["cached_prompt_tokens"].fill_null(0).sum() for rows in (recording.requests, recording.lifecycles)
         )
         if hits := int(max(counts)):
-            why = f"it computes prompts whole, of which the server had {hits:,} tokens in its prefix cache"
+            why = f"the simulator computes prompts whole, of which the server had {hits:,} tokens in its prefix cache"
             yield _proved(_CACHING, True, why, "a prefix cache, as the server counts hits")
     running = detected_async(recording.steps, recording.journey_events) if mode.scheduling == "recorded" else None
     if running is not None and stated.get(_ASYNC, running) != running:

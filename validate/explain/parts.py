@@ -68,19 +68,21 @@ class Part:
 _PRE_QUEUE = Part(
     "pre_queue",
     PRE_QUEUE,
-    "its delay before the queue is {} than the server's",
+    "the simulator's delay before the queue is {} than the server's",
     costs=PRE_QUEUE_COST,
     fields=("pre_queue_us", "pre_queue_per_prompt_token_us"),
 )
-_DECISIONS = Part("schedule", DECISIONS, "it admits requests that the server passed over", proved_by=SCHEDULE)
+_DECISIONS = Part(
+    "schedule", DECISIONS, "the simulator admits requests that the server passed over", proved_by=SCHEDULE
+)
 _OUTPUT = Part(
     "output_processing",
     OUTPUT,
-    "its delays after the engine are {} than the server's",
+    "the simulator's delays after the engine are {} than the server's",
     costs=OUTPUT_COSTS,
     fields=("post_token_us", "post_request_us", "first_token_per_decode_us", "stamp_us"),
 )
-_STEP_TIME = Part("step_time", STEP_TIME, "its steps take {} than the server's", "less time", STEP_COSTS)
+_STEP_TIME = Part("step_time", STEP_TIME, "the simulator's steps take {} than the server's", "less time", STEP_COSTS)
 PARTS = (_PRE_QUEUE, _DECISIONS, _OUTPUT, _STEP_TIME)
 
 

@@ -177,7 +177,7 @@ def _engine_arguments(_recording: Recording, check: ScheduleCheck) -> Iterator[M
         assumed = int(getattr(engine, name))
         if seen and seen != assumed:
             server = f"{seen:,}" if seen < assumed else f"at least {seen:,}"
-            why = f"it has {name} {assumed:,}, and the server {server}"
+            why = f"the simulator has {name} {assumed:,}, and the server {server}"
             yield _argument(f"{name} is {server}, not {assumed:,}", {name: seen}, assumed, why)
     threshold, name = engine.long_prefill_token_threshold, "long_prefill_token_threshold"
     if 0 < longest < engine.max_num_batched_tokens:
@@ -204,7 +204,7 @@ def _releases(recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
     for pack in engine_packs():
         one = Hypothesis(
             VLLM_VERSION,
-            f"it schedules as vLLM {assumed}, and the server as from {pack.first} on",
+            f"the simulator schedules as vLLM {assumed}, and the server as from {pack.first} on",
             stated_as(VLLM_VERSION, pack.first),
             engine={VLLM_VERSION: pack.first},
         )

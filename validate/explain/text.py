@@ -179,14 +179,7 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
     points = 100 * abs(part.value_us) / attribution.observed_us[blame.quantity]
     share = f"{points:.1f} points{_uncertainty(attribution, part, blame.quantity, ' ({})')}"
     come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
-    return f"{come}: {_of_the_simulator(why)}"
-
-
-def _of_the_simulator(why: str) -> str:
-    """Half a sentence on what ``it`` does, with its subject: beside "the server" nobody knows whose "its steps" are."""
-    subjects = {"it": "the simulator", "its": "the simulator's"}
-    first, _, rest = why.partition(" ")
-    return f"{subjects.get(first, first)} {rest}"
+    return f"{come}: {why}"
 
 
 def _head(attribution: Attribution) -> Block:

@@ -21,7 +21,7 @@ from blis_replay.blis.latency.models import CorrectedModel, EngineLatency, Obser
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import server_stamps
@@ -151,8 +151,6 @@ class Trial:
 
     def _begin(self, engine: EngineConfig, *, may_end: bool = False) -> None:
         self._engine = engine
-        # One engine serves requests that all come later by the same time as before, only later, if none gives up.
-        self._moves_as_one = engine.data_parallel_size == 1 and bool((self._trace.abort_us == NEVER_US).all())
         self._points: dict[bytes, _Point] = {}
         self._served: dict[tuple[int, ...], SimResult] = {}
         self._fit: Fit | None = None
@@ -221,15 +219,11 @@ class Trial:
         return np.where(np.isnan(self.target.observed_us), np.nan, NOT_SIMULATED)
 
     def _result(self, costs: Costs) -> SimResult:
-        """The run with these costs; an earlier one if the engine serves the requests as then, or all later alike."""
+        """The run with these costs; an earlier one if the engine serves the requests as then."""
         entry = costs.entry(self.entry)
         before = self._served.get(costs.line_ns)
-        if before is not None:
-            moved_us = queueing_times(self._trace, entry.lifecycle) - before.queued_us
-            if not moved_us.any():
-                return replace(before, lifecycle=entry.lifecycle)
-            if self._moves_as_one and (moved_us == moved_us[0]).all():
-                return replace(before.later(int(moved_us[0])), lifecycle=entry.lifecycle)
+        if before is not None and np.array_equal(queueing_times(self._trace, entry.lifecycle), before.queued_us):
+            return replace(before, lifecycle=entry.lifecycle)
         # Steps are not kept: a run that finds the memory of an earlier one takes a fifth of the time.
         result = simulate(self._trace, self._engine, self._latency(entry), entry.lifecycle).of_requests()
         self._served[costs.line_ns] = result

@@ -33,7 +33,7 @@ def test_a_new_argument_is_one_entry(recording: Recording, monkeypatch: pytest.M
     first, _last = to_try(recording, ReplayMode())
     (found,) = [one for one in first if one.name == "kv_offload_blocks"]
     assert found.engine == {"kv_offload_blocks": 16}
-    assert (found.why, found.decides) == ("it has kv_offload_blocks 8, and the server 16", entry.decides)
+    assert (found.why, found.decides) == ("the simulator has kv_offload_blocks 8, and the server 16", entry.decides)
 
 
 def every_step_logged() -> Recording:
