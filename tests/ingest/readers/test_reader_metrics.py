@@ -168,6 +168,9 @@ def test_snapshots_are_known_by_content() -> None:
     assert not recognises(b"INFO vllm:x 5\n")
 
 
+SIDES = ("client", "server")
+
+
 def findings(folder: Path, before: str, after: str, requests: int = 40, ttft_s: float = 0.252) -> list[Finding]:
     """What is found where the client has these requests of 100 prompt and 11 output tokens, each 0.2 s behind TTFT."""
     folder.mkdir(exist_ok=True)
@@ -181,58 +184,42 @@ def findings(folder: Path, before: str, after: str, requests: int = 40, ttft_s: 
         return [finding for finding in run_checks(recording)[0] if finding.check == "server_metrics"]
 
 
-def test_equal_counts_and_close_means_agree(tmp_path: Path) -> None:
-    """The client's TTFT is 2 ms longer: the way."""
-    counts, latencies, memory = findings(tmp_path / "run", snapshot(100), snapshot(140))
-    assert "count the same: 40 requests" in counts.message
-    assert latencies.message == (
-        "mean latencies of client and server agree: TTFT 252.00 against 250.00 ms, ITL 20.00 against 20.00 ms, "
-        "E2E 452.00 against 450.00 ms"
+@pytest.mark.parametrize(
+    ("before", "after", "severity", "measured"),
+    [
+        (snapshot(100), snapshot(140), "note", (40, 40, 0, 0)),
+        (snapshot(100), snapshot(141), "note", (40, 41, 100, 11)),
+        # Ten more than the client's 40 may have warmed the server up; of more the replay would know nothing.
+        (snapshot(100), snapshot(150), "note", (40, 50, 1_000, 110)),
+        (snapshot(100), snapshot(151), "unusable", (40, 51, 1_100, 121)),
+        # One snapshot counts what came before the run, too.
+        ("", snapshot(400), "note", (40, 400, 36_000, 3_960)),
+        (snapshot(100), snapshot(120), "note", (40, 20, -2_000, -220)),
+        # One token more per prompt: BOS.
+        (snapshot(100), snapshot(140).replace('my/model"} 14000.0', 'my/model"} 14040.0'), "note", (40, 40, 40, 0)),
+    ],
+)
+def test_requests_and_tokens_of_client_and_server(
+    tmp_path: Path, before: str, after: str, severity: str, measured: tuple[int, ...]
+) -> None:
+    counts, latencies, *_memory = findings(tmp_path / "run", before, after)
+    assert (counts.severity, tuple(counts.measured.values())) == (severity, measured)
+    assert (latencies.measured == {}) == (measured[1] in (20, 50, 51, 400)), "of so many other requests means differ"
+
+
+def test_mean_latencies_agree_or_not(tmp_path: Path) -> None:
+    """The client's TTFT is 2 ms longer, which is the way, or 50 ms shorter, which is not."""
+    _counts, latencies, memory = findings(tmp_path / "run", snapshot(100), snapshot(140))
+    both = {"ttft": (252_000, 250_000), "itl": (20_000, 20_000), "e2e": (452_000, 450_000)}
+    assert latencies.measured == pytest.approx(
+        {f"{side}_{name}_us": us for name, pair in both.items() for side, us in zip(SIDES, pair, strict=True)}
     )
-    assert memory.message == "the server counted 80 preemptions and 10.0 % of 4,000 prompt tokens in the prefix cache"
-
-
-def test_warm_up_requests_explain_a_surplus(tmp_path: Path) -> None:
-    counts, *_others = findings(tmp_path / "run", snapshot(100), snapshot(141))
-    assert counts.message == (
-        "the server completed 1 more requests than the 40 of the client, with 100 prompt tokens and 11 output tokens "
-        "more: warm-up requests, or other clients"
-    )
-
-
-@pytest.mark.parametrize(("more", "severity"), [(10, "note"), (11, "unusable")])
-def test_a_client_that_lacks_requests_of_the_server_stops_a_verdict(tmp_path: Path, more: int, severity: str) -> None:
-    """Ten more than its 40 may have warmed the server up; of the others the replay knows nothing."""
-    counts, *_others = findings(tmp_path / "run", snapshot(100), snapshot(140 + more))
-    assert counts.severity == severity
-    assert ("what can be replayed is not the load that was served" in counts.message) == (severity == "unusable")
-
-
-def test_one_snapshot_says_nothing_of_requests_that_a_client_lacks(tmp_path: Path) -> None:
-    """Its server may have served others before the run."""
-    (tmp_path / "run").mkdir()
-    counts, *_others = findings(tmp_path / "run", "", snapshot(400))
-    assert (counts.severity, "360 more requests" in counts.message) == ("note", True)
-
-
-def test_snapshots_that_do_not_cover_the_run_are_named(tmp_path: Path) -> None:
-    counts, latencies, _memory = findings(tmp_path / "run", snapshot(100), snapshot(120))
-    assert "20 fewer requests than the 40 of the client" in counts.message
-    assert latencies.message.startswith("not checked: 50 % of the requests")
-
-
-def test_a_client_that_counts_other_tokens_is_named(tmp_path: Path) -> None:
-    """One token more per prompt: BOS."""
-    after = snapshot(140).replace('my/model"} 14000.0', 'my/model"} 14040.0')
-    counts, *_others = findings(tmp_path / "run", snapshot(100), after)
-    assert counts.message.endswith("but per request the server counts +1.00 prompt tokens")
-
-
-def test_a_latency_that_the_way_does_not_explain_is_named(tmp_path: Path) -> None:
-    """The client's TTFT is 50 ms shorter than the server's."""
+    assert memory.measured == {"preemptions": 80, "prefix_queries": 4_000, "prefix_hits": 400}
     _counts, agree, disagree, _memory = findings(tmp_path / "run", snapshot(100), snapshot(140), ttft_s=0.2)
-    assert agree.message == "mean latencies of client and server agree: ITL 20.00 against 20.00 ms"
-    assert "disagree: TTFT 200.00 against 250.00 ms, E2E 400.00 against 450.00 ms; the way" in disagree.message
+    assert [list(finding.measured) for finding in (agree, disagree)] == [
+        [f"{side}_{name}_us" for name in names for side in SIDES] for names in (["itl"], ["ttft", "e2e"])
+    ]
+    assert (agree.metric, disagree.metric) == ("", "ttft")
 
 
 def test_a_real_server_agrees_with_its_client(data_pack: Path) -> None:
