@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import polars as pl
 
@@ -32,8 +33,8 @@ _PROCESS = re.compile(r"EngineCore_DP(\d{1,6})\b")
 # vLLM's own prefix: month, day and whole seconds of the server's local time, no year.
 _STAMP = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _PREFIX_CHARS = 200
-_DAYS_BEFORE = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
 _YEAR_S = 366 * 86_400
+_NEW_YEAR = datetime(2000, 1, 1)  # of a year with 29 February
 
 # As read: the engine's start that wrote the line, and its stamp in seconds from a beginning of its own.
 _READ_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -137,10 +138,10 @@ class IterationLines:
         stamp = _STAMP.search(text[:_PREFIX_CHARS])
         if stamp is None:
             return None
-        month, day, hour, minute, second = map(int, stamp.groups())
-        if not (1 <= month <= 12 and 1 <= day <= 31):
+        try:
+            within_s = int((datetime(2000, *map(int, stamp.groups())) - _NEW_YEAR).total_seconds())
+        except ValueError:
             return None
-        within_s = ((_DAYS_BEFORE[month - 1] + day - 1) * 24 + hour) * 3600 + minute * 60 + second
         if within_s < self._last_s - _YEAR_S // 2:  # a new year
             self._year_s += _YEAR_S
         self._last_s = within_s
