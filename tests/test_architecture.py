@@ -190,11 +190,11 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 261,
-    "lines of the instrument": 52_750,
+    "files of the instrument": 260,
+    "lines of the instrument": 52_700,
     "lines of labs": 15_640,
     "lines of scripts": 5_000,
-    "lines of tests": 38_850,
+    "lines of tests": 38_840,
 }
 LOADED_BUDGET = {"modules": 91, "lines": 16_320}
 
