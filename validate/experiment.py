@@ -118,7 +118,7 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     """Slugs that a list of slugs, aliases and patterns (``34b-*``) means, without repetition.
 
     A pattern is matched against aliases and slugs of stored and bundled experiments.  Raises
-    ``UnknownExperimentError`` for a name that is none and for a pattern that matches nothing.
+    ``UnknownExperimentError`` for an unknown name, and for a pattern that matches nothing.
     """
     bundled = _bundled_not_stored(store)
     known = [*experiments_named(store), *bundled]

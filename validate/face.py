@@ -64,10 +64,11 @@ def ingest(
 ) -> pl.DataFrame:
     """Read experiments into the store; a row each: slug, alias, outcome, and how much was read.
 
-    ``paths``: directories, files and patterns, as ``blis-replay ingest`` takes them; ``engine``: a YAML file of engine
-    arguments; ``columns``: of a table, ``{"ttft": "first_token_after:ms"}``; ``model``: what was served; ``replace``:
-    store also what has fewer requests or steps than what is stored.  Raises ``RecordingError`` for the first that
-    cannot be read.
+    ``paths``: directories, files and patterns, as ``blis-replay ingest`` takes them.  ``engine``: a YAML file of engine
+    arguments.  ``columns``: of a table, ``{"ttft": "first_token_after:ms"}``.  ``model``: what was served.
+    ``replace``: store also what has fewer requests or steps than what is stored.
+
+    Raises ``RecordingError`` for the first that cannot be read.
 
     Example: ``br.ingest("runs/mine")``
     """

@@ -44,7 +44,7 @@ class SpanLog:
         self._refusing = False
 
     def append(self, message: bytes) -> None:
-        """Write a serialised export request; ``DecodeError`` if it is none, ``OSError`` if it is not on disk."""
+        """Write a serialised export request; ``DecodeError`` for other bytes, ``OSError`` if it is not on disk."""
         request = ExportTraceServiceRequest.FromString(message)
         try:
             self._write(json_of(message) or b"")

@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
         return [*VERBS, *_plugged_in()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb's command, or None if there is no such verb."""
+        """The verb's command, or None for an unknown name."""
         if cmd_name not in VERBS:
             plugged: click.Command | None = addon("verb", cmd_name)
             return plugged
@@ -153,7 +153,7 @@ def _plugged_in() -> dict[str, str]:
 
 
 def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    """As it is; a range has room for what is no number."""
+    """The value; click lets nan pass a range."""
     if value is not None and math.isnan(value):
         raise click.BadParameter("nan is not a number of seconds; write e.g. 60", ctx, param)
     return value

@@ -28,7 +28,7 @@ _STORE = "store"
 
 
 class PlacePath(click.Path):
-    """A path; an empty one, as of a variable that is not set, would be the folder it is run in."""
+    """A path that is not empty: an empty one, from an unset variable, would mean the working directory."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(path_type=Path, **settings)
@@ -307,9 +307,9 @@ def executor_options(command: Command) -> Command:
 
 
 class Shares(click.ParamType[tuple[float, float]]):
-    """Two shares of a run, written ``0.6:1``, of which a rule ``holds``.
+    """Two shares of a run, written ``0.6:1``; ``holds``: what they must satisfy.
 
-    ``not_two``, ``broken``: what the value is not, and what to write.
+    ``not_two``, ``broken``: the end of an error, for what cannot be read and for what does not hold.
     """
 
     def __init__(self, name: str, not_two: str, broken: str, holds: Callable[[float, float], bool]) -> None:
@@ -421,7 +421,7 @@ class VerbGroup(click.Group):
         return sorted({*self.commands, *addons(str(self.name))})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of that name; None if there is none."""
+        """The verb of that name, or None."""
         plugged: click.Command | None = addon(str(self.name), cmd_name)
         return super().get_command(ctx, cmd_name) or plugged
 

@@ -19,15 +19,15 @@ _WIPE = "\r\033[K"
 _BAR_COLUMNS = 16
 
 
-class Told(Protocol):
-    """What long work calls: so much is done of so much; ``what`` is being done now, and the rate is of that alone."""
+class Progress(Protocol):
+    """What long work calls with its progress; ``what``: the part at work now, whose rate is shown."""
 
     def __call__(self, done: int, total: int, what: str = "") -> None: ...
 
 
 @contextmanager
-def progress_line(label: str, unit: str = "") -> Iterator[Told | None]:
-    """Draws a bar, rate and remaining time on a terminal's standard error; None, silence, where there is none.
+def progress_line(label: str, unit: str = "") -> Iterator[Progress | None]:
+    """A bar, rate and remaining time on a terminal's standard error; None, and silence, without a terminal.
 
     ``unit``: ``B`` for bytes, empty for things.  The line is wiped at the end, after an error and Ctrl-C too.
     """

@@ -1,4 +1,4 @@
-"""Coefficients from recordings: a release with one entry a model, and how each came about."""
+"""Coefficients from recordings: a release with one entry per model, and how each came about."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A fitted model: its entry, what was used of which recording, and how it agrees with that.
+    """A fitted model: its entry, what was used from each recording, and how well it agrees.
 
     ``rows``: windows that it was fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
     ``e2e``, ``ttft``.  ``scheduling``: None without latencies.  ``missed``: in words, what of its own training data it

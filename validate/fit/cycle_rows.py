@@ -159,8 +159,8 @@ def _decoding(recording: Recording) -> tuple[Bools, Floats, Floats, Floats]:
 def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
     """Rows from client or server latencies: one row per finished request with two tokens.
 
-    Over the steps between a request's first and last token: the mean number of requests
-    that decode and their mean context (each taken at half its output), and the prefill
+    A row covers the steps between a request's first and last token.  It has the mean number
+    of requests that decode, their mean context (each at half its output), and the prefill
     tokens of the requests whose first token fell in between.  Where the server recorded
     prefill times, each also makes a row: its own prefill as one step.
     """
@@ -251,8 +251,8 @@ def fit_line(parts: Sequence[CycleRows]) -> Floats:
     Least squares with a soft-l1 loss.  By SciPy: the costs that ``linear`` finds differ in the fifth digit, and from
     there the search ends in other coefficients than those of the releases that ship.  The context column takes part
     only where every part observed it.  Where all requests are alike, decodes and context are one column under two
-    names; the context keeps the cost then, because a step reads the KV cache of its context whatever the model, and
-    that is what carries over to other lengths.
+    names.  Then the context keeps the cost: a step of any model reads the KV cache of its context, and that carries
+    over to other lengths.
     """
     from scipy.optimize import least_squares  # heavy, and only calibration needs it
 

@@ -1,6 +1,6 @@
 """Coefficients from recordings of every step, by the recorder or by the server's log: nothing is searched for.
 
-Each step says what it computed and how long it took, so its cost is a straight line through all of them; each request
+Each step says what it computed and how long it took, so its cost is a straight line through all of them.  Each request
 says when it was sent, queued, and had its tokens, so the delays around the engine are differences.
 
 A log counts requests and tokens of each iteration, and how long the engine waited for the model.  Which requests
@@ -308,7 +308,7 @@ _EXPLAINED = 0.9
 def logged_steps(recording: Recording) -> EveryStep | None:
     """The steps of a recording by its server's log; None where the log and the requests do not tell them all.
 
-    Under asynchronous scheduling the wait for the model is no part of a step, and one engine must have served all.
+    Scheduling must be synchronous, or the wait for the model is not part of a step.  One engine must have served all.
     """
     if recording.iterations.is_empty() or is_asynchronous(recording) or why_not(recording.iterations):
         return None

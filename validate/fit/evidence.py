@@ -84,11 +84,13 @@ def _median(name: str, delays_us: Floats, words: str, seed: int) -> CoefficientF
 # The unit of residuals, as a fraction: the largest error wanted of a window.
 SCALE = {"cycle": 0.01, "e2e": 0.01, "ttft": 0.03}
 
-# Requests of a window, whose mean latencies are one row; fewer in a short run, so that it has some ``_WINDOWS``.
-_WINDOW, _WINDOWS = 50, 50
-# Where prompts are found in a prefix cache, only the first requests find it cold and show what prefill costs: so many,
-# in shorter windows.  Elsewhere windows are alike, or the start of a run would count five times as much as the rest.
-_COLD_REQUESTS, _COLD_WINDOW = 200, 10
+# Requests of a window, whose mean latencies are one row.
+_WINDOW = 50
+_WINDOWS = 50  # a short run has about this many, each with fewer requests
+# Where prompts are found in a prefix cache, only the first requests find it cold and show what prefill costs.  They are
+# in shorter windows.  Elsewhere all windows are alike, or the start of a run would count five times as much.
+_COLD_REQUESTS = 200
+_COLD_WINDOW = 10  # requests
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class LatencyEvidence:
         e2e_us, ttft_us = (np.concatenate([getattr(r, name) for r in results]) for name in ("e2e_us", "ttft_us"))
         means = window_means(self.window, e2e_us, ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
-        # A run that overflows its server gives latencies without bound; any such one is equally wrong.
+        # A run that overflows its server gives unlimited latencies; all such runs are equally wrong.
         return np.asarray(np.clip((means / self.observed_us - 1) / scale, -1e4, 1e4), np.float64).reshape(-1)
 
     def with_scheduling(self, asynchronous: bool) -> LatencyEvidence:
@@ -155,7 +157,7 @@ def window_means(window: Int64s, e2e_us: Int64s, ttft_us: Int64s) -> Floats:
 
 
 def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEvidence | None:
-    """Step cycles of a share of the run; None if there are none."""
+    """Step cycles of a share of the run, or None."""
     if recording.steps.height < 2:
         return None
     rows = rows_from_steps(recording, window)
@@ -170,7 +172,7 @@ def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEv
 
 
 def latency_evidence(recording: Recording, window: tuple[float, float]) -> LatencyEvidence | None:
-    """Latencies of the requests that arrived in a share of the run; None if there are none.
+    """Latencies of the requests that arrived in a share of the run, or None.
 
     Raises ``ReplayError`` as ``plan_replay`` does.
     """
@@ -295,7 +297,7 @@ def _judged(requests: Rows, window: tuple[float, float]) -> Bools:
 
 
 def with_lengths(recording: Recording) -> Recording:
-    """The recording with succeeded requests of unknown output length, of which there are few, at the median.
+    """The recording, with the median output length for the few succeeded requests whose length is unknown.
 
     They load the server, but are not judged.
     """
@@ -313,12 +315,12 @@ def _finds_prompts(trace: RequestTrace) -> bool:
 
 
 def _windows(places: Int64s, cold: int, size: int) -> Int64s:
-    """The window of each judged request, by its place in the run, ``cold`` of which have short ones; from 0 on."""
+    """The window of each judged request, by its place in the run; short for the first ``cold`` requests."""
     raw = np.where(places < cold, places // _COLD_WINDOW, cold // _COLD_WINDOW + (places - cold) // size)
     return np.unique(raw, return_inverse=True)[1].astype(np.int64)
 
 
-# Share of resamples that a scheduling mode has to win to be told: an interval of 95 %, on one side.
+# Share of resamples that a scheduling mode has to win to be the one: an interval of 95 %, on one side.
 _SURE_FROM = 0.975
 
 

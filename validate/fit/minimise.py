@@ -1,8 +1,8 @@
 """The search engine: least robust squares of residuals that a simulator gives, without derivatives, and their bounds.
 
 A simulated run is a step function of its coefficients: which step a request just catches is chance.  So slopes come
-from planes through many runs around a point, in which chance averages out, and each kind of residual is weighed by
-its own scatter: a mean TTFT scatters far more than a mean E2E.
+from planes through many runs around a point, in which chance averages out.  Each kind of residual is weighed by its
+own scatter: a mean TTFT scatters far more than a mean E2E.
 
 Constants without another origin are those with which servers of known coefficients come back: 44 of 50 within 1 %
 (``blis-replay verify --calibration``).  Lengths are in probes, residuals in the unit of their kind.
@@ -39,7 +39,7 @@ ROUGH, FINE = 0.5, 0.1
 _MOST_ROUNDS = 40
 # Radius of the planes at the end, whose slopes are averaged.
 _WIDE_RADIUS = 2.0
-# Steps at the end that only lead there, and steps of which the mean is taken.
+# Steps at the end that only lead there, and steps whose mean is taken.
 _BURN_IN, _AVERAGED = 2, 8
 # Longest step, in radii: slopes hold a little beyond the runs that they were taken from.
 _REACH = 12.0
@@ -101,7 +101,7 @@ def weights(residuals: Floats) -> Floats:
 
 
 def scales_of(residuals: Floats, kinds: Int64s, coefficients: int) -> Floats:
-    """float64[rows]: the median absolute deviation of each kind from 0, as of a normal distribution.
+    """float64[rows]: the scatter of each kind: its median absolute deviation from 0, scaled to a normal one.
 
     At most 1, or a kind that is far off would count for nothing; 1 for a kind with too few rows.
     """

@@ -194,7 +194,7 @@ def line_start(
 
 
 def _alike(design: Floats, *, keep_context: bool) -> tuple[int, ...]:
-    """Coefficients that have to be held so that the rest can be told apart, the least trusted first."""
+    """Coefficients that have to be held so that the rest can be distinguished, the least trusted first."""
     # A step reads the KV cache of its context whatever the model; without a prior for that the context
     # keeps what the two cost together, because it is what carries over to other lengths.
     order = (DECODE, CONTEXT, PREFILL) if keep_context else (CONTEXT, DECODE, PREFILL)
@@ -240,7 +240,7 @@ def fit_form(
         bounds = confidence(minimum, free, gathered.groups(), gathered.strata(), seed, kinds == 0)
         width = bounds.high - bounds.low
         # Without a prior the fitted value stays: its bounds say how little it is worth.  It also stays where the bounds
-        # exclude the prior.  That a first token waits for others is no prior knowledge, so the prior of that is 0.
+        # exclude the prior.  How long a first token waits for others is not known in advance: that prior is 0.
         agrees = (bounds.low <= at_prior) & (at_prior <= bounds.high)
         wide = (width > _WIDE * np.maximum(minimum.vector, probe)) & has_prior & agrees
         if not wide.any():

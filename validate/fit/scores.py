@@ -73,7 +73,7 @@ def with_stalls(gathered: Gathered, fitted: Fitted) -> tuple[Fitted, float]:
     """The fit with the time that recurring stalls take, and how much that adds to each step, us; 0 where none recur.
 
     A fit that trusts outliers less is the level between stalls.  Those that come once are in a few pieces of the run,
-    and stay out; those that recur are in most, and then the mean of the middle half of the pieces is longer than the
+    and stay out.  Those that recur are in most pieces: then the mean of the middle half of them is longer than the
     fit.  Bounds go from the level between stalls to the one with them.
     """
     off = _of_pieces(gathered, fitted.minimum.residuals)

@@ -57,7 +57,7 @@ Objectives = tuple[Objective, ...]
 
 @dataclass(frozen=True)
 class Attainment:
-    """What came of objectives: ``values_us`` of each, None where there is no sample; ``good`` of ``requests``."""
+    """What came of objectives: ``values_us`` of each, None without a sample; ``good`` of ``requests``."""
 
     objectives: Objectives
     values_us: tuple[float | None, ...]

@@ -305,7 +305,7 @@ def quantile_curve(values_us: Values, counts: Int64s | None = None) -> QuantileC
 
 
 def published_curve(recording: Recording, metric: str) -> QuantileCurve | None:
-    """The quantiles that were published of ``e2e``, ``ttft`` or ``itl`` (its true gaps); None if there are none."""
+    """The quantiles that were published of ``e2e``, ``ttft`` or ``itl`` (its true gaps); None without any."""
     if metric == "itl":
         named = published_itl(recording.aggregates)
     else:

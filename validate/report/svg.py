@@ -82,7 +82,7 @@ class Chart:
     """A picture with its numbers.
 
     ``title``, ``description``: what a screen reader says of it.  ``svg``: the element, without either (``inline``).
-    ``numbers``: the same as a table.  ``wide``: as wide as the page.  ``beside``: it stands beside the latencies.
+    ``numbers``: the same as a table.  ``wide``: as wide as the page.  ``beside``: next to the table of latencies.
     """
 
     title: str
@@ -154,7 +154,7 @@ def _limits(
 
 
 def _ticks(limits: tuple[float, float], most: int, *, whole: bool = False) -> dict[str, float]:
-    """At most so many round numbers within limits, evenly spaced, by how they are written."""
+    """Evenly spaced round numbers within limits, ``most`` of them at most, by how they are written."""
     low, high = sorted(limits)
     power = 10.0 ** floor(log10((high - low) / most))
     for step in (1, 2, 2.5, 5, 10, 20, 50):

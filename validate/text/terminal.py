@@ -19,7 +19,7 @@ from blis_replay.validate.text.cells import cell_text
 
 # What a page is made for; a pipe has as many.
 LINE_COLUMNS = 80
-# Longer lines of prose are hard to follow, and shorter ones are no lines.
+# Longer lines of prose are hard to follow; shorter ones hold two or three words.
 _PROSE_COLUMNS, _FEWEST_COLUMNS = 100, 40
 _GAP = "  "
 _BELOW = " " * 6
@@ -50,7 +50,7 @@ def has_room() -> bool:
 
 
 def coloured() -> bool:
-    """Whether output is shown in colour: as the command line was told, else on a terminal."""
+    """Whether output is shown in colour: as ``--color`` says, else on a terminal."""
     told = resolve_color_default()
     return _is_terminal() if told is None else told
 
@@ -79,7 +79,7 @@ _Lines = Sequence[Sequence[_Shown]]
 def table_text(table: Table) -> str:
     """A table in the width there is: title, note, and columns padded to their content.
 
-    Columns for wide terminals are shown as far as they fit; the parts of a table stand beside each other if they fit.
+    Columns for wide terminals are shown as far as they fit; the parts of a table are next to each other if they fit.
     """
     header = [_Shown(printable(column.name), "heading") for column in table.columns]
     lines = [header, *([_shown(*pair) for pair in zip(row, table.columns, strict=True)] for row in table.rows)]
@@ -137,7 +137,7 @@ def _bars(table: Table, used: int) -> list[_Shown]:
 
 
 def bar_lengths(table: Table) -> list[float]:
-    """The length of each row's bar as a share of the longest (0..1); 0 for what is no positive number."""
+    """The length of each row's bar as a share of the longest (0..1); 0 for text and negative numbers."""
     values = [plain(row[table.names.index(table.bars)]) for row in table.rows]
     numbers = [max(float(value), 0.0) if isinstance(value, int | float) else 0.0 for value in values]
     most = max([*numbers, 0.0])

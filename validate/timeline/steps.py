@@ -54,7 +54,7 @@ _COMPOSITION = ("prefill_requests", "prefill_tokens", "decode_requests", "decode
 def simulated_steps(run: ReplayRun, window: tuple[int, int]) -> pl.DataFrame:
     """``STEP_SPAN_SCHEMA`` of the replay's steps that reach into the window, and of its last one.
 
-    Batches without tokens are no steps.
+    Batches without tokens are left out.
     """
     every = run.result.steps
     shown = (every["start_us"] < window[1]) & (every["end_us"] > window[0])

@@ -41,8 +41,7 @@ from blis_replay.validate.timeline.steps import (
 )
 
 DEFAULT_LENGTH_US = 5_000_000
-# A viewer in a browser stays quick with so many.
-MOST_EVENTS = 200_000
+MOST_EVENTS = 200_000  # a viewer in a browser stays quick up to some such number
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def _of(request_index: int | None, frame: pl.DataFrame) -> pl.DataFrame:
 def request_named(recording: Recording, name: str) -> int:
     """The index of the request of that id, or of that index written out.
 
-    Raises ``ValidateError`` if there is none, or several with that id.
+    Raises ``ValidateError`` for an unknown id, and for one that several requests have.
     """
     ids = recording.requests.frame(["request_index", "request_id"])
     found = ids.filter(pl.col("request_id") == name)["request_index"].to_list()
