@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import ClassVar
 
-WRONG_USE, BAD_DATA, FAULT = 2, 3, 4
+WRONG_USE, BAD_DATA, FAULT, INTERRUPTED = 2, 4, 70, 130
 
 
 class BlisReplayError(Exception):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blis_replay.ingest.recording import Recording
 
@@ -57,3 +60,43 @@ def requests_hash(recording: Recording) -> str:
         values = recording.requests[name].fill_null(_NOT_KNOWN).to_numpy().astype("<i8")
         digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()
+
+
+# Requests in a sketch, the smallest keys of a recording: a slice of 100 of 16,800 requests has one in 19 of 20 cases.
+SKETCH_REQUESTS = 512
+_TENTH_OF_MS_US = 100  # what other files of the same run round to at worst
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+
+Keys = NDArray[np.uint32]
+
+
+def request_keys(recording: Recording) -> Keys:
+    """Sorted uint32: a hash of prompt tokens, TTFT and E2E of each request with latencies, whatever its place.
+
+    Two runs of one load share hardly any; a part of a recording shares all of its own.
+    """
+    rows = recording.requests.frame(["prompt_tokens", "ttft_us", "e2e_us"]).drop_nulls(["ttft_us", "e2e_us"])
+    columns = [rows["prompt_tokens"].fill_null(_NOT_KNOWN).to_numpy()]
+    columns += [np.rint(rows[name].to_numpy() / _TENTH_OF_MS_US) for name in ("ttft_us", "e2e_us")]
+    mixed = np.zeros(rows.height, np.uint64)
+    for column, odd in zip(columns, _ODD, strict=True):
+        mixed = (mixed ^ column.astype(np.int64).view(np.uint64)) * odd
+        mixed ^= mixed >> np.uint64(29)
+    return np.unique((mixed >> np.uint64(16)).astype(np.uint32))
+
+
+def sketch_of(recording: Recording) -> str | None:
+    """The smallest keys of its requests, as text; None without latencies."""
+    keys = request_keys(recording)[:SKETCH_REQUESTS]
+    return base64.b64encode(keys.astype("<u4").tobytes()).decode("ascii") if len(keys) else None
+
+
+def shared_with(sketch: str, keys: Keys) -> float:
+    """The share of the requests with these keys that a sketch knows, 0 to 1; a text that is no sketch knows none."""
+    try:
+        known = np.frombuffer(base64.b64decode(sketch, validate=True), "<u4")
+    except (binascii.Error, ValueError):
+        return 0.0
+    # Of a longer recording the sketch has only the smallest keys, so only those can be looked for.
+    among = keys if len(known) < SKETCH_REQUESTS else keys[keys <= known.max()]
+    return float(np.isin(among, known).mean()) if len(among) else 0.0

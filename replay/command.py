@@ -84,9 +84,15 @@ class CommandSimulator:
             peak_bytes = self._run(place)
             header = self._header(place / _HEADER)
             answers = self._results(place / _RESULTS, len(plan.trace.arrival_us))
-        lacking = tuple(f"{header[0]} does not model: {what}" for what in header[1])
-        differences = (*lacking, *answers.differences)
-        return replace(answers, output_tokens=plan.trace.output_tokens, differences=differences, peak_bytes=peak_bytes)
+        name, lacks, fitted_on = header
+        lacking = tuple(f"{name} does not model: {what}" for what in lacks)
+        return replace(
+            answers,
+            output_tokens=plan.trace.output_tokens,
+            differences=(*lacking, *answers.differences),
+            peak_bytes=peak_bytes,
+            fitted_on=fitted_on,
+        )
 
     def _run(self, place: Path) -> int:
         """Run the command in its folder; its largest memory in bytes."""
@@ -116,18 +122,20 @@ class CommandSimulator:
             raise CommandError(f"{self.name}: {path.name} has more than {most:,} bytes; write one line per request")
         return content
 
-    def _header(self, path: Path) -> tuple[str, tuple[str, ...]]:
-        """Name with version, and the names of what it does not model."""
+    def _header(self, path: Path) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
+        """Name with version, the names of what it does not model, and what it was fitted on, if it says so."""
         try:
             header: Any = json.loads(self._bytes(path, _HEADER_BYTES))
             named = [str(header[key])[:_MOST_CHARACTERS] for key in ("name", "version")]
             lacking = [str(what)[:_MOST_CHARACTERS] for what in header["not_modelled"][:_MOST_NAMES]]
+            stated = header.get("fitted_on")
+            fitted_on = None if stated is None else tuple(str(name) for name in [*stated])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CommandError(
                 f'{self.name}: {path.name} is not {{"name": TEXT, "version": TEXT, "not_modelled": [TEXT, ...]}}; '
                 "write that"
             ) from None
-        return printable(" ".join(named)), tuple(map(printable, lacking))
+        return printable(" ".join(named)), tuple(map(printable, lacking)), fitted_on
 
     def _results(self, path: Path, requests: int) -> Simulated:
         """The answers in us; requests without a row are not completed."""

@@ -26,7 +26,8 @@ class Simulated:
     run, None if unknown.  ``asynchronous``: whether steps were scheduled while the one before ran.  ``differences``:
     how the simulator differs from the recorded engine for this plan, one sentence each.  ``peak_bytes``: the largest
     memory of the simulator's process, None where that is this process.  ``scheduled_us``: int64[n], from a request's
-    send to its first schedule, None if not reported.
+    send to its first schedule, None if not reported.  ``fitted_on``: recordings that a program says it was fitted on,
+    by name or hash; None if it does not say.
     """
 
     completed: Bools
@@ -39,6 +40,7 @@ class Simulated:
     differences: tuple[str, ...] = ()
     peak_bytes: int | None = None
     scheduled_us: Int64s | None = None
+    fitted_on: tuple[str, ...] | None = None
 
 
 class Simulator(Protocol):

@@ -203,11 +203,11 @@ def called(*arguments: str) -> int:
     _, status, _ = os.wait4(child, 0)
     code, said = os.waitstatus_to_exitcode(status), error.read_text("utf-8", "replace")
     problem = ""
-    if code not in (0, 1, 2, 3):
+    if code not in (0, 1, 2, 3, 4):
         problem = f"exit code {code}"
     elif "Traceback" in said or any(printable(line) != line for line in said.splitlines()):
         problem = "a traceback, or what is not printable"
-    elif code in (2, 3) and len(said.splitlines()) != 1 and not out.read_text("utf-8", "replace"):
+    elif code in (2, 4) and len(said.splitlines()) != 1 and not out.read_text("utf-8", "replace"):
         problem = "not one line on standard error"
     elif any(len(line) > LONGEST_LINE for line in said.splitlines()):
         problem = "a line too long"

@@ -212,9 +212,8 @@ _EVIDENCE_COLUMNS = columns_named("table", "row", "column", "value", kind="data"
 def checks_answer(names: Mapping[str, str]) -> Answer:
     """The instrument checks with what they measure."""
     lines = [f"{name}: {measures}" for name, measures in names.items()]
-    return Answer(
-        [Block(lines)], names, table_of({"check": name, "measures": measures} for name, measures in names.items())
-    )
+    rows = table_of({"check": name, "measures": measures} for name, measures in names.items())
+    return Answer([Block(lines)], {"checks": names}, rows)
 
 
 def evidence_answer(evidence: CheckEvidence) -> Answer:

@@ -1,22 +1,42 @@
 """The verdict on a simulator, as data: what was judged, against which limit, and what came of it.
 
-It is made once, by ``Comparison.judgement``.  Whatever a person or a program reads lays it out and decides nothing.
+It is made once, by ``Comparison.judged``.  Whatever a person or a program reads lays it out and decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from math import isfinite
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, relative_error
+from blis_replay.validate.metrics.uncertainty import Estimate
 
-Verdict = Literal["pass", "fail", "unusable", "not decided", "not judged"]
-# ``open``: within its limit for some of what the error may be, and beyond it for the rest.
-State = Literal["within", "beyond", "open", "absent"]
+# The worst first.
+Verdict = Literal["FAIL", "NOT JUDGED", "UNDECIDED", "FITS", "PASS"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+# ``within`` or ``beyond`` its limit with its whole interval; ``undecided``: with a part of it; ``absent``: no error.
+State = Literal["within", "beyond", "undecided", "absent"]
+# What the coefficients were fitted on, as far as a recording is concerned.
+Use = Literal["fitted on this run", "fitted on part of this run", "held out", "fitted on no recording", "unknown"]
+FITTED: tuple[Use, ...] = ("fitted on this run", "fitted on part of this run")
+HELD_OUT: tuple[Use, ...] = ("held out", "fitted on no recording")
+
+_EXIT_CODES = {"PASS": 0, "FITS": 0, "FAIL": 1, "UNDECIDED": 3, "NOT JUDGED": 4}
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of several verdicts; ``NOT JUDGED`` without any."""
+    return min(verdicts, key=VERDICTS.index, default="NOT JUDGED")
+
+
+def exit_code(verdicts: Iterable[Verdict]) -> int:
+    """0 for PASS and FITS, 1 if one is FAIL, 3 if the worst is UNDECIDED, 4 if it is NOT JUDGED."""
+    return _EXIT_CODES[worst(verdicts)]
 
 
 @dataclass(frozen=True)
@@ -42,8 +62,8 @@ class Quantity:
 
     ``key``: the metric, or the measure of an overloaded run; ``metric``: whose limit it has.  ``observed``,
     ``simulated``: in ``unit``.  ``error``: simulated over observed less one, None where a side is missing.
-    ``interval``: smallest and largest error over reconstructions, where there are any.  ``limit``: the largest absolute
-    error that passes.  ``by_draws``: the state by reconstructions alone, without the margin of steps beyond the fit.
+    ``estimate``: its 95 % interval.  ``limit``: the largest absolute error that passes.  ``derived``: how the observed
+    number follows from others, empty where the recording states it.
     """
 
     key: str
@@ -54,52 +74,54 @@ class Quantity:
     observed: float | None
     simulated: float | None
     error: float | None
-    interval: tuple[float, float] | None
+    estimate: Estimate | None
     limit: float
-    state: State
-    by_draws: State
+    derived: str = ""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the error; None where there is none."""
+        one = self.estimate
+        return None if one is None or not (isfinite(one.low) and isfinite(one.high)) else (one.low, one.high)
+
+    @property
+    def state(self) -> State:
+        """Where its whole interval lies."""
+        if self.error is None:
+            return "absent"
+        if self.interval is None:
+            return "undecided"
+        low, high = self.interval
+        if -self.limit <= low and high <= self.limit:
+            return "within"
+        return "beyond" if high < -self.limit or low > self.limit else "undecided"
 
     @property
     def excess(self) -> float:
         """The size of the error over its limit; 0 without an error."""
         return abs(self.error or 0.0) / self.limit
 
+    @property
+    def reach(self) -> float:
+        """The same of the end of the interval that is farther from 0."""
+        return max(map(abs, self.interval)) / self.limit if self.interval else self.excess
+
 
 def held(
     cell: MetricStatistic,
     limit: float,
     sides: tuple[float | None, float | None],
+    estimate: Estimate | None,
     *,
     name: str,
     unit: str = "us",
     metric: str = "",
-    draws: Draws | None = None,
-    unsure: float = 0.0,
+    derived: str = "",
 ) -> Quantity:
-    """A number held against its limit; ``cell``: key and statistic, ``sides``: observed and simulated.
-
-    ``unsure``: how far the simulated one may be off, as a share, because its steps lie beyond what was fitted.
-    """
-    observed, simulated = sides
-    error = relative_error(observed, simulated)
-    errors, interval = np.array([] if error is None else [error]), None
-    if draws is not None and cell in draws.errors:
-        errors = draws.errors[cell]
-        interval = (float(errors.min()), float(errors.max()))
-    states = [state_of(errors, limit, share) if error is not None else "absent" for share in (unsure, 0.0)]
+    """A number held against its limit; ``cell``: key and statistic, ``sides``: observed and simulated."""
     key, statistic = cell
-    return Quantity(key, metric or key, statistic, name, unit, observed, simulated, error, interval, limit, *states)
-
-
-def state_of(errors: Floats, limit: float, unsure: float = 0.0) -> State:
-    """``within`` if all that signed errors may be is within the limit, ``beyond`` if none of it is, else ``open``.
-
-    ``unsure``: an error e may be anything from (1 + e) (1 - unsure) - 1 to (1 + e) (1 + unsure) - 1.
-    """
-    low, high = ((1 + errors) * (1 + off) - 1 for off in (-unsure, unsure))
-    if bool(((low >= -limit) & (high <= limit)).all()):
-        return "within"
-    return "beyond" if bool(((high < -limit) | (low > limit)).all()) else "open"
+    error = relative_error(*sides)
+    return Quantity(key, metric or key, statistic, name, unit, *sides, error, estimate, limit, derived)
 
 
 @dataclass(frozen=True)
@@ -126,97 +148,108 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What is to be said of one replay.
+class Subject:
+    """Who is judged on what.
 
-    ``requests``: how many were compared.  ``uses``: what the coefficients were fitted on, as far as this run is
-    concerned (``Comparison.uses``).  ``overloaded``: it is judged by what was served.  ``judged``: what the verdict
-    rests on; ``tails``: p99s, which are reported only.  ``refused``: judged metrics that an instrument check forbids,
-    with check and reason.  ``lost``: why the recording as a whole carries no verdict.  ``unsure``: as of ``held``.
-    ``errors``: signed errors of all numbers.  ``of_queue``: the next command of a saturated run.  ``remarks``: what the
-    numbers depend on and nobody recorded, who is not in them, and what changed one.
+    ``use``: what the coefficients were fitted on, as far as this run is concerned; ``fitted_on``: the experiments,
+    None where the release does not say.  ``requests``: how many were compared.
     """
 
     slug: str
     alias: str
     ground_truth: str
     requests: int
-    uses: str
+    simulator: str
+    release: str
+    use: Use
+    fitted_on: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is to be said of one replay.
+
+    ``overloaded``: it is judged by what was served.  ``judged``: what the verdict rests on; ``tails``: p99s, which
+    raise an alarm and decide nothing.  ``refused``: judged metrics that an instrument check forbids, with check and
+    reason.  ``lost``: why the recording as a whole carries no verdict.  ``decides``: what would decide, where nothing
+    is decided.  ``errors``: signed errors of all numbers.  ``of_queue``: the next command of a saturated run.
+    ``remarks``: the cause, what the numbers depend on and nobody recorded, who is not in them, and what changed one.
+    """
+
+    subject: Subject
     overloaded: bool
     judged: tuple[Quantity, ...]
     tails: tuple[Quantity, ...]
     refused: Mapping[str, str]
-    lost: tuple[str, ...]
-    unsure: float
+    lost: tuple[Remark, ...]
+    decides: tuple[Remark, ...]
     errors: Mapping[MetricStatistic, float | None]
     of_queue: Command | None
     remarks: tuple[Remark, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """``not judged``: there is nothing to judge by, or it does not stand for the run.
-
-        ``unusable``: a judged metric must not be used, and none of the others fails.  ``not decided``: what the error
-        may be lies on both sides of a limit.
-        """
+        """Beyond a limit is beyond it, whatever else; a pass needs all of the rest."""
         if self.lost:
-            return "not judged"
-        if self.beyond:
-            return "fail"
-        if self.refused:
-            return "unusable"
-        if any(quantity.state == "open" for quantity in self.judged):
-            return "not decided"
-        return "pass" if any(quantity.state == "within" for quantity in self.judged) else "not judged"
+            return "NOT JUDGED"
+        if self.in_state("beyond"):
+            return "FAIL"
+        if self.refused or not any(quantity.error is not None for quantity in self.judged):
+            return "NOT JUDGED"
+        if self.in_state("undecided") or self.subject.use == "unknown":
+            return "UNDECIDED"
+        return "FITS" if self.subject.use in FITTED else "PASS"
+
+    def in_state(self, state: State) -> tuple[Quantity, ...]:
+        """Judged numbers of a state, the largest error for its limit first."""
+        return tuple(quantity for quantity in self.worst_first if quantity.state == state)
 
     @property
     def beyond(self) -> tuple[Quantity, ...]:
         """Judged numbers beyond their limits."""
-        return tuple(quantity for quantity in self.judged if quantity.state == "beyond")
+        return self.in_state("beyond")
 
     @property
-    def open_by_fit(self) -> bool:
-        """Whether it is not decided because of steps beyond the fit alone, and not by reconstructed requests."""
-        return self.verdict == "not decided" and all(quantity.by_draws != "open" for quantity in self.judged)
+    def worst_first(self) -> list[Quantity]:
+        """Judged numbers with an error, the largest for its limit first."""
+        return sorted((q for q in self.judged if q.error is not None), key=lambda quantity: -quantity.excess)
+
+    @property
+    def largest(self) -> Quantity | None:
+        """The number that the verdict rests on most: the largest of those in the state that decides it."""
+        for state in ("beyond", "undecided", "within"):
+            if found := self.in_state(state):
+                return max(found, key=lambda q: q.excess if state == "beyond" else q.reach)
+        return None
+
+    def tails_that_are(self, state: State) -> tuple[Quantity, ...]:
+        """P99s of a state."""
+        return tuple(tail for tail in self.tails if tail.state == state)
 
     @property
     def next(self) -> Command:
         """The command that a reader wants next."""
+        alias = self.subject.alias
         if self.of_queue is not None:
             return self.of_queue
-        if self.verdict == "fail" or self.tails_that_are("beyond"):
-            return Command("explain", self.alias)
-        if self.verdict == "pass":
-            return Command("report", self.alias, " --out report.html")
-        return Command("inspect", self.alias, of_release=False)
-
-    @property
-    def worst_first(self) -> list[Quantity]:
-        """Judged numbers, the largest error for its limit first."""
-        return sorted(self.judged, key=lambda quantity: -quantity.excess)
-
-    def tails_that_are(self, state: State) -> tuple[Quantity, ...]:
-        """P99s whose error is larger than their limit, ``beyond`` in all reconstructions or ``open``."""
-        return tuple(tail for tail in self.tails if tail.state == state and tail.excess > 1)
-
-
-def exit_code(verdicts: Sequence[str]) -> int:
-    """0 all passed, 1 one failed, 3 nothing, or one not, could be judged."""
-    if "fail" in verdicts:
-        return 1
-    return 0 if set(verdicts) == {"pass"} else 3
+        if self.verdict in ("FAIL", "UNDECIDED") or self.tails_that_are("beyond"):
+            return Command("explain", alias)
+        if self.verdict in ("PASS", "FITS"):
+            return Command("report", alias, " --out report.html")
+        return Command("inspect", alias, of_release=False)
 
 
 # -- Means over experiments: what was fitted on and what was held out apart ------------------------------------
 
-# Coefficients that were fitted on the latencies of an experiment meet them; that says nothing of another one.
-UNSEEN = ("held out", "fitted on no recording")
-_KINDS = {"fitted on this run": "fitted", "unknown": "unknown"}
+
+def kind_of_use(use: Use) -> str:
+    """``fitted``, ``held out`` or ``unknown``."""
+    return "fitted" if use in FITTED else "held out" if use in HELD_OUT else "unknown"
 
 
 def mean_abs_errors(judgements: Sequence[Judgement]) -> dict[str, float | None]:
     """Per metric, the mean over judged experiments of the absolute error of the mean; overloaded ones do not count."""
-    counted = [j for j in judgements if j.verdict in ("pass", "fail", "not decided") and not j.overloaded]
+    counted = [j for j in judgements if j.verdict != "NOT JUDGED" and not j.overloaded]
     errors = {metric: [abs(e) for j in counted if (e := j.errors[metric, "mean"]) is not None] for metric in METRICS}
     return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
 
@@ -225,6 +258,6 @@ def means_by_fit(judgements: Sequence[Judgement]) -> dict[str, dict[str, float |
     """The same of the experiments that were ``fitted``, ``held out`` or ``unknown``; absent without any."""
     kinds: dict[str, list[Judgement]] = {"fitted": [], "held out": [], "unknown": []}
     for judgement in judgements:
-        kinds[_KINDS.get(judgement.uses, "held out")].append(judgement)
+        kinds[kind_of_use(judgement.subject.use)].append(judgement)
     means = {kind: mean_abs_errors(of_kind) for kind, of_kind in kinds.items()}
     return {kind: of for kind, of in means.items() if any(value is not None for value in of.values())}

@@ -75,13 +75,15 @@ class FittedOn:
     """An experiment a release was fitted on: its content hash and what was used of it.
 
     ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).  ``requests_hash``: of its
-    requests alone, by which a copy under another name is known; None in older releases.
+    requests alone, by which a copy under another name is known; ``sketch``: of single requests, by which a part of it
+    is known (``ingest/identity.py``).  None in older releases.
     """
 
     experiment: Text
     content_hash: Text
     data: Literal["steps", "latencies"]
     requests_hash: Text | None = None
+    sketch: Annotated[Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{2,2732}={0,2}$")] | None, IF_SET] = None
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,10 @@ class Cost:
 class Score:
     """One simulator on one recording.
 
-    ``fitted``: how its coefficients were fitted on the recording, as ``Comparison.uses``; ``as shipped``: on nothing of
+    ``fitted``: how its coefficients were fitted on the recording, as ``Comparison.use``; ``as shipped``: on nothing of
     ours.  ``errors``: signed fractions by metric and statistic that both sides have.  ``throughput``: the error of
     output tokens per second over the run.  ``rank``: Spearman's correlation of the requests' latencies by metric.
-    ``passes``: whether the gated means are within their limits, None where they are not judged.  ``overloaded``: the
+    ``passes``: whether the judged means are within their limits, None where that is not decided.  ``overloaded``: the
     server had more load than it could serve, so its latencies judge no simulator.  ``seconds``: planning and
     simulating; ``peak_bytes``: peak memory of the process that simulated.  ``segments``: what each part of a request's
     time adds to the error of the mean E2E, a signed fraction of the observed mean.  ``cost``: its largest cost, where
@@ -177,17 +177,17 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
     except ExperimentError as problem:
         return Score(name, recording.slug, recording.alias, problem=str(problem))
     both = on_both_sides(run)
-    judged = comparison.verdict in ("pass", "fail") and not comparison.overloaded
+    passes = {"PASS": True, "FITS": True, "FAIL": False}.get(comparison.verdict)
     return Score(
         simulator=name,
         slug=recording.slug,
         alias=recording.alias,
         coefficients=run.release.name,
-        fitted=AS_SHIPPED if run.release.name == AS_SHIPPED else comparison.uses,
+        fitted=AS_SHIPPED if run.release.name == AS_SHIPPED else comparison.use,
         errors={number: error for number in SHOWN if (error := _error(comparison, number)) is not None},
         throughput=_throughput(run, both),
         rank=_ranks(run, both),
-        passes=comparison.verdict == "pass" if judged else None,
+        passes=None if comparison.overloaded else passes,
         overloaded=comparison.overloaded,
         seconds=seconds,
         peak_bytes=run.simulated.peak_bytes or own_peak_bytes,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.validate.judgement import UNSEEN
+from blis_replay.validate.judgement import HELD_OUT
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay_labs.board.leaderboard import SHOWN, Board, Cost, Score
 from blis_replay_labs.board.simulators import AS_SHIPPED
@@ -58,7 +58,7 @@ def leaderboard_answer(board: Board) -> Answer:
         document=_document(board),
         data=_data(board),
         brief=[head, table, *(several or [costs]), Block([*notes, "more: -v prints every recording"])],
-        exit_code=3 if board.scores and all(score.problem for score in board.scores) else 0,
+        exit_code=4 if board.scores and all(score.problem for score in board.scores) else 0,
     )
 
 
@@ -135,7 +135,7 @@ def _percent(values: Sequence[float | None]) -> str:
 def _summary(name: str, board: Board) -> list[Cell]:
     scores = [score for score in board.of(name) if not score.overloaded]
     judged = [score.passes for score in scores if score.passes is not None]
-    held_out = sum(score.fitted in UNSEEN for score in scores)
+    held_out = sum(score.fitted in HELD_OUT for score in scores)
     peaks = [score.peak_bytes for score in scores if score.peak_bytes]
     stated = any(score.fitted not in ("unknown", AS_SHIPPED) for score in scores)
     shipped = any(score.fitted == AS_SHIPPED for score in scores)

@@ -19,7 +19,7 @@ from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell
 from blis_replay.validate.experiment import find_experiment
-from blis_replay.validate.judgement import UNSEEN
+from blis_replay.validate.judgement import HELD_OUT
 from blis_replay.validate.metrics.latency import relative_error
 from blis_replay.validate.metrics.observed import Observed, read_observed
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
@@ -122,13 +122,13 @@ def compare_published(
     return PublishedTable(
         coefficients=release.name,
         rows=tuple(_row(simulator, known, comparisons) for simulator in known.simulators),
-        uses={slug: comparison.uses for slug, comparison in comparisons.items()},
+        uses={slug: comparison.use for slug, comparison in comparisons.items()},
     )
 
 
 def held_out(compared: PublishedTable) -> PublishedTable:
     """The table of held-out experiments; simulators without any are left out."""
-    kept = {slug: use for slug, use in compared.uses.items() if use in UNSEEN}
+    kept = {slug: use for slug, use in compared.uses.items() if use in HELD_OUT}
 
     def unseen(side: Mapping[str, Errors]) -> dict[str, Errors]:
         return {slug: errors for slug, errors in side.items() if slug in kept}

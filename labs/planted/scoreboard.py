@@ -124,7 +124,7 @@ def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     except ExperimentError as error:
         grade: Grade = "right" if found else "not identified"
         words = (str(error).partition(":")[0],) if not found else ()
-        return row(found or "refused", words, planted_error, None, "not judged", 3, grade)
+        return row(found or "refused", words, planted_error, None, "NOT JUDGED", exit_code([]), grade)
     named = _since(before.attribution, attribution)
     alone = (STEP_TIME,) if attribution.steps_off else ()
     grade, explained = _graded(fault, found, named, alone)
@@ -275,8 +275,8 @@ class Scoreboard:
 
     @property
     def false_alarms(self) -> tuple[ControlRow, ...]:
-        """Controls in which something was blamed or that do not pass."""
-        return tuple(row for row in self.controls if row.alarm or row.verdict != "pass")
+        """Controls in which something was blamed, or that fail or cannot be judged."""
+        return tuple(row for row in self.controls if row.alarm or row.verdict in ("FAIL", "NOT JUDGED"))
 
 
 def scoreboard(quick: bool = False, progress: Progress | None = None) -> Scoreboard:
@@ -331,7 +331,7 @@ def scoreboard_answer(board: Scoreboard) -> Answer:
     passed = f"exit code 0 although the planted error exceeds a threshold: {len(let_pass)}"
     listed = [f"- {row.fault} ({row.size}; {row.depth})" for row in let_pass]
     clean = len(board.controls) - len(alarms)
-    without = f"{clean} of {len(board.controls)} recordings without a fault pass with nothing blamed"
+    without = f"{clean} of {len(board.controls)} recordings without a fault do not fail, with nothing blamed"
     return Answer(
         [
             *tables,

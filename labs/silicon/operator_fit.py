@@ -15,13 +15,20 @@ from msgspec.structs import astuple
 from blis_replay.base.arrays import Floats
 from blis_replay.blis.latency.physical import CONTEXT, DECODE, PREFILL
 from blis_replay.blis.releases.fit import CoefficientFit, Told
-from blis_replay.blis.releases.release import DELAYS, CoefficientRelease, FittedOn
-from blis_replay.ingest.identity import requests_hash
+from blis_replay.blis.releases.release import DELAYS, CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.replay.summary import of_aggregates
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.fit.calibrate import Data, ModelFit, Options, fitted_release, groups_of, scored_fit
+from blis_replay.validate.fit.calibrate import (
+    Data,
+    ModelFit,
+    Options,
+    fitted_release,
+    groups_of,
+    scored_fit,
+    stated_fits,
+)
 from blis_replay.validate.fit.cycle_rows import mean_lengths
 from blis_replay.validate.fit.evidence import configured_scheduling, is_load_level, load_level
 from blis_replay.validate.fit.linear import Prior
@@ -74,9 +81,7 @@ def calibrate_operators(
     groups = sorted(groups_of(recordings), key=lambda group: (model_of(group[0]), str(group[0].tensor_parallelism)))
     fits = [_fit_model(group, measured, options.split[1]) for group in groups]
     summary = f"Operator times, scaled to {', '.join(recording.alias for recording in recordings)}."
-    fitted_on = [
-        FittedOn(r.slug, r.content_hash, kind, requests_hash(r) or None) for fit in fits for r, kind in fit.used
-    ]
+    fitted_on = stated_fits(used for fit in fits for used in fit.used)
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
 
 

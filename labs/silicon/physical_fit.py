@@ -27,7 +27,7 @@ from blis_replay.blis.latency.physical import (
     batch_times_us,
 )
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
-from blis_replay.ingest.identity import requests_hash
+from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.simulator import entry_of, model_of
@@ -68,7 +68,7 @@ def physical_rows(recording: Recording, architecture: Architecture, gpus: Gpus |
         return None
     gpu, tensor_parallelism = gpu_named(recording.hardware, gpus), recording.tensor_parallelism or 1
     times_us = batch_times_us(architecture, gpu, tensor_parallelism, batches)
-    fitted_on = FittedOn(recording.slug, recording.content_hash, data, requests_hash(recording))
+    fitted_on = FittedOn(recording.slug, recording.content_hash, data, requests_hash(recording), sketch_of(recording))
     return PhysicalRows(model_of(recording), fitted_on, times_us, cycle_us)
 
 

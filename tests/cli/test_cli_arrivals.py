@@ -10,13 +10,13 @@ from command_line import Run
 
 def test_an_arrival_trace_is_not_validated(run: Run, mooncake: Path) -> None:
     answer = run("validate", "--experiment", "mooncake")
-    assert (answer.code, answer.out) == (3, "")
+    assert (answer.code, answer.out) == (4, "")
     assert answer.err == (
         "error: mooncake: an arrival trace: it has no latencies to compare; replay it with "
         "`blis-replay simulate --experiment mooncake --engine FILE --coefficients NAME --out DIR`\n"
     )
     calibrated = run("calibrate", "--train", "mooncake", "--out", "fit.yaml")
-    assert (calibrated.code, calibrated.err.count("\n")) == (3, 1)
+    assert (calibrated.code, calibrated.err.count("\n")) == (4, 1)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_both_side_by_side(run: Run, stored: str, tmp_path: Path) -> None:
     answer = run("validate", "--experiment", stored, *BOTH, path)
     assert "side by side  observed ms  embedded ms" in answer.out
     assert "where the engines differ:\n- " in answer.out
-    assert "BLIS ran with coefficients: blis-own-model\nverdict:" in answer.out
+    assert "BLIS ran with coefficients: blis-own-model\nFAIL  1b-general: " in answer.out
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     line = next(line for line in answer.out.splitlines() if line.startswith("TTFT mean") and line.count("%") == 2)
     assert line.split()[-3] == "20.00"
@@ -101,15 +101,15 @@ def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) ->
     ("options", "code", "message"),
     [
         (["--simulator", "blis"], 2, "--simulator blis: the BLIS binary is not named; give --blis-binary PATH"),
-        (["--simulator", "both", "--blis-binary", "./nowhere"], 3, "no such BLIS binary"),
-        (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 3, "has no blackbox model"),
+        (["--simulator", "both", "--blis-binary", "./nowhere"], 4, "no such BLIS binary"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 4, "has no blackbox model"),
         (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "-1"], 2, "--simulator-timeout"),
         (
             ["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "nan"],
             2,
             "--simulator-timeout nan is not a time",
         ),
-        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "0.4"], 3, "did not end within 0.4 s"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "0.4"], 4, "did not end within 0.4 s"),
     ],
 )
 def test_what_goes_wrong_is_one_line(run: Run, tmp_path: Path, options: list[str], code: int, message: str) -> None:
@@ -130,7 +130,7 @@ def test_all_names_what_blis_could_not_do(
     monkeypatch.setattr(experiment, "bundled_aliases", lambda: few)
     path = write_stand_in(tmp_path, 'sys.exit("panic: nil map")')
     answer = run("validate", "--all", "--simulator", "blis", "--blis-binary", path)
-    assert answer.code == 3
+    assert answer.code == 4
     assert answer.out.count("panic: nil map") == 1  # one line for all that have this reason
     reasons = run("validate", "--all", "--simulator", "blis", "--blis-binary", path, "--json").json["not_judged"]
     assert reasons.keys() == {*few, "1b-general"}

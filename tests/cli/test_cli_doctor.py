@@ -43,7 +43,7 @@ def test_doctor_makes_no_store(run: Run) -> None:
 def test_a_store_that_is_none_is_a_problem(run: Run) -> None:
     Path("store.duckdb").write_text("no database")
     answer = run("doctor", "--store", "store.duckdb", "--json")
-    assert (answer.code, answer.json["problems"], found(answer)["store"]["state"]) == (3, 1, "problem")
+    assert (answer.code, answer.json["problems"], found(answer)["store"]["state"]) == (4, 1, "problem")
 
 
 def test_a_cold_cache_and_one_that_cannot_be_written_are_told_apart(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_cold_cache_and_one_that_cannot_be_written_are_told_apart(run: Run, mo
     Path("file").write_text("")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(Path("file").absolute()))
     answer = run("doctor", "--json")
-    assert (answer.code, found(answer)["compiled engine"]["state"]) == (3, "problem")
+    assert (answer.code, found(answer)["compiled engine"]["state"]) == (4, "problem")
     assert "NUMBA_CACHE_DIR" in found(answer)["compiled scans"]["fix"]
 
 

@@ -73,7 +73,7 @@ def test_any_gpu_with_a_datasheet(run: Run, tmp_path: Path) -> None:
     assert itl_ms("rtx.yaml") - itl_ms("h100.yaml") == pytest.approx(2.56 / 1.008 - 2.56 / 3.35, rel=0.1)
     options = ["--coefficients", "h100-vllm-0.15.1", "--gpu-file", "gpus.yaml", "--set", "max_num_seqs=8"]
     refused = run("whatif", "34b-general", *options)
-    assert (refused.code, len(refused.err.strip().splitlines())) == (3, 1)
+    assert (refused.code, len(refused.err.strip().splitlines())) == (4, 1)
     assert "are of H100-SXM-80GB and follow from no datasheet; use h100-physical" in refused.err
 
 
@@ -88,7 +88,7 @@ def test_any_gpu_with_a_datasheet(run: Run, tmp_path: Path) -> None:
 def test_what_cannot_be_scaled_is_refused(run: Run, tmp_path: Path, arguments: list[str], complaint: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     answer = run("coefficients", "for-model", "config.json", "--model", "m", "--out", "n.yaml", *arguments)
-    assert (answer.code, Path("n.yaml").exists()) == (3, False)
+    assert (answer.code, Path("n.yaml").exists()) == (4, False)
     assert complaint in answer.err
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_scaled_is_refused(run: Run, tmp_path: Path, arguments: l
 def test_a_file_that_is_no_configuration_is_refused_in_one_line(run: Run, tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     answer = run("coefficients", "for-model", "config.json", "--model", "m", "--out", "n.yaml")
-    assert answer.code == 3
+    assert answer.code == 4
     assert answer.err.startswith("error: config.json")
     assert len(answer.err.strip().splitlines()) == 1
 
@@ -106,5 +106,5 @@ def test_the_release_that_ships_serves_the_bundled_experiments(run: Run) -> None
     for model in ("7b", "34b", "70b", "mixtral"):
         arguments = ["--experiment", f"{model}-roleplay", "--coefficients", "h100-physical", "--json"]
         experiment = run("validate", *arguments).json["experiments"][0]
-        assert experiment["coefficients_use"] == "held out"
+        assert experiment["judgement"]["subject"]["use"] == "held out"
         assert abs(experiment["metrics"]["e2e"]["mean"]["error"]) < 0.05

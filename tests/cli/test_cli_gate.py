@@ -28,22 +28,23 @@ def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
     assert "verdict: pass" in passed.out
     assert max(len(line) for line in passed.out.splitlines()) <= 80
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("failures") == "0"  # noqa: S314 (our own file)
-    assert (tmp_path / "gate.md").read_text("utf-8").startswith("## Coefficient gate: pass")
+    assert (tmp_path / "gate.md").read_text("utf-8").startswith("## PASS: coefficient gate")
     failed = run("gate", "--coefficients", "stepml-direct", "--baseline", "h100-vllm-0.15.1", *chosen, *files, "--json")
-    assert (failed.code, failed.json["verdict"]) == (1, "fail")
-    assert (tmp_path / "gate.md").read_text("utf-8").startswith("## Coefficient gate: fail")
+    assert (failed.code, failed.json["verdict"]) == (1, "FAIL")
+    assert (tmp_path / "gate.md").read_text("utf-8").startswith("## FAIL: coefficient gate")
 
 
 @pytest.mark.slow
 def test_json_has_the_documented_form(run: Run) -> None:
-    document = run("gate", "--coefficients", "h100-vllm-0.15.1", "--experiment", "34b-general", "--json").json
-    assert set(document) == {"verdict", "candidate", "baseline", "policy", "experiments", "checks", "left_out"}
+    document = run("gate", "--coefficients", "h100-vllm-0.15.1", "--experiment", "34b-roleplay", "--json").json
+    fields = {"schema", "version", "verdict", "candidate", "baseline", "policy", "experiments", "checks", "left_out"}
+    assert set(document) == fields
     (experiment,) = document["experiments"]
-    assert (experiment["alias"], experiment["outcome"], experiment["requests"]) == ("34b-general", "pass", 16_800)
+    assert (experiment["alias"], experiment["outcome"]) == ("34b-roleplay", "PASS")
     check = next(c for c in experiment["checks"] if (c["rule"], c["metric"]) == ("threshold", "e2e"))
     assert check["limit"] == 0.1
-    assert abs(check["value"]) < 0.01
-    fields = {*document, *experiment, *check, *document["policy"], *document["candidate"], *experiment["p99"]["e2e"]}
+    assert abs(check["value"]) < 0.02
+    fields |= {*document, *experiment, *check, *document["policy"], *document["candidate"], *experiment["p99"]["e2e"]}
     assert sorted(fields - documented("gate")) == []
 
 
@@ -80,11 +81,11 @@ def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Pat
         == 0
     )
     assert [shell(command) for command in commands[1:]] == [0, 0, 0]
-    assert (tmp_path / "summary.md").read_text("utf-8").startswith("## Coefficient gate: pass")
+    assert (tmp_path / "summary.md").read_text("utf-8").startswith("## PASS: coefficient gate")
 
     release = tmp_path / "coefficients" / "h100.yaml"
     text = release.read_text("utf-8")
     intercept_us = float(re.findall(r"intercept: ([\d.]+) us", text)[0])
     release.write_text(re.sub(r"intercept: [\d.]+ us", f"intercept: {1.05 * intercept_us} us", text))
     assert [shell(command) for command in commands[1:]] == [0, 1, 0]
-    assert (tmp_path / "summary.md").read_text("utf-8").count("## Coefficient gate: fail") == 1
+    assert (tmp_path / "summary.md").read_text("utf-8").count("## FAIL: coefficient gate") == 1

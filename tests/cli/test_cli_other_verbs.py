@@ -36,7 +36,7 @@ def test_what_ingest_says_of_a_recording_fits_80_columns() -> None:
 def test_a_directory_that_cannot_be_read_does_not_stop_the_others(run: Run, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = run("ingest", tmp_path / "empty", demo, tmp_path / "absent")
-    assert answer.code == 3
+    assert answer.code == 4
     assert "300 requests" in answer.out
     assert len(answer.err.strip().splitlines()) == 2
 
@@ -50,7 +50,7 @@ def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, stored_demo:
     results.write_bytes(results.read_bytes()[:0])
     (stored_demo / "exp-config.yaml").write_text("model: [")
     answer = run("ingest", stored_demo)
-    assert answer.code == 3
+    assert answer.code == 4
     assert "exp-config.yaml" in answer.err
     assert "Traceback" not in answer.err
     assert run("list", "--json").out == before

@@ -107,7 +107,7 @@ def test_a_log_that_is_a_link_is_not_written_through(run: Run, tmp_path: Path) -
     (folder / "vllm.log").symlink_to(tmp_path / "elsewhere")
     program = (sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')")
     answer = run("record", "--out", str(folder), "--no-spans", "--", *program)
-    assert answer.code == 3
+    assert answer.code == 4
     assert "vllm.log: cannot be made (File exists); name another directory with --out" in answer.err
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 

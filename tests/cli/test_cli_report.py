@@ -55,16 +55,16 @@ def test_a_page_that_fails_names_the_experiment_once(run: Run) -> None:
     Path("c1.csv").write_text(row)
     assert run("ingest", "c1.csv", "--name", "c1").code == 0
     answer = run("report", "c1", "--out", "report.html")
-    assert (answer.code, answer.err.count("c1")) == (3, 1)
+    assert (answer.code, answer.err.count("c1")) == (4, 1)
 
 
 @pytest.mark.usefixtures("stored_demo")
 def test_what_cannot_be_judged_is_named_on_the_page(run: Run) -> None:
     """The release that ships has no coefficients for the synthetic model."""
     answer = run("report", "--experiment", "1b-general", "--experiment", "34b-roleplay", "--out", "report.html")
-    assert answer.out.startswith("report.html: 1 pass, 1 not judged; ")
+    assert answer.out.startswith("report.html: 1 PASS, 1 NOT JUDGED; ")
     assert "has no coefficients for synthetic/synthetic-1b" in Path("report.html").read_text("utf-8")
     alone = run("report", "--experiment", "1b-general", "--out", "alone.html")
-    assert (alone.code, alone.out) == (3, "")
+    assert (alone.code, alone.out) == (4, "")
     assert "has no coefficients for synthetic/synthetic-1b" in alone.err
     assert not Path("alone.html").exists()

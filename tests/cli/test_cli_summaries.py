@@ -135,7 +135,7 @@ def test_a_summary_that_does_not_say_how_long_its_requests_were(run: Run, tmp_pa
     (tmp_path / "engine.yaml").write_text(ENGINE)
     run("ingest", folder, "--engine", "engine.yaml")
     answer = run("validate", "34b-bench")
-    assert answer.code == 3
+    assert answer.code == 4
     assert "its summary does not say its prompt tokens in stage 0" in answer.err
     assert len(answer.err.strip().splitlines()) == 1
 

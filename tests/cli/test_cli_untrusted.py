@@ -53,7 +53,7 @@ def test_a_recording_in_which_all_failed_has_nothing_to_judge(run: Run, demo: Pa
     run("ingest", demo)
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     answer = run("validate", "--experiment", "1b-general", "--coefficients", _release(run))
-    _is_one_line(answer, 3, "no request that succeeded")
+    _is_one_line(answer, 4, "no request that succeeded")
 
 
 def test_latencies_of_nothing_are_explained_in_ms(run: Run, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_too_few_requests_are_not_fitted(run: Run, demo: Path, kept: int) -> Non
     (demo / "traces.json.gz").unlink()
     run("ingest", demo)
     answer = run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
-    _is_one_line(answer, 3, "only a summary tells latencies" if kept == 0 else "1 window of steps or latencies")
+    _is_one_line(answer, 4, "only a summary tells latencies" if kept == 0 else "1 window of steps or latencies")
     assert not Path("mine.yaml").exists()
 
 
@@ -100,7 +100,7 @@ def test_prompts_without_a_length_are_not_fitted(run: Run, demo: Path, value: st
     _rewrite(demo, lines)
     run("ingest", demo)
     _is_one_line(
-        run("calibrate", "--train", "1b-general", "--out", "mine.yaml"), 3, "no request with a known prompt length"
+        run("calibrate", "--train", "1b-general", "--out", "mine.yaml"), 4, "no request with a known prompt length"
     )
 
 
@@ -151,7 +151,7 @@ def test_stages_are_compared_inside_the_window(run: Run) -> None:
 def test_a_directory_whose_name_is_no_plain_text_is_refused(run: Run, demo: Path, name: str) -> None:
     odd = demo.rename(demo.with_name(name))
     answer = run("ingest", odd)
-    _is_one_line(answer, 3, "rename the directory")
+    _is_one_line(answer, 4, "rename the directory")
     assert "\x1b" not in answer.err
 
 
@@ -169,7 +169,7 @@ def test_file_names_and_texts_reach_the_terminal_without_control_characters(run:
 
 def test_a_loop_of_links_is_no_directory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    _is_one_line(run("ingest", tmp_path / "loop"), 3, "neither a directory nor a file")
+    _is_one_line(run("ingest", tmp_path / "loop"), 4, "neither a directory nor a file")
 
 
 def test_aggregates_beyond_any_time_are_rejected(run: Run, demo: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_damaged_store_is_named_as_such(run: Run, share: float, verb: str) -> 
     damaged[12_288 : int(len(whole) * share)] = b"\xa5" * (int(len(whole) * share) - 12_288)
     store.write_bytes(damaged)
     answer = run(verb, "--experiment", "1b-general")
-    _is_one_line(answer, 3, "restore it from a copy")
+    _is_one_line(answer, 4, "restore it from a copy")
     assert "another process" not in answer.err
 
 
@@ -208,7 +208,7 @@ def _ended(arguments: list[str], tmp_path: Path, output: int) -> subprocess.Comp
 def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ended = _ended(["list"], tmp_path, full.fileno())
-    assert ended.returncode == 3
+    assert ended.returncode == 4
     assert ended.stderr == "error: No space left on device; check the path and the room left there\n"
 
 
@@ -259,7 +259,7 @@ def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
     validated = run("validate", "--experiment", "1b-general", "--coefficients", release)
     assert (validated.code, "E2E" in validated.out) == (1, True)
     assert validated.err.startswith("warning: the runs are not stored: ")
-    _is_one_line(run("inspect", "--experiment", "34b-general"), 3, "cannot be written")
+    _is_one_line(run("inspect", "--experiment", "34b-general"), 4, "cannot be written")
     assert store.read_bytes() == before
 
 
@@ -290,5 +290,5 @@ def test_verbs_at_the_same_time_wait_for_each_other(run: Run, tmp_path: Path) ->
 )
 def test_a_device_without_end_is_too_large(run: Run, arguments: tuple[str, ...]) -> None:
     answer = run(*arguments, "/dev/zero")
-    assert answer.code in (2, 3)
+    assert answer.code in (2, 4)
     assert len(answer.err.splitlines()) == 1

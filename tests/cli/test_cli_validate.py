@@ -31,7 +31,7 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     text = " ".join(answer.out.split())
     assert "ground truth: published aggregates, requests reconstructed; 16,800 requests compared" in text
     assert "4,092.5" in text
-    assert "verdict: pass" in text
+    assert text.startswith("FITS 34b-general: fitted on this run; largest error E2E")
     assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in text
 
 
@@ -74,7 +74,7 @@ def test_json_has_the_documented_form(run: Run) -> None:
     (experiment,) = document["experiments"]
     assert experiment["slug"] == "20260218-150304-codellama-34b-tp2-general"
     assert (experiment["alias"], experiment["ground_truth"]) == ("34b-general", "published aggregates")
-    assert (experiment["requests"], experiment["verdict"]) == (16_800, "pass")
+    assert (experiment["requests"], experiment["verdict"]) == (16_800, "FITS")
     assert set(experiment["metrics"]) == {"e2e", "ttft", "itl", "tpot"}
     for statistics in experiment["metrics"].values():
         assert set(statistics) == {"mean", "p50", "p90", "p99"}
@@ -104,12 +104,12 @@ def test_all_bundled_experiments_in_one_table(run: Run) -> None:
     assert answer.code == 1
     tables, end = answer.out.split("* ground truth: published aggregates, requests reconstructed from them")
     gated, apart = tables.split("overloaded: judged by what was served, not by latencies:")
-    assert sum(line.rstrip().endswith("pass") for line in gated.splitlines()) == 16
+    assert sum(line.rstrip().endswith("PASS") for line in gated.splitlines()) == 16
     undecided = [line.split()[0] for line in tables.splitlines() if line.rstrip().endswith("open")]
     assert undecided == ["70b-general*", "34b-reasoning*"]
-    failed = [line for line in apart.splitlines() if line.rstrip().endswith("fail")]
+    failed = [line for line in apart.splitlines() if line.rstrip().endswith("FAIL")]
     assert [line.split()[0] for line in failed] == ["tiny-live-e"]
-    assert sum(line.rstrip().endswith("not judged") for line in apart.splitlines()) == 3
+    assert sum(line.rstrip().endswith("NOT JUDGED") for line in apart.splitlines()) == 3
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     said = " ".join(end.split())
     assert said.startswith("16 of 23 pass, 2 failed, 2 open, 3 not judged failed: tiny-live-b: E2E -13.5 % (limit")
@@ -124,13 +124,13 @@ def test_several_experiments_are_a_table_and_one_that_cannot_be_judged_does_not_
     """No coefficients ship for the model of the synthetic recording; 34b-codegen passes (errors below 1 %)."""
     answer = run("validate", "34b-codegen", stored_demo.name)
     lines = answer.out.splitlines()
-    assert answer.code == 3
+    assert answer.code == 4
     assert lines[0].split() == ["experiment", "fit", "on", "E2E", "p99", "TTFT", "p99", "ITL", "verdict"]
-    assert (lines[2].split()[0], lines[2].split()[-1]) == ("34b-codegen*", "pass")
-    assert "1 of 2 pass, 1 not judged" in lines
+    assert (lines[2].split()[0], lines[2].split()[-1]) == ("34b-codegen*", "FITS")
+    assert "1 of 2 FITS, 1 NOT JUDGED" in lines
     assert "no coefficients for" in " ".join(answer.out.split())
     whole = run("validate", "34b-codegen", stored_demo.name, "-v").out
-    assert "verdict: pass (errors of the mean" in whole
+    assert whole.startswith("FITS  34b-codegen: ")
     assert whole.endswith(answer.out)
 
 
@@ -140,24 +140,22 @@ def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
     """The published overhead floors are 2.1 to 2.7 times too small."""
     answer = run("validate", "--experiment", "34b-general", "--coefficients", "stepml-overhead-floor")
     assert answer.code == 1
-    assert answer.out.startswith("FAIL  34b-general: mean E2E -59.3 %, TTFT -67.7 %, ITL -59.2 % beyond limits\n")
+    assert answer.out.startswith("FAIL  34b-general: E2E under-predicted by 59.3 % (limit ±10 %); and 2 more\n")
     assert answer.out.endswith("explain 34b-general --coefficients stepml-overhead-floor\n")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shipped")
 def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_command_last(run: Run) -> None:
-    """Published means: 4,092.5, 51.59 and 16.36 ms; p99 of TTFT is 12.3 % short, which ±30 % does not mark."""
+    """Published means: 4,092.5, 51.59 and 16.36 ms; only what is judged has a row, with limit and interval."""
     answer = run("validate", "--experiment", "34b-general")
     lines = answer.out.splitlines()
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "PASS  34b-general: mean E2E, TTFT and ITL within limits"
-    assert lines[5].split() == [
-        "E2E",
-        *["4,092", "ms", "4,100", "ms", "+0.2", "%", "±10", "%", "-0.2", "%", "+0.4", "%", "+0.2", "%"],
-    ]
-    assert lines[6].endswith("-12.3 %")
+    assert lines[0] == "FITS  34b-general: fitted on this run; largest error E2E +0.2 % (limit ±10 %)"
+    assert lines[5].split()[:7] == ["E2E", "4,092", "ms", "4,100", "ms", "+0.2", "%"]
+    assert [line.split()[0] for line in lines[5:8]] == ["E2E", "TTFT", "ITL"]
+    assert {line.split()[-1] for line in lines[5:8]} == {"within"}
     assert lines[-1] == "next: blis-replay report 34b-general --out report.html"
 
 
@@ -167,8 +165,8 @@ def test_a_tail_that_is_off_has_a_mark_of_its_own(run: Run) -> None:
     """Without the extra cycle TTFT is a third short: p99 -36.4 % (limit ±30 %), mean -32.1 % (limit ±15 %)."""
     answer = run("validate", "--experiment", "34b-general", "--replay", "scheduling=synchronous")
     verdict, tail, *_ = answer.out.splitlines()
-    assert (answer.code, verdict) == (1, "FAIL  34b-general: mean TTFT under-predicted by 32.1 % (limit ±15 %)")
-    assert tail == "TAIL OFF  p99 error: TTFT -36.4 % (reported, not gated)"
+    assert (answer.code, verdict) == (1, "FAIL  34b-general: TTFT under-predicted by 32.1 % (limit ±15 %)")
+    assert tail.startswith("TAIL OFF  TTFT p99 -")
     assert answer.out.endswith("blis-replay explain 34b-general --replay scheduling=synchronous\n")
 
 
@@ -196,14 +194,14 @@ def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
     assert abs(experiment["metrics"]["e2e"]["mean"]["error"]) < 0.01
     assert abs(experiment["metrics"]["ttft"]["mean"]["error"]) < 0.03
     assert abs(experiment["metrics"]["itl"]["mean"]["error"]) < 0.01
-    assert experiment["coefficients_use"] == "fitted on this run"
+    assert experiment["judgement"]["subject"]["use"] == "fitted on this run"
 
 
 def test_a_store_that_is_none_is_left_alone(run: Run, tmp_path: Path) -> None:
     store = tmp_path / "notes.txt"
     store.write_text("not a database")
     answer = run("validate", "--experiment", "34b-general", "--store", store)
-    assert (answer.code, store.read_text()) == (3, "not a database")
+    assert (answer.code, store.read_text()) == (4, "not a database")
     assert len(answer.err.strip().splitlines()) == 1
 
 

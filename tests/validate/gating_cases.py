@@ -73,7 +73,7 @@ def release(
     by: float = 1.0,
     hardware: str = "H100-SXM-80GB",
     dtype: str | None = None,
-    fitted_on: Sequence[FittedOn] | None = None,
+    fitted_on: Sequence[FittedOn] | None = (),
 ) -> CoefficientRelease:
     """The true coefficients of both servers; those of model ``slower`` have every step ``by`` times as long."""
     entries = []

@@ -14,7 +14,7 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import not_simulated
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks, open_arguments
 from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.comparison.verdict_text import verdict_sentence
+from blis_replay.validate.comparison.verdict_text import reason
 from blis_replay.validate.judgement import exit_code
 from blis_replay.validate.text.messages import words
 
@@ -126,9 +126,9 @@ def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str
     recording = burst(1, 10, {})
     recording = replace(recording, engine=recording.engine | {argument: Setting(value, "recorded")})
     comparison = compare_replay(replayed(recording))
-    assert comparison.verdict == "not judged"
-    assert exit_code([comparison.verdict]) == 3
-    assert verdict_sentence(comparison).startswith(f"could not be judged: not simulated: {argument} {value}")
+    assert comparison.verdict == "NOT JUDGED"
+    assert exit_code([comparison.verdict]) == 4
+    assert reason(comparison.judgement).startswith(f"not simulated: {argument} {value}")
 
 
 def test_an_unknown_model_length_is_that_of_the_longest_request() -> None:

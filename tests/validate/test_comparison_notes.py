@@ -48,7 +48,7 @@ def test_a_data_type_that_the_coefficients_do_not_name_is_said(comparison: Compa
     def shown(dtype: str) -> list[str]:
         engine = {**comparison.recording.engine, "dtype": Setting(dtype, "log")}
         other = replace(comparison.recording, slug="other", content_hash="other", engine=engine)
-        return [words(n) for n in notes(replace(comparison, recording=other)) if n.code == "data_type"]
+        return [words(n) for n in notes(replace(comparison, recording=other, use="held out")) if n.code == "data_type"]
 
     assert shown("fp8") == ["data type: fp8; the coefficients do not say theirs, and 16 bits are usual"]
     assert shown("bfloat16") == []

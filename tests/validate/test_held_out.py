@@ -45,7 +45,7 @@ def on_roleplay(model: str) -> Comparison:
 def test_roleplay_was_not_fitted(model: str) -> None:
     """Bars: mean E2E and ITL 1.5 %, mean TTFT 4 %, p99 of E2E 5 %; medians, where stalls do not count, 4 %."""
     comparison = on_roleplay(model)
-    assert comparison.uses == "held out"
+    assert comparison.use == "held out"
     errors = {(m, s): cell.error for m, cells in comparison.metrics.items() for s, cell in cells.items()}
     for cell, bar in (BARS | {("ttft", "p50"): 0.04}).items():
         error = errors[cell]
@@ -61,7 +61,7 @@ def test_longer_prefills_than_any_fitted(tmp_path: Path) -> None:
     with open_store(tmp_path / "store.duckdb") as store:
         recording = read_stored(store, find_experiment(store, "7b-train"))
     comparison = compare_replay(replay(recording, load_release(DEFAULT_RELEASE)))
-    assert comparison.uses == "held out"
+    assert comparison.use == "held out"
     ttft = comparison.metrics["ttft"]
     assert ttft["mean"].error == pytest.approx(0.029, abs=0.005)
     assert ttft["p99"].error == pytest.approx(-0.068, abs=0.005)

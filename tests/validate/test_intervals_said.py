@@ -18,9 +18,10 @@ SAID = {
     "labs/planted/known_servers.py": "hold the true coefficient",
     "labs/verification/cli.py": "over independent replications",
     "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
+    "validate/comparison/verdict_text.py": "another recording of the same load",
     "validate/gating/reports.py": "over draws of blocks of requests",
     "validate/report/latency_charts.py": "over resampled blocks of requests",
-    "validate/report/page.py": "over resampled blocks of requests",
+    "validate/report/page.py": "what another recording would show",
     "labs/studies/text.py": "over seeds or recordings",
 }
 # They speak of intervals and print none.
@@ -29,7 +30,10 @@ PRINTS_NONE = {
     "labs/cluster/router.py",
     "labs/planted/writers_inference_perf.py",
     "validate/cli/calibrate.py",
+    "validate/cli/validate.py",
+    "validate/comparison/pages.py",
     "validate/gating/judging.py",
+    "validate/text/messages.py",
 }
 
 

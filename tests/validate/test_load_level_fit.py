@@ -42,9 +42,9 @@ def test_planted_coefficients_lie_within_the_bounds_of_a_table() -> None:
     assert found["pre_queue"].value_us == pytest.approx(7_000, abs=3_000)
     # A level that was not fitted to is predicted, and known as held out.
     other = compare_replay(replay(measured(6, 1_000, 100), made))
-    assert other.uses == "held out"
+    assert other.use == "held out"
     assert abs(other.metrics["e2e"]["mean"].error or 0.0) < 0.03
-    assert compare_replay(replay(rows[0], made)).uses == "fitted on this run"
+    assert compare_replay(replay(rows[0], made)).use == "fitted on this run"
 
 
 def test_a_summary_with_tpot_and_without_e2e_is_a_level() -> None:

@@ -29,7 +29,7 @@ def error(comparison: Comparison, metric: str, statistic: str = "mean") -> float
 def test_means_and_the_tail_of_e2e_where_step_records_exist(real_store: Store, name: str) -> None:
     """Bars: E2E 1 %, TTFT 3 %, ITL 1 %, p99 of E2E 5 %, cold start included, by the release that ships."""
     comparison = validated(real_store, name)
-    assert comparison.uses == "fitted on this run"
+    assert comparison.use == "fitted on this run"
     assert comparison.requests == real_store_requests(name)
     assert abs(error(comparison, "e2e")) <= 0.01
     assert abs(error(comparison, "ttft")) <= 0.03
@@ -43,7 +43,7 @@ def test_step_records_alone_carry_to_another_workload(real_store: Store) -> None
     release, _ = calibrate([recording], "steps", Options(load_release(DEFAULT_PRIOR), "steps", (1.0, 1.0)))
     slug = find_experiment(real_store, "34b-codegen")
     comparison = validate_experiment(real_store, slug, release, parse_mode("exact"))
-    assert comparison.uses == "held out"
+    assert comparison.use == "held out"
     assert abs(error(comparison, "e2e")) <= 0.02
     assert abs(error(comparison, "ttft")) <= 0.05
     assert abs(error(comparison, "itl")) <= 0.02
@@ -67,7 +67,7 @@ def test_without_the_cycle_of_asynchronous_scheduling_ttft_is_a_third_short(
     comparison = validated(real_store, name, "scheduling=synchronous")
     lost = error(comparison, "ttft") - error(validated(real_store, name), "ttft")
     assert lost == pytest.approx(synchronous - asynchronous, abs=0.02)
-    assert comparison.verdict == "fail"
+    assert comparison.verdict == "FAIL"
     assert [quantity.key for quantity in comparison.judgement.beyond] == ["ttft"]
 
 
@@ -103,10 +103,10 @@ def test_observed_numbers_are_the_published_ones(real_store: Store) -> None:
 @pytest.mark.parametrize(
     ("name", "failed", "verdict", "throughput"),
     [
-        ("7b-reasoning", 4068, "not decided", 0.033),  # +-14 % for steps beyond the fit, of 10
-        ("34b-reasoning", 4, "fail", 0.181),  # +-7 %
-        ("70b-hf-reasoning", 1600, "not decided", 0.123),  # +-4 %
-        ("mixtral-reasoning", 3294, "fail", 0.456),
+        ("7b-reasoning", 4068, "UNDECIDED", 0.033),  # +-14 % for steps beyond the fit, of 10
+        ("34b-reasoning", 4, "UNDECIDED", 0.181),  # +-7 %
+        ("70b-hf-reasoning", 1600, "UNDECIDED", 0.123),  # +-4 %
+        ("mixtral-reasoning", 3294, "FAIL", 0.456),
     ],
 )
 def test_overloaded_runs_are_judged_by_what_they_served(

@@ -167,12 +167,14 @@ def overloaded_at(slower: float, spec: SyntheticExperiment | None = None) -> Com
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.05, 0.95])
-def test_a_simulator_within_the_thresholds_passes_an_overloaded_recording(slower: float) -> None:
+def test_a_simulator_within_the_thresholds_does_not_fail_an_overloaded_recording(slower: float) -> None:
     """5 % of a step are 5 % of everything that is judged, and within 10 %; what grows in the queue is not judged."""
     comparison = overloaded_at(slower)
-    assert comparison.verdict == "pass"
-    answer = comparison_answer(comparison)
-    assert answer.exit_code == 0
+    states = {quantity.key: quantity.state for quantity in comparison.judgement.judged}
+    # 7 to 9 % of the TTFT outside the queue, of which there are few requests, may be 15 %.
+    assert states.pop("ttft_outside") == ("within" if slower == 1 else "undecided")
+    assert set(states.values()) == {"within"}
+    assert comparison.verdict == ("PASS" if slower == 1 else "UNDECIDED")
     errors = {quantity.key: quantity.error for quantity in comparison.judgement.judged}
     assert set(errors) == {"tokens_per_s", "requests_per_s", "e2e_outside", "ttft_outside", "makespan", "itl"}
     assert errors["tokens_per_s"] == pytest.approx(1 / slower - 1, abs=0.01)
@@ -182,12 +184,11 @@ def test_a_simulator_within_the_thresholds_passes_an_overloaded_recording(slower
 @pytest.mark.parametrize("slower", [1.5, 1.2, 0.8])
 def test_a_wrong_simulator_fails_an_overloaded_recording(slower: float) -> None:
     comparison = overloaded_at(slower)
-    assert comparison.verdict == "fail"
+    assert comparison.verdict == "FAIL"
     assert {"tokens_per_s", "itl"} <= {quantity.key for quantity in comparison.judgement.beyond}
     answer = comparison_answer(comparison)
     assert answer.exit_code == 1
-    text = " ".join(str(answer).split())
-    assert "verdict: fail (overloaded, so judged by what was served: output tokens/s while the queue grows" in text
+    assert answer.document["judgement"]["overloaded"]
     assert mean_abs_errors([comparison.judgement])["e2e"] is None
 
 
@@ -196,7 +197,7 @@ def burst() -> SyntheticExperiment:
     return SyntheticExperiment(stages=(Stage(0, 600.0, 1_000_000),), engine=ENGINE)
 
 
-@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "pass"), (1.05, "pass"), (1.5, "fail"), (0.7, "fail")])
+@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "PASS"), (1.05, "PASS"), (1.5, "FAIL"), (0.7, "FAIL")])
 def test_a_burst_is_judged_by_how_long_it_took(slower: float, verdict: str) -> None:
     comparison = overloaded_at(slower, burst())
     assert comparison.verdict == verdict
@@ -207,7 +208,7 @@ def test_a_burst_is_judged_by_how_long_it_took(slower: float, verdict: str) -> N
 def test_a_load_stage_by_itself_is_not_judged() -> None:
     comparison = overloaded_at(1.0)
     alone = compare_replay(comparison.run, selection=Selection(stage=1))
-    assert alone.verdict == "not judged"
+    assert alone.verdict == "NOT JUDGED"
 
 
 def test_one_usable_request_of_600_is_no_pass() -> None:
@@ -217,9 +218,9 @@ def test_one_usable_request_of_600_is_no_pass() -> None:
     alone = pl.Series([True] + [False] * (requests.height - 1))
     kept = [pl.when(alone).then(pl.col(name)).alias(name) for name in ("ttft_us", "e2e_us")]
     left = replace(run, recording=replace(run.recording, requests=rows_of(requests.with_columns(kept))))
-    assert compare_replay(run).verdict == "pass"
+    assert compare_replay(run).verdict == "PASS"
     comparison = compare_replay(left)
-    assert (comparison.verdict, comparison_answer(comparison).exit_code) == ("not judged", 3)
+    assert (comparison.verdict, comparison_answer(comparison).exit_code) == ("NOT JUDGED", 4)
     assert f"only 1 of {requests.height:,} requests have latencies" in str(comparison_answer(comparison))
 
 

@@ -19,9 +19,9 @@ from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.text import first_screen
-from blis_replay.validate.comparison.verdict_text import fit_words
+from blis_replay.validate.comparison.verdict_text import use_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE
-from blis_replay.validate.judgement import exit_code, mean_abs_errors, means_by_fit
+from blis_replay.validate.judgement import Verdict, exit_code, mean_abs_errors, means_by_fit
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import unusable_cells
 from blis_replay.validate.text.answer import page_text
@@ -76,14 +76,14 @@ def test_without_single_gaps_the_mean_is_left() -> None:
 
 
 def test_a_gated_metric_that_must_not_be_used_is_not_judged(run: ReplayRun) -> None:
-    """34b-general passes; with its ITL forbidden it is exit code 3, and no ITL is printed."""
-    assert compared(run).verdict == "pass"
+    """34b-general passes; with its ITL forbidden it is exit code 4, and no ITL is printed."""
+    assert compared(run).verdict == "FITS"
     comparison = compared(run, unusable("token_events", "itl"))
-    assert (comparison.verdict, comparison.unusable) == ("unusable", {"itl": "token_events: no itl"})
+    assert (comparison.verdict, comparison.refused()) == ("NOT JUDGED", {"itl": "token_events: no itl"})
     assert gone(comparison) == {"itl"}
-    assert exit_code([comparison.verdict]) == 3
+    assert exit_code([comparison.verdict]) == 4
     text = str(comparison_answer(comparison))
-    assert "verdict: could not be judged: ITL unusable (token_events: no itl)" in text
+    assert text.startswith("NOT JUDGED  34b-general: ITL unusable (token_events: no itl)")
     for name in ("mean", "p50", "p90", "p99"):
         (row,) = [line for line in text.splitlines() if line.startswith(f"ITL {name} ")]
         assert row.split() == ["ITL", name, "unusable:", "token_events"]
@@ -99,18 +99,18 @@ def test_the_first_screen_names_the_check_once_and_fits_80_columns(run: ReplayRu
 
 
 def test_another_gated_metric_that_fails_is_a_failure(run: ReplayRun) -> None:
-    """With prefix caching ignored, 34b-general is far off: fail, whatever the ITL."""
-    mode = ReplayMode(prefix="none")
+    """Scheduled synchronously, TTFT is a third short: FAIL, whatever the ITL."""
+    mode = ReplayMode(scheduling="synchronous")
     slow = replay(run.recording, load_release(DEFAULT_RELEASE), mode)
     comparison = compared(slow, unusable("token_events", "itl"))
-    assert (comparison.verdict, "itl" in [q.key for q in comparison.judgement.beyond]) == ("fail", False)
+    assert (comparison.verdict, "itl" in [q.key for q in comparison.judgement.beyond]) == ("FAIL", False)
     assert exit_code([comparison.verdict]) == 1
-    assert "; not judged: ITL unusable (token_events: no itl)" in " ".join(str(comparison_answer(comparison)).split())
+    assert comparison.judgement.refused == {"itl": "token_events: no itl"}
 
 
 def test_a_metric_that_is_not_gated_does_not_hold_the_verdict_up(run: ReplayRun) -> None:
     comparison = compared(run, unusable("some_check", "itl quantiles"))
-    assert (comparison.verdict, comparison.unusable) == ("pass", {})
+    assert (comparison.verdict, comparison.refused()) == ("FITS", {})
     assert comparison.metrics["itl"]["p50"].unusable == "some_check"
 
 
@@ -121,12 +121,12 @@ def test_what_must_not_be_used_judges_no_overloaded_recording_either(run: Replay
         compare_replay(replace(run, recording=replace(run.recording, findings=findings)), queues=True)
         for findings in ((queue,), (queue, unusable("clocks", "e2e")))
     )
-    assert [(c.verdict, exit_code([c.verdict])) for c in (passed, refused)] == [("pass", 0), ("unusable", 3)]
+    assert [(c.verdict, exit_code([c.verdict])) for c in (passed, refused)] == [("FITS", 0), ("NOT JUDGED", 4)]
 
 
 def test_the_json_has_null_and_the_reason(run: ReplayRun) -> None:
     document = comparison_answer(compared(run, unusable("clocks", "ttft"))).document
-    assert document["unusable"] == {"ttft": "clocks: no ttft", "itl": "clocks: no ttft"}
+    assert document["judgement"]["refused"] == {"ttft": "clocks: no ttft", "itl": "clocks: no ttft"}
     metrics = document["metrics"]
     assert isinstance(metrics, dict)
     cell = metrics["ttft"]["mean"]
@@ -134,19 +134,29 @@ def test_the_json_has_null_and_the_reason(run: ReplayRun) -> None:
     assert metrics["e2e"]["mean"]["observed_ms"] is not None
 
 
-def test_one_that_cannot_be_judged_among_others_that_pass_is_3() -> None:
-    assert [exit_code(v) for v in (["pass", "unusable"], ["pass", "not judged"], ["unusable", "fail"])] == [3, 3, 1]
-    assert [exit_code([]), exit_code(["pass"])] == [3, 0]
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["PASS"], 0),
+        (["PASS", "FITS"], 0),
+        (["PASS", "UNDECIDED"], 3),
+        (["UNDECIDED", "NOT JUDGED"], 4),
+        (["NOT JUDGED", "FAIL"], 1),
+        ([], 4),
+    ],
+)
+def test_the_worst_verdict_is_the_exit_code(verdicts: list[Verdict], code: int) -> None:
+    assert exit_code(verdicts) == code
 
 
 def test_lost_requests_stop_a_verdict(run: ReplayRun) -> None:
     """600 sent and 532 recorded: what was replayed is not what was served, and no threshold says anything of it."""
     lost = Finding("completeness", "unusable", "", "the published report counts 600 requests sent, the records 532")
     comparison = compared(run, lost)
-    assert comparison.verdict == "not judged"
+    assert comparison.verdict == "NOT JUDGED"
     answer = comparison_answer(comparison)
-    assert answer.exit_code == 3
-    assert "could not be judged: completeness: the published report counts 600" in " ".join(str(answer).split())
+    assert answer.exit_code == 4
+    assert "NOT JUDGED 34b-general: completeness: the published report counts 600" in " ".join(str(answer).split())
 
 
 def test_a_copy_under_another_name_is_not_held_out() -> None:
@@ -157,7 +167,7 @@ def test_a_copy_under_another_name_is_not_held_out() -> None:
     renamed = replace(recording, slug="20260101-000000-copy", content_hash="0" * 64)
     known = replay(renamed, replace(release, fitted_on=(fit,)))
     unknown = replay(renamed, replace(release, fitted_on=(replace(fit, requests_hash=None),)))
-    assert [compare_replay(made).uses for made in (known, unknown)] == ["fitted on this run", "held out"]
+    assert [compare_replay(made).use for made in (known, unknown)] == ["fitted on this run", "held out"]
 
 
 def test_coefficients_fitted_to_nothing_are_not_those_of_unknown_runs() -> None:
@@ -165,7 +175,7 @@ def test_coefficients_fitted_to_nothing_are_not_those_of_unknown_runs() -> None:
     recording = bundled_recording(bundled_aliases()["34b-general"])
     release = load_release(DEFAULT_RELEASE)
     runs = [compare_replay(replay(recording, replace(release, fitted_on=stated))) for stated in ((), None)]
-    assert [run.uses for run in runs] == ["fitted on no recording", "unknown"]
-    assert [fit_words(run.uses) for run in runs] == ["fitted on no recording", "fitted on unknown runs"]
+    assert [run.use for run in runs] == ["fitted on no recording", "unknown"]
+    assert [use_text(run.judgement.subject) for run in runs] == ["fitted on no recording", "unknown whether held out"]
     assert [list(means_by_fit([run.judgement])) for run in runs] == [["held out"], ["unknown"]]
     assert [parse_release(format_release(run.run.release), "x").fitted_on for run in runs] == [(), None]

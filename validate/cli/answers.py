@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from blis_replay.base.errors import BAD_DATA, FAULT, INTERRUPTED, WRONG_USE
 from blis_replay.ingest.errors import printable
 
 if TYPE_CHECKING:
@@ -86,6 +87,28 @@ def asked_form() -> str | None:
     return None if form == "text" else form
 
 
+def verb_name(ctx: click.Context) -> str:
+    """The verb with its own one, as ``coefficients-list``."""
+    return "-".join(ctx.command_path.split()[1:]) or "program"
+
+
+def with_schema(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document that names its schema (``docs/schema.json``) and the version of this program."""
+    from importlib.metadata import version
+
+    return {"schema": f"blis-replay/{verb}/1", "version": version("blis-replay"), **document}
+
+
+def error_json(code: int, text: str) -> str:
+    """What stands on standard output in place of an answer in JSON: why there is none."""
+    from blis_replay.validate.text.answer import page_json
+
+    return page_json(with_schema("error", {"error": {"exit_code": code, "kind": _KINDS[code], "message": text}}))
+
+
+_KINDS = {WRONG_USE: "wrong use", BAD_DATA: "bad data", FAULT: "fault", INTERRUPTED: "interrupted"}
+
+
 def print_answer(answer: Answer) -> int:
     """Print an answer as text, or in the form asked for, to where it is wanted; its exit code."""
     from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
@@ -99,7 +122,7 @@ def print_answer(answer: Answer) -> int:
         brief = answer.brief and not meta.get(f"{_META}.verbose")
         text = page_text(answer.brief if brief else answer.page) + "\n"
     elif form == "json":
-        text = page_json(answer.document) + "\n"
+        text = page_json(with_schema(verb_name(click.get_current_context()), answer.document)) + "\n"
     else:
         for sentence in () if quiet() else answer.beside_data:
             click.echo(printable(sentence), err=True)

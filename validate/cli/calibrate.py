@@ -169,13 +169,14 @@ def gate_verb(
 ) -> int:
     """May this coefficient release be used?
 
-    Replays the experiments with the candidate and holds the errors against the policy:
-    thresholds, no significant regression against the baseline (the change of each
-    absolute error under resampled requests), no inversion of the order of p99s between
-    experiments, enough experiments judged.  Overloaded recordings are judged by what was
-    served.
+    Replays the experiments with the candidate and judges each as `validate` does, with the
+    limits of the policy.  Against a baseline, no absolute error may grow by more than the
+    margin.  The order of p99s between experiments must not be inverted, and enough
+    experiments must have been judged.  Experiments that the candidate was fitted on, and those
+    of a release that does not say, are shown and not counted (held_out_only of the policy).
 
-    Exit codes: 0 pass, 1 fail, 2 wrong use, 3 could not be judged.
+    Exit codes: 0 PASS (FITS where fitted runs count), 1 FAIL, 2 wrong use, 3 UNDECIDED,
+    4 NOT JUDGED.
 
     \b
     Examples:

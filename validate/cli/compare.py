@@ -66,7 +66,7 @@ def compare_verb(
     difference, the inputs that differ, and the requests that differ most.
 
     With --simulators, how far every simulator is from every experiment that is named,
-    what it was fitted on, and what it took; exit code 3 if none of them answered.
+    what it was fitted on, and what it took; exit code 4 if none of them answered.
 
     \b
     Examples:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import click
 
 from blis_replay.base.addons import addon, addons, in_labs
-from blis_replay.base.errors import BAD_DATA, FAULT, WRONG_USE, BlisReplayError, fault_text
+from blis_replay.base.errors import BAD_DATA, FAULT, INTERRUPTED, WRONG_USE, BlisReplayError, fault_text
 from blis_replay.ingest.errors import printable
 
 # Under their headings, in the order of a first visit: verb -> (module, one line of help).  The command of a verb is
@@ -70,8 +71,8 @@ _OF_VERBS = (
 )
 
 EXIT_PASS = 0
-# As a shell reports the signals: neither is a verdict.
-EXIT_INTERRUPTED, EXIT_READER_GONE = 130, 141
+# As a shell reports the signal: no verdict.
+EXIT_READER_GONE = 141
 
 # How many objects must be new before garbage is sought: imports and a replay make fewer.
 _OBJECTS_BEFORE_GARBAGE = 200_000
@@ -118,7 +119,7 @@ class LazyGroup(click.Group):
             raise ReaderGoneError from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb and hand all output over; click itself would end a closed pipe with 1, a failed threshold."""
+        """Run the verb and hand all output over; click itself would end a closed pipe with 1, a FAIL."""
         try:
             result = super().invoke(ctx)
             if sys.stdout is not None:
@@ -188,8 +189,8 @@ def cli(ctx: click.Context, debug: bool, color: str, lock_timeout: float | None)
       blis-replay inspect 34b-general
       blis-replay validate --all --json
 
-    Exit codes: 0 fine, 1 a threshold failed, 2 wrong use, 3 bad data or nothing to judge,
-    4 a fault of this program.
+    Exit codes: 0 PASS or FITS, 1 FAIL, 2 wrong use, 3 UNDECIDED, 4 bad data or NOT JUDGED,
+    70 a fault of this program.
     """
     ctx.color = _in_colour(color)
     if lock_timeout is not None:
@@ -291,8 +292,10 @@ def _say_nothing(*_warning: object, **_where: object) -> None:
 
 
 def _interrupted() -> int:
-    click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
-    return EXIT_INTERRUPTED
+    said = "interrupted; what was finished is stored whole, the rest not at all"
+    click.echo(said, err=True)
+    _answer_in_json(said, INTERRUPTED)
+    return INTERRUPTED
 
 
 def _with_help(error: click.UsageError) -> str:
@@ -333,8 +336,26 @@ def _usage(parameter: click.Parameter, ctx: click.Context) -> str:
 
 
 def _complain(text: str, code: int) -> int:
+    _answer_in_json(printable(text), code)
     click.echo(f"{click.style('error:', fg='red', bold=True)} {printable(text)}", err=True, color=_in_colour("auto"))
     return code
+
+
+def _answer_in_json(text: str, code: int) -> None:
+    """Why there is no answer, on standard output, where JSON was asked for."""
+    if not _asks_for_json(sys.argv[1:]):
+        return
+    from blis_replay.validate.cli.answers import error_json
+
+    with suppress(OSError):
+        click.echo(error_json(code, text))
+
+
+def _asks_for_json(words: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, also one that could not be read to its end."""
+    asked = {"json" if word in ("--format=json", "-fjson") else word.removeprefix("--") for word in words}
+    asked |= {form for option, form in pairwise(words) if option in ("--format", "-f")}
+    return "json" in asked and asked.isdisjoint(("csv", "markdown"))
 
 
 def _drop_output() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.base.addons import in_labs
+from blis_replay.base.errors import BAD_DATA
 from blis_replay.ingest.errors import counted, printable
 from blis_replay.validate.cli.answers import asked_form, form_options, has_out_file, print_answer, quiet
 from blis_replay.validate.cli.options import (
@@ -195,7 +196,7 @@ def ingest_verb(
         document = {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused}
         lines = [line for outcome in outcomes for line in outcome_lines(outcome)]
         print_answer(Answer([Block(lines)], document, outcomes_table(outcomes)))
-    return 3 if refused else 0
+    return BAD_DATA if refused else 0
 
 
 def outcome_lines(outcome: IngestOutcome) -> list[str]:

@@ -66,7 +66,7 @@ def doctor_answer(found: list[Found]) -> Answer:
         [*page, counted(problems, "problem")],
         {"problems": problems, "found": records},
         table_of(records),
-        exit_code=3 if problems else 0,
+        exit_code=4 if problems else 0,
     )
 
 
@@ -152,6 +152,6 @@ def doctor_verb(store_path: Path) -> int:
       blis-replay doctor
       blis-replay doctor --store shared.duckdb --json
 
-    Exit codes: 0 nothing stands in the way, 3 something does.
+    Exit codes: 0 nothing stands in the way, 4 something does.
     """
     return print_answer(doctor_answer(diagnose(store_path)))

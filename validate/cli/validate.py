@@ -84,11 +84,15 @@ def validate_verb(
 ) -> int:
     """Replay recorded requests through the simulator and compare.
 
-    Prints observed and simulated mean, p50, p90 and p99 of TTFT, ITL, TPOT and E2E with
-    signed errors, and passes if the means are within E2E 10 %, TTFT 15 %, ITL 15 %.
-    An overloaded recording is judged by what was served instead.
-    A metric that an instrument check calls unusable is not printed; exit code 3 if it
-    is one of these three and no other of them fails.
+    Judges the means against E2E 10 %, TTFT 15 %, ITL 15 %, each by the 95 % interval of its
+    error; an overloaded recording is judged by what was served instead.
+
+    \b
+    PASS        held out, and every interval within its limit        exit code 0
+    FITS        would pass, but the coefficients were fitted on it             0
+    FAIL        one interval beyond its limit                                  1
+    UNDECIDED   neither; says what would decide                                3
+    NOT JUDGED  the recording cannot carry a verdict; says why                 4
 
     \b
     Examples:

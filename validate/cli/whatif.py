@@ -69,7 +69,7 @@ def whatif_verb(
     --find rate searches for the most load within limits, with the recorded arguments and
     with each change.
     A combination that the engine cannot run, or that leaves no room for a request, is named
-    with its reason; exit code 3 if that is so of all of them.
+    with its reason; exit code 4 if that is so of all of them.
 
     \b
     Examples:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blis_replay.base.arrays import Bools
-from blis_replay.ingest.recording import PUBLISHED, Recording
+from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import open_arguments
 from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing, Promised
+from blis_replay.validate.comparison.held_out import use_of_run
 from blis_replay.validate.comparison.saturation import capacity, load_is_known, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.comparison.spread import Repeats, draw_errors, drawn_estimates, unsure_of
@@ -82,13 +84,12 @@ def compare_replay(
             f"{run.recording.slug}: no request that succeeded with recorded latencies in the selection, "
             "nothing to judge"
         )
-    named = run.release.used(run.recording.slug) or not run.release.fitted_on
     comparison = compare(observed, simulated, selection)
     comparison = replace(
         comparison,
-        estimates={} if observed.requests is None else _estimates(comparison, left),
+        estimates=_of_summary(comparison, left) if observed.requests is None else _estimates(comparison, left),
         open_arguments=open_arguments(run),
-        requests_hash="" if named else _hash_of_requests(run.recording),
+        use=use_of_run(run),
     )
     if not queues:
         return comparison
@@ -106,10 +107,28 @@ def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, E
     return {(m, s): e.beyond(unsure) if s == "mean" else e for (m, s), e in estimates.items()}
 
 
-def _hash_of_requests(recording: Recording) -> str:
-    from blis_replay.ingest.identity import requests_hash  # most releases name what they were fitted on
+def _of_summary(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, Estimate]:
+    """The errors of means that a summary states of the chosen requests (bool[n]), with their intervals.
 
-    return requests_hash(recording)
+    Its requests are not known: the means of the server are taken to be as sure as those of the replay.
+    """
+    run = comparison.run
+    simulated = simulated_samples(run, chosen)
+    none, steady = np.zeros(len(simulated.gaps)), simulated.gaps * (simulated.itl_mean_us or 0.0)
+    # Of constant latencies nothing scatters: what is left is the scatter of the replay.
+    e2e, ttft = none + simulated.e2e_us.mean(), none + simulated.ttft_us.mean()
+    constant = {"e2e": (none, e2e), "ttft": (ttft, e2e), "itl": (none, steady), "tpot": (none, steady)}
+    estimates: dict[MetricStatistic, Estimate] = {}
+    for metric, (ttft_us, e2e_us) in constant.items():
+        error = comparison.metrics[metric]["mean"].error
+        if error is not None:
+            observed = LatencySamples(ttft_us, e2e_us, simulated.output_tokens)
+            cell = (metric, "mean")
+            one = error_estimates(run.recording, chosen, observed, simulated, {cell: error})[cell]
+            both = sqrt(2) * one.half
+            estimate = replace(one, low=error - both, high=error + both, parts={"requests": both})
+            estimates[cell] = estimate.beyond(unsure_of(run))
+    return estimates
 
 
 def _schedule(run: ReplayRun) -> ScheduleVerdict | None:
@@ -128,7 +147,7 @@ def _with_capacity(comparison: Comparison) -> Comparison:
     if not comparison.overloaded:
         return comparison
     itl = comparison.metrics["itl"]["mean"]
-    measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.unusable)
+    measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.refused())
     known = {(m.slug, "mean"): m.estimate.beyond(unsure_of(comparison.run)) for m in measures if m.estimate is not None}
     return replace(comparison, capacity=measures, estimates={**comparison.estimates, **known})
 
@@ -140,9 +159,10 @@ def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
         return comparison
     published_us = {(m, s): cell.a_us for m, cells in comparison.metrics.items() for s, cell in cells.items()}
     draws = draw_errors(run.recording, run.release, run.mode, simulator, published_us)
-    known = draws is not None and load_is_known(comparison.slug, comparison.ground_truth)
-    estimates = drawn_estimates(draws, unsure_of(run)) if draws is not None and known else {}
-    return replace(comparison, draws=draws, estimates=estimates)
+    if draws is None:
+        return comparison
+    known = load_is_known(comparison.slug, comparison.ground_truth)
+    return replace(comparison, draws=draws, estimates=drawn_estimates(draws, unsure_of(run)) if known else {})
 
 
 def with_repeats(comparison: Comparison, repeats: Repeats | None) -> Comparison:
@@ -200,7 +220,7 @@ def _count(side: Side, chosen: Bools | None) -> int:
 def _cell(a: Number, b: Number) -> MetricCell:
     missing = {number.reason for number in (a, b) if number.value_us is None and number.reason}
     unusable = a.unusable or b.unusable
-    return MetricCell(a.value_us, b.value_us, "; ".join(sorted(missing)) or None, a.between_us, unusable)
+    return MetricCell(a.value_us, b.value_us, "; ".join(sorted(missing)) or None, a.between_us, unusable, a.derived)
 
 
 def latency_pairs(a: LatencySamples, b: LatencySamples) -> dict[str, Pairing]:

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
-from blis_replay.ingest.recording import Finding, GroundTruth, Recording
+from blis_replay.ingest.recording import PUBLISHED, RECORDED, Finding, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.comparison.saturation import Measure, Saturation, saturation_remarks
-from blis_replay.validate.comparison.spread import Repeats, unsure_of
+from blis_replay.validate.comparison.spread import Repeats
 from blis_replay.validate.comparison.warm_up import WarmUp
-from blis_replay.validate.judgement import Command, Draws, Judgement, Quantity, Remark, Verdict, held, remark
-from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS, MetricStatistic, relative_error
+from blis_replay.validate.judgement import (
+    FITTED,
+    Command,
+    Draws,
+    Judgement,
+    Quantity,
+    Remark,
+    Subject,
+    Use,
+    Verdict,
+    held,
+    remark,
+)
+from blis_replay.validate.metrics.latency import (
+    METRIC_NAMES,
+    METRICS,
+    TAIL_LIMITS,
+    THRESHOLDS,
+    MetricStatistic,
+    relative_error,
+)
 from blis_replay.validate.metrics.observed import Selection, overloaded
-from blis_replay.validate.metrics.uncertainty import Estimate
+from blis_replay.validate.metrics.uncertainty import Estimate, requests_needed
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.objectives import Attainment
@@ -26,6 +45,8 @@ if TYPE_CHECKING:
 
 # With more requests than this without latencies, those that have some are not the run.
 _MOST_WITHOUT = 0.1
+# Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
+_MOST_REJECTED = 0.01
 WITHOUT_LATENCIES = "without recorded latencies"
 
 
@@ -34,7 +55,8 @@ class MetricCell:
     """One number on both sides, us.  Where a replay is compared with its recording, A is observed and B simulated.
 
     A side that cannot give it is None, with a ``reason``; ``between_us`` are bounds of A where it has only
-    those.  ``unusable``: the instrument check that forbids A's number, which is then None.
+    those.  ``unusable``: the instrument check that forbids A's number, which is then None.  ``derived``: how A's
+    number follows from others, where it is not stated.
     """
 
     a_us: float | None
@@ -42,6 +64,7 @@ class MetricCell:
     reason: str | None = None
     between_us: tuple[float, float] | None = None
     unusable: str | None = None
+    derived: str = ""
 
     @property
     def error(self) -> float | None:
@@ -80,7 +103,7 @@ class Comparison:
     ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
     ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
     of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
-    change the replay.  ``requests_hash``: of a recording that the release of the replay does not name.
+    change the replay.  ``use``: what the coefficients were fitted on, as far as the recording is concerned.
     ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``capacity``: what of a run that
     had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
     of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
@@ -100,7 +123,7 @@ class Comparison:
     capacity: tuple[Measure, ...] | None = None
     open_arguments: tuple[OpenArgument, ...] = ()
     schedule: ScheduleVerdict | None = None
-    requests_hash: str = ""
+    use: Use = "unknown"
     draws: Draws | None = None
     repeats: Repeats | None = None
     promised: Promised | None = None
@@ -142,7 +165,7 @@ class Comparison:
     @property
     def overloaded(self) -> bool:
         """Whether the server had more load than it could serve, so that its latencies judge no simulator."""
-        by_latencies = not {"e2e", "ttft"} & self.unusable.keys()  # a queue is seen by these
+        by_latencies = not {"e2e", "ttft"} & self.refused().keys()  # a queue is seen by these
         return by_latencies and overloaded(self.findings) and not self.is_before_the_queue
 
     @property
@@ -150,47 +173,88 @@ class Comparison:
         """Whether only requests are compared that were sent before the queue grew: latencies judge these."""
         return self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
 
-    def held(self, metric: str, statistic: str, limit: float, unsure: float | None = None) -> Quantity:
-        """One number of the table against a limit; ``unsure``: as of ``judgement.held``, None as of the fit."""
-        cell, name = self.metrics[metric][statistic], METRIC_NAMES[metric]
-        named = name if statistic == "mean" else f"{name} {statistic}"
-        share = unsure_of(self.replay) if unsure is None else unsure
-        sides = cell.a_us, cell.b_us
-        return held((metric, statistic), limit, sides, name=named, draws=self.draws, unsure=share)
-
-    def held_measure(self, measure: Measure, limit: float | None = None) -> Quantity:
-        """One measure of an overloaded run against a limit, None: its own."""
+    def quantity(self, cell: MetricStatistic, limit: float) -> Quantity:
+        """One number of the table against a limit."""
+        metric, statistic = cell
+        number, name = self.metrics[metric][statistic], METRIC_NAMES[metric]
         return held(
-            (measure.slug, "mean"),
-            THRESHOLDS[measure.metric] if limit is None else limit,
+            cell,
+            limit,
+            (number.a_us, number.b_us),
+            self.estimates.get(cell),
+            name=name if statistic == "mean" else f"{name} {statistic}",
+            derived=number.derived,
+        )
+
+    def served(self, measure: Measure, limit: float) -> Quantity:
+        """One measure of an overloaded run against a limit."""
+        cell = (measure.slug, "mean")
+        return held(
+            cell,
+            limit,
             (measure.observed, measure.simulated),
+            self.estimates.get(cell),
             name=measure.name,
             unit=measure.unit,
             metric=measure.metric,
-            draws=self.draws,
-            unsure=unsure_of(self.replay),
         )
 
     @cached_property
     def judgement(self) -> Judgement:
-        """What is to be said of this replay: worked out here, and nowhere else."""
-        means = [self.held(metric, "mean", THRESHOLDS[metric]) for metric in THRESHOLDS]
-        served = [self.held_measure(measure) for measure in self.capacity or ()]
-        return Judgement(
+        """What is to be said of this replay, with the usual limits."""
+        return self.judged()
+
+    def judged(self, limits: Mapping[MetricStatistic, float] | None = None) -> Judgement:
+        """What is to be said of this replay: worked out here, and nowhere else.
+
+        ``limits``: the largest absolute errors that pass, by metric and statistic; None: the usual ones, of each metric
+        that the recording states.
+        """
+        refused = self.refused(limits)
+        if self.overloaded:
+            of = {metric: (limits or {}).get((metric, "mean"), limit) for metric, limit in THRESHOLDS.items()}
+            judged = [self.served(measure, of[measure.metric]) for measure in self.capacity or ()]
+        else:
+            judged = [self.quantity(cell, limit) for cell, limit in (limits or self._usual_limits).items()]
+        judgement = Judgement(
+            subject=self.subject,
+            overloaded=self.overloaded,
+            judged=tuple(judged),
+            tails=tuple(self.quantity((metric, "p99"), limit) for metric, limit in TAIL_LIMITS.items()),
+            refused=refused,
+            lost=self.lost,
+            decides=(),
+            errors={(m, s): cell.error for m, cells in self.metrics.items() for s, cell in cells.items()},
+            of_queue=self._of_queue,
+            remarks=tuple(_remarks(self)),
+        )
+        if judgement.verdict == "NOT JUDGED" and not judgement.lost and not refused:
+            return replace(judgement, lost=(self._nothing,))
+        return replace(judgement, decides=tuple(_what_decides(self, judgement)))
+
+    @property
+    def _usual_limits(self) -> dict[MetricStatistic, float]:
+        """Of the means; of TPOT only where the recording does not state the ITL or E2E of its requests."""
+        means = {metric: self.metrics[metric]["mean"] for metric in METRICS}
+        limits = {(metric, "mean"): limit for metric, limit in THRESHOLDS.items()}
+        if self.ground_truth == PUBLISHED and any(means[metric].derived for metric in ("e2e", "itl")):
+            limits["tpot", "mean"] = THRESHOLDS["itl"]
+        return limits
+
+    @property
+    def subject(self) -> Subject:
+        """Who is judged, on what."""
+        release = self.run.release
+        fits = release.fitted_on
+        return Subject(
             slug=self.slug,
             alias=self.alias,
             ground_truth=self.ground_truth,
             requests=self.requests,
-            uses=self.uses,
-            overloaded=self.overloaded,
-            judged=tuple(served if self.overloaded else means),
-            tails=tuple(self.held(metric, "p99", limit, 0.0) for metric, limit in TAIL_LIMITS.items()),
-            refused=self.unusable,
-            lost=self.lost,
-            unsure=unsure_of(self.replay),
-            errors={(m, s): cell.error for m, cells in self.metrics.items() for s, cell in cells.items()},
-            of_queue=self._of_queue,
-            remarks=tuple(_remarks(self)),
+            simulator=self.run.simulator,
+            release=release.name,
+            use=self.use,
+            fitted_on=None if fits is None else tuple(dict.fromkeys(fit.experiment for fit in fits)),
         )
 
     @property
@@ -212,31 +276,72 @@ class Comparison:
         """As of its judgement."""
         return self.judgement.verdict
 
-    @property
-    def unusable(self) -> dict[str, str]:
-        """Gated metrics whose mean must not be used, each with check and reason."""
-        means = {metric: self.metrics[metric]["mean"] for metric in THRESHOLDS}
-        return {m: (cell.reason or "").removeprefix("unusable: ") for m, cell in means.items() if cell.unusable}
+    def refused(self, limits: Mapping[MetricStatistic, float] | None = None) -> dict[str, str]:
+        """Judged metrics (of ``limits``, None: the usual ones) that must not be used, each with check and reason."""
+        cells = {metric: self.metrics[metric][s] for metric, s in limits or {(m, "mean"): 0.0 for m in THRESHOLDS}}
+        return {m: (cell.reason or "").removeprefix("unusable: ") for m, cell in cells.items() if cell.unusable}
 
     @property
-    def lost(self) -> tuple[str, ...]:
+    def lost(self) -> tuple[Remark, ...]:
         """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
         not_simulated = self.replay.not_simulated if self.replay else ()
-        reasons = [f"not simulated: {what}" for what in not_simulated]
-        reasons += [f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric]
+        whole = [f for f in self.findings if f.severity == "unusable" and not f.metric]
+        reasons = [remark("not_simulated", what=what) for what in not_simulated]
+        reasons += [remark("unusable", check=finding.check, message=finding.message) for finding in whole]
+        sent, rejected = self.recording.requests.height, rejected_requests(self.recording)
+        if rejected > _MOST_REJECTED * (sent + rejected):
+            reasons.append(remark("rejected", rejected=rejected, all=sent + rejected))
         without = self.excluded.get(WITHOUT_LATENCIES, 0)
         if without > _MOST_WITHOUT * (without + self.requests):
-            reasons.append(f"only {self.requests:,} of {without + self.requests:,} requests have latencies")
+            reasons.append(remark("without_latencies", requests=self.requests, all=without + self.requests))
         return tuple(reasons)
 
     @property
-    def uses(self) -> str:
-        """``fitted on this run`` (its latencies), ``its steps`` or ``no recording``; ``held out``; ``unknown``."""
-        release, recording = self.run.release, self.recording
-        if not release.fitted_on:
-            return "unknown" if release.fitted_on is None else "fitted on no recording"
-        used = release.used(recording.slug, recording.content_hash, self.requests_hash)
-        return {"steps": "fitted on its steps", "latencies": "fitted on this run", None: "held out"}[used]
+    def _nothing(self) -> Remark:
+        """Why there is no number to judge by."""
+        if not self.overloaded:
+            return remark("no_number")
+        if self.ground_truth != RECORDED:
+            return remark("failures_unknown")
+        return remark("stage_alone" if self.selection.stage is not None else "too_few_served")
+
+
+def rejected_requests(recording: Recording) -> int:
+    """Rejected records of the files that the requests are from."""
+    rejected = [file for file in recording.files if file.rejected_count]
+    if not rejected:
+        return 0
+    from blis_replay.ingest.readers.formats import request_formats  # every reader, which few recordings need
+
+    formats = {form.name for form in request_formats()}
+    return sum(file.rejected_count for file in rejected if file.kind.split(" ")[0] in formats)
+
+
+def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
+    """What would turn UNDECIDED into a verdict."""
+    if judgement.verdict != "UNDECIDED":
+        return []
+    needs: dict[str, Remark] = {}
+    requests = 0
+    for quantity in judgement.in_state("undecided"):
+        estimate = quantity.estimate
+        needed = None if estimate is None else requests_needed(estimate, quantity.limit, comparison.requests)
+        if estimate is None or quantity.interval is None:
+            needs["needs_longer_run"] = remark("needs_longer_run")
+        elif needed is not None:
+            requests = max(requests, needed)
+            needs["needs_requests"] = remark("needs_requests", requests=requests)
+        else:
+            widest = max(estimate.parts, key=lambda part: estimate.parts[part], default="")
+            code = _NEEDS.get(widest, "needs_repeat")
+            needs[code] = remark(code)
+    if comparison.use == "unknown":
+        needs["needs_fitted_on"] = remark("needs_fitted_on", release=comparison.run.release.name)
+    return list(needs.values())
+
+
+# What decides, by the part of an interval that is widest and that no number of requests makes narrower.
+_NEEDS = {"reconstructions": "needs_arrivals", "beyond the fit": "needs_steps", "requests": "needs_repeat"}
 
 
 # A release that names no data type is taken for one of these, unless it was fitted on this run.
@@ -250,8 +355,9 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
     if not same_gpu(recording.hardware or "not recorded", release.hardware):
         recorded = recording.hardware or "not recorded"
         remarks.append(remark("hardware", recorded=recorded, release=release.hardware))
-    dtype, own = recording.served_dtype, comparison.uses in ("fitted on this run", "fitted on its steps")
-    if dtype is not None and dtype not in _SIXTEEN_BITS and entry is not None and entry.dtype is None and not own:
+    dtype = recording.served_dtype
+    other = dtype is not None and dtype not in _SIXTEEN_BITS and comparison.use not in FITTED
+    if other and entry is not None and entry.dtype is None:
         remarks.append(remark("data_type", recorded=dtype))
     return remarks
 

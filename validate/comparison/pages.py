@@ -6,6 +6,7 @@ Times of a table are in us and written in ms; JSON has ms, and errors as fractio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
@@ -15,16 +16,25 @@ from blis_replay.validate.comparison.comparison import Comparison, MetricCell, h
 from blis_replay.validate.comparison.saturation import saturation_json, saturation_remarks
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.comparison.verdict_text import (
-    beyond_fit,
+    INTERVALS,
+    counts_text,
     error_cell,
-    fit_words,
-    held_text,
+    judgement_json,
+    judgement_parts,
     marked,
+    reason,
+    toned,
     verdict_line,
-    verdict_tone,
-    why_not_judged,
 )
-from blis_replay.validate.judgement import Draws, Quantity, Remark, exit_code, mean_abs_errors, means_by_fit, remark
+from blis_replay.validate.judgement import (
+    VERDICTS,
+    Draws,
+    Remark,
+    exit_code,
+    mean_abs_errors,
+    means_by_fit,
+    remark,
+)
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS, MetricStatistic
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
 from blis_replay.validate.text.cells import in_ms, milliseconds, percent_plain
@@ -43,26 +53,28 @@ _SIDE_BY_SIDE_COLUMNS = (
 
 
 def comparison_page(comparison: Comparison) -> list[Part]:
-    """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
+    """All of one experiment: the judgement, then every number, what it rests on, and findings that changed one."""
     changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
     judgement = comparison.judgement
-    beside = [r for r in judgement.remarks if r.code in ("draws", "repeats", "slo")]
+    beside = [marked(r) for r in judgement.remarks if r.code in ("draws", "repeats", "slo", "warm_up", "extrapolated")]
     rows: list[list[Cell]] = [
         [
             f"{METRIC_NAMES[m]} {s}",
             observed_cell(c),
-            *([""] * 3 if c.unusable else [c.b_us, error_cell(comparison, m, s), c.difference_us]),
+            *([""] * 3 if c.unusable else [c.b_us, error_cell(judgement, (m, s), c.error), c.difference_us]),
         ]
         for m, cells in comparison.metrics.items()
         for s, c in cells.items()
     ]
+    head, *judged = judgement_parts(comparison)
     return [
+        head,
         _head(comparison),
+        *judged,
         Table("", _METRIC_COLUMNS, rows),
         pairs_sentence(comparison),
         Block([words(note) for note in notes(comparison)]),
-        verdict_line(comparison),
-        *(words(r) for r in beside if r.code != "draws" or not judgement.open_by_fit),
+        Block([*beside, INTERVALS]),
         *([_saturation_block(comparison)] if comparison.saturation else []),
         Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),
     ]
@@ -95,21 +107,19 @@ def notes(comparison: Comparison) -> list[Remark]:
 def _head(comparison: Comparison) -> Block:
     run = comparison.run
     truth = "recorded" if comparison.ground_truth == "recorded" else "published aggregates, requests reconstructed"
-    by = "" if run.simulator == "embedded" else f"simulator: {run.simulator}; "
     scheduling = "asynchronous" if run.simulated.asynchronous else "synchronous"
-    replayed = f"coefficients: {run.release.name} ({fit_words(comparison.uses)}); replay {run.mode.name}"
     return Block(
         [
-            Line(f"{comparison.alias}  ({comparison.slug})", mark=Toned(comparison.alias, "heading")),
-            Line(f"  ground truth: {truth}; {counted(comparison.requests, 'request')} compared", "    "),
-            Line(f"  {by}{replayed}, {scheduling} scheduling", "    "),
+            f"experiment: {comparison.slug}",
+            f"ground truth: {truth}; {counted(comparison.requests, 'request')} compared",
+            f"replay: {run.mode.name}, {scheduling} scheduling",
         ]
     )
 
 
 def _saturation_block(comparison: Comparison) -> Block:
-    verdict, *reasons = map(words, saturation_remarks(comparison.saturation) if comparison.saturation else [])
-    return Block([marked(f"saturation: {verdict}", "saturation"), *(f"- {reason}" for reason in reasons)])
+    verdict, *reasons = saturation_remarks(comparison.saturation) if comparison.saturation else []
+    return Block([marked(remark("saturation", verdict=verdict)), *(f"- {words(reason)}" for reason in reasons)])
 
 
 def observed_cell(cell: MetricCell) -> str | float | None:
@@ -136,14 +146,15 @@ def side_by_side_page(embedded: Comparison, blis: Comparison) -> list[Part]:
     rows: list[list[Cell]] = []
     for metric in METRICS:
         for name, cell in embedded.metrics[metric].items():
-            sides = [(side.metrics[metric][name].b_us, error_cell(side, metric, name)) for side in (embedded, blis)]
-            numbers: list[Cell] = [""] * 4 if cell.unusable else [number for side in sides for number in side]
+            sides = [(side.judgement, side.metrics[metric][name]) for side in (embedded, blis)]
+            both = [n for j, c in sides for n in (c.b_us, error_cell(j, (metric, name), c.error))]
+            numbers: list[Cell] = [""] * 4 if cell.unusable else both
             rows.append([f"{metric.upper()} {name}", observed_cell(cell), *numbers])
     ran = f"BLIS ran with coefficients: {blis.run.release.name}"
     return [
         *comparison_page(embedded),
         Table("", _SIDE_BY_SIDE_COLUMNS, rows),
-        Block([ran, verdict_line(blis)]),
+        Block([ran, verdict_line(blis.judgement)]),
         Block([f"- {line}" for line in blis.run.simulated.differences], "where the engines differ")
         if blis.run.simulated.differences
         else "no known difference between the engines applies to these requests",
@@ -177,12 +188,11 @@ _JUDGED = (
 )
 _MEASURES = {"tokens_per_s": "tokens/s", "makespan": "makespan", "itl": "ITL", "e2e_outside": "unqueued"}
 _SERVED = (*_NAMED, *columns_named(*_MEASURES.values(), kind="error"), Column("verdict", "word"))
-_BY_DRAWS = "some reconstructions of the requests pass and others fail"
 
 
 def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
     """A row per load stage of the experiment, also where there was nothing to compare."""
-    compared = {c.selection.stage: [c.requests, *_error_cells(c)] for c in stages}
+    compared = {c.selection.stage: [c.requests, *(c.metrics[m][s].error for m, s in ERROR_COLUMNS)] for c in stages}
     nothing: list[Cell] = [0, *(None for _ in ERROR_COLUMNS)]
     columns = (Column(f"{whole.alias} by load stage", "text"), Column("requests", "count"), *_ERRORS)
     return Table("", columns, [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.recording.stages])
@@ -195,7 +205,7 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
         [f"mean, {kind}", "", *(percent_plain(of[m]) if s == "mean" else "" for m, s in ERROR_COLUMNS), "", "", ""]
         for kind, of in means_by_fit([c.judgement for c in comparisons]).items()
     ]
-    gated = [[*_name(c), *_error_cells(c), _verdict(c), c.requests, c.slug] for c in ordered if not c.overloaded]
+    gated = [[*_name(c), *_error_cells(c), toned(c.verdict), c.requests, c.slug] for c in ordered if not c.overloaded]
     apart = [_served(c) for c in ordered if c.overloaded]
     return [
         Table("", _JUDGED, [*gated, *means]),
@@ -206,30 +216,21 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
 
 
 def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
-    """How many experiments pass; then which do not, each reason once."""
-    of_kind: dict[str, dict[str, list[str]]] = {"failed": {}, "open": {}, "not judged": {}}
-    for c in ordered:
-        judgement = c.judgement
-        if judgement.verdict == "fail":
-            of_kind["failed"].setdefault(", ".join(map(held_text, judgement.beyond)), []).append(c.alias)
-        elif judgement.verdict == "not decided":
-            why = beyond_fit(judgement) if judgement.open_by_fit else _BY_DRAWS
-            of_kind["open"].setdefault(why, []).append(c.alias)
-        elif judgement.verdict != "pass":
-            of_kind["not judged"].setdefault(why_not_judged(c), []).append(c.alias)
+    """How many there are of each verdict; then the reason of each that is neither PASS nor FITS, the worst first."""
+    verdicts = [c.verdict for c in ordered] + ["NOT JUDGED"] * len(not_judged)
+    named: dict[tuple[str, str], list[str]] = {}
+    for c in sorted(ordered, key=lambda c: VERDICTS.index(c.verdict)):
+        if c.verdict not in ("PASS", "FITS"):
+            named.setdefault((c.verdict, reason(c.judgement)), []).append(c.alias)
     for alias, why in not_judged.items():
-        of_kind["not judged"].setdefault(why, []).append(alias)
-    others = {kind: sum(map(len, reasons.values())) for kind, reasons in of_kind.items()}
-    passed = sum(c.verdict == "pass" for c in ordered)
-    total = passed + sum(others.values())
-    count = ", ".join([f"{passed} of {total} pass", *(f"{n} {kind}" for kind, n in others.items() if n)])
-    named = [
-        Line(f"{kind}: {', '.join(aliases)}: {why}", mark=Toned(kind, "bad" if kind == "failed" else "caution"))
-        for kind, reasons in of_kind.items()
-        for why, aliases in reasons.items()
+        named.setdefault(("NOT JUDGED", why), []).append(alias)
+    lines = [
+        Line(f"{verdict}  {', '.join(aliases)}: {why}", mark=toned(verdict))
+        for (verdict, why), aliases in named.items()
     ]
+    counts = counts_text(verdicts)
     more = Line("more of one:", command="blis-replay validate NAME")
-    return [Line(count, mark=Toned(count, "heading")), *named, more]
+    return [Line(counts, mark=Toned(counts, "heading")), *lines, more]
 
 
 def _served(c: Comparison) -> list[Cell]:
@@ -239,27 +240,24 @@ def _served(c: Comparison) -> list[Cell]:
     cells: list[Cell] = [
         None if q is None else Toned(q.error, "bad") if q.state == "beyond" else q.error for q in found
     ]
-    return [*_name(c), *cells, _verdict(c)]
-
-
-def _verdict(c: Comparison) -> Toned:
-    """In few letters: the table has to fit 80 columns."""
-    return Toned("open" if c.verdict == "not decided" else c.verdict, verdict_tone(c.verdict))
+    return [*_name(c), *cells, toned(c.verdict)]
 
 
 def _name(c: Comparison) -> list[Cell]:
-    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), c.uses.removeprefix("fitted on ")]
+    use = c.judgement.subject.use.removeprefix("fitted on ").removeprefix("part of ")
+    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), use]
 
 
 def _error_cells(comparison: Comparison) -> list[Cell]:
-    return [error_cell(comparison, metric, name) for metric, name in ERROR_COLUMNS]
+    judgement = comparison.judgement
+    return [error_cell(judgement, cell, comparison.metrics[cell[0]][cell[1]].error) for cell in ERROR_COLUMNS]
 
 
 # -- For programs -----------------------------------------------------------------------------------------------
 
 DATA_COLUMNS = (
     *columns_named("experiment", "alias", "simulator", "stage", "verdict", "metric", "statistic", kind="data"),
-    *columns_named("observed_ms", "simulated_ms", "error", kind="real"),
+    *columns_named("observed_ms", "simulated_ms", "error", "low", "high", kind="real"),
     Column("reason", "data"),
 )
 
@@ -273,20 +271,22 @@ def comparison_answer(comparison: Comparison) -> Answer:
 def data_rows(c: Comparison) -> list[list[Cell]]:
     """A row per metric and statistic."""
     named = (c.slug, c.alias, c.run.simulator, c.selection.stage, c.verdict)
-    return [
-        [*named, m, s, *(us and us / 1000 for us in (cell.a_us, cell.b_us)), cell.error, cell.reason]
-        for m, cells in c.metrics.items()
-        for s, cell in cells.items()
-    ]
+    rows: list[list[Cell]] = []
+    for metric, cells in c.metrics.items():
+        for statistic, cell in cells.items():
+            sides = [us and us / 1000 for us in (cell.a_us, cell.b_us)]
+            interval = _cell_json(c, (metric, statistic))["interval"] or (None, None)
+            rows.append([*named, metric, statistic, *sides, cell.error, *interval, cell.reason])
+    return rows
 
 
-def report_json(report: Validated) -> dict[str, object]:
-    """Experiments, means over the gated ones, and what could not be judged."""
+def report_json(report: Validated, options: str = "") -> dict[str, object]:
+    """Experiments, means over the judged ones, and what could not be replayed; ``options``: of the next command."""
     experiments = []
     for comparison in report.comparisons:
-        entry = comparison_json(comparison)
+        entry = comparison_json(comparison, options)
         if comparison.slug in report.stages:
-            entry["stages"] = [comparison_json(stage) for stage in report.stages[comparison.slug]]
+            entry["stages"] = [comparison_json(stage, options) for stage in report.stages[comparison.slug]]
         experiments.append(entry)
     first = report.comparisons[0].run if report.comparisons else None
     judgements = [comparison.judgement for comparison in report.comparisons]
@@ -304,10 +304,9 @@ def report_json(report: Validated) -> dict[str, object]:
     }
 
 
-def comparison_json(comparison: Comparison) -> dict[str, object]:
+def comparison_json(comparison: Comparison, options: str = "") -> dict[str, object]:
     """One experiment; times in ms, errors and MAPE as fractions."""
     judgement, repeats = comparison.judgement, comparison.repeats
-    served = None if comparison.capacity is None else [comparison.held_measure(m) for m in comparison.capacity]
     return {
         "slug": comparison.slug,
         "alias": comparison.alias,
@@ -315,17 +314,13 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "requests": comparison.requests,
         "excluded": comparison.excluded,
         "stage": comparison.selection.stage,
-        "metrics": {m: {s: _cell_json(cell) for s, cell in cells.items()} for m, cells in comparison.metrics.items()},
-        "paired": {metric: vars(pairing) for metric, pairing in comparison.paired.items()},
-        "coefficients_use": judgement.uses,
         "verdict": judgement.verdict,
-        "failed_thresholds": [quantity.key for quantity in judgement.beyond],
-        "capacity": served and [_measure_json(quantity) for quantity in served],
-        "unusable": judgement.refused,
+        "judgement": judgement_json(judgement, options),
+        "metrics": {m: {s: _cell_json(comparison, (m, s)) for s in cells} for m, cells in comparison.metrics.items()},
+        "paired": {metric: vars(pairing) for metric, pairing in comparison.paired.items()},
         "repeats": repeats and {"recordings": list(repeats.recordings), "apart": _by_metric(repeats.apart)},
         "slo": comparison.promised and {side: one.document for side, one in vars(comparison.promised).items()},
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
-        "unsure": judgement.unsure,
         "warm_up": comparison.warming and vars(comparison.warming),
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and saturation_json(comparison.saturation),
@@ -349,22 +344,14 @@ def _by_metric(values: Mapping[MetricStatistic, object]) -> dict[str, dict[str, 
     return named
 
 
-def _measure_json(quantity: Quantity) -> dict[str, object]:
+def _cell_json(comparison: Comparison, cell: MetricStatistic) -> dict[str, object]:
+    number, estimate = comparison.metrics[cell[0]][cell[1]], comparison.estimates.get(cell)
+    interval = None if estimate is None or not isfinite(estimate.half) else [estimate.low, estimate.high]
     return {
-        "measure": quantity.key,
-        "unit": quantity.unit,
-        "observed_value": quantity.observed,
-        "simulated_value": quantity.simulated,
-        "error": quantity.error,
-        "limit": quantity.limit,
-    }
-
-
-def _cell_json(cell: MetricCell) -> dict[str, object]:
-    return {
-        "observed_ms": in_ms(cell.a_us),
-        "simulated_ms": in_ms(cell.b_us),
-        "error": cell.error,
-        **({"reason": cell.reason} if cell.reason else {}),
-        **({"observed_between_ms": [in_ms(bound) for bound in cell.between_us]} if cell.between_us else {}),
+        "observed_ms": in_ms(number.a_us),
+        "simulated_ms": in_ms(number.b_us),
+        "error": number.error,
+        "interval": interval,
+        **({"reason": number.reason} if number.reason else {}),
+        **({"observed_between_ms": [in_ms(bound) for bound in number.between_us]} if number.between_us else {}),
     }

@@ -1,30 +1,32 @@
-"""A judgement in words and cells."""
+"""A judgement laid out: its first line, the table of what is judged, what would decide, the cause, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
 
-from blis_replay.ingest.recording import RECORDED
-from blis_replay.ingest.tables import Cell, Tone, Toned
+from blis_replay.ingest.errors import counted
+from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.judgement import Command, Judgement, Quantity
+from blis_replay.validate.judgement import Command, Judgement, Quantity, Remark, Subject
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.text.answer import Line
-from blis_replay.validate.text.cells import percent
+from blis_replay.validate.text.answer import Block, Line, Part
+from blis_replay.validate.text.cells import limit_text, percent, percent_span, predicted, quantity_text
+from blis_replay.validate.text.messages import words
 
-_USES = {"unknown": "fitted on unknown runs", "fitted on its steps": "fitted on this run"}
-_TONES: Mapping[str, Tone] = {"pass": "good", "fail": "bad", "within": "good", "beyond": "bad"}
+_TONES: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad", "within": "good", "beyond": "bad"}
+# What stands after the table: the cause and what the numbers depend on; ``draws`` are in the intervals.
+_NOT_BRIEF = ("draws",)
+INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
+_JUDGED = (
+    *(Column("", "text"), Column("observed", "word"), Column("simulated", "word"), Column("error", "error_brief")),
+    *(Column("95 % interval", "word"), Column("limit", "word"), Column("", "word")),
+)
 
 
-def verdict_tone(verdict: str) -> Tone:
-    """The tone of a verdict or an outcome."""
-    return _TONES.get(verdict, "caution")
-
-
-def fit_words(uses: str) -> str:
-    """What the coefficients were fitted on, as far as this run is concerned."""
-    return _USES.get(uses, uses)
+def toned(word: str) -> Toned:
+    """A verdict or a state in its colour: red is a failure and nothing else."""
+    return Toned(word, _TONES.get(word, "caution"))
 
 
 def command_text(command: Command, options: str = "") -> str:
@@ -35,76 +37,162 @@ def command_text(command: Command, options: str = "") -> str:
 
 
 def held_text(quantity: Quantity) -> str:
-    """An error beside its limit."""
-    return f"{quantity.name} {percent(quantity.error)} (limit ±{100 * quantity.limit:.3g} %)"
+    """An error with its interval beside its limit."""
+    interval = "" if quantity.interval is None else f" ({percent_span(*quantity.interval)})"
+    return f"{quantity.name} {percent(quantity.error)}{interval}, limit {limit_text(quantity.limit)}"
 
 
-def beyond_fit(judgement: Judgement) -> str:
-    """How much steps outside of what the coefficients were fitted on leave open."""
-    return f"steps beyond the fit may move the mean by ±{100 * judgement.unsure:.0f} %"
+def reason(judgement: Judgement) -> str:
+    """The largest reason of a verdict."""
+    lost = [words(one) for one in judgement.lost] or [
+        f"{METRIC_NAMES[metric]} unusable ({why})" for metric, why in judgement.refused.items()
+    ]
+    largest, verdict = judgement.largest, judgement.verdict
+    if verdict == "NOT JUDGED" or largest is None:
+        return "; ".join(lost)
+    if verdict == "FAIL":
+        others = len(judgement.beyond) - 1
+        more = f"; and {others} more" if others else ""
+        named = f"{largest.name} {predicted(largest.error or 0.0)}" if largest.key in METRIC_NAMES else _error(largest)
+        return f"{named} (limit {limit_text(largest.limit)}){more}"
+    if verdict == "UNDECIDED":
+        needs = "; ".join(map(words, judgement.decides))
+        if judgement.in_state("undecided"):
+            return f"{held_text(largest)}; {needs}"
+        return f"within the limits, and nobody knows whether it is held out; {needs}"
+    said = f"largest error {_error(largest)} (limit {limit_text(largest.limit)})"
+    return f"{judgement.subject.use}; {said}" if verdict == "FITS" else said
 
 
-def verdict_words(comparison: Comparison) -> tuple[str, str, str]:
-    """The verdict, why it is none (or nothing), and the errors that it rests on (or nothing)."""
+def _error(quantity: Quantity) -> str:
+    return f"{quantity.name} {percent(quantity.error)}"
+
+
+def verdict_line(judgement: Judgement) -> Line:
+    """The first line of everything: verdict, subject, the largest reason."""
+    overloaded = "overloaded: " if judgement.overloaded and judgement.verdict != "NOT JUDGED" else ""
+    said = f"{judgement.verdict}  {judgement.subject.alias}: {overloaded}{reason(judgement)}"
+    return Line(said, mark=toned(judgement.verdict))
+
+
+def basis_text(comparison: Comparison) -> str:
+    """How many requests, by which simulator and release, and what that was fitted on."""
+    subject, mode = comparison.judgement.subject, comparison.run.mode.name
+    kind = "" if comparison.ground_truth == "recorded" else "reconstructed "
+    parts = [counted(comparison.requests, f"{kind}request")]
+    parts += [] if subject.simulator == "embedded" else [f"simulator {subject.simulator}"]
+    return "; ".join([*parts, f"{subject.release}, {use_text(subject)}", *mode_text(mode)])
+
+
+def mode_text(mode: str) -> list[str]:
+    """What was replayed otherwise than recorded."""
+    return [] if mode == "exact" else [f"replay {mode}"]
+
+
+def use_text(subject: Subject) -> str:
+    """What the coefficients were fitted on, as far as this run is concerned; which run it was, if another one."""
+    if subject.use == "unknown":
+        return "unknown whether held out"
+    if subject.use == "held out" and subject.fitted_on and len(subject.fitted_on) == 1:
+        return f"held out (fitted on {subject.fitted_on[0]})"
+    return subject.use
+
+
+def tail_lines(judgement: Judgement) -> list[Line]:
+    """P99s that are off with their whole interval; they decide nothing."""
+    off = [] if judgement.overloaded or judgement.verdict == "NOT JUDGED" else judgement.tails_that_are("beyond")
+    if not off:
+        return []
+    said = f"TAIL OFF  {'; '.join(map(held_text, off))} (not part of the verdict)"
+    return [Line(said, mark=Toned("TAIL OFF", "caution"))]
+
+
+def judged_table(judgement: Judgement) -> Table:
+    """What is judged, and nothing else: each number with its error, interval, limit and state."""
+    return Table("", _JUDGED, [_judged_row(judgement, quantity) for quantity in judgement.judged])
+
+
+def _judged_row(judgement: Judgement, quantity: Quantity) -> list[Cell]:
+    sides = [quantity_text(value, quantity.unit) for value in (quantity.observed, quantity.simulated)]
+    if quantity.metric in judgement.refused:
+        sides[0] = "unusable"
+    interval = None if quantity.interval is None else percent_span(*quantity.interval)
+    state = "not recorded" if quantity.state == "absent" else toned(quantity.state)
+    return [quantity.name, *sides, quantity.error, interval, limit_text(quantity.limit), state]
+
+
+def judgement_parts(comparison: Comparison) -> list[Part]:
+    """First line, basis and tails; then what is judged."""
     judgement = comparison.judgement
-    if judgement.lost or (judgement.overloaded and not judgement.judged):
-        return "could not be judged", why_not_judged(comparison), ""
-    what = "overloaded, so judged by what was served" if judgement.overloaded else "errors of the mean"
-    errors = f"({what}: {', '.join(map(held_text, judgement.judged))})"
-    if judgement.verdict == "not decided":
-        if judgement.open_by_fit:
-            return "not decided", beyond_fit(judgement), errors
-        return "not decided by this reconstruction", "", errors
-    if judgement.verdict == "unusable":
-        return "could not be judged", _refused(judgement), errors
-    also = f"; not judged: {_refused(judgement)}" if judgement.refused else ""
-    return judgement.verdict, "", errors + also
+    head = Block([verdict_line(judgement), *tail_lines(judgement), basis_text(comparison)])
+    return [head, judged_table(judgement)] if judgement.judged and not judgement.lost else [head]
 
 
-def verdict_sentence(comparison: Comparison) -> str:
-    """The verdict with the errors that it rests on."""
-    verdict, why, errors = verdict_words(comparison)
-    return f"{verdict}{why and f': {why}'}{errors and f' {errors}'}"
+def cause_lines(judgement: Judgement) -> list[Line]:
+    """The cause, where there is one to tell, and what the numbers depend on."""
+    derived = [Remark("derived", {"name": q.name, "how": q.derived}) for q in judgement.judged if q.derived]
+    return [marked(one) for one in (*judgement.remarks, *derived) if one.code not in _NOT_BRIEF]
 
 
-def verdict_line(comparison: Comparison) -> Line:
-    """The same in its tone."""
-    verdict = f"verdict: {verdict_words(comparison)[0]}"
-    return Line(f"verdict: {verdict_sentence(comparison)}", mark=Toned(verdict, verdict_tone(comparison.verdict)))
-
-
-def _refused(judgement: Judgement) -> str:
-    return "; ".join(f"{METRIC_NAMES[metric]} unusable ({why})" for metric, why in judgement.refused.items())
-
-
-def why_not_judged(comparison: Comparison) -> str:
-    """Why a run has no verdict."""
-    judgement = comparison.judgement
-    if judgement.lost:
-        return "; ".join(judgement.lost)
-    if judgement.verdict == "unusable":
-        return _refused(judgement)
-    if comparison.ground_truth != RECORDED:
-        nothing = "requests that failed are not known, so the load cannot be replayed"
-    elif comparison.selection.stage is not None:
-        nothing = "a load stage by itself is not judged"
-    else:
-        nothing = "too few requests were served to judge by"
-    return f"overloaded, and {nothing}"
-
-
-def toned_error(quantity: Quantity) -> Cell:
-    """An error in the tone of its state."""
-    return None if quantity.error is None else Toned(quantity.error, verdict_tone(quantity.state))
-
-
-def error_cell(comparison: Comparison, metric: str, statistic: str) -> Cell:
-    """One error; that of a mean that is beyond its limit stands out."""
-    error = comparison.metrics[metric][statistic].error
-    beyond = {(quantity.key, quantity.statistic) for quantity in comparison.judgement.beyond}
-    return Toned(error, "bad") if (metric, statistic) in beyond and not comparison.overloaded else error
-
-
-def marked(sentence: str, code: str) -> Line:
+def marked(one: Remark) -> Line:
     """A remark; that of saturation stands out."""
-    return Line(sentence, mark=Toned("saturation:", "caution") if code == "saturation" else None)
+    return Line(words(one), mark=Toned("saturation:", "caution") if one.code == "saturation" else None)
+
+
+def error_cell(judgement: Judgement, cell: tuple[str, str], error: float | None) -> Cell:
+    """An error in a table of many; one that is judged in the colour of its state, one that is within in none."""
+    states = {(q.key, q.statistic): q.state for q in judgement.judged}
+    if error is None or judgement.overloaded or states.get(cell) not in ("beyond", "undecided"):
+        return error
+    return Toned(error, "bad" if states[cell] == "beyond" else "caution")
+
+
+# -- For programs ----------------------------------------------------------------------------------------------
+
+
+def judgement_json(judgement: Judgement, options: str = "") -> dict[str, object]:
+    """All of it; errors as fractions, times in ms."""
+    return {
+        "verdict": judgement.verdict,
+        "reason": reason(judgement),
+        "subject": vars(judgement.subject),
+        "overloaded": judgement.overloaded,
+        "judged": list(map(quantity_json, judgement.judged)),
+        "tails": list(map(quantity_json, judgement.tails)),
+        "refused": judgement.refused,
+        "lost": [_remark_json(one) for one in judgement.lost],
+        "decides": [_remark_json(one) for one in judgement.decides],
+        "next": command_text(judgement.next, options),
+    }
+
+
+def _remark_json(one: Remark) -> dict[str, object]:
+    return {"code": one.code, "values": one.values, "text": words(one)}
+
+
+def quantity_json(quantity: Quantity) -> dict[str, object]:
+    """One number held against its limit."""
+    in_us = quantity.unit == "us"
+    sides = [v / 1000 if in_us and v is not None else v for v in (quantity.observed, quantity.simulated)]
+    return {
+        "key": quantity.key,
+        "statistic": quantity.statistic,
+        "name": quantity.name,
+        "unit": "ms" if in_us else quantity.unit,
+        "observed": sides[0],
+        "simulated": sides[1],
+        "error": quantity.error,
+        "interval": quantity.interval and list(quantity.interval),
+        "limit": quantity.limit,
+        "state": quantity.state,
+        "derived": quantity.derived or None,
+    }
+
+
+def counts_text(verdicts: Sequence[str]) -> str:
+    """``16 of 23 PASS, 2 FAIL``: verdicts in the order of the first line of a reader."""
+    order = ("PASS", "FAIL", "UNDECIDED", "FITS", "NOT JUDGED")
+    found = [(verdict, verdicts.count(verdict)) for verdict in order]
+    first, *others = [(verdict, n) for verdict, n in found if n] or [("NOT JUDGED", 0)]
+    head = f"{first[1]} of {len(verdicts)} {first[0]}"
+    return ", ".join([head, *(f"{n} {verdict}" for verdict, n in others)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -24,7 +24,7 @@ from blis_replay.blis.releases.release import (
     parse_release,
 )
 from blis_replay.ingest.errors import counted
-from blis_replay.ingest.identity import requests_hash
+from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
@@ -127,10 +127,18 @@ def calibrate(
     fitted = map_jobs(fit_group, groups_of(recordings), **pool)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
-    fitted_on = [
-        FittedOn(r.slug, r.content_hash, kind, requests_hash(r) or None) for fit in fits for r, kind in fit.used
-    ]
+    fitted_on = stated_fits(used for fit in fits for used in fit.used)
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
+
+
+def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
+    """What a release states of the recordings that it was fitted on, each with one sketch."""
+    stated: dict[tuple[str, Data], FittedOn] = {}
+    for recording, kind in used:
+        sketch = None if any(slug == recording.slug for slug, _ in stated) else sketch_of(recording)
+        hashes = recording.content_hash, kind, requests_hash(recording) or None
+        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch)
+    return list(stated.values())
 
 
 def groups_of(recordings: Sequence[Recording]) -> list[list[Recording]]:

@@ -249,7 +249,7 @@ def load_level(recording: Recording, scheduling: Literal["recorded", "asynchrono
     }
     prompt, output = float(plan.trace.prompt_tokens.mean()), float(plan.trace.output_tokens.mean())
     tpot_us = published(recording.aggregates, -1, "tpot_reported", "mean")
-    if "mean" in numbers["ttft"] and "mean" not in numbers["e2e"] and tpot_us is not None:
+    if "mean" in numbers["ttft"] and published(recording.aggregates, -1, "e2e", "mean") is None and tpot_us is not None:
         numbers["e2e"]["mean"] = numbers["ttft"]["mean"] + tpot_us * (output - 1)
         numbers["itl"]["mean"] = tpot_us
     lacks = [metric.upper() for metric in ("ttft", "e2e") if "mean" not in numbers[metric]]

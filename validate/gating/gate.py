@@ -16,7 +16,8 @@ from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
-from blis_replay.validate.gating.policy import Check, Coverage, Gated, GateReport, Ordered, Outcome, Policy, Ranking
+from blis_replay.validate.gating.policy import Check, Coverage, Gated, GateReport, Ordered, Policy, Ranking
+from blis_replay.validate.judgement import Verdict
 from blis_replay.validate.metrics.observed import read_observed
 from blis_replay.validate.text.cells import milliseconds
 
@@ -47,7 +48,7 @@ def _check(metric: str, gated: Sequence[Gated], tolerance: float) -> Check:
         for pair in inverted
     )
     message += f"; not to be used: {', '.join(unusable)}" if unusable else ""
-    outcome: Outcome = "fail" if inverted else "not judged" if unusable else "pass"
+    outcome: Verdict = "FAIL" if inverted else "NOT JUDGED" if unusable else "PASS"
     return Check("ranking", "", metric, "p99", outcome, message, float(len(inverted)), 0.0)
 
 
@@ -136,10 +137,10 @@ def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str
 
 
 def _covered(judgements: Sequence[Gated], coverage: Coverage) -> Check:
-    judged = [j for j in judgements if j.standing == "gated" and j.outcome != "not judged"]
+    judged = [j for j in judgements if j.standing == "gated" and j.outcome != "NOT JUDGED"]
     missing = [m for m in coverage.models if m.lower() not in {j.model.lower() for j in judged}]
     enough = len(judged) >= coverage.experiments and not missing
     message = f"{counted(len(judged), 'experiment')} judged, at least {coverage.experiments} asked for"
     message += f"; no experiment judged of {', '.join(missing)}" if missing else ""
-    outcome: Outcome = "pass" if enough else "not judged"
+    outcome: Verdict = "PASS" if enough else "NOT JUDGED"
     return Check("coverage", "", "", "", outcome, message, float(len(judged)), float(coverage.experiments))

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.identity import requests_hash
-from blis_replay.ingest.readers.formats import request_formats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, entry_of
 from blis_replay.validate.comparison.compare import compare_replay, with_draws, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.comparison.spread import Repeats
-from blis_replay.validate.comparison.verdict_text import beyond_fit
-from blis_replay.validate.gating.policy import Check, Gated, Ordered, Outcome, Policy, Standing
-from blis_replay.validate.judgement import UNSEEN, Quantity, State
-from blis_replay.validate.metrics.latency import THRESHOLDS, MetricStatistic, of_requests
+from blis_replay.validate.comparison.verdict_text import held_text
+from blis_replay.validate.gating.policy import Check, Gated, Ordered, Policy, Standing
+from blis_replay.validate.judgement import FITTED, HELD_OUT, Judgement, State, Verdict
+from blis_replay.validate.metrics.latency import METRIC_NAMES, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
 from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates, half_width, request_order
+from blis_replay.validate.text.messages import words
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
@@ -45,18 +45,14 @@ def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, ch
     margin = policy.regression.margin
     if observed.unusable or change is None:
         message = f"{named}: {observed.reason or 'nothing observed'}"
-        return Check("regression", candidate.alias, metric, statistic, "not judged", message, limit=margin)
+        return Check("regression", candidate.alias, metric, statistic, "NOT JUDGED", message, limit=margin)
     after = abs(candidate.estimates[cell].error)
     message = f"{named}: |error| {100 * (after - change.error):.2f} % with the baseline, {100 * after:.2f} % now, "
     message += f"change {100 * change.error:+.2f} [{100 * change.low:+.2f}, {100 * change.high:+.2f}] points"
     message += f", at most {100 * margin:g}"
-    outcome: Outcome = "fail" if change.low > margin else "pass" if change.high <= margin else "not judged"
+    outcome: Verdict = "FAIL" if change.low > margin else "PASS" if change.high <= margin else "UNDECIDED"
     interval = (change.low, change.high) if isfinite(change.half) else None
     return Check("regression", candidate.alias, metric, statistic, outcome, message, change.error, margin, interval)
-
-
-# Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
-_MOST_REJECTED = 0.01
 
 
 @dataclass(frozen=True)
@@ -83,26 +79,21 @@ def judge_experiment(job: GateJob) -> Gated:
             comparison = with_repeats(comparison, job.repeats)
     except ExperimentError as error:
         return _refused(job, str(error))
-    standing, reason = _standing(job, comparison)
-    checks: list[Check] = []
-    if standing != "fitted" and (checks := _recording(job, comparison)):
-        standing, reason = "refused", checks[0].message
-    elif standing == "overloaded":
-        checks = _capacity(comparison, job.policy)
-    elif standing == "gated":
-        checks = [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
+    judgement = comparison.judged(job.policy.thresholds)
+    standing, reason = _standing(job, judgement)
+    checks = [] if standing == "not held out" else _judged(judgement, comparison, job.policy)
+    if standing == "gated":
+        checks += _regressions(job, comparison)
     return Gated(
         slug=comparison.slug,
         alias=comparison.alias,
         model=job.experiment.recording.model or "",
         ground_truth=comparison.ground_truth,
-        uses=comparison.uses,
+        judgement=judgement,
         standing=standing,
         reason=reason,
-        errors={(m, s): cell.error for m, cells in comparison.metrics.items() for s, cell in cells.items()},
         ordered={metric: _ordered(comparison, metric) for metric in job.policy.ranking.metrics},
         checks=tuple(checks),
-        requests=comparison.requests,
     )
 
 
@@ -120,80 +111,55 @@ def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) ->
 def _refused(job: GateJob, why: str) -> Gated:
     """An experiment that could not be replayed."""
     recording = job.experiment.recording
-    check = Check("release", recording.alias, "", "", "not judged", why)
+    check = Check("release", recording.alias, "", "", "NOT JUDGED", why)
     known = (recording.slug, recording.alias, recording.model or "", recording.ground_truth)
     return Gated(*known, reason=why, checks=(check,))
 
 
-def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
-    if job.policy.held_out_only and comparison.uses == "fitted on this run":
-        return "fitted", "the release was fitted on this run"
-    if job.policy.held_out_only and comparison.uses == "unknown":
-        return "fitted", "the release does not say what it was fitted on"
-    if comparison.overloaded:
+def _standing(job: GateJob, judgement: Judgement) -> tuple[Standing, str]:
+    use = judgement.subject.use
+    if job.policy.held_out_only and use not in HELD_OUT:
+        return "not held out", use if use in FITTED else "the release does not say what it was fitted on"
+    if judgement.lost:
+        return "refused", words(judgement.lost[0])
+    if judgement.overloaded:
         return "overloaded", "overloaded, so judged by what was served, and neither ranked nor counted as covered"
     return "gated", ""
 
 
-def _capacity(comparison: Comparison, policy: Policy) -> list[Check]:
-    """What an overloaded run is judged by, against the limit that the policy has for the mean of its metric."""
-    checks = []
-    for measure in comparison.capacity or ():
-        limit = policy.thresholds.get((measure.metric, "mean"), THRESHOLDS[measure.metric])
-        checks.append(_held("capacity", comparison, comparison.held_measure(measure, limit)))
-    nothing = "overloaded, and nothing that was served can be judged"
-    refused = [f"{metric.upper()}: unusable: {why}" for metric, why in comparison.unusable.items()]
-    refused = refused or ([] if checks else [nothing])
-    return [*checks, *(Check("capacity", comparison.alias, "", "", "not judged", reason) for reason in refused)]
+_OUTCOMES: dict[State, Verdict] = {
+    **{"within": "PASS", "beyond": "FAIL"},
+    **{"undecided": "UNDECIDED", "absent": "NOT JUDGED"},
+}
 
 
-_OUTCOMES: dict[State, Outcome] = {"within": "pass", "beyond": "fail", "open": "not judged", "absent": "not judged"}
+def _judged(judgement: Judgement, comparison: Comparison, policy: Policy) -> list[Check]:
+    """The judgement as checks: why there is none, what must not be used, each number.
 
-
-def _held(rule: str, comparison: Comparison, quantity: Quantity) -> Check:
-    """One error against its limit; of reconstructed requests those of all of them."""
-    message = f"{quantity.name}: error {100 * (quantity.error or 0.0):+.2f} %"
-    cell = (quantity.key, quantity.statistic)
-    if comparison.draws is not None and quantity.interval is not None:
-        low, middle, high = (100 * value for value in comparison.draws.range_of(cell))
-        message += f" ({comparison.draws.count} reconstructions: {middle:+.2f} %, {low:+.2f} to {high:+.2f})"
-    message += f", at most {100 * quantity.limit:g} % either way"
-    if quantity.state == "open":
-        by_draws = quantity.by_draws == "open"
-        message += f": not decided{' by this reconstruction' if by_draws else f': {beyond_fit(comparison.judgement)}'}"
-    outcome = _OUTCOMES[quantity.state]
-    return Check(rule, comparison.alias, *cell, outcome, message, quantity.error, quantity.limit)
-
-
-def _recording(job: GateJob, comparison: Comparison) -> list[Check]:
-    """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost."""
-    recording = job.experiment.recording
-    reasons = list(comparison.lost)
-    requests, rejected = recording.requests.height, _rejected_requests(recording)
-    if rejected > _MOST_REJECTED * (requests + rejected):
-        reasons.append(
-            f"{rejected} of {requests + rejected} request records were rejected when they were read (see `inspect`), "
-            "so what can be replayed is not the load that was served"
-        )
-    return [Check("recording", recording.alias, "", "", "not judged", reason) for reason in reasons]
-
-
-def _rejected_requests(recording: Recording) -> int:
-    """Rejected records of the files that the requests are from."""
-    formats = {form.name for form in request_formats()}
-    return sum(file.rejected_count for file in recording.files if file.kind.split(" ")[0] in formats)
-
-
-def _thresholds(comparison: Comparison, policy: Policy) -> list[Check]:
-    checks = []
-    for (metric, statistic), limit in policy.thresholds.items():
-        cell, named = comparison.metrics[metric][statistic], f"{metric.upper()} {statistic}"
-        if cell.error is None:
-            message = f"{named}: {cell.reason or 'nothing observed'}"
-            checks.append(Check("threshold", comparison.alias, metric, statistic, "not judged", message, limit=limit))
-        else:
-            quantity = replace(comparison.held(metric, statistic, limit), name=named)
-            checks.append(_held("threshold", comparison, quantity))
+    A number that a policy states must be there; of the usual ones those that the recording states are judged.
+    """
+    alias, rule = judgement.subject.alias, "capacity" if judgement.overloaded else "threshold"
+    checks = [Check("recording", alias, "", "", "NOT JUDGED", words(why)) for why in judgement.lost]
+    checks += [
+        Check(rule, alias, metric, "mean", "NOT JUDGED", f"{METRIC_NAMES[metric]} unusable: {why}")
+        for metric, why in judgement.refused.items()
+    ]
+    for quantity in judgement.judged if not judgement.lost else ():
+        missing = quantity.state == "absent"
+        if quantity.metric in judgement.refused or (missing and policy.thresholds is None):
+            continue
+        cell = (quantity.key, quantity.statistic)
+        message = held_text(quantity)
+        if missing:
+            why = comparison.metrics[quantity.metric][quantity.statistic].reason
+            message = f"{quantity.name}: {why or 'nothing observed'}"
+        elif quantity.state == "undecided":
+            message = "; ".join([message, *map(words, judgement.decides)])
+        outcome = _OUTCOMES[quantity.state]
+        checks.append(Check(rule, alias, *cell, outcome, message, quantity.error, quantity.limit, quantity.interval))
+    if judgement.subject.use == "unknown":
+        why = f"{judgement.subject.release} does not say what it was fitted on"
+        checks.append(Check("held out", alias, "", "", "UNDECIDED", why))
     return checks
 
 
@@ -204,15 +170,14 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
         baseline = _replayed(job, job.baseline)
     except ExperimentError as error:
         why = f"the baseline cannot be replayed: {error}"
-        return [Check("regression", candidate.alias, "", "", "not judged", why)]
+        return [Check("regression", candidate.alias, "", "", "NOT JUDGED", why)]
     recording = candidate.run.recording
-    seen = job.baseline.used(recording.slug, recording.content_hash, requests_hash(recording))
-    if seen == "latencies" and candidate.uses in (*UNSEEN, "fitted on its steps"):
+    if use_of(job.baseline, recording) in FITTED and candidate.use in HELD_OUT:
         why = (
-            f"{job.baseline.name} was fitted on the latencies of this run and {job.candidate.name} was not, so their "
+            f"{job.baseline.name} was fitted on this run and {job.candidate.name} was not, so their "
             "errors here cannot be compared; use a run that neither saw, or fit both on it"
         )
-        return [Check("regression", candidate.alias, "", "", "not judged", why)]
+        return [Check("regression", candidate.alias, "", "", "NOT JUDGED", why)]
     return regressions(candidate, baseline, job.policy)
 
 

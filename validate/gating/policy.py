@@ -8,7 +8,6 @@ field but ``schema`` may be left out, and has then the default of the design (se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +19,7 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.replay.release_file import page_of_text
 from blis_replay.validate.errors import PolicyError
+from blis_replay.validate.judgement import Judgement, Verdict, worst
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS, Metric, Statistic, of_requests
 
 DEFAULT_NAME = "default"
@@ -68,23 +68,23 @@ class Coverage:
 class Policy:
     """A gate policy; fractions, not percentages.
 
-    ``thresholds``: largest absolute error by ``(metric, statistic)``.  ``held_out_only``:
-    experiments that the release was fitted on are shown and not gated.
-    ``sha256``: of the policy's text, empty for the default.
+    ``thresholds``: largest absolute error by ``(metric, statistic)``, None: the usual ones of each metric that a
+    recording states.  ``held_out_only``: experiments that are not held out are shown and not gated.  ``sha256``: of the
+    policy's text, empty for the default.
     """
 
     name: str = DEFAULT_NAME
-    thresholds: Limits = field(default_factory=lambda: dict(_MEANS))
+    thresholds: Limits | None = None
     regression: Regression = Regression()
     ranking: Ranking = Ranking()
     coverage: Coverage = Coverage()
-    held_out_only: bool = False
+    held_out_only: bool = True
     sha256: str = ""
 
     @property
-    def gated(self) -> tuple[tuple[str, str], ...]:
-        """Each ``(metric, statistic)`` that an experiment must have to be judged by itself."""
-        return tuple(dict.fromkeys((*self.thresholds, *self.regression.cells)))
+    def limits(self) -> Limits:
+        """``thresholds``, or the usual ones."""
+        return _MEANS if self.thresholds is None else self.thresholds
 
 
 class _RegressionText(Struct, frozen=True):
@@ -113,7 +113,7 @@ class _PolicyText(Struct, frozen=True):
     regression: _RegressionText = _RegressionText()
     ranking: Ranking = Ranking()
     coverage: Coverage = Coverage()
-    held_out_only: bool = False
+    held_out_only: bool = True
 
 
 def load_policy(path: Path | None) -> Policy:
@@ -130,7 +130,7 @@ def parse_policy(text: str, origin: str) -> Policy:
     limits = None if given.thresholds is None else given.thresholds.items()
     return Policy(
         name=given.name or Path(origin).stem,
-        thresholds=_MEANS if limits is None else {(m, s): limit for m, row in limits for s, limit in row.items()},
+        thresholds=None if limits is None else {(m, s): limit for m, row in limits for s, limit in row.items()},
         regression=given.regression.regression(),
         ranking=Ranking(tuple(dict.fromkeys(given.ranking.metrics)), given.ranking.tolerance),
         coverage=given.coverage,
@@ -139,8 +139,7 @@ def parse_policy(text: str, origin: str) -> Policy:
     )
 
 
-Outcome = Literal["pass", "fail", "not judged"]
-Standing = Literal["gated", "overloaded", "fitted", "refused"]
+Standing = Literal["gated", "overloaded", "not held out", "refused"]
 Interval = tuple[float, float]
 
 
@@ -148,18 +147,17 @@ Interval = tuple[float, float]
 class Check:
     """One thing that a gate judged; fractions of the observed value.
 
-    ``rule``: ``recording``, ``release``, ``threshold``, ``capacity``, ``regression``, ``ranking`` or
-    ``coverage``.
-    ``experiment``: alias, or empty for the gate as a whole.  ``value``: the error
-    (threshold) or the change of the absolute error (regression), with its ``interval``;
-    ``limit``: what it was held against.  ``message``: one sentence with the numbers.
+    ``rule``: ``recording``, ``release``, ``threshold``, ``capacity``, ``held out``, ``regression``, ``ranking`` or
+    ``coverage``.  ``experiment``: alias, or empty for the gate as a whole.  ``value``: the error (threshold) or the
+    change of the absolute error (regression), with its ``interval``; ``limit``: what it was held against.
+    ``message``: one sentence with the numbers.
     """
 
     rule: str
     experiment: str
     metric: str
     statistic: str
-    outcome: Outcome
+    outcome: Verdict
     message: str
     value: float | None = None
     limit: float | None = None
@@ -183,35 +181,28 @@ class Ordered:
 class Gated:
     """What a gate found of one experiment.
 
-    ``standing``: ``gated``; ``overloaded``: judged by what was served only; ``fitted`` (on this run, under
-    ``held_out_only``): shown and not gated; ``refused``: the release is not for it, or the recording
-    not to be judged by.
-    ``errors``: signed error by ``(metric, statistic)``, None where there is none.
-    ``resampled``: ``recorded requests``, or ``simulated requests`` against published numbers.
+    ``judgement``: as ``validate`` has it, with the limits of the policy; None where the release cannot replay it.
+    ``standing``: ``gated``; ``overloaded``: judged by what was served only; ``not held out`` (under
+    ``held_out_only``): shown and not gated; ``refused``: the release is not for it.
     """
 
     slug: str
     alias: str
     model: str
     ground_truth: GroundTruth
-    uses: str = "unknown"
+    judgement: Judgement | None = None
     standing: Standing = "refused"
     reason: str = ""
-    errors: dict[tuple[str, str], float | None] = field(default_factory=dict)
     ordered: dict[str, Ordered] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
-    requests: int = 0
 
     @property
-    def outcome(self) -> Outcome | None:
-        """The worst of its checks; None if it is not gated."""
-        return None if self.standing == "fitted" else worst(self.checks)
-
-
-def worst(checks: Sequence[Check]) -> Outcome:
-    """``fail`` if one failed, else ``not judged`` if one could not be, else ``pass``."""
-    outcomes = {check.outcome for check in checks}
-    return "fail" if "fail" in outcomes else "not judged" if "not judged" in outcomes else "pass"
+    def outcome(self) -> Verdict | None:
+        """The worst of its judgement and its checks; None if it is not gated."""
+        if self.standing == "not held out":
+            return None
+        judged = [] if self.judgement is None else [self.judgement.verdict]
+        return worst([*judged, *(check.outcome for check in self.checks)])
 
 
 @dataclass(frozen=True)
@@ -236,6 +227,7 @@ class GateReport:
         return (*(check for judgement in self.judgements for check in judgement.checks), *self.checks)
 
     @property
-    def verdict(self) -> Outcome:
-        """``fail`` if a check failed, else ``not judged`` if one could not be, else ``pass``."""
-        return worst(self.all_checks)
+    def verdict(self) -> Verdict:
+        """The worst of the experiments that are gated, and of the checks of the gate as a whole."""
+        outcomes = [judgement.outcome for judgement in self.judgements if judgement.outcome is not None]
+        return worst([*outcomes, *(check.outcome for check in self.checks)])

@@ -8,48 +8,56 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.errors import printable
-from blis_replay.ingest.tables import Cell, Column, Number, Table, Toned, columns_named
-from blis_replay.validate.comparison.verdict_text import verdict_tone
+from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
+from blis_replay.validate.comparison.verdict_text import counts_text, error_cell, judgement_json, toned
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
+from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
 from blis_replay.validate.text.cells import in_ms
 
-EXIT_CODES = {"pass": 0, "fail": 1, "not judged": 3}
-VERDICTS = {"pass": "pass", "fail": "fail", "not judged": "could not be judged"}
 _MOST_COLUMNS = 4
 
 
 def gate_answer(report: GateReport) -> Answer:
-    """Errors by experiment, changes against the baseline, order and coverage, verdict with what led to it.
+    """Verdict with the largest reason, errors by experiment, what is in the way, and changes against the baseline.
 
     Errors and limits are fractions, times in ms.  The rows are one per check, of an experiment or of the gate as a
     whole (``experiment`` empty).
     """
-    verdict = f"verdict: {VERDICTS[report.verdict]}"
     page: list[Part] = [
-        f"gate: {against(report)}",
+        Block([gate_line(report), against(report)]),
         _errors(report),
-        _changes(report),
-        Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "pass"]),
-        Block(_apart(report)),
         Block(
             [
-                Line(verdict, mark=Toned(verdict, verdict_tone(report.verdict))),
-                *(f"- {place(check)}: {check.message}" for check in in_the_way(report)),
+                Line(f"{check.outcome}  {place(check)}: {check.message}", mark=toned(check.outcome))
+                for check in in_the_way(report)
             ]
         ),
+        _changes(report),
+        Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"]),
+        Block(_apart(report)),
     ]
-    return Answer(
-        page,
-        _document(report),
-        Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks]),
-        EXIT_CODES[report.verdict],
-    )
+    rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
+    return Answer(page, _document(report), rows, exit_code([report.verdict]))
+
+
+def gate_line(report: GateReport) -> Line:
+    """Verdict, subject and the largest reason."""
+    return Line(f"{report.verdict}  {report.candidate.name}: {gate_reason(report)}", mark=toned(report.verdict))
+
+
+def gate_reason(report: GateReport) -> str:
+    """What stands in the way most; of a pass, how many experiments it rests on."""
+    if found := in_the_way(report):
+        more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+        return f"{place(found[0])}: {found[0].message}{more}"
+    return counts_text([j.outcome for j in report.judgements if j.outcome is not None])
 
 
 def in_the_way(report: GateReport) -> list[Check]:
-    """Checks that failed, then those that could not be judged."""
-    return [check for outcome in ("fail", "not judged") for check in report.all_checks if check.outcome == outcome]
+    """Checks that did not pass, the worst first; of each kind the largest value for its limit first."""
+    found = [check for check in report.all_checks if check.outcome != "PASS"]
+    return sorted(found, key=lambda check: (VERDICTS.index(check.outcome), -abs(check.value or 0) / (check.limit or 1)))
 
 
 def place(check: Check) -> str:
@@ -64,8 +72,8 @@ def against(report: GateReport) -> str:
 
 
 def outcome(judgement: Gated) -> str:
-    """What became of an experiment: the worst of its checks, or why it is not gated."""
-    return judgement.outcome or "not held out"
+    """What became of an experiment: its verdict, or that it is not gated."""
+    return judgement.outcome or "not gated"
 
 
 def cell_name(metric: str, statistic: str) -> str:
@@ -81,36 +89,35 @@ def changed(report: GateReport) -> list[Check]:
 
 def _errors(report: GateReport) -> Table:
     """Few columns each in 80 columns, all in one table where there is room."""
-    cells = list(report.policy.thresholds)
+    cells = list(report.policy.limits)
     columns = (
         *columns_named("error of", "fit on", kind="text"),
         *(Column(cell_name(*cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
         Column("outcome", "word"),
     )
-    limits = ["at most", "", *(f"{100 * report.policy.thresholds[cell]:g} %" for cell in cells), ""]
+    limits = ["at most", "", *(f"{100 * report.policy.limits[cell]:g} %" for cell in cells), ""]
     rows: list[list[Cell]] = [
         [
             j.alias + ("" if j.ground_truth == "recorded" else "*"),
-            j.uses.removeprefix("fitted on "),
+            _use(j),
             *(_error(j, cell) for cell in cells),
-            _toned_outcome(outcome(j)),
+            toned(outcome(j)),
         ]
         for j in report.judgements
     ]
     return Table("", columns, [limits, *rows])
 
 
+def _use(judgement: Gated) -> str:
+    if judgement.judgement is None:
+        return "-"
+    return judgement.judgement.subject.use.removeprefix("fitted on ").removeprefix("part of ")
+
+
 def _error(judgement: Gated, cell: tuple[str, str]) -> Cell:
-    """An error; one that the policy does not let pass stands out, and an overloaded run has none that says anything."""
-    if judgement.standing == "overloaded":
-        return None
-    failed = [check for check in judgement.checks if check.rule == "threshold" and check.outcome == "fail"]
-    error = judgement.errors.get(cell)
-    return Toned(error, "bad") if cell in {(check.metric, check.statistic) for check in failed} else error
-
-
-def _toned_outcome(named: str) -> Toned:
-    return Toned(named, verdict_tone(named))
+    """An error in the colour of its state; an overloaded run has none that says anything."""
+    judged = judgement.judgement
+    return None if judged is None or judged.overloaded else error_cell(judged, cell, judged.errors.get(cell))
 
 
 def _changes(report: GateReport) -> Block:
@@ -138,7 +145,7 @@ def _change(check: Check) -> list[Cell]:
     low, high = check.interval or (float("nan"), float("nan"))
     interval = f"{100 * low:+.2f} .. {100 * high:+.2f}"
     named = (check.experiment, cell_name(check.metric, check.statistic))
-    return [*named, check.value or 0.0, interval, _toned_outcome(check.outcome)]
+    return [*named, check.value or 0.0, interval, toned(check.outcome)]
 
 
 def _apart(report: GateReport) -> list[str]:
@@ -172,7 +179,7 @@ def _policy(policy: Policy) -> dict[str, object]:
     return {
         "name": policy.name,
         "policy_hash": policy.sha256 or None,
-        "thresholds": {f"{metric} {statistic}": limit for (metric, statistic), limit in policy.thresholds.items()},
+        "thresholds": {f"{metric} {statistic}": limit for (metric, statistic), limit in policy.limits.items()},
         "regression": {
             "cells": [" ".join(cell) for cell in policy.regression.cells],
             "margin": policy.regression.margin,
@@ -184,20 +191,20 @@ def _policy(policy: Policy) -> dict[str, object]:
     }
 
 
-def _judgement(judgement: Gated) -> dict[str, object]:
+def _judgement(gated: Gated) -> dict[str, object]:
+    judged = gated.judgement
     return {
-        "slug": judgement.slug,
-        "alias": judgement.alias,
-        "model": judgement.model,
-        "ground_truth": judgement.ground_truth,
-        "requests": judgement.requests,
-        "coefficients_use": judgement.uses,
-        "standing": judgement.standing,
-        "reason": judgement.reason,
-        "outcome": judgement.outcome,
-        "errors": {" ".join(cell): error for cell, error in judgement.errors.items()},
-        "p99": {metric: _ordered(p99) for metric, p99 in judgement.ordered.items()},
-        "checks": [_check(check) for check in judgement.checks],
+        "slug": gated.slug,
+        "alias": gated.alias,
+        "model": gated.model,
+        "ground_truth": gated.ground_truth,
+        "standing": gated.standing,
+        "reason": gated.reason,
+        "outcome": gated.outcome,
+        "judgement": judged and judgement_json(judged),
+        "errors": {} if judged is None else {" ".join(cell): error for cell, error in judged.errors.items()},
+        "p99": {metric: _ordered(p99) for metric, p99 in gated.ordered.items()},
+        "checks": [_check(check) for check in gated.checks],
     }
 
 
@@ -242,10 +249,9 @@ def _row(check: Check) -> list[Cell]:
 
 
 def gate_junit(report: GateReport) -> str:
-    """A suite an experiment and one of the gate as a whole, a case a check.
+    """A suite per experiment and one of the gate as a whole, a case per check.
 
-    What failed is a ``failure``, what could not be judged an ``error``, an experiment that is
-    not gated a ``skipped`` case.
+    FAIL is a ``failure``; UNDECIDED, NOT JUDGED and an experiment that is not gated are ``skipped``.
     """
     root = Element("testsuites", name=printable(f"blis-replay gate: {against(report)}"))
     for judgement in report.judgements:
@@ -273,18 +279,19 @@ def _case(suite: Element, name: str, check: Check) -> None:
     title = " ".join(part for part in (check.rule, check.metric, check.statistic) if part)
     case = SubElement(suite, "testcase", classname=printable(name), name=title)
     message = printable(check.message)
-    if check.outcome == "pass":
+    if check.outcome == "PASS":
         SubElement(case, "system-out").text = message
     else:
-        SubElement(case, "failure" if check.outcome == "fail" else "error", message=message)
+        SubElement(case, "failure" if check.outcome == "FAIL" else "skipped", message=f"{check.outcome}: {message}")
 
 
 def gate_markdown(report: GateReport) -> str:
     """Verdict, what stands in the way of a pass, and the tables of errors and of changes."""
-    parts = [f"## Coefficient gate: {VERDICTS[report.verdict]}", markdown_text(against(report))]
+    head = f"{report.candidate.name}: {gate_reason(report)}"
+    parts = [f"## {report.verdict}: coefficient gate", markdown_text(head), markdown_text(against(report))]
     parts.append(
         "\n".join(
-            f"- **{markdown_text(place(c))}** ({c.outcome}): {markdown_text(c.message)}" for c in in_the_way(report)
+            f"- **{c.outcome}** {markdown_text(place(c))}: {markdown_text(c.message)}" for c in in_the_way(report)
         )
     )
     parts.append(markdown(_markdown_errors(report)))
@@ -295,11 +302,8 @@ def gate_markdown(report: GateReport) -> str:
 
 
 def _markdown_errors(report: GateReport) -> Table:
-    cells = list(report.policy.thresholds)
-    limits = [f"{cell_name(*cell)} (≤ {100 * report.policy.thresholds[cell]:g} %)" for cell in cells]
+    cells = list(report.policy.limits)
+    limits = [f"{cell_name(*cell)} (≤ {100 * report.policy.limits[cell]:g} %)" for cell in cells]
     columns = (*columns_named("experiment", "fit on"), *columns_named(*limits, kind="error"), Column("outcome"))
-    rows = [
-        [j.alias, j.uses.removeprefix("fitted on "), *(_error(j, cell) for cell in cells), outcome(j)]
-        for j in report.judgements
-    ]
+    rows = [[j.alias, _use(j), *(_error(j, cell) for cell in cells), outcome(j)] for j in report.judgements]
     return Table("", columns, rows)

@@ -47,12 +47,14 @@ class Number:
     """One number of one side in us; None with the ``reason`` where there is none.
 
     ``between_us``: bounds, where only those are known.  ``unusable``: the instrument check that forbids the number.
+    ``derived``: how it follows from other numbers, where the recording does not state it.
     """
 
     value_us: float | None
     reason: str | None = None
     between_us: tuple[float, float] | None = None
     unusable: str | None = None
+    derived: str = ""
 
 
 Numbers = dict[str, dict[str, Number]]
@@ -171,10 +173,34 @@ def numbers_from_aggregates(recording: Recording, stage: int | None) -> Numbers:
     lengths = recording.requests["output_tokens"].drop_nulls()
     e2e, ttft = table.get(("e2e", "mean")), table.get(("ttft", "mean"))
     cells["itl"] = {name: Number(None, unpublished) for name in STATISTICS} | _published_itl(recording, stage)
-    if e2e is not None and ttft is not None and len(lengths):
+    if e2e is None:
+        return {**cells, **_stated_gaps(table, cells, ttft)}
+    if ttft is not None and len(lengths):
         cells["itl"]["mean"] = Number((e2e - ttft) / (float(lengths.mean()) - 1))  # type: ignore[arg-type]
     cells["tpot"] = _published_tpot(table, cells["itl"]["mean"].value_us)
     return cells
+
+
+def _stated_gaps(table: Mapping[tuple[str, str], float], cells: Numbers, ttft: float | None) -> Numbers:
+    """ITL and TPOT as a summary without E2E states them, and the mean E2E that follows: TTFT + TPOT (tokens - 1).
+
+    Load generators leave E2E out by default (`vllm bench serve`).
+    """
+    tpot = {name: table.get(("tpot_reported", name)) for name in STATISTICS}
+    itl = table.get(("itl_reported", "mean"))
+    gap, named = (tpot["mean"], "TPOT") if tpot["mean"] is not None else (itl, "ITL")
+    tokens = table.get(("output_tokens_reported", "mean"))
+    numbers = {
+        "tpot": {name: Number(value, None if value is not None else "not published") for name, value in tpot.items()},
+        "itl": {**cells["itl"], "mean": Number(gap, derived="TPOT") if itl is None else Number(itl)},
+        "e2e": dict(cells["e2e"]),
+    }
+    if gap is None:
+        numbers["itl"] = cells["itl"]
+    elif ttft is not None and tokens is not None and tokens > 1:
+        derived = f"TTFT + {named} x (output tokens - 1)"
+        numbers["e2e"]["mean"] = Number(ttft + gap * (tokens - 1), derived=derived)
+    return numbers
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, Number]:

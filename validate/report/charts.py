@@ -236,7 +236,7 @@ def _ttft(evidence: Evidence) -> _Found:
         yield {title: _NO_REQUESTS}
         return
     if "ttft" in _forbidden(evidence):
-        yield {title: evidence.comparison.unusable["ttft"]}
+        yield {title: evidence.comparison.refused()["ttft"]}
         return
     ttft_us = run.recording.requests["ttft_us"].to_numpy()[compared], run.ttft_us[compared]
     arrival_us = run.recording.requests["arrival_us"].to_numpy()[compared], run.arrival_us[compared]

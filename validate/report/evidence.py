@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.validated import by_stage, compare_experiment
 from blis_replay.validate.explain.attribute import Attribution, attribute
-from blis_replay.validate.metrics.latency import MetricStatistic
 from blis_replay.validate.metrics.observed import Gaps, on_both_sides, pooled_gaps
 
 
@@ -27,15 +25,13 @@ class Evidence:
     """A comparison with what explains it.
 
     ``compared``: bool[n], requests with observed and simulated latencies; none of published aggregates.
-    ``intervals``: 95 % of the signed error by number.  ``token_gaps``: observed,
-    pooled, of the compared requests.  ``attribution``: None for the reason ``not_attributed``.
-    ``checks``: those with a finding, with their tables.
+    ``token_gaps``: observed, pooled, of the compared requests.  ``attribution``: None for the reason
+    ``not_attributed``.  ``checks``: those with a finding, with their tables.
     """
 
     comparison: Comparison
     stages: tuple[Comparison, ...]
     compared: NDArray[np.bool_]
-    intervals: dict[MetricStatistic, tuple[float, float]]
     token_gaps: Gaps | None
     attribution: Attribution | None
     not_attributed: str
@@ -64,7 +60,6 @@ def gather(
         comparison=comparison,
         stages=tuple(by_stage(store, comparison)) if len(run.recording.stages) > 1 else (),
         compared=compared,
-        intervals=error_intervals(comparison),
         token_gaps=gaps,
         attribution=attribution,
         not_attributed=why_not,
@@ -79,8 +74,3 @@ def _attributed(run: ReplayRun, gaps: Gaps | None, reference: CoefficientRelease
             return attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=gaps), ""
     except ExperimentError as error:
         return None, str(error)
-
-
-def error_intervals(comparison: Comparison) -> dict[MetricStatistic, tuple[float, float]]:
-    """95 % intervals of the signed errors, fractions, where there are any."""
-    return {cell: (e.low, e.high) for cell, e in comparison.estimates.items() if isfinite(e.half)}

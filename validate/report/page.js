@@ -13,34 +13,6 @@ function unfold() {
 addEventListener("hashchange", unfold);
 unfold();
 
-// The overview by a column: numbers by their size without sign, the largest first; each experiment with its baseline.
-function value(body, column) {
-  const text = body.rows[0].cells[column].textContent.trim();
-  const number = Math.abs(parseFloat(text.replace(/,/g, "")));
-  return Number.isNaN(number) ? text : number;
-}
-for (const table of document.querySelectorAll("table.heat")) {
-  const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = head.textContent;
-    head.replaceChildren(button);
-    button.addEventListener("click", () => {
-      const order = head.getAttribute("aria-sort") === "descending" ? "ascending" : "descending";
-      const sign = order === "descending" ? -1 : 1;
-      const bodies = [...table.tBodies].sort((a, b) => {
-        const [x, y] = [value(a, column), value(b, column)];
-        if (typeof x !== typeof y) return typeof x === "number" ? -1 : 1;
-        return typeof x === "number" ? sign * (x - y) : -sign * x.localeCompare(y);
-      });
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", order);
-      table.append(...bodies);
-    });
-  });
-}
-
 for (const command of document.querySelectorAll("pre.command")) {
   const button = document.createElement("button");
   button.type = "button";

@@ -10,25 +10,43 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
-from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
+from blis_replay.validate.comparison.comparison import draws_remarks
 from blis_replay.validate.comparison.pages import notes, observed_cell, pairs_sentence
 from blis_replay.validate.comparison.saturation import saturation_remarks
-from blis_replay.validate.comparison.verdict_text import command_text, fit_words, verdict_sentence
+from blis_replay.validate.comparison.verdict_text import (
+    basis_text,
+    command_text,
+    counts_text,
+    held_text,
+    reason,
+    tail_lines,
+    use_text,
+)
 from blis_replay.validate.explain.attribute import blames
 from blis_replay.validate.explain.text import Advice, advice_of
-from blis_replay.validate.judgement import Judgement, Quantity, mean_abs_errors
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.judgement import Judgement, Quantity, means_by_fit
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.html import html, html_text, html_verbatim
 from blis_replay.validate.report.svg import Chart, inline
-from blis_replay.validate.text.cells import cell_text, limit_text, number_text, percent, percent_plain, time_text
+from blis_replay.validate.text.cells import (
+    UNITS_US,
+    cell_text,
+    limit_text,
+    number_text,
+    percent,
+    percent_plain,
+    percent_span,
+    quantity_text,
+    time_text,
+)
 from blis_replay.validate.text.messages import words
 
 if TYPE_CHECKING:
@@ -41,108 +59,123 @@ _MOST_CARDS = 4
 
 @dataclass(frozen=True)
 class Card:
-    """One error: its text, and its bar in % of a track that reaches from one limit to the other.
+    """One judged error: its texts, and its interval as a bar in % of a track that ends at ``_REACH`` limits.
 
     ``state``: as of ``Quantity``; without an error ``numbers`` has what there is.
     """
 
     title: str
     error: str
+    interval: str
     state: str
     limit: str
     numbers: str
+    at: float
     start: float
     length: float
 
 
 def cards_of(judgement: Judgement) -> tuple[Card, ...]:
-    """What is judged, and p99 of TTFT; of an overloaded run what was served, the largest error for its limit first."""
-    if judgement.overloaded:
-        return tuple(_card(f"{q.name[0].upper()}{q.name[1:]}", q) for q in judgement.worst_first[:_MOST_CARDS])
-    tails = [tail for tail in judgement.tails if tail.metric == "ttft"]
-    return (
-        *(_card(f"{quantity.name} mean", quantity) for quantity in judgement.judged),
-        *(_card(f"{tail.name} (not gated)", tail) for tail in tails),
-    )
+    """What is judged; of an overloaded run the largest errors for their limits first."""
+    shown = judgement.worst_first[:_MOST_CARDS] if judgement.overloaded else judgement.judged
+    return tuple(map(_card, () if judgement.lost else shown))
 
 
-def basis_of(comparison: Comparison) -> str:
-    """What was compared: requests, what the coefficients were fitted on, and with what it was replayed."""
-    run = comparison.run
-    parts = (
-        counted(comparison.requests, "request"),
-        fit_words(comparison.uses),
-        comparison.ground_truth,
-        run.release.name,
-        f"replay {run.mode.name}",
-    )
-    return " · ".join(parts)
+# Limits from the middle of a strip to its end; what lies farther is drawn there.
+_REACH = 3.0
 
 
-def _from_to(observed: str, simulated: str) -> str:
-    """Both with their unit, once where it is the same."""
+def _place(error: float, limit: float) -> float:
+    """Where an error lies on a track, 0 to 1."""
+    return 0.5 + 0.5 * min(max(error / limit / _REACH, -1.0), 1.0)
+
+
+def _card(quantity: Quantity) -> Card:
+    error, interval = quantity.error, quantity.interval
+    low, high = (_place(end, quantity.limit) for end in interval or (error or 0.0, error or 0.0))
+    observed, simulated = (quantity_text(value, quantity.unit) for value in (quantity.observed, quantity.simulated))
     number, _, unit = observed.partition(" ")
-    return f"{number if unit and simulated.endswith(f' {unit}') else observed} → {simulated}"
-
-
-def _card(title: str, quantity: Quantity) -> Card:
-    error = quantity.error
-    reach = 50 * min(quantity.excess, 1.0)
     return Card(
-        title=title,
+        title=f"{quantity.name[0].upper()}{quantity.name[1:]}",
         error="not available" if error is None else number_text(error, "error_brief"),
+        interval="" if interval is None else f"95 %: {percent_span(*interval)}",
         state=quantity.state,
         limit=limit_text(quantity.limit),
-        numbers=_from_to(*(_number(value, quantity.unit) for value in (quantity.observed, quantity.simulated))),
-        start=50 - reach if (error or 0.0) < 0 else 50.0,
-        length=reach,
+        numbers=f"{number if unit and simulated.endswith(f' {unit}') else observed} → {simulated}",
+        at=100 * _place(error or 0.0, quantity.limit),
+        start=100 * low,
+        length=100 * (high - low),
     )
 
 
-def _number(value: float | None, unit: str) -> str:
-    if value is None or unit in _UNITS_US:
-        return time_text(None if value is None else value * _UNITS_US[unit])
-    return f"{value:,.4g} {unit}"
+_COLOURS = {"within": "pass", "beyond": "fail", "undecided": "undecided", "absent": "muted"}
+_WIDTH, _HEIGHT = 440, 24
 
 
-# What is shown of each experiment, with the error at which a cell is as hot as can be.
-COLUMNS = (
-    *((("e2e", "mean"), THRESHOLDS["e2e"]), (("e2e", "p99"), 2 * THRESHOLDS["e2e"])),
-    *((("ttft", "mean"), THRESHOLDS["ttft"]), (("ttft", "p99"), 2 * THRESHOLDS["ttft"])),
-    (("itl", "mean"), THRESHOLDS["itl"]),
-)
-# Least share of that error for each degree of heat.
-_DEGREES = (0.1, 0.25, 0.5, 1.0)
-_VERDICTS = ("fail", "not decided", "pass", "unusable", "not judged")
+def strip(judgement: Judgement, name: str) -> str:
+    """The judged errors as dots with their intervals, each divided by its own limit; p99s are hollow."""
+    y, band = _HEIGHT / 2, _WIDTH / 2 / _REACH
+    parts = [
+        f'<path d="M {_WIDTH / 2 - band:.1f} 3 h {2 * band:.1f} V {_HEIGHT - 3} h {-2 * band:.1f} Z" '
+        'style="fill: var(--pass); opacity: 0.14"/>',
+        f'<path d="M {_WIDTH / 2} 1 V {_HEIGHT - 1}" style="fill: none; stroke: var(--muted); stroke-width: 1"/>',
+    ]
+    tails = () if judgement.overloaded else judgement.tails
+    for quantity, is_tail in [*((q, True) for q in tails), *((q, False) for q in judgement.judged)]:
+        if quantity.error is None:
+            continue
+        colour = "muted" if is_tail else _COLOURS[quantity.state]
+        at = _WIDTH * _place(quantity.error, quantity.limit)
+        if quantity.interval is not None:
+            ends = " H ".join(f"{_WIDTH * _place(end, quantity.limit):.1f}" for end in quantity.interval)
+            line = f"M {ends.replace(' H', f' {y} H')}"
+            parts.append(f'<path d="{line}" style="fill: none; stroke: var(--{colour}); stroke-width: 1.6"/>')
+        fill = "none" if is_tail else f"var(--{colour})"
+        dot = f"M {at - 4:.1f} {y} a 4 4 0 1 0 8 0 a 4 4 0 1 0 -8 0"
+        parts.append(f'<path d="{dot}" style="fill: {fill}; stroke: var(--{colour}); stroke-width: 1.2"/>')
+    said = "; ".join(held_text(q) for q in judgement.judged if q.error is not None) or reason(judgement)
+    head = f'<svg role="img" aria-labelledby="{name}-title" aria-describedby="{name}-desc" '
+    head += (
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}"><title id="{name}-title">Errors of {html_verbatim(judgement.subject.alias)}'
+    )
+    return f'{head}</title><desc id="{name}-desc">{html_verbatim(said)}</desc>{"".join(parts)}</svg>'
+
+
+_ORDER = ("FAIL", "UNDECIDED", "PASS", "FITS", "NOT JUDGED")
+
+
+def by_worst(judgement: Judgement) -> tuple[int, float, str]:
+    """FAIL, UNDECIDED, PASS, FITS, NOT JUDGED; of each the largest error for its limit first."""
+    largest = max((quantity.excess for quantity in judgement.judged), default=0.0)
+    return _ORDER.index(judgement.verdict), -largest, judgement.subject.slug
 
 
 @dataclass(frozen=True)
-class HeatCell:
-    """A signed error as text, and its heat: 0 (none) to 4 (beyond the threshold; beyond twice that for a p99)."""
+class Overview:
+    """The head of the page: a sentence, and numbers with what they count."""
 
-    text: str
-    heat: int
-
-
-def heat_cells(judgement: Judgement) -> tuple[HeatCell, ...]:
-    """The errors of a row by COLUMNS; those of an overloaded run are cold."""
-    errors = [(judgement.errors[cell], hottest) for cell, hottest in COLUMNS]
-    return tuple(HeatCell(percent(e), 0 if judgement.overloaded else _heat(e, hottest)) for e, hottest in errors)
+    title: str
+    counts: tuple[tuple[str, str, str], ...]
 
 
-def by_worst(judgement: Judgement) -> tuple[int, bool, float, str]:
-    """Failed, not decided, passed, unusable, not judged; of each the overloaded last, the worst first."""
-    worst = max(abs(judgement.errors[m, "mean"] or 0.0) / limit for m, limit in THRESHOLDS.items())
-    return _VERDICTS.index(judgement.verdict), judgement.overloaded, -worst, judgement.slug
+def overview_of(judgements: Sequence[Judgement], not_judged: int) -> Overview:
+    """How many recordings have which verdict, the mean error of those held out, and the p99s that are off."""
+    verdicts = [judgement.verdict for judgement in judgements] + ["NOT JUDGED"] * not_judged
+    counts = [(str(verdicts.count(verdict)), verdict, verdict) for verdict in _ORDER if verdict in verdicts]
+    of_kind = means_by_fit(judgements)
+    for kind in ("held out", "fitted"):
+        known = {metric: value for metric, value in of_kind.get(kind, {}).items() if value is not None}
+        if "e2e" in known:
+            counts.append((percent_plain(known["e2e"]), f"mean |error| of E2E, {kind}", ""))
+    tails = [t for j in judgements if not j.overloaded for t in j.tails if t.interval is not None]
+    if tails:
+        off = sum(tail.state == "beyond" for tail in tails)
+        counts.append((f"{off} of {len(tails)}", "p99s off by more than their limit", ""))
+    return Overview(counts_text(verdicts), tuple(counts))
 
 
-def header() -> list[str]:
-    """The columns in words."""
-    return [f"{metric.upper()} {statistic}" for (metric, statistic), _ in COLUMNS]
-
-
-def _heat(error: float | None, hottest: float) -> int:
-    return 0 if error is None else sum(abs(error) / hottest >= degree for degree in _DEGREES)
+# What is shown of each load stage.
+COLUMNS = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
 
 
 _MOST_FILES = 200
@@ -154,8 +187,9 @@ def metric_table(evidence: Evidence) -> Table:
     for metric, statistic in ((m, s) for m in METRICS for s in STATISTICS):
         cell = evidence.comparison.metrics[metric][statistic]
         simulated = "" if cell.unusable else time_text(cell.b_us)
-        within = evidence.intervals.get((metric, statistic))
-        interval = "-" if within is None else f"{percent(within[0]).removesuffix(' %')} .. {percent(within[1])}"
+        estimate = evidence.comparison.estimates.get((metric, statistic))
+        known = estimate is not None and isfinite(estimate.half)
+        interval = percent_span(estimate.low, estimate.high) if estimate is not None and known else "-"
         observed = cell_text(observed_cell(cell), "time")
         rows.append(
             (
@@ -167,7 +201,7 @@ def metric_table(evidence: Evidence) -> Table:
             )
         )
     title = f"Latencies of {evidence.comparison.requests:,} requests"
-    note = "error: simulated over observed, less one; interval: 95 % over resampled blocks of requests"
+    note = "error: simulated over observed, less one; interval: 95 % of what another recording would show"
     return Table(title, columns_named("", "observed", "simulated", "error", "interval"), tuple(rows), note=note)
 
 
@@ -176,10 +210,10 @@ def stage_table(evidence: Evidence) -> Table | None:
     if not evidence.stages:
         return None
     rows = tuple(
-        (f"stage {c.selection.stage}", f"{c.requests:,}", *(percent(c.metrics[m][s].error) for (m, s), _ in COLUMNS))
+        (f"stage {c.selection.stage}", f"{c.requests:,}", *(percent(c.metrics[m][s].error) for m, s in COLUMNS))
         for c in evidence.stages
     )
-    return Table("Errors by load stage", columns_named("", "requests", *header()), rows)
+    return Table("Errors by load stage", columns_named("", "requests", *(f"{m.upper()} {s}" for m, s in COLUMNS)), rows)
 
 
 def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
@@ -232,7 +266,8 @@ class Section:
 
     judgement: Judgement
     before: Judgement | str | None
-    verdict: str
+    reason: str
+    tails: tuple[str, ...]
     basis: str
     cards: tuple[Card, ...]
     cause: str
@@ -250,13 +285,13 @@ def section_of(evidence: Evidence, command: str, before: Judgement | str | None 
     """What the page says of an experiment; small, however large the recording."""
     comparison = evidence.comparison
     cause, why, remedy = _explained(evidence)
-    draws = [] if comparison.judgement.open_by_fit else draws_remarks(comparison)
-    beside = [pairs_sentence(comparison), *map(words, draws)]
+    beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))]
     return Section(
         judgement=comparison.judgement,
         before=before,
-        verdict=verdict_sentence(comparison),
-        basis=basis_of(comparison),
+        reason=reason(comparison.judgement),
+        tails=tuple(line.text for line in tail_lines(comparison.judgement)),
+        basis=basis_text(comparison),
         cards=cards_of(comparison.judgement),
         cause=cause,
         why=why,
@@ -305,16 +340,13 @@ def page(
 ) -> str:
     """The HTML document: the overview, worst first, and the experiments in its order; equal input, equal bytes."""
     ordered = sorted(sections, key=lambda section: by_worst(section.judgement))
-    means = _means([section.judgement for section in sections])
-    means_before = _means([section.before for section in sections if isinstance(section.before, Judgement)])
+    judgements = [section.judgement for section in sections]
     return (
         _environment()
         .get_template("page.html")
         .render(
-            header=header(),
             several=len(sections) > 1,
-            means=means,
-            means_before=means_before,
+            overview=overview_of(judgements, len(not_judged)),
             baseline=baseline,
             sections=ordered,
             not_judged=not_judged,
@@ -322,11 +354,6 @@ def page(
             mode=mode,
         )
     )
-
-
-def _means(judgements: Sequence[Judgement]) -> dict[str, str]:
-    known = {metric: value for metric, value in mean_abs_errors(judgements).items() if value is not None}
-    return {metric.upper(): percent_plain(value) for metric, value in known.items()}
 
 
 def _environment() -> Environment:
@@ -351,6 +378,9 @@ def _environment() -> Environment:
     def drawing(chart: Chart, prefix: str) -> Markup:
         return Markup(inline(chart, prefix))  # noqa: S704
 
+    def errors(judgement: Judgement, name: str) -> Markup:
+        return Markup(strip(judgement, name))  # noqa: S704
+
     def table(shown: Table) -> Markup:
         return Markup(html(shown))  # noqa: S704
 
@@ -359,23 +389,21 @@ def _environment() -> Environment:
 
     environment.filters |= {
         "drawing": drawing,
-        "fit": fit_words,
-        "heat": heat_cells,
         "measured": measured_text,
+        "reason": reason,
+        "strip": errors,
         "table": table,
+        "use": use_text,
         "verbatim": verbatim,
     }
     return environment
 
 
-_UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
-
-
 def measured_text(name: str, value: Value) -> str:
     """One number of a finding with its unit: ``largest_gap_us`` and 2500 are "largest gap: 2.50 ms"."""
     words, _, unit = name.rpartition("_")
-    if unit in _UNITS_US and (value is None or isinstance(value, int | float)):
-        return f"{words.replace('_', ' ')}: {time_text(None if value is None else value * _UNITS_US[unit])}"
+    if unit in UNITS_US and (value is None or isinstance(value, int | float)):
+        return f"{words.replace('_', ' ')}: {time_text(None if value is None else value * UNITS_US[unit])}"
     share = isinstance(value, float) and ("share" in name or name == "coverage")
     shown = percent_plain(float(value)) if share and isinstance(value, float) else cell_text(value)
     return f"{name.replace('_', ' ')}: {shown}"

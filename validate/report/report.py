@@ -37,10 +37,10 @@ class Report:
 
 def report_answer(written: Report, path: Path, size: int) -> Answer:
     """The file, its size in bytes, and a row per experiment; those that could not be judged with the reason."""
-    counts = Counter([*written.verdicts.values(), *("not judged" for _ in written.not_judged)])
+    counts = Counter([*written.verdicts.values(), *("NOT JUDGED" for _ in written.not_judged)])
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     rows = [(slug, verdict, None) for slug, verdict in written.verdicts.items()]
-    refused = [(slug, "not judged", why) for slug, why in written.not_judged.items()]
+    refused = [(slug, "NOT JUDGED", why) for slug, why in written.not_judged.items()]
     return Answer(
         [Verbatim(f"{path}: {verdicts}; {size / 1e6:.2f} MB")],
         {"file": str(path), "bytes": size, "verdicts": written.verdicts, "not_judged": written.not_judged},
@@ -81,7 +81,7 @@ def report(
         raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))
     names = dict.fromkeys(release_that_ships([slug]) for slug in answers) if ships else [release.name]
     html = page(sections, not_judged, ", ".join(names), job.mode.name, baseline.name if baseline else None)
-    return Report(html, {section.judgement.slug: section.judgement.verdict for section in sections}, not_judged)
+    return Report(html, {section.judgement.subject.slug: section.judgement.verdict for section in sections}, not_judged)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from blis_replay.ingest.tables import Table
 ON_PAPER = {
     **{"ink": "#000000", "muted": "#444444", "grid": "#cccccc", "panel": "#ffffff"},
     **{"observed": "#1f5fa8", "simulated": "#b4450b", "e2e": "#000000", "ttft": "#7a5b00", "itl": "#6a3fb5"},
-    **{"over": "#a0246a", "under": "#0b7568"},
+    **{"over": "#a0246a", "under": "#0b7568", "pass": "#17633a", "fail": "#a11d2b", "undecided": "#8a5a00"},
 }
 # Dashes tell the lines apart without colour.
 DASHED, DOTTED = "4 2", "1 1.5"

@@ -25,6 +25,11 @@ def percent_plain(fraction: float | None) -> str:
     return number_text(fraction, "share")
 
 
+def percent_span(low: float, high: float) -> str:
+    """Two signed percentages: ``-1.2 .. +3.4 %``."""
+    return f"{percent(low).removesuffix(' %')} .. {percent(high)}"
+
+
 def milliseconds(value_us: float | None) -> str:
     """A time in ms with two decimals, none from 10 s on."""
     return number_text(value_us, "ms")
@@ -32,7 +37,7 @@ def milliseconds(value_us: float | None) -> str:
 
 def limit_text(fraction: float) -> str:
     """The limit of an error: ``±10 %``."""
-    return f"±{100 * fraction:.0f} %"
+    return f"±{100 * fraction:.3g} %"
 
 
 def time_unit(longest_us: float) -> tuple[float, str]:
@@ -47,6 +52,16 @@ def time_text(value_us: float | None) -> str:
     unit_us, unit = time_unit(value_us)
     value = value_us / unit_us
     return f"{value:,.{0 if abs(value) >= 999.5 else 1 if abs(value) >= 99.95 else 2}f} {unit}"
+
+
+UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+def quantity_text(value: float | None, unit: str) -> str:
+    """A number in its unit: a time as ``time_text``, else four digits."""
+    if value is None or unit in UNITS_US:
+        return time_text(None if value is None else value * UNITS_US[unit])
+    return f"{value:,.4g} {unit}"
 
 
 def in_ms(value_us: float | None) -> float | None:

@@ -131,7 +131,29 @@ def _client_limits(limits: Sequence[tuple[int | None, float, int]], answered: bo
     )
 
 
+def _requests(requests: int) -> str:
+    return f"about {requests:,} requests of this load would decide"
+
+
 MESSAGES: Mapping[str, Callable[..., str]] = {
+    # Why there is no verdict, and what would decide.
+    "unusable": lambda check, message: f"{check}: {message}",
+    "without_latencies": lambda requests, all: f"only {requests:,} of {all:,} requests have latencies",
+    "rejected": lambda rejected, all: (
+        f"{rejected} of {all} request records were rejected when they were read (see `inspect`), so what can be "
+        "replayed is not the load that was served"
+    ),
+    "no_number": lambda: "the recording states no latency that is judged",
+    "failures_unknown": lambda: "overloaded, and requests that failed are not known, so the load cannot be replayed",
+    "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
+    "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
+    "needs_requests": _requests,
+    "needs_longer_run": lambda: "the run is too short for an interval; record a longer one",
+    "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
+    "needs_arrivals": lambda: "it depends on when each request came; a recording of the requests would decide",
+    "needs_steps": lambda: "its steps lie beyond the fit; calibrate on a step log of this load",
+    "needs_fitted_on": lambda release: f"say what {release} was fitted on (fitted_on in the release)",
+    "derived": lambda name, how: f"{name} is derived: {how}",
     "saturation": lambda verdict: f"saturation: {words(verdict)}",
     "saturates": _saturates,
     "saturates_alone": lambda from_s: f"the simulated server saturates at {from_s:,.1f} s, the recorded one does not",

@@ -63,7 +63,7 @@ def test_a_constant_is_the_mean_of_what_it_was_fitted_to(store: Store) -> None:
 
 def test_what_a_floor_was_fitted_on_is_told_like_that_of_any_coefficients(store: Store) -> None:
     floor = floor_simulator(store, "floor:line@one", load_release(DEFAULT_RELEASE))
-    uses = [compare_replay(replay(served(slug), floor.release, simulator=floor)).uses for slug in ("one", "other")]
+    uses = [compare_replay(replay(served(slug), floor.release, simulator=floor)).use for slug in ("one", "other")]
     assert uses[0] == "fitted on this run"
     # the same requests under another name are known by their hash
     assert uses[1] == "fitted on this run"

@@ -28,7 +28,7 @@ def test_an_export_that_a_full_disk_has_no_room_for_leaves_nothing(run: Run, moo
         answer = run("export", "mooncake", "--to", target, "--out", "made/here")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert answer.code == 3
+    assert answer.code == 4
     assert answer.err == "error: made/here: File too large; check the path and the room left there\n"
     assert not (mooncake / "made" / "here").exists()
 
@@ -84,4 +84,4 @@ def test_errors_are_one_line(run: Run, mooncake: Path) -> None:
     unknown = run("export", "--experiment", "nothing", "--to", "mooncake")
     assert (unknown.code, unknown.err.count("\n")) == (2, 1)
     beneath = run("export", "--experiment", "mooncake", "--to", "mooncake", "--out", "trace.jsonl/below")
-    assert (beneath.code, beneath.err.count("\n")) == (3, 1)
+    assert (beneath.code, beneath.err.count("\n")) == (4, 1)

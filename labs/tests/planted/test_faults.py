@@ -40,7 +40,7 @@ def test_without_a_cause_a_replay_is_the_recording() -> None:
 @pytest.mark.slow
 def test_a_fault_that_was_planted_is_found_with_its_size() -> None:
     row = judged(fault("step time", "intercept x 1.25"))
-    assert (row.grade, row.blamed, row.found_by, row.verdict) == ("right", ("step time",), "attribute", "fail")
+    assert (row.grade, row.blamed, row.found_by, row.verdict) == ("right", ("step time",), "attribute", "FAIL")
     assert row.explained == pytest.approx(1, abs=0.05)
 
 
@@ -89,7 +89,7 @@ def test_a_part_of_less_than_one_percent_is_no_cause() -> None:
 @pytest.mark.slow
 def test_a_recording_without_a_fault_raises_no_alarm() -> None:
     row = control("two levels", "full", 3)
-    assert (row.verdict, row.alarm) == ("pass", "")
+    assert (row.verdict, row.alarm) == ("PASS", "")
 
 
 @pytest.mark.slow

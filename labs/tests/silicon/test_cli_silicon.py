@@ -26,7 +26,7 @@ def test_the_roofline_of_a_model_from_its_configuration(run: Run, tmp_path: Path
     assert (latency["kind"], latency["mixed"], latency["per_layer"]) == ("roofline", "additive", "100 us")
     errors = run("validate", "--experiment", "34b-roleplay", "--coefficients", out, "--json").json
     assert errors["experiments"][0]["metrics"]["e2e"]["mean"]["simulated_ms"] > 1_000
-    assert run(*asked, "--efficiency", tmp_path).code == 3
+    assert run(*asked, "--efficiency", tmp_path).code == 4
     sheet = "RTX-4090: {source: NVIDIA, memory_bandwidth: 1 TB/s, compute: 165 TFLOP/s, link_bandwidth: 32 GB/s}"
     (tmp_path / "gpus.yaml").write_text(sheet)
     assert run(*asked, "--gpu-file", tmp_path / "gpus.yaml").code == 0

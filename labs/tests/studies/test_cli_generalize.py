@@ -80,6 +80,6 @@ def test_every_field_of_the_json_is_documented(run: Run, two_models: list[object
 
 def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
     answer = run("coefficients", "generalize", "--lomo", "--experiment", "34b-roleplay", "--experiment", "7b-roleplay")
-    assert (answer.code, answer.out) == (3, "")
+    assert (answer.code, answer.out) == (4, "")
     assert "published aggregates are never fitted to" in answer.err
     assert len(answer.err.strip().splitlines()) == 1

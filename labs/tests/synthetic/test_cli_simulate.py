@@ -95,7 +95,7 @@ def test_what_is_wrong_is_named(run: Run, inputs: Path, file: str, content: str,
 
 
 def test_files_that_are_not_there(run: Run, inputs: Path) -> None:
-    for i, code in ((1, 3), (3, 3), (5, 2)):
+    for i, code in ((1, 4), (3, 4), (5, 2)):
         arguments = list(ARGUMENTS)
         arguments[i] = "nowhere.csv"
         answer = run("simulate", *arguments)
@@ -199,7 +199,7 @@ def test_clients_that_wait_need_no_arrivals(run: Run, inputs: Path) -> None:
     """
     (inputs / "load.csv").write_text("prompt_tokens,output_tokens\n100,3\n100,3\n", "utf-8")
     refused = run("simulate", *ARGUMENTS)
-    assert (refused.code, "line 2: has no arrival; give one of arrival_us" in refused.err) == (3, True)
+    assert (refused.code, "line 2: has no arrival; give one of arrival_us" in refused.err) == (4, True)
     assert run("simulate", *ARGUMENTS, "--concurrency", "1").code == 0
     assert pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list() == [0, 4_230]
 
@@ -225,7 +225,7 @@ def test_an_arrival_trace_is_simulated_on_a_given_engine(run: Run, mooncake: Pat
     short = ENGINE.replace("4096", "512")
     (mooncake / "engine.yaml").write_text(short.replace("2048", "512"), "utf-8")
     refused = run("simulate", "--experiment", "mooncake", *given, "--force")
-    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert (refused.code, refused.err.count("\n")) == (4, 1)
     assert "mooncake, request 0: a prompt of 600 tokens leaves no room in max_model_len 512" in refused.err
     assert run("simulate", *given).code == 2
     assert run("simulate", "--experiment", "mooncake", "--requests", "trace.jsonl", *given).code == 2

@@ -169,11 +169,11 @@ def test_a_waterfall_goes_from_the_error_through_the_planted_cause_to_nothing(wr
 
 
 def test_intervals_hold_the_error(wrong_evidence: Evidence) -> None:
-    for (metric, statistic), (low, high) in wrong_evidence.intervals.items():
+    for (metric, statistic), estimate in wrong_evidence.comparison.estimates.items():
         if statistic == "mean":
             error = wrong_evidence.comparison.metrics[metric][statistic].error
             assert error is not None
-            assert low <= error <= high
+            assert estimate.low <= error <= estimate.high
 
 
 def test_evidence_is_the_same_whether_its_rows_are_held(

@@ -26,10 +26,11 @@ from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.saturation import Measure, Saturation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of
+from blis_replay.validate.metrics.uncertainty import Estimate
 from blis_replay.validate.report.charts import charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart
-from blis_replay.validate.report.page import by_worst, heat_cells, measured_text, metric_table, section_of
+from blis_replay.validate.report.page import by_worst, measured_text, metric_table, section_of, strip
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.report.series import QuantileCurve, quantile_curve
 from blis_replay.validate.report.svg import ON_PAPER
@@ -142,7 +143,7 @@ def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) ->
     text = " ".join(element.text for element in read(planted_report.html).named("p")[:20])
     assert "TTFT +95.5\u00a0%" in text, "no line ends between a number and its unit"
     text = text.replace("\u00a0", " ")
-    assert "fail (errors of the mean: E2E +1.7 % (limit ±10 %), TTFT +95.5 % (limit ±15 %)" in text
+    assert "TTFT over-predicted by 95.5 % (limit ±15 %)" in planted_report.html.replace("\u00a0", " ")
     assert re.search(r"TTFT mean is over-predicted by 95\.5 %; 95\.5 points come from delay before the queue", text)
 
 
@@ -170,13 +171,16 @@ def test_an_overloaded_run_shows_what_it_is_judged_by(wrong_evidence: Evidence) 
         Measure("itl", "ITL", "itl", 20.0, 21.0, "ms"),
         Measure("tokens_per_s", "output tokens/s while the queue grows", "e2e", 1000.0, 880.0, "tokens/s"),
     )
-    judged = replace(wrong_evidence, comparison=replace(overloaded(wrong_evidence.comparison), capacity=measures))
+    known = {("itl", "mean"): (0.05, 0.02), ("tokens_per_s", "mean"): (-0.12, 0.01)}
+    estimates = {cell: Estimate(error, error - half, error + half, 8) for cell, (error, half) in known.items()}
+    queued = replace(overloaded(wrong_evidence.comparison), capacity=measures, estimates=estimates)
+    judged = replace(wrong_evidence, comparison=queued)
     section = section_of(judged, "")
     assert [(card.title, card.error, card.state, card.numbers) for card in section.cards] == [
         ("Output tokens/s while the queue grows", "-12.0 %", "beyond", "1,000 → 880 tokens/s"),
         ("ITL", "+5.0 %", "within", "20.00 → 21.00 ms"),
     ]
-    assert {cell.heat for cell in heat_cells(section.judgement)} == {0}
+    assert strip(section.judgement, "x").count("var(--fail)") == 3, "one dot and its interval"
     assert (section.cause, section.remedy) == ("saturation", "")
 
 
@@ -199,19 +203,21 @@ def test_seconds_begin_at_ten_and_labels_stay_apart() -> None:
     assert cell_text(chart.numbers.rows[2][1], "time") == "1,525 s"
 
 
-def test_four_cards_say_the_errors_beside_their_limits(planted_report: Report) -> None:
-    """30 ms before the queue: mean TTFT is 95.5 % over, limit ±15 %, so its bar takes the whole half of its track."""
+def test_cards_say_the_judged_errors_beside_their_limits(planted_report: Report) -> None:
+    """30 ms before the queue: mean TTFT is 95.5 % over, limit ±15 %, so its dot is at the end of its track."""
     section = planted_report.html.split('aria-labelledby="experiment-1-name"')[1]
     cards = re.findall(r'<div class="card (\w+)">\s*<p class="of">([^<]*)</p>\s*<p class="error">([^<]*)</p>', section)
-    assert [(state, title) for state, title, _ in cards[:4]] == [
-        *(("within", "E2E mean"), ("beyond", "TTFT mean"), ("within", "ITL mean"), ("beyond", "TTFT p99 (not gated)")),
+    assert [(state, title) for state, title, _ in cards[:3]] == [
+        ("within", "E2E"),
+        ("beyond", "TTFT"),
+        ("within", "ITL"),
     ]
     assert [error for _, _, error in cards[:2]] == ["+1.7\u00a0%", "+95.5\u00a0%"]
-    assert "left: 50.0%; width: 50.0%" in section
-    assert re.search(r">FAIL</strong> \d+\srequests · ", section)
+    assert '<i style="left: 100.0%">' in section
+    assert re.search(r">FAIL</strong> TTFT over-predicted", section)
 
 
-def test_the_worst_comes_first_and_is_the_hottest(planted_report: Report, wrong_evidence: Evidence) -> None:
+def test_the_worst_comes_first(planted_report: Report, wrong_evidence: Evidence) -> None:
     document = read(planted_report.html)
     links = [element.text for element in document.named("a")]
     back = "Back to all experiments"
@@ -222,9 +228,16 @@ def test_the_worst_comes_first_and_is_the_hottest(planted_report: Report, wrong_
     judgement = wrong_evidence.comparison.judgement
     error = wrong_evidence.comparison.metrics["ttft"]["mean"].error
     assert error is not None
-    assert by_worst(judgement)[2] == pytest.approx(-error / THRESHOLDS["ttft"])
-    assert [cell.heat for cell in heat_cells(judgement)] == [1, 0, 4, 4, 0]
-    assert by_worst(judgement)[0] == 0
+    assert by_worst(judgement)[:2] == (0, pytest.approx(-error / THRESHOLDS["ttft"]))
+
+
+def test_red_is_a_failure_and_nothing_else(wrong_evidence: Evidence) -> None:
+    judgement = wrong_evidence.comparison.judgement
+    assert "var(--fail)" in strip(judgement, "x")
+    estimates = {cell: replace(e, low=-1.0, high=2.0) for cell, e in wrong_evidence.comparison.estimates.items()}
+    open_ = replace(wrong_evidence.comparison, estimates=estimates)
+    assert open_.verdict == "UNDECIDED"
+    assert "var(--fail)" not in strip(open_.judgement, "x") and "var(--undecided)" in strip(open_.judgement, "x")
 
 
 def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_report: Report) -> None:

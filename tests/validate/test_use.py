@@ -1,0 +1,90 @@
+"""What a release was fitted on is known by content: a copy, a part, another run of the same load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, format_release, parse_release
+from blis_replay.fixtures.catalogue import RECORDED_FOLDER
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.identity import request_keys, shared_with, sketch_of
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import rows_of
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.comparison.held_out import use_of
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[tuple[Recording, Recording]]:
+    """Two runs of one load on one server; the release that ships was fitted on the first."""
+    with read_recording(RECORDED_FOLDER / "tiny-live-a") as a, read_recording(RECORDED_FOLDER / "tiny-live-a2") as a2:
+        yield a, a2
+
+
+def renamed(recording: Recording, requests: pl.DataFrame) -> Recording:
+    """Other requests under another name and hash, as whoever cut them out of a file would ingest them."""
+    return replace(recording, slug="other", content_hash="0" * 64, requests=rows_of(requests))
+
+
+@pytest.fixture(params=["stated", "bundled"])
+def release(request: pytest.FixtureRequest, runs: tuple[Recording, Recording]) -> CoefficientRelease:
+    """With a sketch of its own, and as those that were made before there were any."""
+    shipped = load_release("cpu-vllm-0.32.0")
+    fits = (FittedOn("a", "0", "latencies", None, sketch_of(runs[0])),)
+    return replace(shipped, fitted_on=fits) if request.param == "stated" else shipped
+
+
+@pytest.mark.slow
+def test_a_copy_without_its_end_and_a_slice_are_not_held_out(
+    release: CoefficientRelease, runs: tuple[Recording, Recording]
+) -> None:
+    requests = runs[0].requests.frame()
+    parts = (requests, requests[:-20], requests[100:130], requests.gather_every(3))
+    assert {use_of(release, renamed(runs[0], part)) for part in parts} == {"fitted on this run"}
+
+
+@pytest.mark.slow
+def test_another_run_of_the_same_load_is_held_out(
+    release: CoefficientRelease, runs: tuple[Recording, Recording]
+) -> None:
+    assert use_of(release, runs[1]) == "held out"
+
+
+@pytest.mark.slow
+def test_a_recording_of_which_some_requests_were_fitted_on_is_fitted_on_in_part(
+    release: CoefficientRelease, runs: tuple[Recording, Recording]
+) -> None:
+    fitted, other = (run.requests.frame() for run in runs)
+    mixed = pl.concat([fitted[:20], other[20:]])
+    assert use_of(release, renamed(runs[1], mixed)) == "fitted on part of this run"
+
+
+def test_latencies_that_were_written_in_tenths_of_milliseconds_are_the_same(runs: tuple[Recording, Recording]) -> None:
+    requests = runs[0].requests.frame()
+    rounded = requests.with_columns((pl.col("ttft_us", "e2e_us") / 100).round() * 100)
+    sketch = sketch_of(runs[0])
+    assert sketch is not None
+    assert shared_with(sketch, request_keys(renamed(runs[0], rounded))) > 0.95
+
+
+def test_a_sketch_is_kept_with_a_release_and_read_strictly(runs: tuple[Recording, Recording]) -> None:
+    fits = (FittedOn("a", "0", "latencies", None, sketch_of(runs[0])),)
+    made = replace(load_release("cpu-vllm-0.32.0"), fitted_on=fits)
+    text = format_release(made)
+    assert parse_release(text, "x").fitted_on == fits
+    with pytest.raises(ReleaseError, match="sketch"):
+        parse_release(text.replace("sketch: ", "sketch: '!'  #"), "x")
+
+
+@pytest.mark.slow
+def test_34b_general_without_its_last_100_of_16800_requests_was_fitted_on(data_pack: Path) -> None:
+    with read_recording(data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general") as recording:
+        requests = recording.requests.frame()
+        for release in ("h100-vllm-0.15.1", "h100-physical"):
+            assert use_of(load_release(release), renamed(recording, requests[:-100])) == "fitted on this run"
