@@ -1,8 +1,7 @@
-"""From YAML to frozen types, and back: one strict way for every document that is read.
+"""Read YAML documents strictly into frozen types, and write them.
 
-A type says what may stand in a document: its fields, kinds (tagged unions of ``msgspec``, or ``Kinds``), ranges
-(``msgspec.Meta``) and units (``Unit``).  What does not fit is refused in one line: which document, which field, what
-was expected there.
+A type defines a document: its fields, kinds (tagged unions of ``msgspec``, or ``Kinds``), ranges (``msgspec.Meta``) and
+units (``Unit``).  An error is one line: which document, which field, what was expected.
 
 Dataclasses are documents, too.  A field with a unit is written without the unit of its name (``intercept_ns`` is
 ``intercept: 13546 us``), and ``Annotated`` with one of the marks below changes how a field is written.
@@ -24,33 +23,20 @@ from yaml.constructor import ConstructorError
 
 T = TypeVar("T")
 
-# What PyYAML raises over a text that is no YAML: its constructors pass on any error of tagged or overlong scalars.
+# What PyYAML raises for invalid YAML: its constructors pass on any error of tagged or overlong scalars.
 YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError, OverflowError)
 
 
 class FieldError(ValueError):
-    """What a ``__post_init__`` refuses: ``field`` of its own type, the problem, and the remedy."""
+    """A ``__post_init__`` refuses ``field`` of its type; with the problem and the remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"field {field}: {problem}; {remedy}")
         self.field, self.problem, self.remedy = field, problem, remedy
 
 
-class Codec(Protocol):
-    """How a value is written in a document where that is not its own form, e.g. ``12.5 us`` for 12.5."""
-
-    def read(self, value: object, place: str) -> Any:
-        """The value that was written; raises ``FieldError``."""
-
-    def write(self, value: Any) -> Any:
-        """The value as it is written."""
-
-    def expected(self, info: inspect.Type) -> str:
-        """What may be written for a value of this type."""
-
-
 class Kinds(Protocol):
-    """Types of one family, each under the name that a document gives as its ``kind``."""
+    """A family of types, each with the name that a document gives as its ``kind``."""
 
     def type_of(self, kind: object, place: str) -> type:
         """The type of a kind; raises ``FieldError``."""
@@ -59,8 +45,10 @@ class Kinds(Protocol):
         """The kind of a value."""
 
 
-# Marks of fields, for ``Annotated``.  IF_SET: written only where it is not the default.  REQUIRED: a document must have
-# it, whatever the default.  UNWRITTEN: no document has it.  INLINE: its own fields stand beside those of its holder.
+# Marks of fields, for ``Annotated``.  IF_SET: written if it is not the default.  REQUIRED: a document must have it,
+# also if it has a default.  UNWRITTEN: no document has it.  INLINE: its fields are written as fields of the holder.
+# Two marks are made with ``Meta(extra=...)``.  ``kinds``: the ``Kinds`` of a field of several types.  ``codec``: an
+# object such as a ``Unit``, with ``read(written, place)``, ``write(value)`` and ``expected(type)`` for errors.
 IF_SET, REQUIRED = Meta(extra={"if_set": True}), Meta(extra={"required": True})
 UNWRITTEN, INLINE = Meta(extra={"unwritten": True}), Meta(extra={"inline": True})
 
@@ -72,9 +60,10 @@ def written_as(name: str) -> Meta:
 
 @dataclass(frozen=True)
 class Unit:
-    """A number with a unit: ``factors`` by unit, ``base`` the factor of the number read, ``written`` the unit written.
+    """A number with a unit.
 
-    ``step``: numbers are rounded to multiples of so much, in the unit of ``factors``; whole numbers if it is ``base``.
+    ``factors``: size of each unit.  ``base``: size of the unit of the number that is read.  ``written``: the unit that
+    is written.  ``step``: numbers are rounded to multiples of this size, to integers if it equals ``base``.
     """
 
     factors: Mapping[str, int]
@@ -142,9 +131,9 @@ _STANDARD = "tag:yaml.org,2002:"
 
 
 def load_yaml(text: str | bytes) -> object:
-    """What a YAML text holds, by the safe loader; raises one of ``YAML_ERRORS``.
+    """The values of a YAML text, by the safe loader; raises one of ``YAML_ERRORS``.
 
-    Aliases and merge keys can expand without bound, and of two equal keys one would be lost: they are not read.
+    Refuses aliases and merge keys, which can expand endlessly, and equal keys, because one would be lost.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -191,7 +180,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def yaml_problem(error: BaseException) -> tuple[str, str]:
-    """Of one of ``YAML_ERRORS``: ``line 12``, empty if that is not known, and what is wrong, on one line."""
+    """The place of one of ``YAML_ERRORS`` (``line 12``, or empty if unknown), and the problem on one line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error) or type(error).__name__
     return "" if mark is None else f"line {mark.line + 1}", " ".join(str(problem).split())[:120]
@@ -200,14 +189,14 @@ def yaml_problem(error: BaseException) -> tuple[str, str]:
 def read_yaml(text: str, kind: type[T], origin: str, what: str, error: type[Exception]) -> T:
     """The ``kind`` that a YAML text describes.
 
-    ``origin`` names the text and ``what`` says what it is (``a release``), in errors of type ``error``; with an empty
-    ``what``, fields that the type does not have are read over.
+    Errors of type ``error`` name the text by ``origin``, and what it is by ``what`` (``a release``).  If ``what`` is
+    empty, unknown fields are ignored.
     """
     return read_values(yaml_values(text, origin, error), kind, origin, what, error)
 
 
 def yaml_values(text: str, origin: str, error: type[Exception], load: Callable[[str], object] = load_yaml) -> object:
-    """What a YAML text holds; raises ``error`` naming the text and the line."""
+    """The values of a YAML text; raises ``error`` naming the text and the line."""
     try:
         return load(text)
     except YAML_ERRORS as problem:
@@ -236,7 +225,7 @@ def _converted(kind: Any, values: object, place: str, what: str) -> Any:
 
 
 def document_of(value: Any, kind: Any = None) -> Any:
-    """The plain values that ``read_values`` reads ``value`` from, in the order of its fields; None is left out."""
+    """The plain values from which ``read_values`` reads ``value``, in the order of its fields, without None."""
     info = _info(cast(Hashable, type(value))) if kind is None else kind
     if isinstance(info, inspect.UnionType):
         info = next((one for one in info.types if getattr(one, "cls", None) is type(value)), info.types[0])
@@ -264,7 +253,7 @@ def document_of(value: Any, kind: Any = None) -> Any:
 
 
 def shown(value: object) -> str:
-    """The beginning of a value that could not be used, for an error."""
+    """The beginning of a bad value, for an error."""
     if isinstance(value, dict | list):
         return "key: value pairs" if isinstance(value, dict) else f"a list of {len(value)}"
     try:
@@ -294,7 +283,7 @@ def _bare(info: inspect.Type) -> inspect.Type:
 
 
 def _fields(info: Any) -> dict[str, inspect.Field]:
-    """The fields of a type by their names in a document, in its order; of a mapping without fields, none."""
+    """The fields of a type by their names in a document, in order; empty for a mapping."""
     if not isinstance(info, inspect.DataclassType):
         return {field.encode_name: field for field in getattr(info, "fields", ())}
     fields = {field.name: field for field in info.fields}
@@ -313,7 +302,7 @@ def _default(field: inspect.Field) -> Any:
 
 
 def _prepared(info: inspect.Type, value: Any, place: str, what: str) -> Any:
-    """The value as ``msgspec`` converts it: codecs read, no nulls where a field may be absent, no unknown fields."""
+    """The value for ``msgspec``: codecs applied, nulls of optional fields dropped, unknown fields refused."""
     info = _meant(info, value)
     marks, info = _marks(info), _bare(info)
     if "kinds" in marks:
@@ -358,7 +347,7 @@ def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -
 
 
 def _of_kind(kinds: Kinds, value: Any, place: str, what: str) -> Any:
-    """The value of the type that its ``kind`` names, which may complete what was written (``completed``)."""
+    """The value of the type that its ``kind`` names; the type may add fields (``completed``)."""
     if not isinstance(value, dict):
         raise FieldError(place, f"is {shown(value)}", "write key: value pairs")
     kind = kinds.type_of(value.get("kind"), _joined(place, "kind"))
@@ -368,7 +357,7 @@ def _of_kind(kinds: Kinds, value: Any, place: str, what: str) -> Any:
 
 
 def _meant(info: inspect.Type, value: object) -> inspect.Type:
-    """The member of a union that a value is meant as, the union itself if its tag names none."""
+    """The member of a union that a value is for; the union itself if its tag names no member."""
     if not isinstance(info, inspect.UnionType):
         return info
     members: list[Any] = [one for one in info.types if not isinstance(one, (*_MAPPINGS, *_LISTS, inspect.NoneType))]
@@ -381,7 +370,7 @@ def _meant(info: inspect.Type, value: object) -> inspect.Type:
 
 
 def _tags(members: Iterable[Any]) -> dict[str, tuple[str, ...]]:
-    """The field that says which kind it is, and the kinds; empty where there are none."""
+    """The field that names the kind, and the kinds; empty without kinds."""
     tagged = [one for one in members if isinstance(one, inspect.StructType) and one.tag_field]
     return {tagged[0].tag_field: tuple(str(one.tag) for one in tagged)} if tagged and tagged[0].tag_field else {}
 
@@ -391,7 +380,7 @@ def _joined(place: str, name: str) -> str:
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """What to do about a name that is none of these: the nearest of them, or all."""
+    """The remedy for an unknown name: the nearest name, or all of them."""
     from difflib import get_close_matches  # only a mistake needs it
 
     near = get_close_matches(name, names, 1)
@@ -399,7 +388,7 @@ def nearest(name: str, names: list[str]) -> str:
 
 
 def _refuse(error: msgspec.ValidationError, kind: Any, info: Any, values: Any, place: str) -> NoReturn:
-    """Say what ``msgspec`` refuses in the words of the document; its paths leave out the keys of mappings."""
+    """Raise what ``msgspec`` refuses as a ``FieldError``; its paths leave out the keys of mappings."""
     message, _, path = str(error).partition(" - at `$")
     value = values
     for name, index in re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path):
@@ -426,7 +415,7 @@ def _refuse(error: msgspec.ValidationError, kind: Any, info: Any, values: Any, p
 
 
 def _failing_key(mapping: dict[str, Any], kind: Any, values: Any, message: str) -> str:
-    """The key of a mapping (in ``values``) whose value alone gives the same error."""
+    """The key of a mapping (part of ``values``) whose value alone gives the same error."""
     for key, item in list(mapping.items()):
         mapping.clear()
         mapping[key] = item
@@ -439,7 +428,7 @@ def _failing_key(mapping: dict[str, Any], kind: Any, values: Any, message: str) 
 
 
 def _place(info: Any, name: str, place: str) -> str:
-    """The place of a field, by the name that ``msgspec`` has for it, in the words of the document."""
+    """The place of a field in the document, from its name in ``msgspec``."""
     for written, field in _fields(info).items():
         if field.encode_name == name:
             return place if "inline" in _marks(field.type) else _joined(place, written)
@@ -447,7 +436,7 @@ def _place(info: Any, name: str, place: str) -> str:
 
 
 def _field(info: Any, name: str) -> Any:
-    """The type of a field; of the field that names the kind, its kinds."""
+    """The type of a field; for the field that names the kind, the kinds."""
     if isinstance(info, inspect.DictType):
         return info.value_type
     types = {field.encode_name: field.type for field in getattr(info, "fields", ())}
@@ -455,7 +444,7 @@ def _field(info: Any, name: str) -> Any:
 
 
 def _expected(info: Any, value: object = None) -> str:
-    """What may stand where a type is wanted; of a number that is none, bounds beyond all sense are not told."""
+    """What may be written for a type; absurdly wide bounds are named only for a number that exceeds them."""
     if isinstance(info, inspect.Metadata):
         return (
             str(_marks(info)["codec"].expected(info.type)) if "codec" in _marks(info) else _expected(info.type, value)

@@ -15,7 +15,7 @@ import numpy as np
 from blis_replay.base.arrays import Int64s
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency.models import EngineLatency, Lifecycle
+from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.setup import eligible_times
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
@@ -93,7 +93,7 @@ def answered_of(arrival_us: Int64s, end_us: Int64s, in_flight: int) -> Answered:
 def simulate_closed_loop(
     trace: RequestTrace,
     engine: EngineConfig,
-    latency: EngineLatency,
+    latency: Latency,
     loop: ClosedLoop,
     lifecycle: Lifecycle | None = None,
     sessions: Int64s | None = None,
@@ -115,7 +115,7 @@ def simulate_closed_loop(
 def simulate_answered(
     trace: RequestTrace,
     engine: EngineConfig,
-    latency: EngineLatency,
+    latency: Latency,
     answered: Answered,
     lifecycle: Lifecycle | None = None,
 ) -> SimResult:
@@ -136,7 +136,7 @@ def _parked(trace: RequestTrace, engine: EngineConfig) -> RequestTrace:
     return replace(trace, arrival_us=_UNSENT_US + _APART_US * np.arange(len(trace)))
 
 
-def _served(running: Engine, latency: EngineLatency, sends: _Sends, think_us: int) -> SimResult:
+def _served(running: Engine, latency: Latency, sends: _Sends, think_us: int) -> SimResult:
     """The run to its end; requests are sent as far as the answers are known."""
     model, delays = latency.for_kernel(), running.lifecycle
     answer_us = int(delays.post_token_us) + int(delays.post_request_us) + think_us
@@ -155,7 +155,7 @@ def _served(running: Engine, latency: EngineLatency, sends: _Sends, think_us: in
 def simulate_load(
     trace: RequestTrace,
     engine: EngineConfig,
-    latency: EngineLatency,
+    latency: Latency,
     lifecycle: Lifecycle | None = None,
     loop: ClosedLoop | None = None,
     sessions: Int64s | None = None,

@@ -17,7 +17,7 @@ from blis_replay.blis.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import KernelModel, step_duration_us
-from blis_replay.blis.latency.models import BatchFeatures, EngineLatency, Lifecycle, StepTime
+from blis_replay.blis.latency.models import BatchFeatures, Latency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
@@ -31,7 +31,7 @@ LONG_RUN = 100_000
 
 
 def simulate(
-    trace: RequestTrace, engine: EngineConfig, latency: EngineLatency | StepTime, lifecycle: Lifecycle | None = None
+    trace: RequestTrace, engine: EngineConfig, latency: Latency | StepTime, lifecycle: Lifecycle | None = None
 ) -> SimResult:
     """Serve ``trace`` in virtual time with vLLM V1 scheduling.
 
@@ -87,7 +87,7 @@ class Engine:
         """Where the run stands."""
         return int(self.state.at["now_us"].item())
 
-    def advance(self, latency: EngineLatency | StepTime, until_us: int = NEVER_US) -> None:
+    def advance(self, latency: Latency | StepTime, until_us: int = NEVER_US) -> None:
         """Go on until nothing is left to do, or no step can be scheduled before ``until_us``."""
         if not hasattr(latency, "for_kernel"):
             while (batch := self.schedule(until_us)) is not None:
@@ -118,7 +118,7 @@ class Engine:
         answer = self._with_room(lambda: rules.next_batch(self.state, until_us))
         return self._features() if answer == loop.BATCH else None
 
-    def advance_kept(self, latency: EngineLatency) -> k.Table:
+    def advance_kept(self, latency: Latency) -> k.Table:
         """Go on until nothing is left to do; the batches with tokens (``kernel.state.BATCH``), one for each step."""
         model, kept = latency.for_kernel(), np.zeros(0, k.BATCH)
         if self._drafting is not None:

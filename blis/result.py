@@ -16,12 +16,12 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
 
-# Steps that are looked at together where they lie in a file.
+# Steps per part that is read from a file.
 _STEPS_AT_A_TIME = 1 << 18
 
 
 def step_parts(steps: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
-    """Steps (``SimResult.steps``) some after the others, at least one array; of a file only those are in memory."""
+    """Steps (``SimResult.steps``) part by part, at least one; of steps in a file one part is in memory."""
     file = _file_of(steps)
     if file is None:
         yield steps
@@ -44,7 +44,7 @@ def step_column(steps: NDArray[np.void], name: str) -> NDArray[Any]:
 
 
 def _file_of(steps: NDArray[np.void]) -> mmap.mmap | None:
-    """Where they lie, None in memory."""
+    """The file that holds the steps; None if they are in memory."""
     base = steps.base
     while isinstance(base, np.ndarray):
         base = base.base
@@ -187,26 +187,15 @@ class SimResult:
         return np.asarray(last_us - self.arrival_us + after_us, np.int64)
 
     @property
-    def scheduling_delay_us(self) -> Int64s:
-        """int64[n]: arrival to first admission, and the reported scheduling time; -1 if never admitted."""
-        delay = self.scheduled_us - self.arrival_us + int(self.lifecycle.scheduling_us)
-        return np.where(self.scheduled_us >= 0, delay, -1)
-
-    @property
-    def preemption_delay_us(self) -> Int64s:
-        """int64[n]: reported preemption time, a share for each preemption; no time of the server."""
-        return self.preemptions * int(self.lifecycle.preemption_us)
-
-    @property
     def last_step_us(self) -> Int64s:
         """int64[n]: duration of the step that gave the last token."""
         durations: Int64s = self.step_end_us - step_column(self.steps, "start_us")
         return durations[self.last_step] if len(durations) else np.zeros(len(self.last_step), np.int64)
 
     def of_requests(self) -> SimResult:
-        """The same with only those of its steps that gave a request its first or last token, and without segments.
+        """The same with only the steps that gave a request its first or last token, and without segments.
 
-        All that is said of single requests is as it was, in a hundredth of the memory.
+        The latencies of requests stay the same, in a hundredth of the memory.
         """
         rows = np.unique(np.concatenate([self.first_step, self.last_step]))
         rows = rows[rows >= 0]
@@ -235,47 +224,11 @@ class SimResult:
 
         ``chosen``: bool[n], completed requests to pool.  ``post_token_us``: as in ``token_gaps``.
         """
-        request, first, rows = self.segments.T
-        times = chosen[request].astype(np.int32)
-        change = np.zeros(len(self.steps) + 1, np.int32)
-        np.add.at(change, first + 1, times)
-        np.subtract.at(change, first + rows, times)
-        found = [self._breaks(chosen)]
-        begin, before_us, asking = 0, 0, 0
-        for part in step_parts(self.steps):
-            end_us = part["end_us"].astype(np.int64)
-            asked = np.cumsum(change[begin : begin + len(part)], dtype=np.int64) + asking
-            # Nobody asks for a token of the first step of all.
-            found.append(_pooled(np.diff(end_us, prepend=before_us), asked))
-            if len(part):
-                begin, before_us, asking = begin + len(part), int(end_us[-1]), int(asked[-1])
-        gap_us, count = _pooled(*(np.concatenate(values) for values in zip(*found, strict=True)))
-        return gap_us + (self.post_token_us if post_token_us is None else post_token_us), count
-
-    def _breaks(self, chosen: Bools) -> tuple[Int64s, Int64s]:
-        """The gaps between two segments of a request, and how often each of them counts."""
-        request, first, rows = self.segments.T
-        if len(request) == np.count_nonzero(np.bincount(request, minlength=1)):
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        order = np.argsort(request, kind="stable")
-        before, after = order[:-1], order[1:]
-        broken = request[before] == request[after]
-        before, after = before[broken], after[broken]
-        end_us = self.step_end_us
-        gap_us = end_us[first[after]] - end_us[first[before] + rows[before] - 1]
-        return gap_us, chosen[request[after]].astype(np.int64)
+        gaps = self.token_gaps(post_token_us)
+        return _pooled(gaps.gap_us, gaps.counts(chosen))
 
     def _end_of(self, step: Int64s) -> Int64s:
-        ends_us = np.full(len(step), -1, np.int64)
-        if _file_of(self.steps) is None:
-            return np.where(step >= 0, self.step_end_us[step], -1) if len(self.steps) else ends_us
-        order = np.argsort(step, kind="stable")
-        first, at = 0, int(np.searchsorted(step, 0, sorter=order))
-        for part in step_parts(self.steps):
-            upto = int(np.searchsorted(step, first + len(part), sorter=order))
-            ends_us[order[at:upto]] = part["end_us"][step[order[at:upto]] - first]
-            first, at = first + len(part), upto
-        return ends_us
+        return np.where(step >= 0, self.step_end_us[step], -1) if len(self.steps) else np.full(len(step), -1, np.int64)
 
 
 def _pooled(values: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:

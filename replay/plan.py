@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.blis.latency.models import EngineLatency, FirstUse, Latency, ObservedCycles
+from blis_replay.blis.latency.models import FirstUse, Latency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay.ingest.errors import counted
@@ -71,7 +71,7 @@ class ReplayPlan:
         observed = (self.trace.pre_queue_us, self.trace.held_us, self.cycles, self.stalls, self.delivery_us)
         return any(quantity is not None for quantity in observed)
 
-    def latency(self, of_batches: Latency) -> EngineLatency:
+    def latency(self, of_batches: Latency) -> Latency:
         """How long steps take: what was observed, or the model of batches with what the server's first seconds add."""
         if self.cycles is not None:
             return self.cycles

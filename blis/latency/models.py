@@ -398,22 +398,17 @@ class StepTime(Protocol):
 _BENT_BY = ("prefill_tokens", "decode_tokens", "kv_sum")
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-# What the engine takes: a model, with what a new server adds to it.
-EngineLatency = Latency
-
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """Delays around the engine, us; none of them ever blocks the server.
+    """Delays around the engine, us.  None of them blocks the server.
 
-    With ``Latency`` these are the five methods of BLIS, and one more delay.  ``pre_queue_us`` +
-    ``pre_queue_per_prompt_token_us`` * prompt tokens: client send to the waiting queue (alpha0,
-    alpha1).  ``post_token_us``: added to every token on its way out (alpha2).
-    ``first_token_per_decode_us``: a first token waits for the tokens of the decodes of its step, which the
-    server hands out one after the other, a new request's last.  ``post_request_us``: added once at the end.
-    ``scheduling_us`` and ``preemption_us``: as in BLIS only reported, in ``SimResult.scheduling_delay_us`` and
-    ``preemption_delay_us``.  ``stamp_us``: the first token alone is stamped so much later (by a client or a
-    proxy), and the last one in time; no release has it.  ``..._source``: where the value of a delay is from.
+    Client send to waiting queue: ``pre_queue_us`` + ``pre_queue_per_prompt_token_us`` * prompt tokens (alpha0 and
+    alpha1 of BLIS).  ``post_token_us``: added to every token on its way out (alpha2).  ``first_token_per_decode_us``: a
+    first token waits this long per decode of its step, because the server hands out the tokens of new requests last.
+    ``post_request_us``: added once at the end.  ``scheduling_us``, ``preemption_us``: BLIS reports them; no replay uses
+    them.  ``stamp_us``: delay of the timestamp of the first token alone, by a client or a proxy; no release has it.
+    ``..._source``: origin of the value.
     """
 
     pre_queue_us: Time = 0.0

@@ -22,7 +22,7 @@ from blis_replay.blis.errors import evicting_for_ever
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, i64, state_of
-from blis_replay.blis.latency.models import EngineLatency, Lifecycle
+from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, RequestTrace
@@ -169,7 +169,7 @@ def _stacked(alone: State, instances: int) -> Stack:
     return Stack(**fields)
 
 
-def run_to_the_end(stack: Stack, front: Front, latency: EngineLatency, one: str, run: Callable[..., int]) -> Stack:
+def run_to_the_end(stack: Stack, front: Front, latency: Latency, one: str, run: Callable[..., int]) -> Stack:
     """The engines as they are when all is served.
 
     ``run``: serves requests until all are done (IDLE), or stops at an engine.  ``one``: what an engine is called.

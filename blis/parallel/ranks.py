@@ -18,7 +18,7 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, build_batch, start_batch
 from blis_replay.blis.kernel.state import NEVER
 from blis_replay.blis.kernel.step_time import batch_duration_us
-from blis_replay.blis.latency.models import EngineLatency, Lifecycle, StepTime
+from blis_replay.blis.latency.models import Latency, Lifecycle, StepTime
 from blis_replay.blis.parallel.balancer import (
     Balancer,
     balancer_of,
@@ -50,14 +50,14 @@ _OF_STEPS = ("scheduled_step", "first_step", "last_step")
 
 
 def simulate_ranks(
-    trace: RequestTrace, engine: EngineConfig, latency: EngineLatency | StepTime, lifecycle: Lifecycle | None = None
+    trace: RequestTrace, engine: EngineConfig, latency: Latency | StepTime, lifecycle: Lifecycle | None = None
 ) -> tuple[SimResult, Int64s]:
     """Serve ``trace`` in virtual time on ``data_parallel_size`` ranks of an engine.
 
     The result of all ranks as one, their steps one rank after the other, and the rank of each request, int64[n].
     Raises ``TraceError`` as ``blis.engine.simulate`` does.  Equal input gives byte-equal output.
     """
-    if not isinstance(latency, EngineLatency):
+    if not isinstance(latency, Latency):
         raise TraceError("data parallelism needs a latency model that is data; give one, or one engine")
     lifecycle = lifecycle or Lifecycle()
     queued_us = np.maximum(queueing_times(trace, lifecycle), trace.arrival_us)

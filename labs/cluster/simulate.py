@@ -9,7 +9,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency.models import EngineLatency, Lifecycle
+from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.parallel.instances import instance_result, new_run, run_to_the_end
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
@@ -39,7 +39,7 @@ def simulate_cluster(
     trace: RequestTrace,
     cluster: ClusterConfig,
     engine: EngineConfig,
-    latency: EngineLatency,
+    latency: Latency,
     lifecycle: Lifecycle | None = None,
 ) -> ClusterResult:
     """Serve ``trace`` in virtual time on several instances of one engine.

@@ -17,7 +17,7 @@ import numpy as np
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency.models import CorrectedModel, EngineLatency, ObservedCycles
+from blis_replay.blis.latency.models import CorrectedModel, Latency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
@@ -212,7 +212,7 @@ class Trial:
         simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
         return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
 
-    def _latency(self, entry: ModelEntry) -> EngineLatency:
+    def _latency(self, entry: ModelEntry) -> Latency:
         return replace(self._plan, engine=self._engine).latency(entry.latency)
 
     def _far_off(self) -> Floats:
