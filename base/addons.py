@@ -1,17 +1,16 @@
 """Add-ons: what other distributions, such as our labs, plug into this one.
 
-An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SOCKET.NAME``, e.g. ``verb.study``.
-Sockets:
+An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SOCKET.NAME``, e.g. ``verb.study``::
 
-- ``verb``: a click command; the name of a group of verbs, e.g. ``coefficients``: a command in that group.
-- ``simulator``: a function of a simulator's name and ``SimulatorInputs`` (replay/simulators.py) that makes it.
-- ``compare``: what ``blis-replay compare --simulators`` and ``--published`` answer.
-- ``whatif``: ``find``, what ``blis-replay whatif --find`` answers.
-- ``requests``: the type of ``DeclaredRequests`` (replay/declared.py) for a kind of ``--replay arrivals=KIND``.
-- ``latency``: the type of latency models of that kind, see ``blis.releases.latency``; its step time is
-  a function that the kernel calls, see ``blis.kernel.step_time.registered``.
-- ``format``: a ``RequestFormat`` (ingest/readers/formats.py) of request records.
-- ``fit``: what ``blis-replay calibrate --operators`` fits with.
+    verb         a click command; the name of a group of verbs, e.g. ``coefficients``: a command in that group
+    simulator    a function that makes a simulator from its name and ``SimulatorInputs`` (replay/simulators.py)
+    compare      what ``blis-replay compare --simulators`` and ``--published`` answer
+    whatif       ``find``, what ``blis-replay whatif --find`` answers
+    requests     the type of ``DeclaredRequests`` (replay/declared.py) for a kind of ``--replay arrivals=KIND``
+    latency      the type of latency models of a kind (``blis.releases.latency``); its step time is a function that
+                 the kernel calls (``blis.kernel.step_time.registered``)
+    format       a ``RequestFormat`` (ingest/readers/formats.py) of request records
+    fit          what ``blis-replay calibrate --operators`` fits with
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ _GROUP = "blis_replay.addons"
 
 @cache
 def addons(socket: str) -> dict[str, EntryPoint]:
-    """What is installed for a socket, by name; nothing is imported."""
+    """The add-ons installed for a socket, by name, without importing them."""
     before = f"{socket}."
     plugged = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
     return {point.name.removeprefix(before): point for point in plugged if point.name.startswith(before)}
 
 
 def addon(socket: str, name: str) -> Any | None:
-    """The object that is plugged in under this name; None if no installed distribution has it."""
+    """The object of an add-on; None if it is not installed."""
     point = addons(socket).get(name)
     return None if point is None else point.load()
 
 
 def in_labs(what: str) -> str:
-    """What to say of something in our labs where they are not installed."""
+    """The message for something that only our labs have."""
     return f"{what} is in the labs; install them with `pip install blis-replay-labs`"
 
 
 def needed_addon(socket: str, name: str, what: str) -> Any:
-    """As ``addon`` for ``what`` our labs have; raises ``MissingExtraError`` where they are not installed."""
+    """The object of an add-on of our labs; raises ``MissingExtraError`` naming ``what`` if they are not installed."""
     plugged = addon(socket, name)
     if plugged is None:
         raise MissingExtraError(in_labs(what))

@@ -87,9 +87,9 @@ class RequestTrace:
     ``output_tokens``: tokens to generate, at least 1.  ``abort_us``: when the client gives up, or ``NEVER_US``.
     ``priority``: lower is served first; all 0 if None.  Ties go by place in the trace.
 
-    Teacher-forced, if not None: ``pre_queue_us`` (send to waiting queue) replaces the lifecycle's delay, ``held_us``
-    is the time after that during which the scheduler ignores the request, and ``drafts`` are the drafted and accepted
-    tokens of speculative decoding.
+    Teacher-forced, if not None: ``pre_queue_us`` (send to waiting queue) replaces the lifecycle's delay.  ``held_us``:
+    time after that during which the scheduler ignores the request.  ``drafts``: drafted and accepted tokens of
+    speculative decoding.
     """
 
     arrival_us: Int64s

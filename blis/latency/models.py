@@ -99,8 +99,8 @@ class LatencyModel:
     nanoseconds, then to whole microseconds: half up (``round_half_up``, the rule of the
     scheduler oracle) or towards zero (``truncate``, as BLIS does), at least 1 us.
 
-    ``context_tokens`` are the KV tokens that the batch's decodes attend to, each one's
-    own token included, ``attended_tokens`` those of its prefill tokens.  Kind ``blackbox`` has
+    ``context_tokens``: KV tokens that the decodes attend to, including their own.
+    ``attended_tokens``: KV tokens that the prefill tokens attend to.  Kind ``blackbox`` has
     neither floor nor cap; kind ``floor`` is ``max(overhead, compute)``, with ``cap_ns`` (0:
     none) as StepML has it.
     """
@@ -282,10 +282,10 @@ class ObservedCycles:
     """Teacher forcing: the step cycles that were observed, by the time of the run.
 
     A step that starts at t takes the cycle of the last anchor at or before t.  ``from_us``: int64, ascending;
-    ``cycle_us``: int64 of the same length.  ``begins``: bool of the same length, whether a step began at that anchor,
-    so that the next ones began whole cycles later: a step is then the one whose observed start is nearest, and ends
-    with its cycle.  False where the server was idle behind it: a step nearer to the next anchor takes that one's cycle.
-    None: that is known of no anchor.
+    ``cycle_us``: int64 of the same length.  ``begins``: bool of the same length, whether a step began at that anchor;
+    the next steps then began whole cycles later.  Such a step is the one with the nearest observed start, and ends with
+    its cycle.  False where the server was idle behind it: a step nearer to the next anchor takes that one's cycle.
+    None: unknown for all anchors.
     """
 
     from_us: Int64s

@@ -47,8 +47,8 @@ class PhysicalCoefficients(Struct, frozen=True, rename=lambda name: name.removes
 
     Multiples of the time at the datasheet's peak: ``weight_read``, ``kv_read``,
     ``prefill_compute``, ``decode_compute``, ``traffic`` (all-reduced bytes over the link).
-    In us: ``per_layer_us``; ``per_exchange_us``, one round of messages in an all-reduce, of which
-    there are ceil(log2 GPUs); ``per_moe_layer_us``; ``per_step_us``; ``per_request_us``.
+    In us: ``per_layer_us``; ``per_exchange_us`` (one of the ceil(log2 GPUs) rounds of messages in an
+    all-reduce); ``per_moe_layer_us``; ``per_step_us``; ``per_request_us``.
     """
 
     weight_read: Multiple

@@ -62,7 +62,7 @@ class ModelEntry:
         return {name: source for name, source in sources.items() if source is not None}
 
     def is_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None) -> bool:
-        """Whether it has the coefficients for a recording; what that does not know (None) fits any."""
+        """Whether these coefficients are for a recording; an unknown property (None) fits any."""
         if self.model.lower() != model.lower() or tensor_parallelism not in (None, self.tensor_parallelism):
             return False
         if dtype is not None and self.dtype not in (None, dtype):
@@ -107,9 +107,9 @@ class CoefficientRelease:
     published_errors: Annotated[Mapping[str, Number], IF_SET] = field(default_factory=dict)
 
     def entry_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None = None) -> ModelEntry:
-        """The coefficients for a recording; what it does not know (None) fits any.
+        """The coefficients for a recording; an unknown property (None) fits any.
 
-        Raises ``ReleaseError`` if there are none.
+        Raises ``ReleaseError`` if the release has no such entry.
         """
         for entry in self.models:
             if entry.is_for(model, tensor_parallelism, alias, dtype):

@@ -1,6 +1,6 @@
-"""How much faster or slower than measured each operator is on a recorded server, and what its host adds.
+"""Fit operator times to a recorded server: a factor for each kind of operator, and the time of the host.
 
-Operator times say how the time of a step grows with its tokens, requests and contexts, so a recording need not.
+Operator times already give how a step grows with tokens, requests and contexts, so a recording need not show it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from blis_replay_labs.silicon.physical_fit import IDENTIFIED_BELOW, fit_relative
 
 NAMES = OperatorCoefficients.__struct_fields__
 
-# Kernels of a server run within some per cent of those measured alone; contexts that requests share are read from the
-# cache of the GPU, so its attention may be much cheaper; what the host adds is not in the tables at all.
+# Kernels of a server run within some per cent of those measured alone.  Attention may be much cheaper, because contexts
+# that requests share are read from the cache of the GPU.  The tables have no time of the host.
 OPERATOR_PRIORS = {
     "products": Prior(1.0, 0.1, "as measured"),
     "attention": Prior(1.0, 0.4, "as measured"),

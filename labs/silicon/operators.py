@@ -29,7 +29,7 @@ from blis_replay_labs.silicon import operators_kernel as kernel
 
 
 class _Line:
-    """Numbers of a table, none negative, with blanks between them: a line of YAML and not one for each."""
+    """Non-negative numbers of a table, written as one line of YAML with blanks between them."""
 
     _pattern = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?( [0-9]{1,12}(\.[0-9]{1,6})?)*")
 
@@ -48,7 +48,7 @@ class _Line:
 Numbers = Annotated[tuple[float, ...], Meta(extra={"codec": _Line()})]
 Multiple = Annotated[float, Meta(ge=0, le=1e6)]
 
-# Steps have no more tokens on any recorded server; a table that ends later is cut, and goes on in proportion.
+# No recorded server has more tokens in a step; longer tables are cut here and extended proportionally.
 _MOST_TOKENS = 8_192
 
 
@@ -61,10 +61,9 @@ def _refuse_uneven(name: str, knots: Numbers, values: str, found: int) -> None:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """What a batch of ``tokens`` (ascending) takes but for attention, us.
+    """Time of a batch of ``tokens`` (ascending) without attention, us.
 
-    ``mixed_us``: of a step with prefill; ``decode_us``: of one without; ``all_reduce_us``: what of either passes
-    between GPUs.
+    ``mixed_us``: with prefill; ``decode_us``: without; ``all_reduce_us``: the part of either for traffic between GPUs.
     """
 
     tokens: Numbers
@@ -79,7 +78,7 @@ class TokenTimes:
 
 @dataclass(frozen=True)
 class PrefillAttention:
-    """Attention of ``tokens`` prefill tokens (a row each) that attend to ``attended_tokens`` each on average, us."""
+    """Attention time of prefill, us: rows by prefill tokens, columns by mean tokens that each attends to."""
 
     tokens: Numbers
     attended_tokens: Numbers
@@ -93,7 +92,7 @@ class PrefillAttention:
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """Attention of so many decoding ``requests`` (a row each) at a mean context of ``context_tokens``, us."""
+    """Attention time of decodes, us: rows by requests, columns by mean context."""
 
     requests: Numbers
     context_tokens: Numbers
@@ -107,7 +106,7 @@ class DecodeAttention:
 
 @dataclass(frozen=True)
 class OperatorTables:
-    """Operator times of one model on its GPUs.  ``source``: where they are from, in words."""
+    """Operator times of one model on its GPUs; ``source`` says who measured them."""
 
     source: Annotated[Text, REQUIRED] = field(default="not stated", kw_only=True)
     products: TokenTimes
@@ -116,10 +115,10 @@ class OperatorTables:
 
 
 class OperatorCoefficients(Struct, frozen=True, rename=lambda name: name.removesuffix("_us")):
-    """What stands on top of the tables; none is negative.
+    """Non-negative coefficients on the tables.
 
-    Multiples of the tables: ``products`` of all but attention and all-reduces, ``attention``, ``all_reduce``.  In us:
-    ``per_step_us``, ``per_request_us`` (each request in a batch).
+    Factors of the tables: ``products`` (all but attention and all-reduces), ``attention``, ``all_reduce``.  In us:
+    ``per_step_us``, ``per_request_us`` (per request in the batch).
     """
 
     products: Multiple = 1.0
@@ -134,10 +133,10 @@ AS_MEASURED = OperatorCoefficients()
 
 @dataclass(frozen=True)
 class OperatorModel:
-    """Step time of one model on its GPUs: the operators of a batch, scaled, and what the host adds to them.
+    """Step time of one model on its GPUs: scaled operator times plus the time of the host.
 
-    ``captured_sizes``: ascending batch sizes for which the server captured CUDA graphs: a batch of fewer tokens than
-    the largest is computed as one of the next size.  Empty: batches are computed as they are.
+    ``captured_sizes``: ascending batch sizes for which the server captured CUDA graphs.  A smaller batch is padded to
+    the next size.  Empty: batches are not padded.
     """
 
     coefficients: Annotated[OperatorCoefficients, REQUIRED] = field(default=AS_MEASURED, kw_only=True)
@@ -174,7 +173,7 @@ class OperatorModel:
         return step_time.registered(kernel.step_us, int_params, float_params)
 
     def _computed_tokens(self, most: int) -> Floats:
-        """float64[most + 1]: how many tokens are computed for 0, 1, ... of a batch."""
+        """float64[most + 1]: tokens computed, padding included, for batches of 0, 1, ... tokens."""
         tokens = np.arange(most + 1, dtype=np.float64)
         sizes = np.array([size for size in self.captured_sizes if size <= most], np.float64)
         if len(sizes):
@@ -191,11 +190,11 @@ def batch_times_us(
     mixed_share: Floats | None = None,
     prompt_tokens: float = 0.0,
 ) -> Floats:
-    """float64[rows, 5]: what mean batches cost for each coefficient at 1, for fitting.
+    """float64[rows, 5]: cost of mean batches per coefficient at 1, for fitting.
 
-    ``prefill`` and ``decode`` tokens of a mean step, ``context`` tokens of a mean decode; all may be fractions.
-    ``mixed_share``: the share of steps that prefill, among which ``prefill`` is spread, as no time grows in proportion
-    to tokens; prompts have ``prompt_tokens``.  Without it the products are those of a step with the mean tokens.
+    ``prefill`` and ``decode``: tokens of a mean step; ``context``: tokens of a mean decode; fractions are allowed.
+    ``mixed_share``: share of steps with prefill; ``prefill`` is spread over these, because no operator time is
+    proportional to tokens.  Prompts have ``prompt_tokens``.  Without it all steps have the mean tokens.
     """
     tables = model.tables
     shares = np.zeros(len(decode)) if mixed_share is None else mixed_share
@@ -218,7 +217,6 @@ def batch_times_us(
 
 
 def _looked_up(at: Floats, column: Floats, knots: Numbers, columns: Numbers, us: tuple[Numbers, ...]) -> Floats:
-    """float64[n]: a table with rows at ``knots``, straight between its values."""
+    """float64[n]: a table with rows at ``knots``, interpolated linearly."""
     rows = np.array([np.interp(column, columns, row) for row in us])
-    found = [np.interp(one, knots, values) for one, values in zip(at, rows.T, strict=True)]
-    return np.array(found, np.float64)
+    return np.array([np.interp(x, knots, values) for x, values in zip(at, rows.T, strict=True)], np.float64)

@@ -1,4 +1,4 @@
-"""How long a batch takes by tables of operator times: matrix products and all-reduces by tokens, attention by context.
+"""Step time from tables of operator times: matrix products and all-reduces by tokens, attention by context.
 
 ``int_params``: rows of the two tables by tokens, then the knots of the attention tables (``PREFILL_KNOTS`` ...).
 ``float_params``: ``HEAD`` numbers, then these tables one after the other, all us.
@@ -22,13 +22,13 @@ HEAD = 2
 
 @of_kind
 def step_us(ints: int, ints_length: int, floats: int, floats_length: int, batch: int, _start_us: int) -> int:
-    """As ``step_time.registered`` has it."""
+    """The step time as ``step_time.registered`` calls it."""
     return operators_us(int_params_at(ints, ints_length), float_params_at(floats, floats_length), batch_at(batch))
 
 
 @compiled
 def operators_us(int_params: Int64s, float_params: Floats, batch: Batch) -> int:
-    """The sum of the operators of a batch, the step and its requests; rounded half up, at least 1 us."""
+    """Sum of the operators of a batch, the step and its requests: us, rounded half up, at least 1."""
     prefill, decode, rows = batch.prefill_tokens, batch.decode_tokens, int_params[TOKEN_ROWS]
     us = float_params[STEP_US] + float_params[REQUEST_US] * (batch.prefill_requests + decode)
     prefill_table = HEAD + 2 * rows
@@ -49,7 +49,7 @@ def operators_us(int_params: Int64s, float_params: Floats, batch: Batch) -> int:
 
 @compiled
 def by_tokens(float_params: Floats, first: int, rows: int, tokens: int) -> float:
-    """A table with a row a token; beyond its end in proportion."""
+    """Look up a table with one row per token count; proportional beyond its end."""
     if tokens < rows:
         return float_params[first + tokens]
     return float_params[first + rows - 1] * tokens / (rows - 1)
@@ -57,7 +57,7 @@ def by_tokens(float_params: Floats, first: int, rows: int, tokens: int) -> float
 
 @compiled
 def by_pair(float_params: Floats, first: int, rows: int, columns: int, x: float, y: float) -> float:
-    """Bilinear between knots, the lowest below them, and on along the last line beyond them."""
+    """Bilinear between knots, constant below them, linear extrapolation above."""
     row, down = bracket(float_params, first, rows, x)
     column, right = bracket(float_params, first + rows, columns, y)
     at = first + rows + columns + row * columns + column
@@ -69,7 +69,7 @@ def by_pair(float_params: Floats, first: int, rows: int, columns: int, x: float,
 
 @compiled
 def bracket(float_params: Floats, first: int, knots: int, x: float) -> tuple[int, float]:
-    """The knot before ``x``, at most the last but one, and the share of the way to the next: 0 before all knots."""
+    """The knot before ``x`` (at most the last but one), and the fraction of the way to the next; 0 before all knots."""
     low = 0
     for i in range(1, knots - 1):  # all of them: no branch to guess wrong
         low += float_params[first + i] <= x

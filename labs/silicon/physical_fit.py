@@ -1,8 +1,8 @@
 """Coefficients that models share on their architectures, fitted to recordings from priors.
 
-Few models cannot tell ten costs apart (three intercepts do not say what is a layer's and what is
-an all-reduce's), so each coefficient has a prior from the datasheet or from a measurement made
-elsewhere, and moves from it as far as the recordings insist.
+A few models do not determine ten costs: three intercepts do not separate the cost of a layer from that of an
+all-reduce.  So each coefficient has a prior, from the datasheet or from another measurement, which the recordings
+correct.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from blis_replay.validate.fit.linear import Prior, fit_costs, soft_l1
 from blis_replay.validate.fit.scores import served
 from blis_replay.validate.metrics.observed import on_both_sides
 
-# Fewer windows of step records than this say little; latencies do better then.
+# Windows of step records; with fewer, latencies determine more.
 _FEWEST_WINDOWS = 20
 
-# Rows of neighbouring requests tell the same; this many, spread over the run, are enough.
+# Rows per recording, spread over the run: those of neighbouring requests are alike.
 _MOST_ROWS = 2_000
 
 
@@ -60,7 +60,7 @@ class PhysicalRows:
 def physical_rows(recording: Recording, architecture: Architecture, gpus: Gpus | None = None) -> PhysicalRows | None:
     """What the physical model is fitted to: step cycles where there are step records, else latencies.
 
-    None where the recording has neither (published aggregates).  ``gpus``: as of ``gpu_named``.  Raises
+    None where the recording has neither (published aggregates).  ``gpus``: see ``gpu_named``.  Raises
     ``ReleaseError`` for hardware whose datasheet is not among them.
     """
     batches, cycle_us, _mixed_share, data = mean_steps(recording, (0.0, 1.0))
@@ -89,9 +89,9 @@ def mean_steps(recording: Recording, window: tuple[float, float]) -> tuple[Float
 def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
     """float64[rows, 6]: the batches of cycle rows in the quantities of the physical model.
 
-    What rows do not hold is taken from the recording's means: a decode's context is its
-    prompt and half its output; a prefill token attends to a mean prompt, most of it cached;
-    each request adds a step with its prefill to those in which it decodes.
+    Rows lack some quantities, which follow from the means of the recording.  The context of a decode is its prompt and
+    half its output.  A prefill token attends to a mean prompt, most of it cached.  Each request is in one more step
+    than it decodes in.
     """
     lengths = mean_lengths(recording)
     batches = np.zeros((len(rows.cycle_us), len(QUANTITIES)))
@@ -120,23 +120,22 @@ PRIORS: Mapping[str, Prior] = {
     "per_request_us": Prior(0.0, 50.0, "none"),
 }
 
-# How far the mean cycle of a model may stand off the shared coefficients: what a fit with all of
-# them leaves is about this much.
+# Relative error of the mean cycle of a model with shared coefficients: about what a fit leaves.
 _MODEL_SCATTER = 0.02
 
-# Beyond this share of a cycle a row counts linearly, not squared, so that stalls do not bend the fit.
+# Share of a cycle beyond which an error counts linearly, so that stalls do not bend the fit.
 _ROBUST = 0.05
 
-# A coefficient whose spread the recordings did not halve is its prior's, not theirs.
+# A coefficient is identified if the recordings at least halve the spread of its prior.
 IDENTIFIED_BELOW = 0.5
 
 
 @dataclass(frozen=True)
 class PhysicalFit:
-    """Shared coefficients, how sure they are, and what each recording's rows were off by.
+    """Shared coefficients with their standard deviations (``spread``), and the errors that they leave.
 
-    ``spread``: standard deviation, by coefficient; ``identified``: whether the recordings determine
-    it, rather than the prior.  ``mape_percent``: mean absolute error of a row's cycle, by slug.
+    ``identified``: whether the recordings, not the prior, determine a coefficient.  ``mape_percent``: mean absolute
+    error of the cycle of a row, by slug.
     """
 
     coefficients: PhysicalCoefficients
@@ -174,7 +173,7 @@ def fit_physical(parts: Sequence[PhysicalRows], priors: Mapping[str, Prior] = PR
 
 
 def fit_relative(times: Floats, weight: Floats, priors: Sequence[Prior]) -> tuple[Floats, Floats]:
-    """Coefficients that bring ``times`` (rows over their cycle) nearest to 1, and their standard deviations."""
+    """Coefficients that fit ``times`` (rows divided by their cycle) to 1, and their standard deviations."""
 
     def weights(cycles: Floats | None) -> Floats:
         return weight / _MODEL_SCATTER**2 * (1 if cycles is None else soft_l1((cycles - 1) / _ROBUST))
@@ -196,7 +195,7 @@ def _mape_percent(part: PhysicalRows, coefficients: PhysicalCoefficients) -> flo
 
 
 def known_architecture(architectures: Mapping[str, Architecture], model: str) -> Architecture:
-    """The architecture of a model; raises ``ValidateError`` for one that nobody described."""
+    """The architecture of a model; raises ``ValidateError`` if it is unknown."""
     by_name: Callable[[str], Architecture | None] = {name.lower(): a for name, a in architectures.items()}.get
     if (architecture := by_name(model.lower())) is None:
         raise ValidateError(

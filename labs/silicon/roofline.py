@@ -1,7 +1,7 @@
-"""Step time by the roofline: each layer's work at the peak its kernels reach, or its bytes at the bandwidth.
+"""Step time by the roofline: the work of each layer at the peak that its kernels reach, or its bytes at the bandwidth.
 
-The form and its parameters are those of BLIS's roofline model (blis-semantics 3.4): products and attention by
-MFU tables, 82 % of the bandwidth, 100 us a layer, nothing fitted.
+Form and parameters are those of BLIS's roofline model (blis-semantics 3.4): products and attention by MFU tables, 82 %
+of the bandwidth, 100 us per layer.  Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _DECODE_BANDWIDTH, _DECODE_LAUNCH_US = 0.94, 16.0
 
 _HALF_OCTAVES = 2.0**0.5
 
-# Numbers of tokens or requests; and shares of the peak: no kernel is faster, and tables of 8-bit products, which count
-# from another peak, stay below it, too.
+# Knots are numbers of tokens or requests.  Shares of the peak are at most 1, also in tables of 8-bit products.
 Knots = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e15)], ...], Meta(min_length=1)]
 Shares = tuple[Annotated[float, Meta(gt=0, le=1)], ...]
 
@@ -88,16 +87,16 @@ class DecodeGrid:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """MFU tables.  All lists of tokens and requests ascend, and no MFU is 0."""
+    """MFU tables.  Lists of tokens and requests ascend; every MFU is above 0."""
 
     products: Annotated[tuple[ProductCurve, ...], Meta(min_length=1)]
     prefill: PrefillCurve
     decode: DecodeGrid
 
     def product_mfu(self, tokens: Floats, inputs: int, outputs: int) -> Floats:
-        """MFU of products of so many rows, linear between those measured, as the ends are beyond them.
+        """MFU of products with ``tokens`` rows: linear between the measured sizes, constant beyond them.
 
-        The curve is that of the nearest shape that is as large in both directions, else of the largest.
+        Uses the curve of the nearest shape that is at least as large in both directions, else of the largest.
         """
         larger = [c for c in self.products if c.inputs >= inputs and c.outputs >= outputs]
         if larger:
@@ -108,14 +107,14 @@ class Efficiency:
 
 
 def layer_products(architecture: Architecture) -> tuple[tuple[int, int], ...]:
-    """Inputs and outputs of the attention's matrices of a layer: query, key, value, output."""
+    """Inputs and outputs of the attention matrices of a layer: query, key, value, output."""
     hidden, head = architecture.hidden_size, architecture.head_size
     query, key = architecture.attention_heads * head, architecture.kv_heads * head
     return (hidden, query), (hidden, key), (hidden, key), (query, hidden)
 
 
 def network_products(architecture: Architecture) -> tuple[tuple[int, int], ...]:
-    """Those of one feed-forward network: gate, up, down."""
+    """Inputs and outputs of the matrices of one feed-forward network: gate, up, down."""
     hidden, inner = architecture.hidden_size, architecture.intermediate_size
     return (hidden, inner), (hidden, inner), (inner, hidden)
 
@@ -165,7 +164,7 @@ MIXED_MODES: tuple[Mixed, ...] = ("weighted", "token_proportional", "additive", 
 BANDWIDTH_EFFICIENCY = 0.82
 PER_LAYER_US = 100.0
 
-# More tokens than a step has on any recorded server; their products take time in proportion beyond.
+# More tokens than in a step of any recorded server; beyond, products take proportional time.
 _TABLE_TOKENS = 16_384
 _US = 1e6
 
@@ -209,7 +208,7 @@ class RooflineModel:
         return step_time.registered(kernel.step_us, int_params, float_params)
 
     def _head_us(self) -> Floats:
-        """What a step, a token and a pair of tokens cost, in the places of ``roofline_kernel``."""
+        """Cost of a step, a token and a pair of tokens, in the order of ``roofline_kernel``."""
         a, gpus = self.architecture, self.tensor_parallelism
         kv_bytes = a.kv_bytes_per_token(gpus)
         passed_on_bytes = a.layers * a.hidden_size * a.bytes_per_parameter / gpus
@@ -226,7 +225,7 @@ class RooflineModel:
         return size_bytes / (self.gpu.memory_bytes_per_s * self.bandwidth_efficiency) * _US
 
     def _products_us(self, efficiency: Efficiency) -> Floats:
-        """float64[n]: the products of all layers for 0, 1, ... n - 1 tokens; experts get equal shares of theirs."""
+        """float64[n]: time of the products of all layers for 0, 1, ... n - 1 tokens, split evenly over experts."""
         a = self.architecture
         tokens = np.arange(1, _TABLE_TOKENS + 1, dtype=np.float64)
         layer_us = sum(self._product_us(efficiency, tokens, *shape) for shape in layer_products(a))
@@ -239,7 +238,7 @@ class RooflineModel:
         return np.concatenate([[0.0], a.layers * layer_us / self.tensor_parallelism])
 
     def _product_us(self, efficiency: Efficiency, tokens: Floats, inputs: int, outputs: int) -> Floats:
-        """One product on one GPU: its FLOPs at the peak it reaches, or its matrix at the bandwidth."""
+        """Time of one product on one GPU: its FLOPs at the reached peak, or its matrix at the bandwidth."""
         width = self.architecture.bytes_per_parameter
         reached = self.gpu.flops_at(width) * efficiency.product_mfu(tokens, inputs, outputs)
         read_us = self._bandwidth_us(inputs * outputs * width)
@@ -252,9 +251,9 @@ def roofline_release(
     hardware: str,
     latency: RooflineModel,
 ) -> CoefficientRelease:
-    """A release with the roofline of one model, without delays: nothing of it is fitted.
+    """A release with the roofline of one model, without delays; nothing is fitted.
 
-    Raises ``ReleaseError`` if a step of it takes too long to be one.
+    Raises ``ReleaseError`` if a step takes more than an hour.
     """
     rests_on = "smooth efficiencies" if latency.efficiency is None else "efficiency tables"
     summary = f"Roofline of {model}, {rests_on}, mixed steps {latency.mixed}."

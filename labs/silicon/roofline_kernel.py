@@ -1,4 +1,4 @@
-"""How long a batch takes by the roofline: matrix products, attention, memory, and what joins a mixed batch.
+"""Step time by the roofline: matrix products, attention, memory, and how the phases of a mixed batch combine.
 
 ``int_params``: mode, rows of the product table, of the expert table, knots of the prefill curve, batch and context
 knots of the decode grid.  ``float_params``: ``HEAD`` numbers, then these tables one after the other (see ``HEAD``).
@@ -26,7 +26,7 @@ HEAD = 6
 
 @of_kind
 def step_us(ints: int, ints_length: int, floats: int, floats_length: int, batch: int, _start_us: int) -> int:
-    """As ``step_time.registered`` has it."""
+    """The step time as ``step_time.registered`` calls it."""
     return roofline_us(int_params_at(ints, ints_length), float_params_at(floats, floats_length), batch_at(batch))
 
 
@@ -50,7 +50,7 @@ def roofline_us(int_params: Int64s, float_params: Floats, batch: Batch) -> int:
 
 @compiled
 def joined_us(mode: int, prefill: int, decode: int, prefill_us: float, decode_us: float) -> float:
-    """A mixed step from what its phases would take isolate (blis-semantics 3.4)."""
+    """Time of a mixed step from the times of its phases alone (blis-semantics 3.4)."""
     if mode == LARGEST:
         return max(prefill_us, decode_us)
     share = prefill / (prefill + decode)
@@ -64,7 +64,7 @@ def joined_us(mode: int, prefill: int, decode: int, prefill_us: float, decode_us
 
 @separate
 def phase_us(int_params: Int64s, float_params: Floats, batch: Batch, with_prefill: bool, with_decode: bool) -> float:
-    """The longer of computing and of reading and writing memory, for one phase or both at once."""
+    """The longer of compute time and memory time, for one phase or both at once."""
     tokens, kv_tokens, attention_us = 0, 0.0, 0.0
     if with_prefill:
         prefill = batch.prefill_tokens
@@ -89,7 +89,7 @@ def phase_us(int_params: Int64s, float_params: Floats, batch: Batch, with_prefil
 
 @compiled
 def products_us(int_params: Int64s, float_params: Floats, tokens: int) -> float:
-    """Matrix products of so many tokens; beyond the table in proportion."""
+    """Time of the matrix products for a number of tokens; proportional beyond the table."""
     last = int_params[PRODUCT_ROWS] - 1
     if tokens <= last:
         return float_params[HEAD + tokens]
@@ -123,7 +123,7 @@ def decode_mfu(int_params: Int64s, float_params: Floats, requests: float, contex
 
 @compiled
 def between(float_params: Floats, first: int, knots: int, x: float) -> tuple[int, float]:
-    """The knot at or below x, counted from ``first``, and how far x is to the next one (0 to 1)."""
+    """The knot at or below x, counted from ``first``, and the fraction of the way to the next."""
     if x <= float_params[first]:
         return 0, 0.0
     if x >= float_params[first + knots - 1]:

@@ -1,7 +1,7 @@
-"""Tables of measured operator times for a model: asked of ``aiconfigurator-core``, the optional extra ``silicon``.
+"""Tables of measured operator times for a model, from ``aiconfigurator-core`` (the optional extra ``silicon``).
 
-A batch's time there is the sum of what depends on its tokens alone, of its prefills' attention and of its decodes'
-attention, so three tables hold all of it (labs/docs/silicon.md).
+There the time of a batch is a sum of three parts: one that depends on its tokens, attention of prefills and attention
+of decodes.  So three tables hold all of it (labs/docs/silicon.md).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from blis_replay_labs.silicon.operators import (
     TokenTimes,
 )
 
-# Every size to 16, multiples of 8 to 512 (kernels are chosen by it), then ever wider.
+# Every size to 16, multiples of 8 to 512 (these choose the kernel), then four sizes per octave.
 _TOKENS = (*range(1, 17), *range(24, 513, 8), *(round(512 * 2 ** (i / 4)) for i in range(1, 25)))
 _PREFILL_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
 _ATTENDED_TOKENS = (8, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
@@ -48,11 +48,11 @@ _BETWEEN_GPUS = ("_ar", "all_reduce", "allreduce", "all2all", "alltoall", "dispa
 
 _US_PER_MS = 1_000
 _CHECKED_BATCHES, _SEED = 400, 42
-# A context at which a decode is little else than its products.
+# Tokens of context; a decode then takes little more than its products.
 _SHORT = 16
 
 
-# What a host adds where nothing is recorded (labs/docs/silicon.md says from what).
+# Coefficients and delays without a recording; their origin is in labs/docs/silicon.md.
 ZERO_SHOT = AS_MEASURED
 ZERO_SHOT_DELAYS = Lifecycle(
     pre_queue_us=9_300.0, pre_queue_source="published constant, fitted to journeys of 16 H100 experiments"
@@ -61,11 +61,11 @@ ZERO_SHOT_DELAYS = Lifecycle(
 
 @dataclass(frozen=True)
 class Deployment:
-    """What runs where: a folder with ``config.json``, a kind of GPU, and how the model is split over them.
+    """A model (its ``config.json``), the kind of GPU, and how the model is split over GPUs.
 
-    ``gpu``: any spelling of a system of the package.  ``dtype``, ``kv_cache_dtype``: of weights (as the package names
-    them: ``bfloat16``, ``fp8``, ``nvfp4``) and KV cache; None: as the model's configuration says.
-    ``vllm_version``: whose measurements; None: the newest.
+    ``gpu``: any spelling of a system of the package.  ``dtype``, ``kv_cache_dtype``: types of weights and KV cache, by
+    the package's names (``bfloat16``, ``fp8``, ``nvfp4``); None: as in the configuration.  ``vllm_version``: the
+    version that was measured; None: the newest.
     """
 
     config: Path
@@ -79,7 +79,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Tabulated:
-    """Tables, and how far their interpolation is from the package: mean and largest of random batches, fractions."""
+    """Tables, and the relative errors of interpolating them (mean and largest over random batches)."""
 
     tables: OperatorTables
     system: str
@@ -89,7 +89,7 @@ class Tabulated:
 
 
 def silicon_systems() -> tuple[str, ...]:
-    """The systems that the package has vLLM measurements of; raises ``ReplayError`` without the extra."""
+    """The systems with vLLM measurements in the package; raises ``ReplayError`` without the extra."""
     with _package():
         import aiconfigurator_core
 
@@ -98,18 +98,18 @@ def silicon_systems() -> tuple[str, ...]:
 
 
 def system_named(gpu: str) -> str:
-    """The system of a GPU by any of its names; raises ``ReleaseError`` if none or several can be meant."""
+    """The system of a GPU by any of its names; raises ``ReleaseError`` if the name is unknown or ambiguous."""
     systems = silicon_systems()
-    found = [gpu] if gpu in systems else [s for s in systems if same_gpu(gpu, s.replace("_", " "))]
-    if len(found) != 1:
+    matching = [gpu] if gpu in systems else [s for s in systems if same_gpu(gpu, s.replace("_", " "))]
+    if len(matching) != 1:
         raise ReleaseError(f"no operator times of {gpu}; aiconfigurator-core has {', '.join(systems)}")
-    return found[0]
+    return matching[0]
 
 
 def tabulate(deployment: Deployment) -> Tabulated:
-    """Ask for all operators of a model on its GPUs, and measure the interpolation between them.
+    """Tabulate all operators of a model on its GPUs, and measure the error of interpolation.
 
-    Raises ``ReplayError`` without the extra, ``ReleaseError`` for a GPU or model that the package does not have.
+    Raises ``ReplayError`` without the extra, ``ReleaseError`` for a GPU or model that the package lacks.
     """
     system = system_named(deployment.gpu)
     with _package(), _model_folder(deployment.config) as folder:
@@ -125,9 +125,9 @@ def tabulate(deployment: Deployment) -> Tabulated:
 def silicon_release(
     name: str, model: str, deployment: Deployment, coefficients: OperatorCoefficients | None = None
 ) -> tuple[CoefficientRelease, Tabulated]:
-    """A release of a model from its operator times, and how it was tabulated; raises as ``tabulate``.
+    """A release of a model from its operator times, and its tables; raises as ``tabulate``.
 
-    ``coefficients``: what the host adds and how the tables are scaled, ``ZERO_SHOT`` if None.
+    ``coefficients``: factors of the tables and times of the host; ``ZERO_SHOT`` if None.
     """
     tabulated = tabulate(deployment)
     latency = OperatorModel(tabulated.tables, coefficients=coefficients or ZERO_SHOT)
@@ -139,7 +139,7 @@ def silicon_release(
 
 @contextmanager
 def _package() -> Iterator[None]:
-    """What goes wrong in the package, as an error of ours; it logs much that concerns no answer."""
+    """Turn errors of the package into ours, and silence its log."""
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
         yield
@@ -151,7 +151,7 @@ def _package() -> Iterator[None]:
 
 @contextmanager
 def _model_folder(config: Path) -> Iterator[Path]:
-    """A folder whose ``config.json`` is the model's: the package reads no other, and downloads what is no folder."""
+    """A folder with the model's ``config.json``: the package reads only that name, and downloads other arguments."""
     if config.name == "config.json":
         yield config.parent.resolve()
         return
@@ -161,10 +161,7 @@ def _model_folder(config: Path) -> Iterator[Path]:
 
 
 class AskedPackage:
-    """The package, asked about one deployment; all answers in us, arrays of one length in and out.
-
-    ``last``: for each kind of batch the largest that it has an answer for so far.
-    """
+    """The package for one deployment; all times in us."""
 
     def __init__(self, folder: Path, system: str, deployment: Deployment) -> None:
         import aiconfigurator_core
@@ -193,29 +190,29 @@ class AskedPackage:
             ) from None
 
     def mixed_us(self, tokens: int) -> float:
-        """All but attention of a step with prefill."""
+        """A step with prefill, without attention."""
         return float(self.handle.mixed_step_breakdown(tokens, 0, tokens, 1)[1]) * _US_PER_MS
 
     def decode_us(self, requests: int, context: int) -> float:
-        """A whole step without prefill."""
+        """A step without prefill."""
         return float(self.handle.decode_step_latency(requests, context, 1)) * _US_PER_MS
 
     def decode_attention_us(self, requests: int, context: int) -> float:
-        """The attention of so many decodes."""
+        """The attention of the decodes of ``requests``."""
         return float(self.handle.mixed_step_breakdown(0, requests, context, 1)[3]) * _US_PER_MS
 
     def prefill_us(self, requests: int, tokens: int, cached: int) -> float:
-        """A whole step of equal prefills."""
+        """A step of equal prefills."""
         return float(self.handle.predict_prefill_latency(requests, tokens + cached, cached)) * _US_PER_MS
 
     def all_reduce_us(self, tokens: int) -> float:
-        """What of a step of so many tokens passes between GPUs."""
+        """The traffic between GPUs in a step of ``tokens``."""
         shared, *_attention = self.handle.mixed_step_breakdown_per_op(tokens, 0, tokens, 1)
         parts = (us for name, us, *_ in shared if any(word in f"{name}_" for word in _BETWEEN_GPUS))
         return float(sum(parts)) * _US_PER_MS
 
     def products(self) -> TokenTimes:
-        """The table by tokens; a decode step is asked as far as there are decode tables."""
+        """The table by tokens; decode steps up to the largest number of decoding requests."""
         tokens = [n for n in _TOKENS if _answers(partial(self.mixed_us, n))]
         if len(tokens) < 2:
             raise ReleaseError(
@@ -224,7 +221,7 @@ class AskedPackage:
             )
         mixed = [self.mixed_us(n) for n in tokens]
         decode = [self._decode_products_us(n) for n in tokens if n <= _DECODE_REQUESTS[-1]]
-        # Beyond, as a step with prefill, from where the two end.
+        # Beyond that, decode steps grow like steps with prefill.
         beyond = np.array(mixed[len(decode) :]) * (decode[-1] / mixed[len(decode) - 1])
         reduced = [self.all_reduce_us(n) for n in tokens]
         return TokenTimes(*map(_in_tenths, (tokens, mixed, [*decode, *beyond], reduced)))
@@ -233,7 +230,7 @@ class AskedPackage:
         return self.decode_us(requests, _SHORT) - self.decode_attention_us(requests, _SHORT)
 
     def prefill_attention(self) -> PrefillAttention:
-        """One prompt where its tokens attend to at least as many as they would alone, else several shorter ones."""
+        """Of one prompt, or of several shorter ones where its tokens would attend to more than asked for."""
         rows = [n for n in _PREFILL_TOKENS if _answers(partial(self.mixed_us, n))]
         times = [[self._prefill_attention_us(n, attended) for attended in _ATTENDED_TOKENS] for n in rows]
         return PrefillAttention(_in_tenths(rows), _in_tenths(_ATTENDED_TOKENS), tuple(map(_in_tenths, times)))
@@ -248,7 +245,7 @@ class AskedPackage:
         return DecodeAttention(_in_tenths(_DECODE_REQUESTS), _in_tenths(_CONTEXT_TOKENS), tuple(map(_in_tenths, times)))
 
     def errors(self, tables: OperatorTables) -> Floats:
-        """float64[batches]: relative errors of the tables at random batches, decodes and prefills of equal requests."""
+        """float64[batches]: relative errors of the tables for random batches of equal decodes or prefills."""
         random = np.random.default_rng(_SEED)
         asked: list[float] = []
         batches: list[dict[str, int]] = []
@@ -269,7 +266,7 @@ class AskedPackage:
 
 
 def prompts_of(tokens: int, attended: int) -> tuple[int, int, int]:
-    """Equal prompts, so many, of so many tokens after so many cached, whose tokens attend to so many on average."""
+    """Number, new tokens and cached tokens of equal prompts with ``tokens`` in all that attend to ``attended`` each."""
     cached = attended - (tokens + 1) // 2
     if cached >= 0:
         return 1, tokens, cached
@@ -286,10 +283,10 @@ def _answers(question: Any) -> bool:
 
 
 def _in_tenths(values: Iterable[float]) -> tuple[float, ...]:
-    """As a release writes them."""
+    """Rounded as a release writes them."""
     return tuple(round(float(value), 1) for value in values)
 
 
 def _line(error: Exception) -> str:
-    """The first line of what the package says."""
+    """The first line of an error of the package."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
