@@ -18,7 +18,7 @@ from scipy.signal import lfilter
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency.models import CorrectedModel, EngineLatency, LatencyModel
+from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
@@ -129,7 +129,7 @@ class _Draws:
         extra_us = np.rint(step_us(server) * _disturbance(self.noisy, at_us, rng)).astype(np.int64)
         return self._answered(trace, CorrectedModel(server.latency, (0, 0, 0, 0), at_us, extra_us))
 
-    def _answered(self, trace: RequestTrace, latency: EngineLatency) -> LatencySamples:
+    def _answered(self, trace: RequestTrace, latency: Latency) -> LatencySamples:
         result = simulate(trace, self.noisy.server.engine, latency, self.noisy.server.lifecycle)
         return LatencySamples(result.ttft_us, result.e2e_us, trace.output_tokens)
 
