@@ -17,6 +17,7 @@ from blis_replay.ingest.readers.documents import (
     US_PER_S,
     WHOLE_RUN,
     aggregate_frame,
+    at,
     finite,
     microseconds,
     section,
@@ -44,7 +45,15 @@ _POINT_METRICS = (
     ("prompt_tokens", 1.0, ("Token Metrics", "Successful Input Tokens"), "Prompt token count"),
     ("output_tokens_reported", 1.0, ("Token Metrics", "Successful Output Tokens"), "Output token count"),
 )
-_COUNTED = {"succeeded": "Successful", "failed": "Errored", "sent": "Total"}
+# Column -> its group, name and unit from 0.4 on, and its name in 0.3.
+_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "succeeded": (("Request Counts", "Successful", ""), ("Successful Requests",)),
+    "failed": (("Request Counts", "Errored", ""), ("Errored Requests",)),
+    "sent": (("Request Counts", "Total", ""), ("Total Requests",)),
+    "duration": (("Timings", "Duration", "Sec"), ("Duration",)),
+    "strategy": (("Benchmark", "Strategy", ""), ("",)),
+    "server": (("Run Info", "Backend", ""), ("Worker",)),
+}
 
 
 @dataclass(frozen=True)
@@ -55,29 +64,20 @@ class _Point:
     strategy: Mapping[str, Any]
     old: bool
 
-    def cell(self, *column: str) -> str | None:
-        return self.cells.get(column)
+    def cell(self, column: str) -> str | None:
+        return self.cells.get(_COLUMNS[column][self.old])
 
     def clients(self) -> float | None:
         """Of a closed loop: its clients; all at once are as many as there were requests, or as were allowed."""
-        kind = self.strategy.get("type_") or (self.cell("Benchmark", "Strategy", "") or "")
+        kind = self.strategy.get("type_") or self.cell("strategy")
         if kind == "synchronous":
             return 1.0
         if kind == "concurrent":
             return finite(self.strategy.get("streams"))
         if kind == "throughput":
-            sent = self.counted("Total")
-            limits = (finite(self.strategy.get("max_concurrency")), sent)
+            limits = (finite(self.strategy.get("max_concurrency")), finite(self.cell("sent")))
             return min((limit for limit in limits if limit), default=None)
         return None
-
-    def counted(self, status: str) -> float | None:
-        if self.old:
-            return finite(self.cell(f"{status} Requests"))
-        return finite(self.cell("Request Counts", status, ""))
-
-    def duration_us(self) -> int | None:
-        return microseconds(self.cell("Duration") if self.old else self.cell("Timings", "Duration", "Sec"))
 
     def statistics(self, group: tuple[str, str], name: str) -> Iterator[tuple[str, float | None]]:
         """Statistics of a metric; those of no request are not written, or (0.3) all 0."""
@@ -123,7 +123,7 @@ def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
         )
     file.tally.records = 1
     rows = list(_of_point(point))
-    duration_us, sent = point.duration_us(), point.counted("Total")
+    duration_us, sent = microseconds(point.cell("duration")), finite(point.cell("sent"))
     stages = []
     if duration_us and duration_us > 0 and sent:
         asked = finite(point.strategy.get("rate"))
@@ -132,7 +132,7 @@ def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
         f"guidellm {'0.3' if point.old else '0.4 or later'}",
         aggregate_frame((stage, *row) for row in rows for stage in (0, WHOLE_RUN)),
         f"requests: {file.name} has means and percentiles of whole load levels only",
-        model=_model_of(point),
+        model=text(at(_parsed(point.cell("server")), "model", "backend_model")),
         stages=tuple(stages),
     )
 
@@ -165,38 +165,24 @@ def _point(header: Sequence[Sequence[str]], row: Sequence[str], old: bool) -> _P
         return None
     cells = dict(zip(zip(*header, strict=True), row, strict=True))
     if old:
-        return _Point(cells, section(_mapping(cells.get(("Args",))), "strategy"), old)
-    asked = _mapping(cells.get(("Run Info", "Profile", ""))).get("completed_strategies")
-    number = finite(cells.get(("Run Info", "Run Index", "")))
-    known = isinstance(asked, list) and number is not None and 0 <= number < len(asked)
-    strategy = asked[int(number)] if known and isinstance(asked, list) and number is not None else None
-    return _Point(cells, strategy if isinstance(strategy, dict) else {}, old)
+        return _Point(cells, section(_parsed(cells.get(("Args",))), "strategy"), old)
+    profile, number = _parsed(cells.get(("Run Info", "Profile", ""))), cells.get(("Run Info", "Run Index", ""))
+    return _Point(cells, section(profile, f"completed_strategies.{number}"), old)
 
 
 def _of_point(point: _Point) -> Iterator[tuple[str, str, float]]:
-    for statistic, status in _COUNTED.items():
-        if (count := point.counted(status)) is not None and count >= 0:
+    for statistic in ("succeeded", "failed", "sent"):
+        if (count := finite(point.cell(statistic))) is not None and count >= 0:
             yield "requests", statistic, count
     if (clients := point.clients()) and clients >= 1:
         yield "concurrency", "asked", clients
-    if not point.counted("Successful"):
+    if not finite(point.cell("succeeded")):
         return
     for metric, unit, group, name in _POINT_METRICS:
         named = (TPOT_OF_0_3 if point.old else TPOT) if metric == "tpot" else metric
         for statistic, value in point.statistics(group, name):
             if value is not None and 0 <= value * unit < _LONGEST_US:
                 yield named, statistic, value * unit
-
-
-def _model_of(point: _Point) -> str | None:
-    if point.old:
-        return text(_mapping(point.cell("Worker")).get("backend_model"))
-    return text(_mapping(point.cell("Run Info", "Backend", "")).get("model"))
-
-
-def _mapping(cell: str | None) -> Mapping[str, Any]:
-    value = _parsed(cell)
-    return value if isinstance(value, dict) else {}
 
 
 def _parsed(cell: str | None) -> object:
