@@ -44,7 +44,7 @@ _HORIZON_US = 9_000_000_000_000
 # Without a block count from the server, as many as the embedded engine takes at most.
 _MANY_BLOCKS = 1_000_000
 
-# The latency model that a build runs unless it is told otherwise.
+# The default latency model of a build.
 OWN = "own"
 
 
@@ -76,9 +76,8 @@ class BlisError(ReplayError):
 class BlisBinary:
     """A BLIS build as a simulator.
 
-    ``release``: run as its ``blackbox`` model, if there is no ``own_model``.  That is a latency model of the build
-    (``trained-physics``, ``roofline``), or ``OWN``: the one that it runs unless told otherwise; the release only names
-    it then.
+    ``own_model``: a latency model of the build (``trained-physics``, ``roofline``), or ``OWN``, its default; then
+    ``release`` only names it.  Without ``own_model`` the build runs ``release`` as its ``blackbox`` model.
     """
 
     build: BlisBuild
@@ -155,7 +154,7 @@ class BlisExitError(BlisError):
 def find_build(path_text: str) -> BlisBuild:
     """The build at a path (or of that name on the search path), with what its help names.
 
-    Raises ``BlisError`` if there is none, or it cannot be run, or it has no ``replay``.
+    Raises ``BlisError`` if the file is missing, cannot be run, or has no ``replay``.
     """
     found = shutil.which(path_text) if os.sep not in path_text else None
     path = Path(found or path_text).absolute()
@@ -295,7 +294,7 @@ def blackbox_coefficients(entry: ModelEntry, context_tokens: float = 0.0) -> tup
 
 
 def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
-    """The flags of a blackbox model; ``ReleaseError`` if it is none, or the build has none any more."""
+    """The flags of a blackbox model; ``ReleaseError`` if three betas cannot say it, or the build lacks that model."""
     try:
         alpha, beta = blackbox_coefficients(entry)
     except ReleaseError:

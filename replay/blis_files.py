@@ -167,7 +167,7 @@ def write_rows(
 def trace_rows(
     trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s, form: TraceForm
 ) -> Iterator[dict[str, object]]:
-    """A row a request, as one that nobody has served yet."""
+    """One row per request, not served yet."""
     zeros: dict[str, object] = dict.fromkeys(_ZEROS, 0)
     for i in range(len(trace)):
         shared = int(prefixes.length[i]) if form.has_prefixes else 0
@@ -191,9 +191,8 @@ def trace_rows(
 def read_results(path: Path, lengths: Int64s) -> BlisResults:
     """The results file of a replay of ``len(lengths)`` requests with these output lengths.
 
-    Raises ``ReplayError``, one line with the place, for anything that is no sound answer to
-    the trace: no array of results, a request that was not asked for or twice, a time that
-    is negative or runs backwards, another output length than asked for.
+    Raises ``ReplayError``, one line with the place, where the file does not answer the trace.  That is: anything but
+    an array of results, an unknown or repeated request, a time below zero or out of order, another output length.
     """
     count = len(lengths)
     answer = BlisResults(np.zeros(count, np.bool_), np.zeros(count, np.int64), np.zeros(count, np.int64))
@@ -218,7 +217,7 @@ def read_results(path: Path, lengths: Int64s) -> BlisResults:
 
 
 def read_preemptions(path: Path) -> int | None:
-    """The preemption count of a metrics file, None if there is none to be read."""
+    """The preemption count of a metrics file, None if it cannot be read."""
     try:
         content = left_by(path, _METRICS_BYTES)
         if content is None or len(content) > _METRICS_BYTES:

@@ -180,7 +180,7 @@ class CommandSimulator:
 
 
 def command_simulator(text: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:
-    """The simulator of ``cmd:PATH ARGS``; raises ``CommandError`` if there is no such program."""
+    """The simulator of ``cmd:PATH ARGS``; raises ``CommandError`` if the program is missing."""
     try:
         words = shlex.split(text.removeprefix(PREFIX))
     except ValueError as error:

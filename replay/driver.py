@@ -25,7 +25,7 @@ class ReplayRun:
     ``entry``: None if the simulator ran with coefficients of its own.  ``simulator``: its name.
     ``not_simulated``: what the recorded engine used and the simulator has not, one sentence each: such a run says
     nothing of the simulator.
-    ``outside``: steps outside of what the coefficients were fitted on; None where there are few or it is unknown.
+    ``outside``: steps outside the batches that the coefficients were fitted on; None if few or unknown.
     """
 
     recording: Recording
@@ -132,7 +132,7 @@ def replay(
 
 
 def _outside(simulated: Simulated, plan: ReplayPlan, entry: ModelEntry | None) -> Outside | None:
-    """The steps outside of what the coefficients were fitted on, where both are known; observed ones have no model."""
+    """The steps outside the batches that the coefficients were fitted on, where both are known and modelled."""
     if simulated.engine is None or entry is None or entry.fit is None or entry.fit.steps is None or plan.cycles:
         return None
     return outside(simulated.engine.steps, entry.fit.steps, entry.latency)

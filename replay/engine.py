@@ -163,7 +163,7 @@ def _longest_tokens(recording: Recording) -> int | None:
 
 
 def with_engine(recording: Recording, arguments: Mapping[str, EngineValue], source: str) -> Recording:
-    """The recording as of an engine with these arguments; ``source`` is that of their settings."""
+    """The recording with these engine arguments; ``source``: of their settings."""
     engine = {name: setting for name, setting in recording.engine.items() if name not in arguments}
     engine |= {name: Setting(value, source) for name, value in arguments.items() if value is not None}
     return replace(recording, engine=engine)

@@ -178,7 +178,7 @@ def _begin(work: Callable[[Any], Any]) -> None:
     global _work  # of this process, which does nothing else
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # of libraries, as of the command line
+        warnings.simplefilter("ignore")  # of libraries; the command line hides them too
     _work = work
 
 

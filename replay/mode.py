@@ -67,7 +67,7 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
 def captured_sizes(text: object) -> tuple[int, ...] | None:
     """Sizes of captured CUDA graphs, ascending, written ``1 2 4 8..512/8``: each eighth up to 512; ``none``: no graphs.
 
-    None if they cannot be told: earlier releases stored no more than the first, the last and how many there are.
+    None if unknown: earlier releases stored only the first size, the last and their number.
     """
     words = str(text).strip("[]").replace(",", " ").split()
     if words == ["none"]:

@@ -178,8 +178,8 @@ def _one_at_a_wake(
 ) -> tuple[Int64s, Int64s, Bools, Floats]:
     """The anchors without those from which the next step was scheduled at once.
 
-    A server that schedules asynchronously and was idle has room for two batches: nothing ran between
-    the two calls, so their distance is no cycle and counts with the one that follows.
+    A server that schedules asynchronously and was idle has room for two batches.  Nothing ran between
+    the two calls, so their distance counts with the cycle that follows.
     """
     wake = np.flatnonzero(usable & (cycle_us * WAKE_FACTOR < np.median(cycle_us[usable])))
     wake = wake[wake + 1 < len(cycle_us)]
@@ -215,9 +215,9 @@ def _idle_until(begin_us: Floats, end_us: Floats, at_us: Floats) -> Floats:
 
 
 def _from_latencies(rows: pl.DataFrame) -> ObservedCycles:
-    """Steps a second in each bin such that every request has output tokens - 1 steps between first and last.
+    """Steps per second in each bin such that every request has output tokens - 1 steps between first and last.
 
-    Linear least squares over all requests: what overlaps a bin for a time gets so much of its steps.
+    Linear least squares over all requests: a request gets the steps of a bin in proportion to their overlap.
     """
     from scipy.sparse.linalg import spsolve  # heavy, and only this needs it
 

@@ -96,8 +96,8 @@ def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tupl
     They are the recorded ones if there are some, else those of a shared-prefix workload:
     request i carries prompt i modulo the number of prompts; prompts of a group begin with
     the same system prompt.  Membership is drawn (seeded): it matters to the first round of
-    prompts only.  None where the workload is no such cycle, or the server counted hits itself; its own identities tell
-    more than its count, because they hold under other engine arguments as well.
+    prompts only.  None for another workload, or where the server counted hits.  Identities that the server recorded
+    come before its count, because they hold under other engine arguments as well.
     ``prompts`` as in ``estimate_prefix``.
     """
     workload, recorded = recording.shared_prefix, prompt_tokens(recording)

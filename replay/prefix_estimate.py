@@ -36,10 +36,10 @@ class PrefixEstimate:
 def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> PrefixEstimate:
     """How many prompt tokens of each request no prefix cache held.
 
-    The first of these that the recording supports: the server's own count per request;
-    recorded prompt identities in a cache that never forgets; the cycle of a shared-prefix
-    workload (see ``_shared_prefix``); what journeys and step records leave for each prefill; an aggregate hit
-    rate, of step records or of the server, the same share for all; the whole prompt.
+    By the first of these that the recording supports.  The server's own count per request.  Recorded prompt identities
+    in a cache that never forgets.  The cycle of a shared-prefix workload (see ``_shared_prefix``).  What journeys and
+    step records leave for each prefill.  An aggregate hit rate, the same share for all.  Else the whole prompt.
+
     ``prompts``: int64[n], prompt tokens in place of the recorded ones.
     """
     recorded = prompt_tokens(recording)
@@ -121,12 +121,11 @@ def _computed(recording: Recording, journeys: Rows) -> Iterator[pl.DataFrame]:
 def _shared_prefix(prompts: Int64s, workload: SharedPrefix, block: int) -> PrefixEstimate:
     """Request i carries prompt i modulo the number of prompts (groups x prompts a group).
 
-    Its first round is cold: the first request of a group computes the whole prompt, the
-    others all but the full blocks of the group's system prompt.  Which prompt belongs to
-    which group is not recorded, so the expectation over random membership is taken: of
-    the P - 1 other prompts, those before it (i of them) miss all G - 1 of its own group
-    with probability C(P - G, i) / C(P - 1, i).  Later rounds find all full blocks but the
-    one that holds the last token, which is always computed.
+    Its first round is cold: the first request of a group computes the whole prompt, the others all but the full
+    blocks of the group's system prompt.  Groups are not recorded, so this is the expectation over random membership.
+    Of the P - 1 other prompts, the i before it miss all G - 1 of its own group with probability
+    C(P - G, i) / C(P - 1, i).  Later rounds find all full blocks but the one with the last token, which is always
+    computed.
     """
     period = period_of(workload)
     group = workload.num_prompts_per_group

@@ -89,7 +89,7 @@ _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 1 << 16
 
 
 class CapturedOutput:
-    """A pipe for what a program prints, of which the beginning and the end are kept, however much it prints."""
+    """A pipe for what a program prints; it keeps the beginning and the end."""
 
     def __init__(self) -> None:
         ours, self._theirs = os.pipe()

@@ -21,10 +21,9 @@ _LARGEST_BYTES = 1_000_000
 
 
 def load_release(name_or_path: str) -> CoefficientRelease:
-    """A release that ships with the package, by name, or one's own, by path.
+    """A release that ships with the package, by name, or another, by path.
 
-    Raises ``UnknownNameError`` if there is neither, ``ReleaseError`` if the file is no sound
-    release.
+    Raises ``UnknownNameError`` if neither exists, ``ReleaseError`` if the file cannot be read as a release.
     """
     if not name_or_path:
         raise UnknownNameError("the name of the coefficients is empty; name a release that ships, or a file")
@@ -63,7 +62,7 @@ def unfitted_release(name: str, summary: str, source: str, hardware: str, entry:
 
 
 def page_of_text(path: Path, what: str, error: type[Exception] = ReleaseError) -> str:
-    """The text of a file that holds ``what``; raises ``error`` if it cannot be read, is no text, or too large."""
+    """The text of a file that holds ``what``; raises ``error`` if it cannot be read, is not text, or is too large."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)  # devices and pipes have no size

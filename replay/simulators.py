@@ -43,7 +43,7 @@ def embedded(name: str, inputs: SimulatorInputs) -> Simulator:
 
 
 def blis(name: str, inputs: SimulatorInputs) -> Simulator:
-    """``blis``, or ``blis-MODEL`` with a latency model of the build; ``BlisError`` if the build is no BLIS."""
+    """``blis``, or ``blis-MODEL`` with a latency model of the build; ``BlisError`` if the build is not BLIS."""
     from blis_replay.replay.blis_binary import BlisBinary, find_build, own_release
 
     if inputs.blis_binary is None:
@@ -54,7 +54,7 @@ def blis(name: str, inputs: SimulatorInputs) -> Simulator:
 
 
 def command(name: str, inputs: SimulatorInputs) -> Simulator:
-    """``cmd:PATH ARGS``; ``CommandError`` if there is no such program."""
+    """``cmd:PATH ARGS``; ``CommandError`` if the program is missing."""
     from blis_replay.replay.command import command_simulator
 
     return command_simulator(name, inputs.release, inputs.timeout_s)

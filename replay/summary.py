@@ -38,9 +38,9 @@ def of_summary(recording: Recording, mode: ReplayMode) -> tuple[Recording, Repla
 def of_aggregates(recording: Recording) -> Recording:
     """A recording with requests made of its aggregates, where that is all it has; else as it is.
 
-    As many in each load stage as were sent, in a Poisson process at its rate, with lengths spread evenly over 10 % on
-    either side of the mean; prompts over less where longer ones would not fit ``max_model_len``, as the server took
-    them all.  Raises ``ReplayError`` for aggregates that say neither how many nor how long.
+    Each load stage gets as many as were sent, in a Poisson process at its rate.  Lengths spread evenly over 10 % on
+    either side of the mean.  Prompts spread over less where longer ones would not fit ``max_model_len``, as the server
+    took them all.  Raises ``ReplayError`` for aggregates without numbers or lengths of requests.
     """
     if recording.requests.height or not recording.is_summed_up:
         return recording

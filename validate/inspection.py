@@ -154,7 +154,7 @@ _EXPERIMENT_COLUMNS = (
     Column("findings", "count", wide=3),
     Column("slug", "text", wide=1),
 )
-# Which of them stand beside each other where there is no room for all.
+# The table that each column is in where one line cannot hold all.
 _EXPERIMENT_PARTS = {"alias": 0, "load": 2, "workload": 2, "findings": 2, "slug": 3}
 
 

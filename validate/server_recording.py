@@ -113,7 +113,7 @@ def install_plugin(folder: Path) -> None:
 
 
 def server_environment(folder: str, directory: Path) -> dict[str, str]:
-    """The environment of the server: as here, with the plugin to be found and told where to write."""
+    """The environment of the server: this one, with the plugin on its path and the folder it writes to."""
     given = dict(os.environ)
     paths = [folder, *filter(None, [given.get("PYTHONPATH")])]
     told = {DIRECTORY: str(directory), "PYTHONPATH": os.pathsep.join(paths)}
@@ -275,7 +275,7 @@ def _value(command: Sequence[str], option: str) -> str | None:
 
 
 def _takes_spans(command: Sequence[str], notes: list[str]) -> bool:
-    """Whether the server can be told to send its spans here; if not, a note says why."""
+    """Whether the server can send its spans here; if not, a note says why."""
     if _value(command, _ENDPOINT):
         notes.append(f"spans: they go where its own {_ENDPOINT} says")
         return False

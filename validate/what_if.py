@@ -99,8 +99,8 @@ def what_if(
     return WhatIf(recording, release, as_recorded.basis, recorded, tuple(points), observed)
 
 
-# What of the load can be changed like an engine argument, and how a value is written: arrivals so many times as fast,
-# or clients that wait for their answers.
+# Parts of the load that change like an engine argument, each with a value as it is written: a factor on the arrival
+# rate, or clients that wait for their answers.
 LOAD = {"rate": "1.5", "concurrency": "16", "ramp_s": "10", "think_time_ms": "100", "sessions": "prompts"}
 _MOST_S = 1e6
 
@@ -146,13 +146,12 @@ def grid(fixed: EngineOverrides, sweeps: Mapping[str, Sequence[EngineValue]]) ->
 
 
 def simulated_values(run: ReplayRun) -> dict[str, float | None]:
-    """What a replay says of its engine, over the requests that it completed.
+    """Latencies (ms), throughput and use of the engine in a replay, over the requests that it completed.
 
-    Latencies in ms; ``requests_per_s`` and ``output_tokens_per_s`` from the first arrival to the last
-    token at a client, as are the means of ``running`` and ``waiting`` (requests, by time);
-    ``kv_peak``: largest share of KV blocks in use at once, None where memory has no bound;
-    ``cut_short``: requests whose output ended at ``max_model_len``; ``saturated_from_s``: since when a queue grows
-    that is never served, None if none does.
+    Rates, and the means of ``running`` and ``waiting`` (requests, by time), are from the first arrival to the last
+    token at a client.  ``kv_peak``: largest share of KV blocks in use at once, None where memory has no bound.
+    ``cut_short``: requests whose output ended at ``max_model_len``.  ``saturated_from_s``: start of a queue that grows
+    to the end, None without one.
     """
     result, done = run.result, run.simulated.completed
     latencies = latency_statistics(simulated_samples(run, done), result.inter_token_gaps(done))
@@ -191,7 +190,7 @@ def _saturated_from_s(run: ReplayRun) -> float | None:
 
 
 def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
-    """What came of the objectives; requests that were given up are none of the good ones."""
+    """What came of the objectives; requests that were given up do not meet them."""
     return simulated_attainment(run, objectives) if objectives else None
 
 
@@ -323,8 +322,8 @@ def _remarks(whatif: WhatIf) -> Block:
     if whatif.observed is not None and _lacks_token_times(whatif.observed):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     lines += [
-        f"{name}: saturated from {since_s:,.1f} s on: more requests come than are served, so TTFT and E2E measure how "
-        "long the run lasts"
+        f"{name}: overloaded from {since_s:,.1f} s on: the queue grows without bound, so TTFT and E2E depend on the "
+        "length of the run"
         for name, point in simulated
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
     ]

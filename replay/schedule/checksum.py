@@ -26,9 +26,10 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class SimulatedSchedule:
-    """Per row what the engine computed (``counts``, int64) and the share of KV blocks that it used (``kv_usage``);
-    ``kv_shared``: how much of that requests with prefix hits may share with others; ``kv_more``: how much more it
-    may be, where a hit is of one of several requests.
+    """What the engine did in each row: ``counts``, int64, of what it computed; ``kv_usage``, share of KV blocks used.
+
+    ``kv_shared``: part of the usage that requests with prefix hits may share with others.  ``kv_more``: possible
+    further usage, where a hit belongs to one of several requests.
 
     ``served``: rows in which each request was admitted first and got its first and last token, int64[requests, 3],
     -1: not yet.  ``preempted``: int64 per row.  ``error``: why the engine cannot serve them, ``""`` if it can.
@@ -47,9 +48,9 @@ class SimulatedSchedule:
 class Divergence:
     """The first step in which two schedules differ.
 
-    ``row``: of the recorded schedule; ``step``: its own number; ``start_us``: when it began, None if not known;
-    ``expected``, ``seen``: counts that differ, of the engine and of the recording, by name; ``requests``: those
-    that the engine has in prefill or that wait, by index or id, at most eight.
+    ``row``: of the recorded schedule; ``step``: its own number; ``start_us``: when it began, None if not known.
+    ``expected``, ``seen``: counts that differ, of the engine and of the recording, by name.  ``requests``: at most
+    eight that the engine has in prefill or that wait, by index or id.
     """
 
     row: int
@@ -62,7 +63,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class ScheduleCheck:
-    """A comparison of ``steps`` steps, of which ``equal`` are equal before the first that differs.
+    """A comparison of ``steps`` steps; ``equal`` of them are equal before the first that differs.
 
     ``kv_equal``: steps whose KV usage is equal; ``kv_open``: whose usage is within what shared prefixes, or an engine
     that may have been idle, leave open;

@@ -122,10 +122,10 @@ class Attribution:
     replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording has no such
     number, or an instrument check (``unusable``) forbids it; the shares are known even then.  ``not_replaced``:
     components that stay, and why.  ``lost``: why the recording is not the load that was served, so that nothing is
-    blamed; ``steps_off``, of such a recording: by how much the model's time of recorded batches exceeds theirs, which
-    no lost request changes.  ``hidden``: sentences on errors that the means hide, of tails and of load stages.
+    blamed.  ``steps_off``: of such a recording, what the model makes of its recorded batches, which lost requests do
+    not change.  ``hidden``: sentences on errors that the means hide, of tails and of load stages.
     ``queue``: whether the recording is overloaded, so that its latencies measure its queue.  ``drawn``: in words, the
-    blocks of requests that intervals rest on, or why there are none.
+    blocks of requests that intervals rest on, or why intervals are missing.
     """
 
     slug: str
@@ -207,7 +207,7 @@ def attribute(
     """Attribute the errors of a replay to its components.
 
     ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
-    replace those of which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    replace those of parts that were not recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
     ``options``: of the command line, repeated in the commands that are printed.  ``pool``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
     """
@@ -301,7 +301,7 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     modelled_us = predicted_us(entry.latency, recorded)
     median = float(np.median(modelled_us / recorded.time_us)) - 1
     whole = float(modelled_us.sum() / recorded.time_us.sum()) - 1
-    # A line through steps, some of which stall, is above their median and right in the mean: then it is not off.
+    # Where some steps stall, a line through all is above their median and right in the mean: then it is not off.
     excess = min(median, whole, key=abs) if median * whole > 0 else 0.0
     enough = len(recorded.time_us) >= MIN_CYCLES and abs(excess) >= MIN_EXCESS
     return StepsOff(len(recorded.time_us), excess) if enough else None
@@ -431,7 +431,7 @@ def _largest_input(attribution: Attribution, i: int, error: float) -> Cause | No
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     sign = 1 if error > 0 else -1
     largest = max(attribution.causes, key=lambda cause: sign * part_of(attribution, cause, i), default=None)
-    # By which step a request just catches every part moves a little: less than what is worth naming is no cause.
+    # Every part moves a little with the step that a request just catches, so a cause has to be worth naming.
     least_us = max(sign * attribution.residual[i].value_us, min(WORTH_NAMING, abs(error)) * attribution.observed_us[i])
     if largest is None or sign * part_of(attribution, largest, i) < least_us:
         largest = _largest_input(attribution, i, error)
@@ -446,6 +446,6 @@ def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
         if c is not largest and abs(part_of(attribution, c, i)) >= (least_us if c.component.is_input else modelled_us)
     ]
     beside = tuple(sorted(others, key=lambda cause: -abs(part_of(attribution, cause, i))))
-    # Where causes cancel to the microsecond there is no error of which they could explain a share.
+    # None where causes cancel to the microsecond.
     explained = fraction(part_of(attribution, largest, i), attribution.error[i].value_us)
     return Blame(i, error, largest, explained, beside)

@@ -11,7 +11,7 @@ from blis_replay.validate.explain.parts import parts_of
 from blis_replay.validate.explain.schedule import said_by_schedule
 from blis_replay.validate.explain.search import Explanation, best_input
 
-MAX_INPUTS = 2  # open inputs that are wrong at once; a third is hardly told from chance
+MAX_INPUTS = 2  # open inputs that are wrong at once; a third cannot be distinguished from chance
 
 
 def candidates(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Hypothesis], dict[str, str]]:

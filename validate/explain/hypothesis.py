@@ -38,9 +38,9 @@ class Hypothesis:
     that explain the error equally well.  ``proved_by``: the check that can prove the replay right in this
     (``SCHEDULE``).
 
-    The change: ``mode``, fields of the replay mode; ``engine``, engine arguments; ``warm``, whether the prefix cache
-    has all prompts before the first request; ``latency``, a step-time model; ``lifecycle``, delays; ``schedule``, the
-    recorded schedule read in another way, which only the schedule check can replay.
+    The change is in these.  ``mode``: fields of the replay mode.  ``engine``: engine arguments.  ``warm``: whether the
+    prefix cache has all prompts before the first request.  ``latency``: a step-time model.  ``lifecycle``: delays.
+    ``schedule``: the recorded schedule read in another way, which only the schedule check can replay.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The one rule by which a hypothesis explains an error, with its tolerances.
 
 An error is the mean absolute difference of single requests, relative to the latencies; of a schedule, the share of its
-steps that are not reached equal.  Tolerances are those with which the planted faults (docs/faults.md) are told apart.
+steps that are not reached equal.  Tolerances are those that distinguish the planted faults (docs/faults.md).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ S = TypeVar("S", bound=Scored)
 
 
 def tie_limit(least: float) -> float:
-    """The largest error that counts as explained as well as one of which ``least`` is left."""
+    """The largest error left that is a tie with ``least``."""
     return TIE_FACTOR * least + TIE_MARGIN
 
 
 def explains(before: float, left: float) -> bool:
-    """Whether a change explains an error of which it leaves ``left``."""
+    """Whether a change that leaves ``left`` of an error explains it."""
     return left <= MAX_LEFT * before and before - left >= MIN_GAIN
 
 

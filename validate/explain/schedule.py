@@ -90,7 +90,7 @@ def has_every_step(recording: Recording) -> bool:
 def said_by_schedule(recording: Recording, mode: ReplayMode) -> tuple[str, Hypothesis | None]:
     """A proof in words that the replayed engine schedules every recorded step as the server did; else empty.
 
-    Without it, the one engine argument or release with which it does, as a hypothesis; None if there is no such.
+    Without a proof, the only engine argument or release with which it does, as a hypothesis; else None.
     """
     if not has_every_step(recording):
         return "", None
@@ -113,13 +113,13 @@ def said_by_schedule(recording: Recording, mode: ReplayMode) -> tuple[str, Hypot
 
 
 def meaning_of(recording: Recording, check: ScheduleCheck) -> Meaning | None:
-    """What the first difference of a check means; None if there is none and every step was compared."""
+    """What the first difference of a check means; None if every step was compared and is equal."""
     if check.whole:
         return None
     better = _better(recording, check, _CAUSES)
     whole = list({one.sentence: one for one in best_first(better, 0.0, exact=True)}.values())
     causes = {one.cause for one in whole}
-    if len(whole) == 1 or causes == {UNKNOWN}:  # where exactly it stood among those that came with it is no matter
+    if len(whole) == 1 or causes == {UNKNOWN}:  # wherever it stood among those that came with it
         return whole[0]
     either = "; or ".join(one.sentence for one in whole[:MAX_NAMED])
     if causes == {VERSION}:

@@ -103,7 +103,7 @@ def late_alone(late_us: Values, sent_us: Int64s, usual_us: float) -> Bools:
     """bool[requests]: whose first token is far later than simulated while those sent around them come in time.
 
     ``late_us``: observed less simulated; ``usual_us``: a usual TTFT.  In a queue, or behind a long step, neighbours
-    are late together: what holds up one of them is no step that they share.
+    are late together, so something else holds up a request that is late alone.
     """
     alone = np.zeros(len(late_us), bool)
     if len(late_us) <= 2 * NEIGHBOURS:

@@ -31,7 +31,7 @@ _QUEUE = (
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence: what is off and why, and for what which command is the ``remedy`` (empty if there is none)."""
+    """A sentence: what is off and why, and the ``remedy`` with its ``command``; empty if it is not known."""
 
     problem: str
     remedy: str = ""
@@ -228,7 +228,7 @@ def _share_cells(estimates: Sequence[Estimate], attribution: Attribution) -> lis
 
 
 def _one_by_one(attribution: Attribution) -> list[Part]:
-    """The means on the way from the replay to the recording, and why the way is worth a look."""
+    """The means as one component after the other is replaced, and why the order matters."""
     columns = [i for i, quantity in enumerate(QUANTITIES) if quantity[1] == "mean"]
 
     def row(name: str, values_us: Sequence[float], changes_us: Sequence[float] | None = None) -> list[str]:

@@ -232,7 +232,7 @@ class Trial:
     def fit(self, enough: float = np.inf) -> Fit:
         """Fit one cost after the other, while each leaves clearly less than before.
 
-        Ends early where the first leaves so much more than ``enough`` that others will not make up for it.
+        Ends early where the first leaves over ``HOPELESS`` times ``enough``, which others will not make up for.
         """
         if self._fit is not None:
             return self._fit
