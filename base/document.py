@@ -46,11 +46,11 @@ class Kinds(Protocol):
 
 
 # Marks of fields, for ``Annotated``.  IF_SET: written if it is not the default.  REQUIRED: a document must have it,
-# also if it has a default.  UNWRITTEN: no document has it.  INLINE: its fields are written as fields of the holder.
+# also if it has a default.  UNWRITTEN: no document has it.
 # Two marks are made with ``Meta(extra=...)``.  ``kinds``: the ``Kinds`` of a field of several types.  ``codec``: an
 # object such as a ``Unit``, with ``read(written, place)``, ``write(value)`` and ``expected(type)`` for errors.
 IF_SET, REQUIRED = Meta(extra={"if_set": True}), Meta(extra={"required": True})
-UNWRITTEN, INLINE = Meta(extra={"unwritten": True}), Meta(extra={"inline": True})
+UNWRITTEN = Meta(extra={"unwritten": True})
 
 
 def written_as(name: str) -> Meta:
@@ -240,9 +240,7 @@ def document_of(value: Any, kind: Any = None) -> Any:
             document[tag_field] = getattr(info, "tag", None)
         for name, field in _fields(info).items():
             item, marks = getattr(value, field.name), _marks(field.type)
-            if "inline" in marks:
-                document |= document_of(item, field.type)
-            elif not ((item is None and "codec" not in marks) or ("if_set" in marks and item == _default(field))):
+            if not ((item is None and "codec" not in marks) or ("if_set" in marks and item == _default(field))):
                 document[name] = document_of(item, field.type)
         return document
     if isinstance(info, inspect.DictType):
@@ -320,9 +318,7 @@ def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -
     if not all(isinstance(key, str) for key in value):
         raise FieldError(place, "has a key that is not text", "put it in quotes")
     fields = _fields(info)
-    inlined = {name: [*_fields(_bare(field.type))] for name, field in fields.items() if "inline" in _marks(field.type)}
-    own = [name for name in fields if name not in inlined]
-    names: list[Any] = [*own, *(name for group in inlined.values() for name in group), *_tags([info])]
+    names: list[Any] = [*fields, *_tags([info])]
     if isinstance(info, inspect.DictType):
         keys: Any = info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value
         names = [*keys]
@@ -337,9 +333,6 @@ def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -
             prepared |= {key: item} if key in _tags([info]) else {}
         elif item is not None or fields[key].required:
             prepared[fields[key].encode_name] = _prepared(fields[key].type, item, _joined(place, key), what)
-    for name, group in inlined.items():
-        inner = {key: value[key] for key in group if key in value}
-        prepared[fields[name].encode_name] = _prepared(fields[name].type, inner, place, what)
     for name, field in fields.items():
         if "required" in _marks(field.type) and field.encode_name not in prepared:
             raise FieldError(_joined(place, name), "is missing", f"add {_expected(field.type)}")
@@ -429,10 +422,8 @@ def _failing_key(mapping: dict[str, Any], kind: Any, values: Any, message: str) 
 
 def _place(info: Any, name: str, place: str) -> str:
     """The place of a field in the document, from its name in ``msgspec``."""
-    for written, field in _fields(info).items():
-        if field.encode_name == name:
-            return place if "inline" in _marks(field.type) else _joined(place, written)
-    return _joined(place, name)
+    written = {field.encode_name: name for name, field in _fields(info).items()}
+    return _joined(place, written.get(name, name))
 
 
 def _field(info: Any, name: str) -> Any:

@@ -46,7 +46,6 @@ def _operator_times() -> OperatorModel:
     from blis_replay_labs.silicon.operators import (
         DecodeAttention,
         OperatorModel,
-        OperatorTables,
         PrefillAttention,
         TokenTimes,
     )
@@ -56,7 +55,7 @@ def _operator_times() -> OperatorModel:
     products = [tuple(13_600 + each * n for n in tokens) for each in (40, 25)]
     prefill = PrefillAttention(few, few, tuple(tuple(n * seen / 1e5 for seen in few) for n in few))
     decode = DecodeAttention(few, few, tuple(tuple(n * context * 0.03 for context in few) for n in few))
-    return OperatorModel(OperatorTables(TokenTimes(tokens, *products, (900.0,) * len(tokens)), prefill, decode))
+    return OperatorModel(TokenTimes(tokens, *products, (900.0,) * len(tokens)), prefill, decode)
 
 
 def engine(folder: Path) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,7 +26,7 @@ from blis_replay.base.arrays import Floats
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay_labs.silicon.operators import AS_MEASURED, OperatorCoefficients, OperatorModel, OperatorTables
+from blis_replay_labs.silicon.operators import AS_MEASURED, OperatorCoefficients, OperatorModel
 from blis_replay_labs.silicon.tabulate import Deployment, tabulate
 
 # Above it queues begin to decide, and memory, whose size the points do not state.
@@ -49,7 +49,7 @@ class Point:
     output: int
     ttft_ms: float
     tpot_ms: float
-    tables: OperatorTables
+    tables: OperatorModel
 
     @property
     def asynchronous(self) -> bool:
@@ -185,7 +185,7 @@ def simulated(point: Point, host: OperatorCoefficients = AS_MEASURED) -> tuple[f
     )
     trace = RequestTrace(np.zeros(count, np.int64), prompts, prompts, outputs, np.full(count, NEVER_US))
     engine = EngineConfig(1_024, _BUDGET_TOKENS, _MOST_LENGTH, point.asynchronous)
-    model = OperatorModel(point.tables, coefficients=host)
+    model = replace(point.tables, coefficients=host)
     result = simulate_closed_loop(trace, engine, model, ClosedLoop(point.clients))
     gaps_us = (result.e2e_us - result.ttft_us) / (result.output_tokens - 1)
     return float(result.ttft_us.mean()) / 1e3, float(gaps_us.mean()) / 1e3
@@ -229,7 +229,7 @@ def measured_points(mixtures: bool) -> tuple[list[Point], Counter[str]]:
 
 def _tables(
     root: Path, model: str, gpu: str, dtype: object, tp: int, ep: int, precision: object, mixtures: bool
-) -> OperatorTables | str:
+) -> OperatorModel | str:
     """The tables of a deployment, or why there are none."""
     name = model.replace("/", "--").replace("Llama-3.1-70B", "Meta-Llama-3.1-70B")
     config = root / "model_configs" / f"{name}_config.json"

@@ -13,7 +13,6 @@ from msgspec import inspect as types
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.document import (
-    INLINE,
     REQUIRED,
     UNWRITTEN,
     FieldError,
@@ -104,16 +103,6 @@ class DecodeAttention:
             _refuse_uneven("context_tokens", self.context_tokens, "us", len(row))
 
 
-@dataclass(frozen=True)
-class OperatorTables:
-    """Operator times of one model on its GPUs; ``source`` says who measured them."""
-
-    source: Annotated[Text, REQUIRED] = field(default="not stated", kw_only=True)
-    products: TokenTimes
-    prefill: Annotated[PrefillAttention, written_as("prefill_attention")]
-    decode: Annotated[DecodeAttention, written_as("decode_attention")]
-
-
 class OperatorCoefficients(Struct, frozen=True, rename=lambda name: name.removesuffix("_us")):
     """Non-negative coefficients on the tables.
 
@@ -135,12 +124,16 @@ AS_MEASURED = OperatorCoefficients()
 class OperatorModel:
     """Step time of one model on its GPUs: scaled operator times plus the time of the host.
 
+    ``source``: who measured the tables.
     ``captured_sizes``: ascending batch sizes for which the server captured CUDA graphs.  A smaller batch is padded to
     the next size.  Empty: batches are not padded.
     """
 
     coefficients: Annotated[OperatorCoefficients, REQUIRED] = field(default=AS_MEASURED, kw_only=True)
-    tables: Annotated[OperatorTables, INLINE]
+    source: Annotated[Text, REQUIRED] = field(default="not stated", kw_only=True)
+    products: TokenTimes
+    prefill: Annotated[PrefillAttention, written_as("prefill_attention")]
+    decode: Annotated[DecodeAttention, written_as("decode_attention")]
     captured_sizes: Annotated[tuple[int, ...], UNWRITTEN] = ()
 
     def with_captured(self, sizes: tuple[int, ...]) -> OperatorModel:
@@ -152,8 +145,7 @@ class OperatorModel:
 
         Raises ``ReleaseError`` if a step of the tables takes more than an hour.
         """
-        c, tables = self.coefficients, self.tables
-        products, prefill, decode = tables.products, tables.prefill, tables.decode
+        c, products, prefill, decode = self.coefficients, self.products, self.prefill, self.decode
         tokens = self._computed_tokens(min(int(products.tokens[-1]), _MOST_TOKENS))
         reduced = np.interp(tokens, products.tokens, products.all_reduce_us)
         by_tokens = [np.interp(tokens, products.tokens, us) for us in (products.mixed_us, products.decode_us)]
@@ -196,21 +188,20 @@ def batch_times_us(
     ``mixed_share``: share of steps with prefill; ``prefill`` is spread over these, because no operator time is
     proportional to tokens.  Prompts have ``prompt_tokens``.  Without it all steps have the mean tokens.
     """
-    tables = model.tables
     shares = np.zeros(len(decode)) if mixed_share is None else mixed_share
     size = np.divide(prefill, shares, out=np.zeros(len(decode)), where=shares > 0)
     alone = decode + np.where(shares > 0, 0, prefill)
     times = np.zeros((len(decode), 5))
     for share, tokens, of in (
-        (1 - shares, alone, tables.products.decode_us),
-        (shares, decode + size, tables.products.mixed_us),
+        (1 - shares, alone, model.products.decode_us),
+        (shares, decode + size, model.products.mixed_us),
     ):
-        reduced = np.interp(tokens, tables.products.tokens, tables.products.all_reduce_us)
-        times[:, 0] += share * (np.interp(tokens, tables.products.tokens, of) - reduced)
+        reduced = np.interp(tokens, model.products.tokens, model.products.all_reduce_us)
+        times[:, 0] += share * (np.interp(tokens, model.products.tokens, of) - reduced)
         times[:, 2] += share * reduced
-    times[:, 1] = _looked_up(decode, context, tables.decode.requests, tables.decode.context_tokens, tables.decode.us)
+    times[:, 1] = _looked_up(decode, context, model.decode.requests, model.decode.context_tokens, model.decode.us)
     seen = np.maximum(prompt_tokens - size / 2, size / 2)
-    prefills = _looked_up(size, seen, tables.prefill.tokens, tables.prefill.attended_tokens, tables.prefill.us)
+    prefills = _looked_up(size, seen, model.prefill.tokens, model.prefill.attended_tokens, model.prefill.us)
     times[:, 1] += shares * prefills
     times[:, 3], times[:, 4] = 1, decode
     return times

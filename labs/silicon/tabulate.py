@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,6 @@ from blis_replay_labs.silicon.operators import (
     DecodeAttention,
     OperatorCoefficients,
     OperatorModel,
-    OperatorTables,
     PrefillAttention,
     TokenTimes,
 )
@@ -81,7 +80,7 @@ class Deployment:
 class Tabulated:
     """Tables, and the relative errors of interpolating them (mean and largest over random batches)."""
 
-    tables: OperatorTables
+    tables: OperatorModel
     system: str
     mean_error: float
     largest_error: float
@@ -117,7 +116,7 @@ def tabulate(deployment: Deployment) -> Tabulated:
         products, prefill, decode = asked.products(), asked.prefill_attention(), asked.decode_attention()
         measured = f"vLLM {deployment.vllm_version}" if deployment.vllm_version else "its current vLLM"
         source = f"aiconfigurator-core {version('aiconfigurator-core')}, {system}, {measured}"
-        tables = OperatorTables(products, prefill, decode, source=source)
+        tables = OperatorModel(products, prefill, decode, source=source)
         errors = asked.errors(tables)
     return Tabulated(tables, system, float(errors.mean()), float(errors.max()), len(errors))
 
@@ -130,7 +129,7 @@ def silicon_release(
     ``coefficients``: factors of the tables and times of the host; ``ZERO_SHOT`` if None.
     """
     tabulated = tabulate(deployment)
-    latency = OperatorModel(tabulated.tables, coefficients=coefficients or ZERO_SHOT)
+    latency = replace(tabulated.tables, coefficients=coefficients or ZERO_SHOT)
     entry = ModelEntry(model, deployment.tensor_parallelism, latency, ZERO_SHOT_DELAYS)
     summary = f"Measured operator times of {model} on {deployment.tensor_parallelism} {tabulated.system}."
     source = f"{tabulated.tables.source}; nothing fitted to this model"
@@ -244,7 +243,7 @@ class AskedPackage:
         times = [[self.decode_attention_us(n, context) for context in _CONTEXT_TOKENS] for n in _DECODE_REQUESTS]
         return DecodeAttention(_in_tenths(_DECODE_REQUESTS), _in_tenths(_CONTEXT_TOKENS), tuple(map(_in_tenths, times)))
 
-    def errors(self, tables: OperatorTables) -> Floats:
+    def errors(self, tables: OperatorModel) -> Floats:
         """float64[batches]: relative errors of the tables for random batches of equal decodes or prefills."""
         random = np.random.default_rng(_SEED)
         asked: list[float] = []
@@ -261,7 +260,7 @@ class AskedPackage:
                 batch = {"prefill_tokens": tokens, "prefill_requests": 1, "attended_tokens": attended}
             asked.append(asked_us)
             batches.append(batch)
-        ratios: Floats = durations_us(OperatorModel(tables), batches) / np.array(asked)
+        ratios: Floats = durations_us(tables, batches) / np.array(asked)
         return np.asarray(np.abs(ratios - 1), np.float64)
 
 

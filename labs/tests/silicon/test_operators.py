@@ -13,20 +13,19 @@ from blis_replay_labs.silicon.operators import (
     DecodeAttention,
     OperatorCoefficients,
     OperatorModel,
-    OperatorTables,
     PrefillAttention,
     TokenTimes,
 )
 
 # Tokens cost 10 us each with prefill, 20 in decode, from 100 of which 10 of all-reduces; attention is 1 us a token and
 # 100 attended to (prefill), 1 us a request and 10 tokens of context (decode).
-TABLES = OperatorTables(
+TABLES = OperatorModel(
     TokenTimes((1.0, 101.0), (110.0, 1110.0), (120.0, 2120.0), (10.0, 10.0)),
     PrefillAttention((1.0, 11.0), (100.0, 200.0), ((1.0, 2.0), (11.0, 22.0))),
     DecodeAttention((1.0, 11.0), (10.0, 110.0), ((1.0, 11.0), (11.0, 121.0))),
     source="made by hand",
 )
-MODEL = OperatorModel(TABLES)
+MODEL = TABLES
 
 
 def decode(model: OperatorModel, requests: int, context: int) -> int:

@@ -86,7 +86,7 @@ def test_the_tables_are_the_package_s(made_package: None, config: Path) -> None:
     assert made.tables.source == "aiconfigurator-core 1.2.3, h100_sxm, its current vLLM"
     assert (made.system, made.batches) == ("h100_sxm", 400)
     assert made.largest_error < 2e-3
-    model = OperatorModel(made.tables)
+    model = made.tables
     assert durations_us(model, [{"decode_tokens": 40, "context_tokens": 28_000}])[0] == 900 + 400 + 2_800
     mixed = {"prefill_tokens": 512, "prefill_requests": 1, "attended_tokens": 512 * 1_024}
     decodes = {"decode_tokens": 40, "context_tokens": 28_000}
@@ -140,7 +140,7 @@ def test_a_release_of_them_needs_no_package(made_package: None, config: Path) ->
     release, made = silicon_release("mine", "org/model", Deployment(config, "H100-SXM", 2))
     (entry,) = release.models
     assert isinstance(entry.latency, OperatorModel)
-    assert entry.latency.tables == made.tables
+    assert entry.latency == made.tables
     assert (release.hardware, entry.tensor_parallelism) == ("H100-SXM", 2)
 
 
