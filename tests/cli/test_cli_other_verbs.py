@@ -13,7 +13,7 @@ from command_line import Answer, Run
 
 from blis_replay.ingest.ingest import IngestOutcome
 from blis_replay.validate.cli.main import LABS, VERBS, cli
-from blis_replay.validate.cli.record import outcome_lines
+from blis_replay.validate.cli.recordings import outcome_lines
 from blis_replay.validate.text.answer import Block, part_text
 
 

@@ -66,7 +66,7 @@ def test_a_server_is_recorded_until_a_signal_ends_it(tmp_path: Path) -> None:
 def test_a_recording_is_not_written_over(run: Run, tmp_path: Path) -> None:
     (tmp_path / "vllm.log").write_text("of another run", "utf-8")
     answer = run("record", "--out", str(tmp_path), "--", *SERVER)
-    assert (answer.code, answer.out) == (3, "")
+    assert (answer.code, answer.out) == (4, "")
     assert "there is a recording in it; name another directory with --out" in answer.err
     assert (tmp_path / "vllm.log").read_text("utf-8") == "of another run"
 

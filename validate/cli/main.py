@@ -39,8 +39,8 @@ SECTIONS = {
         "gate": ("calibrate", "May a coefficient release be used?"),
     },
     "Recordings": {
-        "record": ("record", "Run a vLLM server and record what its engine does."),
-        "ingest": ("record", "Read recordings of a real server into the store."),
+        "record": ("recordings", "Run a vLLM server and record what its engine does."),
+        "ingest": ("recordings", "Read recordings of a real server into the store."),
         "list": ("recordings", "List stored and bundled experiments."),
         "inspect": ("recordings", "What a recording holds, and whether its instruments can be trusted."),
     },

@@ -1,18 +1,217 @@
-"""The verbs of stored recordings: ``blis-replay list`` and ``inspect``."""
+"""The verbs of recordings: ``blis-replay record``, ``ingest``, ``list`` and ``inspect``."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.answers import form_options, print_answer
-from blis_replay.validate.cli.options import (
-    complete_checks,
-    one_experiment,
-    store_option,
-    verb,
+from blis_replay.base.addons import in_labs
+from blis_replay.base.errors import BAD_DATA
+from blis_replay.ingest.errors import counted, printable
+from blis_replay.validate.cli.answers import asked_form, form_options, has_out_file, print_answer, quiet
+from blis_replay.validate.cli.options import FILE, FOLDER, complete_checks, one_experiment, store_option, verb
+from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.text.answer import Answer, Block, part_text
+
+if TYPE_CHECKING:
+    from blis_replay.ingest.ingest import IngestOutcome
+    from blis_replay.validate.server_recording import ServerRecording
+
+
+@verb("record", context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--out",
+    "-o",
+    "directory",
+    type=FOLDER,
+    help="The experiment's directory; its name becomes the experiment's.  [default: one in runs/, by date and model]",
 )
+@click.option(
+    "--spans/--no-spans", default=True, show_default=True, help="Receive the server's request spans (OTLP) as well."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was recorded as JSON; the server's output on stderr.")
+@click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def record_verb(directory: Path | None, spans: bool, as_json: bool, command_line: tuple[str, ...]) -> int:
+    """Run a vLLM server, and record every engine step and every arrival from inside of it.
+
+    Nothing is installed where the server runs: vLLM loads the recorder as a plugin, from a
+    folder that PYTHONPATH names. The server's output goes on to the terminal, and into
+    vllm.log; its /metrics are fetched when it is up, and before its end. Ctrl-C and SIGTERM
+    are passed on; the exit code is the server's. Then put the load generator's result into
+    the directory, and `blis-replay ingest` reads it.
+
+    \b
+    Examples:
+      blis-replay record -- vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64
+      blis-replay record --out runs/my-server --no-spans -- vllm serve MODEL
+    """
+    import asyncio
+
+    from blis_replay.validate.server_recording import new_directory, record_server
+
+    chosen = new_directory(command_line) if directory is None else directory
+    say = lambda line: click.echo(line, err=True)  # noqa: E731
+    output = getattr(sys.stderr if as_json else sys.stdout, "buffer", None)
+    made = asyncio.run(record_server(command_line, chosen, spans=spans, say=say, output=output))
+    if as_json:
+        click.echo(json.dumps({"recorded": _document(made)}))
+    else:
+        _say_what_was_recorded(made)
+    return made.exit_code
+
+
+def _document(made: ServerRecording) -> dict[str, object]:
+    from blis_replay.validate.server_recording import step_counts
+
+    return {
+        "directory": str(made.directory),
+        "exit_code": made.exit_code,
+        "step_logs": {path.name: step_counts(path) for path in made.step_logs},
+        "spans": made.spans,
+        "metrics": list(made.metrics),
+        "not_recorded": made.notes,
+    }
+
+
+def _say_what_was_recorded(made: ServerRecording) -> None:
+    from blis_replay.validate.server_recording import step_counts
+
+    click.echo(f"recorded in {made.directory}: the server ended with {made.exit_code}", err=True)
+    for path in made.step_logs:
+        click.echo(f"  {path.name}: {step_counts(path)}", err=True)
+    if not made.step_logs:
+        click.echo("  no engine steps: no vLLM v1 engine loaded the plugin (see vllm.log)", err=True)
+    if made.spans:
+        click.echo(f"  {counted(made.spans, 'span')}", err=True)
+    for note in made.notes:
+        click.echo(f"  not recorded: {note}", err=True)
+    if made.step_logs or made.spans or made.metrics:
+        folder = quote(str(made.directory))
+        click.echo(f"next: put the load generator's result there, then `blis-replay ingest {folder}`", err=True)
+    else:
+        log = quote(str(made.directory / "vllm.log"))
+        click.echo(f"next: see why in {log}, and record again into another directory", err=True)
+
+
+@verb("ingest")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--name", default="", help="Name of the experiment.  [default: that of its directory]")
+@click.option(
+    "--input-format", "file_format", default="", metavar="FORMAT", help="Format of the files named, if not found out."
+)
+@click.option(
+    "--columns",
+    multiple=True,
+    metavar="FIELD=COLUMN:UNIT,...",
+    help="What the columns of a table are, where their names do not say it.  [default: as at the last ingest]",
+)
+@click.option(
+    "--model", metavar="NAME", help="What was served, where no file says it.  [default: as at the last ingest]"
+)
+@click.option(
+    "--engine",
+    "engine_file",
+    type=FILE,
+    help="YAML of engine arguments, e.g. `num_gpu_blocks: 26603`; kept for later ingests of the experiment.",
+)
+@click.option(
+    "--replace", "even_worse", is_flag=True, help="Store also what has fewer requests or steps than what is stored."
+)
+@store_option
+@form_options
+def ingest_verb(
+    paths: tuple[str, ...],
+    name: str,
+    file_format: str,
+    columns: tuple[str, ...],
+    model: str | None,
+    engine_file: Path | None,
+    even_worse: bool,
+    store_path: Path,
+) -> int:
+    """Read experiments, as load generators and vLLM leave them, into the store.
+
+    A directory is one experiment, or holds several with an exp-config.yaml or a result each; files of
+    one folder are one, called like the folder.
+    Formats are found out by content. Each experiment is read in one transaction; reading
+    the same content again changes nothing; a copy that was cut off replaces the whole one
+    only with --replace. Instrument checks run at once; see `blis-replay inspect`. One that
+    cannot be read is reported, the others are read all the same; the exit code is then 3.
+
+    \b
+    Examples:
+      blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
+      blis-replay ingest runs/* --engine engine.yaml
+      blis-replay ingest bench/benchmarks.json 'bench/traces*.json' --name my-run
+      blis-replay ingest requests.csv --columns ttft=first_token_after:ms,arrival=sent:s
+    """
+    from blis_replay.fixtures.catalogue import profile_of
+    from blis_replay.ingest.errors import RecordingError
+    from blis_replay.ingest.ingest import ingest_source, outcomes_table
+    from blis_replay.ingest.readers.discovery import sources_of
+    from blis_replay.ingest.readers.formats import given_columns, input_formats, labs_formats
+
+    form = asked_form()
+    if file_format in labs_formats():
+        raise click.BadParameter(in_labs(f"the format {file_format}"), param_hint="--input-format")
+    if file_format and file_format not in input_formats():
+        raise click.BadParameter(
+            f"{printable(file_format)} is not one of {', '.join(input_formats())}", param_hint="--input-format"
+        )
+    outcomes, refused = [], []
+    at_once = form is None and not quiet() and not has_out_file()
+    said = ",".join(columns) if columns else None
+    try:
+        given_columns(said or "")
+    except RecordingError as error:
+        raise click.BadParameter(f"{error.problem}; {error.mend}", param_hint=str(error.path)) from error
+    for source in sources_of(paths, slug=name, form=file_format, columns=said, model=model):
+        try:
+            with progress_line(source.slug, "B") as progress:
+                outcome = ingest_source(
+                    store_path,
+                    source,
+                    profile=profile_of(source.slug),
+                    engine_file=engine_file,
+                    even_worse=even_worse,
+                    progress=None if progress is None else lambda name, done, total: progress(done, total, name),
+                )
+        except RecordingError as error:
+            refused.append({"source": str(source.root), "error": str(error)})
+            click.echo(f"error: {error}", err=True)
+            continue
+        outcomes.append(outcome)
+        if at_once:
+            click.echo(part_text(Block(outcome_lines(outcome))))
+    if not at_once:
+        document = {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused}
+        lines = [line for outcome in outcomes for line in outcome_lines(outcome)]
+        print_answer(Answer([Block(lines)], document, outcomes_table(outcomes)))
+    return BAD_DATA if refused else 0
+
+
+def outcome_lines(outcome: IngestOutcome) -> list[str]:
+    """What an ingest did, and below it what it took from earlier ones or left out."""
+    iterations = f"{counted(outcome.iterations, 'iteration')}, " if outcome.iterations else ""
+    rejected = f", {counted(outcome.rejected, 'record')} rejected" if outcome.rejected else ""
+    unread = f"; not read: {printable(outcome.not_read)}" if outcome.not_read else ""
+    lines = [
+        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {counted(outcome.requests, 'request')}, "
+        f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}{unread}; "
+        f"{outcome.seconds:.1f} s"
+    ]
+    if outcome.engine_given_before:
+        lines.append(f"  engine arguments given before, used again: {outcome.engine_given_before}")
+    if outcome.left_out:
+        lines.append(f"  left out, as no exp-config.yaml is there: {outcome.left_out}; add one, or ingest it by itself")
+    if outcome.not_used:
+        lines.append(f"  files not used: {printable(outcome.not_used)}")
+    return lines
 
 
 @verb("list", longer="Print every column, some below the others where there is no room.")
