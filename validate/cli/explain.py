@@ -178,7 +178,7 @@ def report_verb(
         asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
         given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
         chosen = [part for option, value in given.items() if value for part in (option, value)]
-        again = shlex.join(["blis-replay", "report", *asked, *chosen])
+        command = shlex.join(["blis-replay", "report", *asked, *chosen])
         with open_for_reading(store_path) as store:
             slugs = named_experiments(store, None if everything else names)
         before = load_release(baseline) if baseline else None
@@ -190,7 +190,7 @@ def report_verb(
             mode,
             baseline=before,
             ships=ships,
-            command=again,
+            command=command,
             progress=progress,
         )
     size = write_whole(out, written.html)

@@ -108,18 +108,18 @@ def whatif_verb(
         slug = find_experiment(store, name)
         recording = read_stored(store, slug)
         gaps = pooled_gaps(store, slug) if objectives and not find else None
-    again = given_options(coefficients, store_path)
+    repeat_options = given_options(coefficients, store_path)
     if search:
         tried = [change for change in changes if change]
         with progress_line("searching") as progress:
-            most = search(recording, release, find, objectives, tried, again, progress=progress, **workers)
-        print_answer(most)
+            answer = search(recording, release, find, objectives, tried, repeat_options, progress=progress, **workers)
+        print_answer(answer)
         return
     with progress_line("replaying") as progress:
-        found = what_if(
+        result = what_if(
             recording, release, changes, objectives=objectives, token_gaps=gaps, progress=progress, **workers
         )
-    print_answer(whatif_answer(found, again))
+    print_answer(whatif_answer(result, repeat_options))
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
