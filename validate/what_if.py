@@ -322,7 +322,7 @@ def _remarks(whatif: WhatIf) -> Block:
     if whatif.observed is not None and _lacks_token_times(whatif.observed):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     lines += [
-        f"{name}: overloaded from {since_s:,.1f} s on: the queue grows without bound, so TTFT and E2E depend on the "
+        f"{name}: overloaded from {since_s:,.1f} s on: the queue grows to the end, so TTFT and E2E depend on the "
         "length of the run"
         for name, point in simulated
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None

@@ -161,7 +161,7 @@ def test_an_engine_that_does_not_keep_up_is_called_saturated() -> None:
     since_s = [(point.values or {})["saturated_from_s"] for point in (found.recorded, *found.points)]
     assert (since_s[0], since_s[2]) == (None, None)
     assert since_s[1] == pytest.approx(0, abs=0.1)  # single waits below 250 ms count as places at once
-    assert " ".join(str(whatif_answer(found)).split()).count("the queue grows without bound") == 1
+    assert " ".join(str(whatif_answer(found)).split()).count("the queue grows to the end") == 1
 
 
 def conversations() -> RequestTrace:
