@@ -243,20 +243,22 @@ class _Bar:
 
 
 def _bars() -> list[_Bar]:
-    percent = 1.0
     bars = [
         _Bar("PASS at limit + 1 point", f"pass {_LIMIT + 0.01:.2f}", 0, 0.05),
         _Bar("FAIL at limit - 1 point", f"fail {_LIMIT - 0.01:.2f}", 0, 0.05),
-        _Bar("PASS at half the limit", f"pass {_LIMIT / 2:.2f}", 0.8, percent, (400,)),
+        _Bar("PASS at half the limit", f"pass {_LIMIT / 2:.2f}", 0.8, 1.0, (400,)),
     ]
     least = {120: (0.8, 0.9, 0.95), 400: (0.8, 0.9, 0.95), 1_200: (0.9, 0.95, 0.99)}
     for size, shares in least.items():
         for by, share in zip(_WORSE, shares, strict=True):
             for kind, words in (("off", "a baseline 3 points off"), ("true", "a true baseline")):
                 name = f"{100 * by:.0f} points worse than {words}: gate"
-                bars.append(_Bar(f"{name} FAIL", f"worse {by:.2f} {kind}", share, percent, (size,)))
+                bars.append(_Bar(f"{name} FAIL", f"worse {by:.2f} {kind}", share, 1.0, (size,)))
                 bars.append(_Bar(f"{name} PASS", f"missed {by:.2f} {kind}", 0, 0.05, (size,)))
     bars.append(_Bar("equal or better candidate: gate FAIL", "no worse", 0, 0.02))
+    for metric in ("e2e", "ttft"):
+        name = f"{metric} p99 off by six standard deviations: seen"
+        bars.append(_Bar(name, f"alarm {metric} p99", 0.9, 1.0, SIZES[1:]))
     for metric, statistic in _CELLS:
         name, sizes = f"{metric} {statistic}", SIZES if statistic == "mean" else SIZES[1:]
         bars.append(_Bar(f"coverage {name}", f"held {name}", 0.92 if statistic == "mean" else 0.85, 0.97, sizes))
@@ -274,7 +276,7 @@ def verdict_rows(seed: int, quick: bool, progress: Progress | None = None) -> li
     """The bars of the judgement (docs/judgement.md), measured; ``quick``: a tenth of the recordings."""
     servers, draws = (_QUICK_SERVERS, _QUICK_DRAWS) if quick else (_SERVERS, _DRAWS)
     jobs = [(size, noisy) for size in SIZES for noisy in noisy_servers(seed, servers, size)]
-    answers = map_jobs(partial(_judged, draws=draws), [noisy for _, noisy in jobs], progress=progress)
+    answers = map_jobs(partial(judged, draws=draws), [noisy for _, noisy in jobs], progress=progress)
     of_size: dict[int, Measures] = {size: {} for size in SIZES}
     of_kind: dict[Kind, Measures] = {kind: {} for kind in KINDS}
     for (size, noisy), measures in zip(jobs, answers, strict=True):
@@ -293,10 +295,6 @@ def verdict_rows(seed: int, quick: bool, progress: Progress | None = None) -> li
             noise = 100 * _median(np.array(measures[f"noise {name}"]))
             rows.append(_row(bar, f"{kind}, {noise:.2f} % noise of a mean", np.array(measures[bar.measure])))
     return rows
-
-
-def _judged(noisy: NoisyServer, draws: int) -> Measures:
-    return judged(noisy, draws)
 
 
 def _row(bar: _Bar, configuration: str, values: Floats) -> VerificationRow:
