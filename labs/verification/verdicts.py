@@ -12,7 +12,6 @@ from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
-import polars as pl
 from scipy.interpolate import PchipInterpolator
 from scipy.signal import lfilter
 
@@ -20,13 +19,11 @@ from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel
 from blis_replay.blis.trace import RequestTrace
-from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.validate.gating.policy import Regression
 from blis_replay.validate.metrics.latency import THRESHOLDS, LatencySamples, MetricStatistic, number
-from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates, error_estimates
-from blis_replay_labs.planted.servers import Server, any_server, load_of, residence_us, run_of, step_us
+from blis_replay.validate.metrics.uncertainty import Estimate, TimeOrder, change_estimates, error_estimates, time_order
+from blis_replay_labs.planted.servers import Server, any_server, load_of, residence_us, step_us
 from blis_replay_labs.verification.workloads import VerificationRow
 
 Kind = Literal["AR(1)", "drift", "two modes", "bursts", "stalls", "cold start"]
@@ -35,7 +32,7 @@ SIZES = (120, 400, 1_200)
 _SERVERS, _DRAWS, _TRUTH_DRAWS = 42, 24, 48
 _QUICK_SERVERS, _QUICK_DRAWS = 12, 9
 _CELL: MetricStatistic = ("e2e", "mean")
-_LIMIT, _MARGIN = THRESHOLDS["e2e"], Regression().margin
+_LIMIT, _GATE = THRESHOLDS["e2e"], Regression()
 # Signed errors of the simulators that are judged alone.
 _TARGETS = (0.0, *(sign * size for size in (_LIMIT / 2, _LIMIT - 0.01, _LIMIT + 0.01) for sign in (1, -1)))
 # A baseline and a candidate, by their true errors.
@@ -108,7 +105,7 @@ class _Draws:
     """Loads of a server, what it served of each, and what a scaled simulator says."""
 
     def __init__(self, noisy: NoisyServer, count: int) -> None:
-        self.noisy, self.base = noisy, run_of(noisy.server)
+        self.noisy = noisy
         rngs = [np.random.default_rng([noisy.server.seed, draw, 7]) for draw in range(count)]
         self.traces = [self._load(rng) for rng in rngs]
         self.observed = [self._served(trace, rng) for trace, rng in zip(self.traces, rngs, strict=True)]
@@ -153,13 +150,10 @@ class _Draws:
         tried = [self.true_error(factor) for factor in _FACTORS]
         return dict(zip(errors, map(float, PchipInterpolator(tried, _FACTORS)(errors)), strict=True))
 
-    def recording(self, draw: int) -> Recording:
-        """What intervals need of a recording: arrivals and load stages."""
+    def order(self, draw: int) -> TimeOrder:
+        """The requests of one load in order of time."""
         trace = self.traces[draw]
-        frame = self.base.requests.frame().head(len(trace))
-        stamps = {"arrival_us": trace.arrival_us, "stage": self._stage(trace)}
-        columns = [pl.Series(name, values).cast(frame.schema[name]) for name, values in stamps.items()]
-        return replace(self.base, requests=rows_of(frame.with_columns(columns)))
+        return time_order(trace.arrival_us, self._stage(trace), self.observed[draw].e2e_us)
 
 
 Measures = dict[str, list[float]]
@@ -176,15 +170,14 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
     ideal = {cell: _errors_of(found, factors[0.0], cell) for cell in _CELLS}
     truth = {cell: found.true_error(factors[0.0], cell) for cell in _CELLS if cell[1] == "mean"}
     for draw in range(draws):
-        recording, observed = found.recording(draw), found.observed[draw]
-        everyone = np.ones(len(found.traces[draw]), np.bool_)
+        order, observed = found.order(draw), found.observed[draw]
         answers = {error: found.simulated(factor, draw) for error, factor in factors.items()}
 
         def estimates(
             simulated: LatencySamples, cells: Sequence[MetricStatistic]
         ) -> Mapping[MetricStatistic, Estimate]:
             errors = {cell: number(simulated, cell) / number(observed, cell) - 1 for cell in cells}  # noqa: B023
-            return error_estimates(recording, everyone, observed, simulated, errors)  # noqa: B023
+            return error_estimates(order, observed, simulated, errors)  # noqa: B023
 
         for error in _TARGETS:
             estimate = estimates(answers[error], [_CELL])[_CELL]
@@ -204,15 +197,15 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
         def change(before: float, after: float) -> Estimate:
             sides = answers[after], answers[before]  # noqa: B023
             known = estimates(sides[0], [_CELL])
-            return change_estimates(recording, everyone, *sides, observed, known)[_CELL]  # noqa: B023
+            return change_estimates(order, *sides, observed, known, _GATE.confidence)[_CELL]  # noqa: B023
 
         for by, pairs in _WORSE.items():
             for pair in pairs:
                 name = f"{by:.2f} {'true' if not pair[0] else 'off'}"
-                note(f"worse {name}", float(change(*pair).low > _MARGIN))
-                note(f"missed {name}", float(change(*pair).high <= _MARGIN))
+                note(f"worse {name}", float(change(*pair).low > _GATE.margin))
+                note(f"missed {name}", float(change(*pair).high <= _GATE.margin))
         for pair in _NO_WORSE:
-            note("no worse", float(change(*pair).low > _MARGIN))
+            note("no worse", float(change(*pair).low > _GATE.margin))
     return measures
 
 

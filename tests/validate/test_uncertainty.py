@@ -20,6 +20,7 @@ from blis_replay.validate.metrics.uncertainty import (
     error_estimates,
     half_width,
     in_order,
+    request_order,
     requests_needed,
     student_t,
 )
@@ -37,7 +38,7 @@ def scaled(samples: LatencySamples, factor: object) -> LatencySamples:
 def estimated(simulated: LatencySamples, observed: LatencySamples, recording: Recording = RECORDING) -> Estimate:
     error = float(simulated.e2e_us.mean() / observed.e2e_us.mean()) - 1
     everyone = np.ones(recording.requests.height, bool)
-    return error_estimates(recording, everyone, observed, simulated, {E2E: error})[E2E]
+    return error_estimates(request_order(recording, everyone, observed.e2e_us), observed, simulated, {E2E: error})[E2E]
 
 
 def test_an_error_that_every_request_has_is_sure() -> None:
@@ -114,12 +115,12 @@ def test_a_change_is_as_sure_as_its_noise(before: float, after: float, sure: boo
     noise = 1 + 0.03 * np.random.default_rng(5).normal(size=20).repeat(20)
     noisy = scaled(observed, noise / (noise * observed.e2e_us).sum() * observed.e2e_us.sum())
     candidate, baseline = scaled(observed, after), scaled(observed, before)
-    errors = {E2E: estimated(candidate, noisy)}
-    change = change_estimates(RECORDING, EVERYONE, candidate, baseline, noisy, errors)[E2E]
+    errors, order = {E2E: estimated(candidate, noisy)}, request_order(RECORDING, EVERYONE, noisy.e2e_us)
+    change = change_estimates(order, candidate, baseline, noisy, errors)[E2E]
     assert change.error == pytest.approx(abs(after - 1) - abs(before - 1), abs=1e-3)
     assert change.low <= change.error <= change.high
     assert (change.half < 0.2 * errors[E2E].half) == sure
-    assert change_estimates(RECORDING, EVERYONE, candidate, candidate, noisy, errors)[E2E].half == 0
+    assert change_estimates(order, candidate, candidate, noisy, errors)[E2E].half == 0
 
 
 def test_the_interval_of_a_quantile_holds_that_of_a_noisy_tail() -> None:

@@ -32,7 +32,7 @@ from blis_replay.validate.metrics.latency import (
     paired_mape,
 )
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection, samples_of, simulated_samples
-from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates
+from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, request_order
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.objectives import Objectives
@@ -102,7 +102,8 @@ def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, E
     errors = {(m, s): cell.error for m, of in cells for s, cell in of.items() if cell.error is not None}
     errors = {cell: error for cell, error in errors.items() if of_requests(cell)}
     sides = samples_of(run.recording, chosen), simulated_samples(run, chosen)
-    estimates = error_estimates(run.recording, chosen, *sides, errors)
+    order = request_order(run.recording, chosen, sides[0].e2e_us)
+    estimates = error_estimates(order, *sides, errors)
     unsure = unsure_of(run)
     return {(m, s): e.beyond(unsure) if s == "mean" else e for (m, s), e in estimates.items()}
 

@@ -37,7 +37,7 @@ from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.judgement import Remark, remark
 from blis_replay.validate.metrics.observed import observed_requests, on_both_sides, samples_of, simulated_samples
-from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, estimate, in_order
+from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, estimate, in_order, request_order
 
 # Of fewer ends a rate is that of the moment.
 _FEWEST_ENDS = 100
@@ -273,7 +273,8 @@ def _outside(run: ReplayRun, found: Saturation) -> list[Measure]:
     sides = samples_of(run.recording, found.outside), simulated_samples(run, found.outside)
     means_us = {"e2e": [float(s.e2e_us.mean()) for s in sides], "ttft": [float(s.ttft_us.mean()) for s in sides]}
     errors = {(metric, "mean"): simulated / observed - 1 for metric, (observed, simulated) in means_us.items()}
-    estimates = error_estimates(run.recording, found.outside, *sides, errors)
+    order = request_order(run.recording, found.outside, sides[0].e2e_us)
+    estimates = error_estimates(order, *sides, errors)
     return [
         Measure(
             f"{metric}_outside",

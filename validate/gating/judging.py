@@ -35,7 +35,8 @@ def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> l
     known = {cell: candidate.estimates[cell] for cell in cells if cell in candidate.estimates}
     observed = samples_of(recording, chosen) if recorded.any() else None
     sides = simulated_samples(run, chosen), simulated_samples(baseline, chosen), observed
-    changes = change_estimates(recording, chosen, *sides, known)
+    order = request_order(recording, chosen, (observed or sides[0]).e2e_us)
+    changes = change_estimates(order, *sides, known, policy.regression.confidence)
     return [_regression(policy, candidate, cell, changes.get(cell)) for cell in cells]
 
 

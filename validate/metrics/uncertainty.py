@@ -87,11 +87,11 @@ class Estimate:
         return Estimate(self.error, middle - half, middle + half, degrees + 1, {"repeats": half}).beyond(unsure)
 
 
-def student_t(degrees: float) -> float:
-    """The 97.5 % quantile of Student's t."""
+def student_t(degrees: float, confidence: float = CONFIDENCE) -> float:
+    """What Student's t is within, either way, with that probability."""
     from scipy.special import stdtrit  # heavy, and only intervals need it
 
-    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
+    return float(stdtrit(degrees, (1 + confidence) / 2))
 
 
 def _largest_ratio(above: float, below: float) -> float:
@@ -131,8 +131,8 @@ class TimeOrder:
         first = np.cumsum(size) - size
         return np.asarray((np.arange(len(self.stage)) - first[self.stage] + 0.5) / size[self.stage], np.float64)
 
-    def half_width(self, additions: Floats) -> tuple[float, float]:
-        """Half of the 95 % interval of the sum of additions (float64[rows]), and how many stretches it rests on."""
+    def half_width(self, additions: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Half of the interval of the sum of additions (float64[rows]), and how many stretches it rests on."""
         if not additions.any():
             return 0.0, float(self.slowest.sum()) + 1
         if len(additions) < MIN_REQUESTS:
@@ -147,7 +147,7 @@ class TimeOrder:
         for multiple in _MULTIPLES:
             cut = [of_stage[: multiple * slowest] for slowest, of_stage in squares]
             degrees, variance = sum(map(len, cut)), sum(float(of_stage.mean()) for of_stage in cut)
-            halves.append((student_t(degrees) * sqrt(variance), degrees + 1.0))
+            halves.append((student_t(degrees, confidence) * sqrt(variance), degrees + 1.0))
         return max(halves)
 
 
@@ -159,7 +159,11 @@ def in_order(rows: int) -> TimeOrder:
 def request_order(recording: Recording, chosen: Bools, e2e_us: Floats | Int64s) -> TimeOrder:
     """The order of the chosen requests (bool[n]), which take ``e2e_us`` each."""
     rows = recording.requests
-    arrival_us, stage = rows["arrival_us"].to_numpy()[chosen], rows["stage"].fill_null(-1).to_numpy()[chosen]
+    return time_order(rows["arrival_us"].to_numpy()[chosen], rows["stage"].fill_null(-1).to_numpy()[chosen], e2e_us)
+
+
+def time_order(arrival_us: Int64s, stage: Int64s, e2e_us: Floats | Int64s) -> TimeOrder:
+    """The same of arrays: when each request came, in which load stage, and how long it took."""
     stage = np.unique(stage, return_inverse=True)[1]
     if len(arrival_us) == 0:
         return TimeOrder(stage, np.zeros(0, np.int64))
@@ -171,17 +175,12 @@ def request_order(recording: Recording, chosen: Bools, e2e_us: Floats | Int64s) 
 
 
 def error_estimates(
-    recording: Recording,
-    chosen: Bools,
-    observed: LatencySamples,
-    simulated: LatencySamples,
-    errors: Mapping[MetricStatistic, float],
+    order: TimeOrder, observed: LatencySamples, simulated: LatencySamples, errors: Mapping[MetricStatistic, float]
 ) -> dict[MetricStatistic, Estimate]:
-    """The interval of each error over the chosen requests (bool[n]), of which both sides have the latencies.
+    """The interval of each error, over requests of which both sides have the latencies.
 
     ``errors``: as the table has them, by metric and statistic.
     """
-    order = request_order(recording, chosen, observed.e2e_us)
     estimates = {}
     for cell, error in errors.items():
         half, blocks = half_width(cell, _ratio(cell, observed, simulated), order)
@@ -206,25 +205,23 @@ def _estimate(error: float, half: float, blocks: float) -> Estimate:
 
 
 def change_estimates(
-    recording: Recording,
-    chosen: Bools,
+    order: TimeOrder,
     candidate: LatencySamples,
     baseline: LatencySamples,
     observed: LatencySamples | None,
     errors: Mapping[MetricStatistic, Estimate],
+    confidence: float = CONFIDENCE,
 ) -> dict[MetricStatistic, Estimate]:
     """The change of each absolute error from the baseline to the candidate, fractions of the observed value.
 
-    ``candidate``, ``baseline``: simulated latencies of the chosen requests (bool[n]).  ``observed``: recorded ones,
-    None where there are none.  ``errors``: of the candidate.
+    ``candidate``, ``baseline``: simulated latencies of the same requests.  ``observed``: recorded ones, None where
+    there are none.  ``errors``: of the candidate.  ``confidence``: of the intervals.
 
     In ``c - b`` of the signed errors c and b the noise of the recording cancels, in ``c + b`` it counts twice; the
     change |c| - |b| is one or the other, and never more than |c - b|.
     """
-    order = request_order(recording, chosen, (observed or candidate).e2e_us)
-    return {
-        cell: _change(cell, error.sampled, (candidate, baseline, observed), order) for cell, error in errors.items()
-    }
+    sides = candidate, baseline, observed
+    return {cell: _change(cell, error.sampled, sides, order, confidence) for cell, error in errors.items()}
 
 
 def _change(
@@ -232,6 +229,7 @@ def _change(
     error: Estimate,
     sides: tuple[LatencySamples, LatencySamples, LatencySamples | None],
     order: TimeOrder,
+    confidence: float,
 ) -> Estimate:
     candidate, baseline, observed = sides
     by_requests = observed is not None and set(error.parts) == {"requests"}
@@ -243,9 +241,11 @@ def _change(
         total = 1 + c + sign * (1 + b)
         of: Weighted = [(unit, candidate), (sign * unit, baseline)]
         if observed is not None and by_requests:
-            half = half_width(cell, [*of, (-total / number(observed, cell), observed)], order)[0]
+            half = half_width(cell, [*of, (-total / number(observed, cell), observed)], order, confidence)[0]
         else:
-            half = hypot(half_width(cell, of, order)[0], total / (1 + error.error) * error.half)
+            narrower = student_t(error.blocks - 1, confidence) / student_t(error.blocks - 1)
+            whole = total / (1 + error.error) * error.half * narrower
+            half = hypot(half_width(cell, of, order, confidence)[0], whole)
         halves.append(half if total else 0.0)
     apart, together = halves
 
@@ -262,14 +262,16 @@ def _change(
 Weighted = Sequence[tuple[float, LatencySamples]]
 
 
-def half_width(cell: MetricStatistic, sides: Weighted, order: TimeOrder) -> tuple[float, float]:
-    """Half of the 95 % interval of a weighted sum of a number of each side, and how many stretches that rests on.
+def half_width(
+    cell: MetricStatistic, sides: Weighted, order: TimeOrder, confidence: float = CONFIDENCE
+) -> tuple[float, float]:
+    """Half of the interval of a weighted sum of a number of each side, and how many stretches that rests on.
 
     Request i of all sides is the same one, so what they share cancels.
     """
     if cell[1] != "mean":
-        return _of_quantile(cell, sides, order)
-    return order.half_width(_additions([(weight, *terms(side, cell[0])) for weight, side in sides]))
+        return _of_quantile(cell, sides, order, confidence)
+    return order.half_width(_additions([(weight, *terms(side, cell[0])) for weight, side in sides]), confidence)
 
 
 def _additions(sides: Sequence[tuple[float, Floats, Floats]]) -> Floats:
@@ -278,7 +280,7 @@ def _additions(sides: Sequence[tuple[float, Floats, Floats]]) -> Floats:
     return np.asarray(np.sum(of_sides, axis=0), np.float64)
 
 
-def _of_quantile(cell: MetricStatistic, sides: Weighted, order: TimeOrder) -> tuple[float, float]:
+def _of_quantile(cell: MetricStatistic, sides: Weighted, order: TimeOrder, confidence: float) -> tuple[float, float]:
     """``half_width`` of a quantile.
 
     The wider of two: how it changes without each stretch of the run (a grouped jackknife), and the noise of the mean
@@ -293,8 +295,8 @@ def _of_quantile(cell: MetricStatistic, sides: Weighted, order: TimeOrder) -> tu
         return inf, 1.0
     stretch = np.floor(order.place[known] * _STRETCHES).astype(np.int64)
     without = [weights @ np.quantile(values[:, stretch != one], level, axis=1) for one in range(_STRETCHES)]
-    jackknife = student_t(_STRETCHES - 1) * sqrt((_STRETCHES - 1) * float(np.var(without)))
+    jackknife = student_t(_STRETCHES - 1, confidence) * sqrt((_STRETCHES - 1) * float(np.var(without)))
     edges = np.quantile(values, max(1 - _TAIL * (1 - level), 0.0), axis=1)
     around = (values >= edges[:, np.newaxis]).any(axis=0).astype(np.float64)
     of_tail = _additions([(w, side * around, around) for w, side in zip(weights, values, strict=True)])
-    return max((jackknife, float(_STRETCHES)), replace(order, stage=order.stage[known]).half_width(of_tail))
+    return max((jackknife, float(_STRETCHES)), replace(order, stage=order.stage[known]).half_width(of_tail, confidence))
