@@ -194,7 +194,7 @@ BUDGET = {
     "lines of the instrument": 52_970,
     "lines of labs": 15_630,
     "lines of scripts": 5_000,
-    "lines of tests": 38_940,
+    "lines of tests": 38_970,
 }
 LOADED_BUDGET = {"modules": 93, "lines": 16_640}
 

@@ -32,7 +32,13 @@ from blis_replay.validate.metrics.latency import (
     paired_mape,
 )
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection, samples_of, simulated_samples
-from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, request_order
+from blis_replay.validate.metrics.uncertainty import (
+    Estimate,
+    error_estimates,
+    half_width,
+    of_requests_alone,
+    request_order,
+)
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.objectives import Objectives
@@ -115,20 +121,13 @@ def _of_summary(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, 
     """
     run = comparison.run
     simulated = simulated_samples(run, chosen)
-    none, steady = np.zeros(len(simulated.gaps)), simulated.gaps * (simulated.itl_mean_us or 0.0)
-    # Of constant latencies nothing scatters: what is left is the scatter of the replay.
-    e2e, ttft = none + simulated.e2e_us.mean(), none + simulated.ttft_us.mean()
-    constant = {"e2e": (none, e2e), "ttft": (ttft, e2e), "itl": (none, steady), "tpot": (none, steady)}
+    order = request_order(run.recording, chosen, simulated.e2e_us)
     estimates: dict[MetricStatistic, Estimate] = {}
-    for metric, (ttft_us, e2e_us) in constant.items():
-        error = comparison.metrics[metric]["mean"].error
-        if error is not None:
-            observed = LatencySamples(ttft_us, e2e_us, simulated.output_tokens)
-            cell = (metric, "mean")
-            one = error_estimates(run.recording, chosen, observed, simulated, {cell: error})[cell]
-            both = sqrt(2) * one.half
-            estimate = replace(one, low=error - both, high=error + both, parts={"requests": both})
-            estimates[cell] = estimate.beyond(unsure_of(run))
+    for metric in METRICS:
+        cell = comparison.metrics[metric]["mean"]
+        if cell.a_us is not None and cell.error is not None:
+            half, blocks = half_width((metric, "mean"), [(sqrt(2) / cell.a_us, simulated)], order)
+            estimates[metric, "mean"] = of_requests_alone(cell.error, half, blocks).beyond(unsure_of(run))
     return estimates
 
 

@@ -41,7 +41,7 @@ class Regression:
 
     cells: tuple[tuple[str, str], ...] = tuple(_MEANS)
     margin: Percentage = 0.005
-    confidence: Confidence = 0.95
+    confidence: Confidence = 0.90
 
 
 @dataclass(frozen=True)

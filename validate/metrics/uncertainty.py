@@ -184,7 +184,7 @@ def error_estimates(
     estimates = {}
     for cell, error in errors.items():
         half, blocks = half_width(cell, _ratio(cell, observed, simulated), order)
-        estimates[cell] = _estimate(error, half, blocks)
+        estimates[cell] = of_requests_alone(error, half, blocks)
     return estimates
 
 
@@ -196,10 +196,11 @@ def _ratio(cell: MetricStatistic, one: LatencySamples, other: LatencySamples) ->
 
 def estimate(error: float, additions: Floats, order: TimeOrder) -> Estimate:
     """An error with the half-width of the sum of what each row adds to it."""
-    return _estimate(error, *order.half_width(additions))
+    return of_requests_alone(error, *order.half_width(additions))
 
 
-def _estimate(error: float, half: float, blocks: float) -> Estimate:
+def of_requests_alone(error: float, half: float, blocks: float) -> Estimate:
+    """An error with half of its interval, by how requests differ."""
     low = max(error - half, -1.0) if isfinite(half) else -inf  # no latency is below 0
     return Estimate(error, low, error + half, blocks, {"requests": half})
 
