@@ -25,7 +25,8 @@ from blis_replay.validate.comparison.differences import differences, differences
 from blis_replay.validate.comparison.named_sides import Choice, side_of
 from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.segments import segment_frame, segments_of
-from blis_replay.validate.comparison.validated import validate_experiment
+from blis_replay.validate.comparison.validated import compare_experiment, validate_experiment
+from blis_replay.validate.comparison.verdict_text import below_verdict
 from blis_replay.validate.experiment import (
     all_experiments,
     find_experiment,
@@ -197,9 +198,11 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
     with open_for_reading(_store(store)) as opened:
         recording = read_stored(opened, find_experiment(opened, name))
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
+        judged = compare_experiment(opened, recording.slug, release, mode)
     again = given_options(coefficients, _store(store))
     reference = release_for(None, [name])
-    return attribution_answer(attributed(recording, release, mode, reference=reference, token_gaps=gaps, options=again))
+    found = attributed(recording, release, mode, reference=reference, token_gaps=gaps, options=again)
+    return below_verdict(attribution_answer(found), judged)
 
 
 def compare(

@@ -67,6 +67,8 @@ def explain_verb(
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.simulator import entry_of
+    from blis_replay.validate.comparison.validated import compare_experiment
+    from blis_replay.validate.comparison.verdict_text import below_verdict
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.explain.attribute import attribute
     from blis_replay.validate.explain.text import attribution_answer
@@ -92,7 +94,8 @@ def explain_verb(
             progress=progress,
             **workers,
         )
-    print_answer(attribution_answer(attribution))
+        judged = compare_experiment(store, recording.slug, release, mode)
+    print_answer(below_verdict(attribution_answer(attribution), judged))
 
 
 @verb("segments")
@@ -118,6 +121,7 @@ def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path
     from blis_replay.replay.mode import parse_mode
     from blis_replay.validate.comparison.segments import segment_frame, segments_of
     from blis_replay.validate.comparison.segments_text import segments_answer
+    from blis_replay.validate.comparison.verdict_text import with_use
     from blis_replay.validate.experiment import release_for, stored_experiment
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
@@ -129,7 +133,7 @@ def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path
         frame = segment_frame(segments)
         with whole_file(out) as file:
             frame.write_parquet(file) if out.suffix == ".parquet" else frame.write_csv(file)
-    print_answer(segments_answer(segments))
+    print_answer(with_use(segments_answer(segments), release, recording))
 
 
 @verb("report")

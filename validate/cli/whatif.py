@@ -81,6 +81,7 @@ def whatif_verb(
       blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
+    from blis_replay.validate.comparison.verdict_text import with_use
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.metrics.observed import pooled_gaps
     from blis_replay.validate.what_if import grid, mode_with, parse_value, what_if, whatif_answer
@@ -119,7 +120,7 @@ def whatif_verb(
         result = what_if(
             recording, release, changes, objectives=objectives, token_gaps=gaps, progress=progress, **workers
         )
-    print_answer(whatif_answer(result, repeat_options))
+    print_answer(with_use(whatif_answer(result, repeat_options), release, recording))
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

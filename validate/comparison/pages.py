@@ -275,8 +275,8 @@ def data_rows(c: Comparison) -> list[list[Cell]]:
     for metric, cells in c.metrics.items():
         for statistic, cell in cells.items():
             sides = [us and us / 1000 for us in (cell.a_us, cell.b_us)]
-            interval = _cell_json(c, (metric, statistic))["interval"] or (None, None)
-            rows.append([*named, metric, statistic, *sides, cell.error, *interval, cell.reason])
+            low, high = _interval(c, (metric, statistic)) or (None, None)
+            rows.append([*named, metric, statistic, *sides, cell.error, low, high, cell.reason])
     return rows
 
 
@@ -344,14 +344,18 @@ def _by_metric(values: Mapping[MetricStatistic, object]) -> dict[str, dict[str, 
     return named
 
 
+def _interval(comparison: Comparison, cell: MetricStatistic) -> tuple[float, float] | None:
+    estimate = comparison.estimates.get(cell)
+    return None if estimate is None or not isfinite(estimate.half) else (estimate.low, estimate.high)
+
+
 def _cell_json(comparison: Comparison, cell: MetricStatistic) -> dict[str, object]:
-    number, estimate = comparison.metrics[cell[0]][cell[1]], comparison.estimates.get(cell)
-    interval = None if estimate is None or not isfinite(estimate.half) else [estimate.low, estimate.high]
+    number, interval = comparison.metrics[cell[0]][cell[1]], _interval(comparison, cell)
     return {
         "observed_ms": in_ms(number.a_us),
         "simulated_ms": in_ms(number.b_us),
         "error": number.error,
-        "interval": interval,
+        "interval": interval and list(interval),
         **({"reason": number.reason} if number.reason else {}),
         **({"observed_between_ms": [in_ms(bound) for bound in number.between_us]} if number.between_us else {}),
     }

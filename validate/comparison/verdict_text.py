@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from shlex import quote
 
+from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.errors import counted
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.judgement import Command, Judgement, Quantity, Remark, Subject
+from blis_replay.validate.comparison.held_out import use_of
+from blis_replay.validate.judgement import FITTED, Command, Judgement, Quantity, Remark, Subject
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.text.answer import Block, Line, Part
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import limit_text, percent, percent_span, predicted, quantity_text
 from blis_replay.validate.text.messages import words
 
@@ -126,6 +130,19 @@ def judgement_parts(comparison: Comparison) -> list[Part]:
     judgement = comparison.judgement
     head = Block([verdict_line(judgement), *tail_lines(judgement), basis_text(comparison)])
     return [head, judged_table(judgement)] if judgement.judged and not judgement.lost else [head]
+
+
+def below_verdict(answer: Answer, comparison: Comparison) -> Answer:
+    """An answer about a replay, below the verdict on it."""
+    page = [judgement_parts(comparison)[0], *answer.page]
+    return replace(answer, page=page, document={**answer.document, "judgement": judgement_json(comparison.judgement)})
+
+
+def with_use(answer: Answer, release: CoefficientRelease, recording: Recording) -> Answer:
+    """An answer about a replay that says what the coefficients were fitted on, as far as the recording is concerned."""
+    use = use_of(release, recording)
+    said = Line(f"coefficients: {release.name}, {use}", mark=Toned(use, "caution") if use in FITTED else None)
+    return replace(answer, page=[said, *answer.page], document={**answer.document, "use": use})
 
 
 def cause_lines(judgement: Judgement) -> list[Line]:

@@ -161,7 +161,9 @@ class Overview:
 def overview_of(judgements: Sequence[Judgement], not_judged: int) -> Overview:
     """How many recordings have which verdict, the mean error of those held out, and the p99s that are off."""
     verdicts = [judgement.verdict for judgement in judgements] + ["NOT JUDGED"] * not_judged
-    counts: list[tuple[str, str, str]] = [(str(verdicts.count(verdict)), verdict, verdict) for verdict in _ORDER if verdict in verdicts]
+    counts: list[tuple[str, str, str]] = [
+        (str(verdicts.count(verdict)), verdict, verdict) for verdict in _ORDER if verdict in verdicts
+    ]
     of_kind = means_by_fit(judgements)
     for kind in ("held out", "fitted"):
         known = {metric: value for metric, value in of_kind.get(kind, {}).items() if value is not None}
