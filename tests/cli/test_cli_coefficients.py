@@ -13,4 +13,5 @@ def test_a_release_is_shown_in_80_columns_and_is_the_same(run: Run, release: str
     # But for a hash, which is one word.
     assert max(len(line) for line in shown.splitlines() if "requests_hash" not in line) <= 80
     written = run("coefficients", "show", release, "--json").json
-    assert {**yaml.safe_load(shown), "sha256": written["sha256"]} == written
+    of_all_answers = {name: written[name] for name in ("sha256", "version")}
+    assert {**yaml.safe_load(shown), **of_all_answers} == written
