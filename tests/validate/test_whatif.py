@@ -148,19 +148,21 @@ def test_what_a_check_forbids_is_not_known_of_the_server() -> None:
 
 
 def test_an_engine_that_does_not_keep_up_is_called_saturated() -> None:
-    """With one place 100 requests, 50 ms each, 10 ms apart wait 40 ms longer each, the last ones 4 s.
+    """With one place 100 requests, 50 ms each, come ever faster within a second: the last ones wait 4 s.
 
-    The second already waits, so the first is the last to find a place at once.  100 clients that wait for their
-    answers make no queue that grows, and 128 places none at all.
+    No client with a limit in flight sends like that.  100 clients that wait for their answers make no queue that grows,
+    and 128 places none at all.
     """
     recording = small_recording(100)
-    frame = recording.requests.frame().with_columns(arrival_us=10_000 * pl.Series(range(100)))
+    sent_us = pl.Series(np.rint(1e5 * np.sqrt(np.arange(100))).astype(np.int64))
+    frame = recording.requests.frame().with_columns(arrival_us=sent_us)
     recording = replace(recording, requests=rows_of(frame))
     changes: list[EngineOverrides] = [(("max_num_seqs", 1),), (("max_num_seqs", 1), ("concurrency", 100))]
     found = what_if(recording, RELEASE, changes, executor="serial")
     since_s = [(point.values or {})["saturated_from_s"] for point in (found.recorded, *found.points)]
     assert (since_s[0], since_s[2]) == (None, None)
-    assert since_s[1] == pytest.approx(0, abs=0.1)  # single waits below 250 ms count as places at once
+    # Request i waits 50 (i + 1) - 100 sqrt(i) ms; request 10 is the last within the 250 ms that count as at once.
+    assert since_s[1] == pytest.approx(0.316, abs=0.001)
     assert " ".join(str(whatif_answer(found)).split()).count("the queue grows to the end") == 1
 
 
