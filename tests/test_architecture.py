@@ -190,13 +190,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 262,
+    "files of the instrument": 260,
     "lines of the instrument": 53_150,
     "lines of labs": 15_660,
     "lines of scripts": 5_000,
     "lines of tests": 39_290,
 }
-LOADED_BUDGET = {"modules": 93, "lines": 16_640}
+LOADED_BUDGET = {"modules": 91, "lines": 16_640}
 
 
 def lines(paths: Iterable[Path]) -> int:
