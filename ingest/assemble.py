@@ -199,11 +199,11 @@ class _Assembly:
         unknown = "" if self.known else " (none of its files is of a known format)"
         unknown = unknown if files else " (it has no files)"
         problem = f"no requests, no aggregates and no steps in it{lost or unknown}"
-        mend = "repair the file, or copy it again" if lost else "give the directory of one experiment"
+        remedy = "repair the file, or copy it again" if lost else "give the directory of one experiment"
         if unknown and not lost:
-            mend = discovery.how_to_go_on(self.source, self.others)
+            remedy = discovery.how_to_go_on(self.source, self.others)
         paths = self.source.paths or ()
-        return RecordingError(paths[0] if len(paths) == 1 else self.source.root, "", problem, mend)
+        return RecordingError(paths[0] if len(paths) == 1 else self.source.root, "", problem, remedy)
 
     def _one(self, kind: str) -> RecordedFile | None:
         return next(iter(self.known.get(kind, [])), None)

@@ -28,13 +28,13 @@ class RecordingError(IngestError):
     """A recorded file cannot be used.
 
     ``path``: the file; ``place``: where in it (``"line 12"``, ``"field load.stages"``,
-    ``""`` for the whole file); ``problem``: what is wrong; ``mend``: what to do.
+    ``""`` for the whole file); ``problem``: what is wrong; ``remedy``: what to do.
     """
 
-    def __init__(self, path: Path | str, place: str, problem: str, mend: str) -> None:
-        self.path, self.place, self.problem, self.mend = Path(path), place, problem, mend
+    def __init__(self, path: Path | str, place: str, problem: str, remedy: str) -> None:
+        self.path, self.place, self.problem, self.remedy = Path(path), place, problem, remedy
         where = f"{path}, {place}" if place else f"{path}"
-        super().__init__(f"{where}: {problem}; {mend}")
+        super().__init__(f"{where}: {problem}; {remedy}")
 
 
 class StoreError(IngestError):

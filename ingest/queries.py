@@ -41,7 +41,7 @@ RUN_TABLES = ("runs", "run_requests", "run_steps", "errors")
 
 INSERT_STAMPS = """
 INSERT INTO token_event_runs
-SELECT $slug, request_index, first_event, tokens, $stamps_per_token, $leading_events, times_us FROM runs_to_store
+SELECT $slug, request_index, first_event, tokens, $stamps_per_token, $leading_events, times_us FROM rows_to_store
 """
 
 # Gaps of a few hundred requests, to tell how a client stamped its stream.
@@ -128,6 +128,18 @@ def first_row(
     """The first row of a query or None; the result is read to its end, which DuckDB asks for."""
     rows: list[tuple[Any, ...]] = connection.execute(sql, bound).fetchall()
     return rows[0] if rows else None
+
+
+def insert_stream(
+    connection: duckdb.DuckDBPyConnection, sql: str, bound: Sequence[object] | dict[str, object], rows: Any
+) -> None:
+    """Run an INSERT that selects from ``rows_to_store``; ``rows``: Arrow data, as a stream where there are many.
+
+    What an INSERT leaves of a row group stays in memory until the commit: one stream leaves one.
+    """
+    connection.register("rows_to_store", rows)
+    connection.execute(sql, bound)
+    connection.unregister("rows_to_store")
 
 
 def typed(frame: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:

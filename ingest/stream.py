@@ -210,10 +210,9 @@ def insert_token_events(
     connection: duckdb.DuckDBPyConnection, slug: str, events: TokenEvents, requests: Rows, layout: TokenLayout
 ) -> None:
     """Copy every stamp into the store, with what tells which of them are tokens."""
-    connection.register("runs_to_store", runs(events, token_counts(events, requests, layout)))
-    layout_of = {"stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
-    connection.execute(queries.INSERT_STAMPS, {"slug": slug, **layout_of})
-    connection.unregister("runs_to_store")
+    bound = {"slug": slug, "stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
+    stamps = runs(events, token_counts(events, requests, layout))
+    queries.insert_stream(connection, queries.INSERT_STAMPS, bound, stamps)
 
 
 def _mean(total_us: NDArray[np.int64], gaps: NDArray[np.int64]) -> float | None:

@@ -12,7 +12,7 @@ import polars as pl
 
 from blis_replay.ingest import queries
 from blis_replay.ingest.errors import StoreError
-from blis_replay.ingest.queries import fetch, first_row
+from blis_replay.ingest.queries import fetch, first_row, insert_stream
 from blis_replay.ingest.store.file import Store, transaction
 
 # Columns as documented in schema.sql, without run_key.
@@ -99,9 +99,8 @@ def write_run(
         columns = vars(run) | {"provenance": json.dumps(run.provenance, sort_keys=True)}
         connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [run.run_key, *columns.values()])
         for table, schema, parts in tables:
-            connection.register("rows_to_store", _arrow(parts, schema, table))
-            connection.execute(f"INSERT INTO {table} SELECT ?, * FROM rows_to_store", [run.run_key])  # noqa: S608
-            connection.unregister("rows_to_store")
+            sql = f"INSERT INTO {table} SELECT ?, * FROM rows_to_store"  # noqa: S608 (constants)
+            insert_stream(connection, sql, [run.run_key], _arrow(parts, schema, table))
     return "replaced" if known else "new"
 
 

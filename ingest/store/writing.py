@@ -9,7 +9,7 @@ from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal
 
 from blis_replay.ingest import queries
-from blis_replay.ingest.queries import first_row, typed
+from blis_replay.ingest.queries import first_row, insert_stream, typed
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     PROMPT_SCHEMA,
@@ -155,13 +155,10 @@ def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequen
 
 
 def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: Rows) -> None:
-    """Insert rows as one Arrow stream: what an INSERT leaves of a row group stays in memory until the commit."""
     listed = ", ".join(rows.schema)
+    sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)
     with rows.reader() as stream:
-        connection.register("rows_to_store", stream)
-        sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)
-        connection.execute(sql, [slug])
-        connection.unregister("rows_to_store")
+        insert_stream(connection, sql, [slug], stream)
 
 
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
