@@ -35,8 +35,12 @@ def of(version: str) -> list[tuple[str, str, dict[str, object]]]:
     return [("recorded", "server log", {"vllm_version": version})]
 
 
-def messages(findings: tuple[Finding, ...]) -> list[str]:
-    return [finding.message for finding in findings]
+def measured(findings: tuple[Finding, ...]) -> list[dict[str, object]]:
+    return [dict(finding.measured) for finding in findings]
+
+
+def contradiction(argument: str, used: object, also: object) -> dict[str, object]:
+    return {"argument": argument, "used": str(used), "also": str(also)}
 
 
 def test_the_first_source_wins_and_each_contradiction_is_a_finding_with_both_values() -> None:
@@ -52,10 +56,8 @@ def test_the_first_source_wins_and_each_contradiction_is_a_finding_with_both_val
     assert settings["max_num_seqs"] == Setting(64, "file", "mine.yaml")
     assert settings["max_model_len"] == Setting(4096, "recorded", "server log")
     assert settings["num_gpu_blocks"] == Setting(26603, "profile", "bundled profile")
-    assert messages(findings) == [
-        "max_num_seqs is 64 in mine.yaml (used) and 128 in server log",
-        "max_model_len is 4096 in server log (used) and 8192 in exp-config.yaml",
-    ]
+    assert measured(findings) == [contradiction("max_num_seqs", 64, 128), contradiction("max_model_len", 4096, 8192)]
+    assert findings[0].message == "max_num_seqs is 64 in mine.yaml (used) and 128 in server log"
 
 
 @pytest.mark.parametrize(
@@ -189,17 +191,12 @@ def test_the_memory_of_a_gpu_by_its_name(name: str | None, gib: int | None) -> N
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
-    [
-        ("0.32.0", None),
-        ("0.99.0", "vLLM 0.99.0 is newer than any that was compared: scheduled as 0.33.0"),
-        ("0.32.1rc1.dev7+g12ab34", "vLLM 0.32.1rc1.dev7+g12ab34 itself was not compared: scheduled as 0.32.0"),
-        ("0.1.dev1+g2", "vLLM '0.1.dev1+g2' is not a known release: scheduled as the newest, 0.33.0"),
-    ],
+    ("version", "scheduled_as"),
+    [("0.32.0", None), ("0.99.0", "0.33.0"), ("0.32.1rc1.dev7+g12ab34", "0.32.0"), ("0.1.dev1+g2", "0.33.0")],
 )
-def test_the_release_that_stands_for_the_recorded_one_is_a_finding(version: str, said: str | None) -> None:
+def test_the_release_that_stands_for_the_recorded_one_is_a_finding(version: str, scheduled_as: str | None) -> None:
     _settings, findings = engine_of(evidence(ServerLog(version=version)), None)
-    assert messages(findings) == ([] if said is None else [said])
+    assert measured(findings) == ([] if scheduled_as is None else [{"scheduled_as": scheduled_as}])
 
 
 def evidence(
@@ -216,10 +213,7 @@ def test_what_runs_goes_before_what_was_asked_for_and_that_before_what_was_writt
     assert settings["max_model_len"] == Setting(4096, "recorded", "server log, as it runs")
     assert settings["max_num_seqs"] == Setting(32, "recorded", "server log, as started")
     assert settings["block_size"] == Setting(16, "recorded", "exp-config.yaml")
-    assert messages(findings) == [
-        "max_model_len is 4096 in server log, as it runs (used) and 9000 in server log, as started",
-        "max_num_seqs is 32 in server log, as started (used) and 256 in exp-config.yaml",
-    ]
+    assert measured(findings) == [contradiction("max_model_len", 4096, 9000), contradiction("max_num_seqs", 32, 256)]
 
 
 def test_kv_blocks_are_derived_from_tokens_and_the_block_size_of_the_device() -> None:
@@ -231,9 +225,7 @@ def test_kv_blocks_are_derived_from_tokens_and_the_block_size_of_the_device() ->
     assert findings == ()
     settings, findings = engine_of(evidence(log), GivenArguments({"block_size": 64, "num_gpu_blocks": 9}, "e.yaml"))
     assert settings["num_gpu_blocks"] == Setting(9, "file", "e.yaml")
-    assert messages(findings) == [
-        "num_gpu_blocks is 9 in e.yaml (used) and 1024 in 65,536 tokens of KV cache in the server log / block size 64"
-    ]
+    assert measured(findings) == [contradiction("num_gpu_blocks", 9, 1024)]
 
 
 def test_a_hybrid_model_leaves_kv_blocks_unknown_and_a_finding_says_why() -> None:
@@ -252,11 +244,9 @@ def test_what_could_not_be_read_of_the_log_is_told() -> None:
     log = ServerLog(given={"block_size": "f(3)"}, as_text={"block_size": "f(3)", "hf_token": "g()"}, cut=True)
     settings, findings = engine_of(evidence(log, hardware="H100"), None)
     assert settings["block_size"].source == "unknown"
-    assert messages(findings) == [
-        "block_size in server log, as started is not usable ('f(3)')",
-        "engine arguments in the server log that are kept as text: block_size 'f(3)'",
-        "the line of engine arguments in the server log is cut off: what follows is not known",
-    ]
+    assert measured(findings) == [{"argument": "block_size"}, {}, {}]
+    assert "block_size 'f(3)'" in findings[1].message and "hf_token" not in findings[1].message
+    assert "is cut off" in findings[2].message
 
 
 def test_every_argument_of_the_live_recordings_with_its_source(data_pack: Path) -> None:
@@ -334,7 +324,7 @@ def test_a_data_type_chosen_by_the_server_is_not_known() -> None:
 def test_a_recorded_value_that_is_no_count_is_passed_over_and_told() -> None:
     settings, findings = engine_settings([("recorded", "server log", {"max_num_seqs": -3})], on("gpu", 24))
     assert settings["max_num_seqs"].source == "default"
-    assert messages(findings) == ["max_num_seqs in server log is not usable ('-3')"]
+    assert measured(findings) == [{"argument": "max_num_seqs"}]
 
 
 @pytest.mark.parametrize(
@@ -373,7 +363,7 @@ def test_a_number_too_long_to_print_is_told_and_passed_over(tmp_path: Path) -> N
     huge = "0x" + "f" * 5_000
     settings, findings = engine_settings([("recorded", "trace header", {"max_num_seqs": int(huge, 16)})], SERVER)
     assert not settings["max_num_seqs"].said
-    assert messages(findings) == ["max_num_seqs in trace header is not usable (a number of thousands of digits)"]
+    assert measured(findings) == [{"argument": "max_num_seqs"}]
     path = tmp_path / "engine.yaml"
     for content in (f"max_num_seqs: {huge}\n", f"? {huge}\n: 1\n"):
         path.write_text(content)
