@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import polars as pl
 import pytest
@@ -35,6 +37,12 @@ def steady(rate_per_s: float, e2e_us: int, seconds: int = 120) -> pl.DataFrame:
     return requests(count, arrival_us=arrivals, e2e_us=e2e_us, prompt_tokens=600)
 
 
+def steady_run(e2e_us: int, starts: Iterable[int] = range(0, 120 * SECOND, 20_000), **of_steps: Any) -> Recording:
+    """120 s of 4 requests/s, and steps that start every 20 ms."""
+    made = steps(starts, **of_steps)
+    return recording(stages=(Stage(0, 4.0, 120 * SECOND),), requests=steady(4, e2e_us), steps=made)
+
+
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(1, 5000), min_size=2, max_size=300), st.integers(1, 50_000))
@@ -51,11 +59,7 @@ def test_the_cycle_skips_a_restart_of_the_server() -> None:
 
 def test_a_duration_far_below_the_cycle_is_corrected() -> None:
     """One step each 20 ms, 0.3 ms of it inside schedule(); the client sees (250 - 50) / 10 = 20 ms."""
-    made = recording(
-        stages=(Stage(0, 4.0, 120 * SECOND),),
-        requests=steady(4, 250_000),
-        steps=steps(range(0, 120 * SECOND, 20_000)),
-    )
+    made = steady_run(250_000)
     (finding,) = findings_of(made, "step_cycle")
     assert (finding.severity, finding.metric) == ("corrected", "step_time")
     assert finding.measured["cycle_us"] == finding.measured["client_gap_us"] == 20_000
@@ -64,22 +68,14 @@ def test_a_duration_far_below_the_cycle_is_corrected() -> None:
 
 
 def test_a_duration_that_is_the_cycle_is_only_noted() -> None:
-    made = recording(
-        stages=(Stage(0, 4.0, 120 * SECOND),),
-        requests=steady(4, 250_000),
-        steps=steps(range(0, 120 * SECOND, 20_000), duration_us=20_000),
-    )
+    made = steady_run(250_000, duration_us=20_000)
     (finding,) = findings_of(made, "step_cycle")
     assert finding.severity == "note"
 
 
 def test_littles_law_holds_for_a_steady_run() -> None:
     """4 requests/s that stay 0.25 s: one is running on average."""
-    made = recording(
-        stages=(Stage(0, 4.0, 120 * SECOND),),
-        requests=steady(4, 250_000),
-        steps=steps(range(0, 120 * SECOND, 20_000), running_depth=1),
-    )
+    made = steady_run(250_000, running_depth=1)
     (finding,) = findings_of(made, "littles_law")
     assert finding.severity == "note"
     assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
@@ -89,22 +85,14 @@ def test_littles_law_holds_for_a_steady_run() -> None:
 def test_the_depth_is_weighted_by_time() -> None:
     """Depth 3 for 30 ms and depth 1 for 10 ms, in turn: 2.5 on average, 2 as a mean over steps."""
     starts = [s for i in range(3000) for s in (i * 40_000, i * 40_000 + 30_000)]
-    made = recording(
-        stages=(Stage(0, 4.0, 120 * SECOND),),
-        requests=steady(4, 625_000),
-        steps=steps(starts, running_depth=[3, 1] * 3000),
-    )
+    made = steady_run(625_000, starts=starts, running_depth=[3, 1] * 3000)
     (finding,) = findings_of(made, "littles_law")
     assert finding.measured["mean_depth"] == pytest.approx(2.5, abs=0.001)
     assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
 
 
 def test_steps_of_another_run_contradict_littles_law() -> None:
-    made = recording(
-        stages=(Stage(0, 4.0, 120 * SECOND),),
-        requests=steady(4, 250_000),
-        steps=steps(range(0, 120 * SECOND, 20_000), running_depth=2),
-    )
+    made = steady_run(250_000, running_depth=2)
     (finding,) = findings_of(made, "littles_law")
     assert finding.severity == "unusable"
     assert "contradictory" in finding.message
@@ -112,11 +100,7 @@ def test_steps_of_another_run_contradict_littles_law() -> None:
 
 def test_few_steps_that_are_no_fair_sample_contradict_nothing() -> None:
     """Every 250 ms a request that stays 625 ms: 2 or 3 in flight, 2.5 on average; the recorded steps all see 3."""
-    made = recording(
-        stages=(Stage(0, 4.0, 120 * SECOND),),
-        requests=steady(4, 625_000),
-        steps=steps(range(10_000, 120 * SECOND, 250_000), running_depth=3),
-    )
+    made = steady_run(625_000, starts=range(10_000, 120 * SECOND, 250_000), running_depth=3)
     (finding,) = findings_of(made, "littles_law")
     assert finding.measured["ratio"] == pytest.approx(3 / 2.5, abs=0.005)
     assert finding.measured["ratio_at_steps"] == pytest.approx(1.0, abs=0.005)
@@ -135,11 +119,7 @@ def test_a_pause_is_no_part_of_the_last_step_before_it(share: float) -> None:
 
 def test_littles_law_counts_those_who_wait() -> None:
     """4 requests/s that stay 0.5 s: two are in flight, of which one waits."""
-    made = recording(
-        stages=(Stage(0, 4.0, 120 * SECOND),),
-        requests=steady(4, 500_000),
-        steps=steps(range(0, 120 * SECOND, 20_000), running_depth=1, waiting_depth=1),
-    )
+    made = steady_run(500_000, running_depth=1, waiting_depth=1)
     (finding,) = findings_of(made, "littles_law")
     assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
     assert finding.message.startswith("stage 0 (4 requests/s): 1.0 running and 1.0 waiting requests are 1.0")
