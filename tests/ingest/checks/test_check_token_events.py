@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -133,23 +134,29 @@ def test_another_definition_of_tpot_is_a_note_with_both_numbers(metric: str, say
     assert "reported TPOT 22.73 ms" in finding.message and "is 20.00 ms" in finding.message
 
 
-def test_pairs_without_a_closing_event(tmp_path: Path) -> None:
-    times = [[i * 20_000 for i in range(11)]] * 3
-    events = write_events(tmp_path / "events", [paired(times_us, closing=0) for times_us in times])
-    assert detect_layout(events, requests(3)) == PAIRED
-    assert detect_layout(events, requests(3, output_tokens=None)) == PAIRED
+TIMES = [i * 20_000 for i in range(11)]
 
 
-def test_a_minority_of_odd_requests_does_not_decide(tmp_path: Path) -> None:
-    times = [i * 20_000 for i in range(11)]
-    events = write_events(tmp_path / "events", [paired(times), paired(times), times])
-    assert detect_layout(events, requests(3)) == PAIRED_WITH_DONE
+@pytest.mark.parametrize(
+    ("streams", "output_tokens", "layout"),
+    [
+        ([paired(TIMES, closing=0)] * 3, 11, PAIRED),
+        ([paired(TIMES, closing=0)] * 3, None, PAIRED),
+        ([paired(TIMES), paired(TIMES), TIMES], 11, PAIRED_WITH_DONE),  # a minority does not decide
+        ([paired([0, 20_000])] * 3, 2, PAIRED_WITH_DONE),  # too few stamps for gaps to decide: 2n + 2 for the known n
+        ([[], [], []], 11, NO_EVENTS),
+    ],
+)
+def test_the_layout_is_that_of_most_requests(
+    tmp_path: Path, streams: list[list[int]], output_tokens: int | None, layout: TokenLayout
+) -> None:
+    events = write_events(tmp_path / "events", streams)
+    assert detect_layout(events, requests(3, output_tokens=output_tokens)) == layout
 
 
-def test_very_short_outputs_are_paired_by_their_counts(tmp_path: Path) -> None:
-    # Two tokens give 6 stamps: too few for gaps to decide, 2n + 2 for the known n.
-    events = write_events(tmp_path / "events", [paired([0, 20_000])] * 3)
-    assert detect_layout(events, requests(3, output_tokens=2)) == PAIRED_WITH_DONE
+def test_without_events_and_a_published_itl_nothing_is_checked() -> None:
+    assert detect_layout(None, requests()) == NO_EVENTS
+    assert token_finding(recording()).message.startswith("not checked: ")
 
 
 def test_a_retokenised_length_is_not_taken_for_the_count_of_tokens(tmp_path: Path) -> None:
@@ -226,13 +233,6 @@ def test_the_finding_from_events_keeps_both_numbers(tmp_path: Path) -> None:
     assert finding.measured["events_per_token"] == pytest.approx(24 / 11)
 
 
-def test_no_events_at_all(tmp_path: Path) -> None:
-    empty = write_events(tmp_path / "events", [[], [], []])
-    assert detect_layout(None, requests()) == detect_layout(empty, requests()) == NO_EVENTS
-    finding = token_finding(recording(token_events=empty))
-    assert finding.message == "not checked: no stream events and no published ITL"
-
-
 # Aggregates only: figures of 34b-general as published (E2E 4,092.531 ms, TTFT 51.590 ms, ITL 8.1274 ms, n = 248).
 GENERAL = (
     (-1, "e2e", "mean", 4_092_531.27),
@@ -266,16 +266,19 @@ def test_from_aggregates_the_ratio_gives_it_away() -> None:
     assert finding.measured["events_per_token"] == pytest.approx(2.009, abs=5e-4)
 
 
-def test_from_aggregates_an_honest_itl_is_left_alone() -> None:
-    honest = aggregates(*GENERAL[:2], (-1, "itl_reported", "mean", 16_360.0))
-    finding = token_finding(recording(requests=requests(0), aggregates=honest, shared_prefix=SHARED))
-    assert finding.severity == "note"
-
-
-def test_from_aggregates_without_a_true_length_the_shape_gives_it_away() -> None:
-    made = recording(requests=requests(0), aggregates=aggregates(*GENERAL, *SHAPE), ignore_eos=False)
-    finding = token_finding(made)
-    assert (finding.severity, finding.measured["true_gap_us"]) == ("unusable", None)
+@pytest.mark.parametrize(
+    ("rows", "known", "severity", "true_gap_us"),
+    [
+        ((*GENERAL[:2], (-1, "itl_reported", "mean", 16_360.0)), {"shared_prefix": SHARED}, "note", 16_360),
+        ((*GENERAL, *SHAPE), {"ignore_eos": False}, "unusable", None),  # no true length: the shape gives it away
+    ],
+)
+def test_from_aggregates_an_honest_itl_and_one_without_a_true_length(
+    rows: Any, known: dict[str, Any], severity: str, true_gap_us: float | None
+) -> None:
+    finding = token_finding(recording(requests=requests(0), aggregates=aggregates(*rows), **known))
+    assert finding.severity == severity
+    assert finding.measured["true_gap_us"] == (true_gap_us and pytest.approx(true_gap_us, rel=1e-3))
 
 
 def test_published_quantiles_are_moved_to_where_they_belong() -> None:
