@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.rows import Rows, query, rows_of
+from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.served import completed_requests, recorded_requests, true_mean_gap_us
 from blis_replay.ingest.tables import Table
 
@@ -176,15 +176,7 @@ def steps_in(recording: Recording, window: Window, *columns: str) -> Rows:
 def steps_by_start(recording: Recording, *columns: str) -> Rows:
     """``step_id``, ``start_us`` and these columns of the step records that have both, by start."""
     steps = recording.steps.only(["step_id", "start_us", *columns])
-    if steps.held is not None:
-        return rows_of(_by_start(steps.held.drop_nulls(["step_id", "start_us"])))
     return steps.where("step_id IS NOT NULL AND start_us IS NOT NULL").ordered("start_us, step_id")
-
-
-def _by_start(steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps in the order of their starts, which they mostly have: sorting would copy them."""
-    in_order = (steps["start_us"].diff() > 0).all()
-    return steps if in_order else steps.sort("start_us", "step_id", maintain_order=True)
 
 
 def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
@@ -207,11 +199,6 @@ def step_intervals(steps: Rows) -> Rows:
 
     Pairs whose step number or time does not grow (a server restarted) are left out.
     """
-    if steps.held is not None:
-        start, number = pl.col("start_us"), pl.col("step_id")
-        elapsed = {"elapsed_us": start.shift(-1) - start, "elapsed_steps": number.shift(-1) - number}
-        pairs = _by_start(steps.held).with_columns(**elapsed)
-        return rows_of(pairs.filter(pl.col("elapsed_us") > 0, pl.col("elapsed_steps") > 0))
     return query(_INTERVALS, {**steps.schema, "elapsed_us": pl.Int64, "elapsed_steps": pl.Int64}, steps=steps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import Rows, query, rows_of
+from blis_replay.ingest.rows import Rows, query
 
 
 def one_a_step(steps: pl.DataFrame) -> pl.DataFrame:
@@ -16,12 +16,6 @@ def one_a_step(steps: pl.DataFrame) -> pl.DataFrame:
 def steps_by_id(steps: Rows, *columns: str) -> Rows:
     """``step_id`` and ``columns`` of the records that have them all, one a step, the first, by id."""
     names = ["step_id", *columns]
-    if steps.held is not None:
-        # Mostly they are in order: a frame shows that at once, a query would sort them.
-        once = steps.held.select(names).drop_nulls()
-        if not (once["step_id"].diff() > 0).all():
-            once = one_a_step(once)
-        return rows_of(once)
     known = steps.only(names).where(" AND ".join(f"{name} IS NOT NULL" for name in names))
     return query(
         """SELECT * EXCLUDE (place, before) FROM (

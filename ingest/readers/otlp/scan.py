@@ -225,7 +225,7 @@ def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
             if sum(map(len, unread)) > MAX_RECORD_BYTES:
                 break
             continue
-        text, words, end = _padded(b"".join(unread))
+        text, words, end = _padded(unread)
         why, at = FULL, 0
         while why < 0:
             why, at, line = scan_lines(text, words, at, end, line, *batch.rows())
@@ -243,12 +243,14 @@ def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
     yield batch.taken()
 
 
-def _padded(content: bytes) -> tuple[Bytes, Words, int]:
-    """The content with zeros behind it, the same memory as words, and where the content ends."""
-    words = np.zeros((len(content) + PADDING_BYTES) // 8 + 1, np.uint64)
+def _padded(parts: list[bytes]) -> tuple[Bytes, Words, int]:
+    """The parts as one text with zeros behind it, the same memory as words, and where the text ends."""
+    end = sum(map(len, parts))
+    words = np.empty((end + PADDING_BYTES) // 8 + 1, np.uint64)
     text = words.view(np.uint8)
-    text[: len(content)] = np.frombuffer(content, np.uint8)
-    return text, words, len(content)
+    np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=text[:end])
+    text[end:] = 0
+    return text, words, end
 
 
 def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], batch: ScannedBatch) -> Iterator[TraceBatch]:

@@ -45,7 +45,10 @@ def stamps_of_spans(events: pl.DataFrame) -> pl.DataFrame:
         "scheduled": (name == "journey.SCHEDULED") & first.fill_null(False),
         "departed": (name == "api.DEPARTED") | aborted,
     }
-    chosen_columns = events.sort("span_row", "monotonic_ns", maintain_order=True).select(
+    # Nearly all files have them in this order.
+    if not ((events["span_row"].diff() > 0) | (events["monotonic_ns"].diff() >= 0)).all():
+        events = events.sort("span_row", "monotonic_ns", maintain_order=True)
+    chosen_columns = events.select(
         "span_row",
         "step_id",
         "monotonic_ns",
