@@ -1,7 +1,7 @@
 """A compiled scan of OTLP traces in JSON lines: spans and events, into rows and copies of their texts.
 
-It reads lines as the collector's file exporter writes them, with any white space and any order of keys, as long as a
-scope comes before its spans and the key of an attribute before its value.  All else (negative or
+It reads lines as the collector's file exporter writes them, with any white space and any order of keys.  But a scope
+must come before its spans, and the key of an attribute before its value.  All else (negative or
 fractional counts, escapes and letters beyond ASCII in texts that matter, keys given twice) is left to
 the decoder as a whole line.  Floats are kept as texts, for a library to read.
 """

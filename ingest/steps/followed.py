@@ -85,10 +85,11 @@ def served_requests(requests: Rows, lifecycles: Rows) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Followed:
-    """By row of the requests, int64, NONE where it was not found: the step (row of the iterations) that admitted it,
-    computed its first token and its last; the prompt tokens that were computed of it; and (``shared_hit``, 0 if none)
-    prompt tokens that the prefix cache held of it or of another one whose prefill overlaps.
+    """How requests went through the steps of one engine: int64 arrays by row of the requests, NONE where unknown.
 
+    ``admitted``, ``first``, ``last``: the step (row of the iterations) that admitted it, that computed its first token
+    and its last.  ``computed``: its computed prompt tokens.  ``shared_hit``: prompt tokens that the prefix cache held
+    of it or of another request whose prefill overlaps, 0 without such.
     ``begin``: steps before it served requests that no file records.  ``end``: the first step whose counts could not be
     explained, or the number of steps.  ``why``: what is wrong with them, ``""`` if all steps are explained;
     ``since``: the step in which the prefills began that overlap with those of ``end``.

@@ -169,7 +169,7 @@ def ingest_verb(
     try:
         given_columns(said or "")
     except RecordingError as error:
-        raise click.BadParameter(f"{error.problem}; {error.mend}", param_hint=str(error.path)) from error
+        raise click.BadParameter(f"{error.problem}; {error.remedy}", param_hint=str(error.path)) from error
     for source in sources_of(paths, slug=name, form=file_format, columns=said, model=model):
         try:
             with progress_line(source.slug, "B") as progress:
