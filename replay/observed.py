@@ -70,7 +70,7 @@ def server_stamps(recording: Recording) -> ServerStamps:
     """The server's stamps: of its journeys, else laid out from the durations that its spans carry."""
     requests = recording.requests
     ok = (requests["status"] == "ok").to_numpy()
-    no_stamps = ServerStamps(*np.full((6, requests.height), np.nan), CLIENT_ONLY)
+    no_stamps = _of_rows(np.full((6, requests.height), np.nan), CLIENT_ONLY)
     if _off_its_clock(recording, "segments"):
         return no_stamps
     journeys = recording.lifecycles.frame().drop_nulls("request_index")
@@ -93,7 +93,13 @@ def _off_its_clock(recording: Recording, *metrics: str) -> bool:
 def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
     stamps = own.select(*_STAMPS, pl.col("scheduled_step") - pl.col("queued_step"))
     values = stamps.select(pl.all().cast(pl.Float64).fill_null(np.nan)).to_numpy()
-    return ServerStamps(*np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T), source)
+    return _of_rows(np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T), source)
+
+
+def _of_rows(rows: Floats, source: str) -> ServerStamps:
+    """Stamps of float64[6, n], in the order of the fields."""
+    arrived_us, queued_us, scheduled_us, first_token_us, finished_us, steps_waited = rows
+    return ServerStamps(arrived_us, queued_us, scheduled_us, first_token_us, finished_us, steps_waited, source)
 
 
 def _of_durations(requests: Rows) -> pl.DataFrame:

@@ -26,7 +26,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """How many requests wait for a first token along each load stage, and how many came and were started."""
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for stage, counts in queue_counts(recording):
         named = "the run" if stage is None else f"stage {stage}"
         for i, at_us in enumerate(counts.at_us[1:]):

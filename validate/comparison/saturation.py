@@ -237,8 +237,9 @@ def _rates(run: ReplayRun, observed: Queue) -> list[Measure]:
         parts = [np.array([served(window, *side) for window in pairwise(edges_us)]) for side in sides]
         if parts[0].sum() >= fewest:
             name = f"{'output ' if unit == 'tokens' else ''}{unit}/s while the queue grows"
-            numbers = (float(part.sum()) / span_s for part in parts)
-            rates.append(Measure(f"{unit}_per_s", name, "e2e", *numbers, f"{unit}/s", _estimate_of_parts(*parts)))
+            recorded, simulated = (float(part.sum()) / span_s for part in parts)
+            sure = _estimate_of_parts(*parts)
+            rates.append(Measure(f"{unit}_per_s", name, "e2e", recorded, simulated, f"{unit}/s", sure))
     return rates
 
 
@@ -280,11 +281,12 @@ def _outside(run: ReplayRun, found: Saturation) -> list[Measure]:
             f"{metric}_outside",
             f"{metric.upper()} outside the queue",
             metric,
-            *(us / 1000 for us in sides_us),
-            unit="ms",
-            estimate=estimates[metric, "mean"],
+            recorded_us / 1000,
+            simulated_us / 1000,
+            "ms",
+            estimates[metric, "mean"],
         )
-        for metric, sides_us in means_us.items()
+        for metric, (recorded_us, simulated_us) in means_us.items()
     ]
 
 
@@ -297,8 +299,8 @@ def _makespan(run: ReplayRun) -> list[Measure]:
     arrival_us, e2e_us = (requests[name].to_numpy() for name in ("arrival_us", "e2e_us"))
     recorded = _times_of_parts_s(arrival_us, e2e_us, both)
     simulated = _times_of_parts_s(run.arrival_us, run.e2e_us, both)
-    sums = (float(parts.sum()) for parts in (recorded, simulated))
-    return [Measure("makespan", "makespan", "e2e", *sums, "s", _estimate_of_parts(recorded, simulated))]
+    sure = _estimate_of_parts(recorded, simulated)
+    return [Measure("makespan", "makespan", "e2e", float(recorded.sum()), float(simulated.sum()), "s", sure)]
 
 
 def _times_of_parts_s(arrival_us: Int64s, e2e_us: Int64s, both: Bools) -> Floats:

@@ -77,7 +77,7 @@ class Argument:
         return Hypothesis(label, why, remedy, decides=self.decides, proved_by=self.proved_by, engine={self.name: value})
 
 
-def stated_as(name: str, value: int | bool) -> str:
+def stated_as(name: str, value: int | bool | str) -> str:
     """The remedy of a wrong engine argument."""
     return f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
 
@@ -87,7 +87,8 @@ def _block_ladder(seen: int | None, recording: Recording, stated: Stated) -> tup
         return (seen + 1,)  # the null block is not counted
     requests = recording.requests
     lengths = requests["prompt_tokens"].fill_null(0) + requests["output_tokens"].fill_null(0)
-    least = -(-int(lengths.max() or 1) // int(stated.get("block_size", 16))) + 2
+    longest = int(lengths.max() or 1)  # type: ignore[arg-type]  # a column of integers
+    least = -(-longest // int(stated.get("block_size", 16))) + 2
     return tuple(sorted({round(least * BLOCK_RATIO**i) for i in range(BLOCK_RUNGS)}))
 
 

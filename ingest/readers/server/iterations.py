@@ -139,7 +139,8 @@ class IterationLines:
         if stamp is None:
             return None
         try:
-            within_s = int((datetime(2000, *map(int, stamp.groups())) - _NEW_YEAR).total_seconds())
+            month, day, hour, minute, second = map(int, stamp.groups())
+            within_s = int((datetime(2000, month, day, hour, minute, second) - _NEW_YEAR).total_seconds())
         except ValueError:
             return None
         if within_s < self._last_s - _YEAR_S // 2:  # a new year
