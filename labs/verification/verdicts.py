@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.signal import lfilter
 
@@ -67,8 +68,8 @@ def _correlated(at_us: Int64s, memory_us: float, rng: np.random.Generator) -> Fl
     return np.asarray(lfilter([1.0], [1.0, -keep], shocks), np.float64)
 
 
-def _disturbance(noisy: NoisyServer, at_us: Int64s, rng: np.random.Generator) -> Floats:
-    """float64[times]: how much longer steps take, as a share of a usual one.
+def _disturbance(noisy: NoisyServer, at_us: Int64s, rng: np.random.Generator) -> NDArray[Any]:
+    """float[times]: how much longer steps take, as a share of a usual one.
 
     Memory is in residences of a request: from a few steps to one and a half of them.
     """
@@ -98,7 +99,7 @@ def _disturbance(noisy: NoisyServer, at_us: Int64s, rng: np.random.Generator) ->
         stalled = rng.random(len(at_us)) < every_us / (residence * uniform(0.2, 1.0))
         return uniform(0.005, 0.03) * residence / step_us(server) * stalled
     cold = uniform(0.2, 0.6) * np.exp(-at_us / (residence * uniform(0.3, 1.5)))
-    return np.asarray(cold + 0.02 * _correlated(at_us, some_steps_us, rng), np.float64)
+    return cold + 0.02 * _correlated(at_us, some_steps_us, rng)
 
 
 class _Draws:
@@ -279,8 +280,7 @@ def verdict_rows(seed: int, quick: bool, progress: Progress | None = None) -> li
     rows = []
     for bar in _bars():
         for size in bar.sizes:
-            values = np.array(of_size[size][bar.measure])
-            rows.append(_row(bar, f"{size:,} requests", values))
+            rows.append(_row(bar, f"{size:,} requests", np.array(of_size[size][bar.measure])))
     for kind, measures in of_kind.items():
         for metric in THRESHOLDS:
             name = f"{metric} mean"

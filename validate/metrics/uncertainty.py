@@ -110,7 +110,7 @@ def requests_needed(estimate: Estimate, limit: float, requests: int) -> int | No
         return None
     needed = requests * (sampled / (margin - fixed)) ** 2
     digits = 10 ** max(len(str(ceil(needed))) - 2, 0)
-    return ceil(needed / digits) * digits
+    return int(ceil(needed / digits) * digits)
 
 
 @dataclass(frozen=True)
@@ -289,15 +289,20 @@ def _of_quantile(cell: MetricStatistic, sides: Weighted, order: TimeOrder, confi
     """
     level = LEVELS[cell[1]]
     values = np.array([values_of(side, cell[0]) for _, side in sides], np.float64)
-    weights = np.array([weight for weight, _ in sides])
+    weights = [weight for weight, _ in sides]
     known = ~np.isnan(values.sum(axis=0))
     values = values[:, known]
     if known.sum() < MIN_REQUESTS:
         return inf, 1.0
     stretch = np.floor(order.place[known] * _STRETCHES).astype(np.int64)
-    without = [weights @ np.quantile(values[:, stretch != one], level, axis=1) for one in range(_STRETCHES)]
+    without = [
+        float(np.dot(weights, np.quantile(values[:, stretch != one], level, axis=1))) for one in range(_STRETCHES)
+    ]
     jackknife = student_t(_STRETCHES - 1, confidence) * sqrt((_STRETCHES - 1) * float(np.var(without)))
     edges = np.quantile(values, max(1 - _TAIL * (1 - level), 0.0), axis=1)
-    around = (values >= edges[:, np.newaxis]).any(axis=0).astype(np.float64)
-    of_tail = _additions([(w, side * around, around) for w, side in zip(weights, values, strict=True)])
-    return max((jackknife, float(_STRETCHES)), replace(order, stage=order.stage[known]).half_width(of_tail, confidence))
+    around = np.asarray((values >= edges[:, np.newaxis]).any(axis=0), np.float64)
+    parts = [(weight, np.asarray(values[i] * around), around) for i, weight in enumerate(weights)]
+    return max(
+        (jackknife, float(_STRETCHES)),
+        replace(order, stage=order.stage[known]).half_width(_additions(parts), confidence),
+    )
