@@ -94,27 +94,25 @@ def test_json_has_the_documented_form(run: Run) -> None:
 @pytest.mark.heavy
 @pytest.mark.usefixtures("all_bundled")
 def test_all_bundled_experiments_in_one_table(run: Run) -> None:
-    """18 are gated, six of them recorded; the overloaded runs are apart; 80 columns hold all; the end says what failed.
+    """Overloaded runs are apart; 80 columns hold all; the end says why one is neither PASS nor FITS.
 
-    70b-general touches its limit of sequences, so its mean TTFT hangs on which arrivals were drawn for it.  Of the
+    70b-general touches its limit of sequences, so its mean TTFT depends on which arrivals were drawn for it.  Of the
     overloaded ones of published aggregates only 34b-reasoning can be judged: 4 of its requests failed, 1,600 and more
-    of the others'.  Its steps lie outside of the fit, which may be 7 % of their mean: -15.6 of 15 % is no verdict.
+    of the others'.  Its steps lie outside of the fit.  The tiny runs are too short for their noise.
     """
     answer = run("validate", "--all")
-    assert answer.code == 1
+    assert answer.code == 4
     tables, end = answer.out.split("* ground truth: published aggregates, requests reconstructed from them")
-    gated, apart = tables.split("overloaded: judged by what was served, not by latencies:")
-    assert sum(line.rstrip().endswith("PASS") for line in gated.splitlines()) == 16
-    undecided = [line.split()[0] for line in tables.splitlines() if line.rstrip().endswith("open")]
-    assert undecided == ["70b-general*", "34b-reasoning*"]
-    failed = [line for line in apart.splitlines() if line.rstrip().endswith("FAIL")]
-    assert [line.split()[0] for line in failed] == ["tiny-live-e"]
-    assert sum(line.rstrip().endswith("NOT JUDGED") for line in apart.splitlines()) == 3
+    ends = {line.split()[0]: line for line in tables.splitlines() if line.strip()}
+    undecided = sorted(name.rstrip("*") for name, line in ends.items() if line.rstrip().endswith("UNDECIDED"))
+    assert {"70b-general", "34b-reasoning", "tiny-live-b"} <= set(undecided)
+    passed = sorted(name.rstrip("*") for name, line in ends.items() if line.rstrip().endswith("PASS"))
+    assert passed == ["34b-roleplay", "70b-roleplay", "7b-roleplay", "7b-train", "mixtral-roleplay"]
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     said = " ".join(end.split())
-    assert said.startswith("16 of 23 pass, 2 failed, 2 open, 3 not judged failed: tiny-live-b: E2E -13.5 % (limit")
-    assert "open: 34b-reasoning: steps beyond the fit may move the mean by ±7 %" in said
-    assert "not judged: 70b-hf-reasoning, 7b-reasoning, mixtral-reasoning: overloaded, and requests that failed" in said
+    assert said.startswith(f"5 of 23 PASS, {len(undecided)} UNDECIDED, ")
+    assert "NOT JUDGED 70b-hf-reasoning, 7b-reasoning, mixtral-reasoning: overloaded, and requests that failed" in said
+    assert "its steps lie beyond the fit; calibrate on a step log of this load" in said
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,9 +108,17 @@ def _two(
 ) -> Answer:
     from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.named_sides import Choice, side_of
+    from blis_replay.validate.comparison.validated import judged_replay
+    from blis_replay.validate.comparison.verdict_text import below_verdicts
+    from blis_replay.validate.errors import NothingToJudgeError
 
     choice = Choice(experiment, coefficients, blis_binary)
-    return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
+    a, b = (side_of(store, side, choice) for side in sides)
+    judged = []
+    for run in filter(None, (a.run, b.run)):
+        with suppress(NothingToJudgeError):  # of an arrival trace
+            judged.append(judged_replay(store, run))
+    return below_verdicts(differences_answer(differences(a, b)), judged)
 
 
 def _runs(store: Store, experiment: str | None) -> Answer:

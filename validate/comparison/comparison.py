@@ -317,6 +317,10 @@ def rejected_requests(recording: Recording) -> int:
     return sum(file.rejected_count for file in rejected if file.kind.split(" ")[0] in formats)
 
 
+# Nobody records this many times as many requests.
+_MOST_TIMES = 100
+
+
 def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
     """What would turn UNDECIDED into a verdict."""
     if judgement.verdict != "UNDECIDED":
@@ -328,6 +332,8 @@ def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
         needed = None if estimate is None else requests_needed(estimate, quantity.limit, comparison.requests)
         if estimate is None or quantity.interval is None:
             needs["needs_longer_run"] = remark("needs_longer_run")
+        elif needed is not None and needed > _MOST_TIMES * comparison.requests:
+            needs["at_limit"] = remark("at_limit", times=_MOST_TIMES)
         elif needed is not None:
             requests = max(requests, needed)
             needs["needs_requests"] = remark("needs_requests", requests=requests)

@@ -66,6 +66,14 @@ def compare_experiment(
     return with_objectives(comparison, objectives, gaps)
 
 
+def judged_replay(store: Store, run: ReplayRun) -> Comparison:
+    """A replay that was just made, compared with its recording as ``compare_experiment`` does."""
+    selection = Selection()
+    gaps = pooled_gaps(store, run.recording.slug, selection.of(run.recording.requests))
+    comparison = compare_replay(run, gaps, selection, queues=True)
+    return with_draws(comparison, EmbeddedEngine(run.release)) if run.simulator == EmbeddedEngine.name else comparison
+
+
 def validate_experiment(
     store: Store,
     slug: str,

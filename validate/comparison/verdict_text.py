@@ -138,6 +138,13 @@ def below_verdict(answer: Answer, comparison: Comparison) -> Answer:
     return replace(answer, page=page, document={**answer.document, "judgement": judgement_json(comparison.judgement)})
 
 
+def below_verdicts(answer: Answer, judged: Sequence[Comparison]) -> Answer:
+    """An answer about several replays, below a line on each."""
+    lines = Block([verdict_line(comparison.judgement) for comparison in judged])
+    judgements = [judgement_json(comparison.judgement) for comparison in judged]
+    return replace(answer, page=[lines, *answer.page], document={**answer.document, "judgements": judgements})
+
+
 def with_use(answer: Answer, release: CoefficientRelease, recording: Recording) -> Answer:
     """An answer about a replay that says what the coefficients were fitted on, as far as the recording is concerned."""
     use = use_of(release, recording)

@@ -148,6 +148,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
     "needs_requests": _requests,
+    "at_limit": lambda times: f"it is at its limit: even {times} times as many requests would not decide",
     "needs_longer_run": lambda: "the run is too short for an interval; record a longer one",
     "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
     "needs_arrivals": lambda: "it depends on when each request came; a recording of the requests would decide",
