@@ -51,7 +51,7 @@ def test_a_model_that_the_bundled_release_lacks_has_no_stand_in(run: Run) -> Non
     own = ("explain", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
     assert run(*own).json["reference"] is None
     named = run(*own, "--reference", "stepml-direct")
-    assert (named.code, named.out) == (3, "")
+    assert (named.code, named.json["error"]["exit_code"]) == (4, 4)
     assert "release stepml-direct has no coefficients for synthetic/synthetic-1b" in named.err
 
 

@@ -29,7 +29,10 @@ def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
     assert max(len(line) for line in passed.out.splitlines()) <= 80
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("failures") == "0"  # noqa: S314 (our own file)
     assert (tmp_path / "gate.md").read_text("utf-8").startswith("## PASS: coefficient gate")
-    failed = run("gate", "--coefficients", "stepml-direct", "--baseline", "h100-vllm-0.15.1", *chosen, *files, "--json")
+    # What stepml-direct was fitted on it does not say.
+    (tmp_path / "all.yaml").write_text("schema: blis-replay/gate-policy/1\nheld_out_only: false\n")
+    options = ("--baseline", "h100-vllm-0.15.1", "--policy", "all.yaml", *chosen, *files, "--json")
+    failed = run("gate", "--coefficients", "stepml-direct", *options)
     assert (failed.code, failed.json["verdict"]) == (1, "FAIL")
     assert (tmp_path / "gate.md").read_text("utf-8").startswith("## FAIL: coefficient gate")
 

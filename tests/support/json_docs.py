@@ -16,7 +16,8 @@ def documented(verb: str, *, first_column: bool = False) -> set[str]:
     section = _PAGE.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n## ")[0]
     if first_column:
         section = " ".join(line.split("|")[1] for line in section.splitlines() if "|" in line)
-    return set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    named = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    return named if first_column else named | {"schema", "version"}  # of every document
 
 
 def fields_of(value: object, free: Collection[str] = ()) -> set[str]:
