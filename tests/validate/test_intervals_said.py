@@ -19,7 +19,7 @@ SAID = {
     "labs/verification/cli.py": "over independent replications",
     "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
     "validate/comparison/verdict_text.py": "another recording of the same load",
-    "validate/gating/reports.py": "over draws of blocks of requests",
+    "validate/gating/reports.py": "of both errors on the same requests",
     "validate/report/latency_charts.py": "over resampled blocks of requests",
     "validate/report/page.py": "what another recording would show",
     "labs/studies/text.py": "over seeds or recordings",

@@ -129,7 +129,7 @@ def _changes(report: GateReport) -> Block:
     if not rows:
         return Block([f"against {report.baseline.name}: {same}"])
     title = f"change of |error|, {100 * report.policy.regression.confidence:g} % interval"
-    return Block([_change_table(title, rows), "intervals: over draws of blocks of requests", Verbatim(same)])
+    return Block([_change_table(title, rows), "intervals: of both errors on the same requests", Verbatim(same)])
 
 
 def _change_table(title: str, checks: Sequence[Check]) -> Table:
