@@ -167,14 +167,11 @@ def overloaded_at(slower: float, spec: SyntheticExperiment | None = None) -> Com
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.05, 0.95])
-def test_a_simulator_within_the_thresholds_does_not_fail_an_overloaded_recording(slower: float) -> None:
+def test_a_simulator_within_the_thresholds_passes_an_overloaded_recording(slower: float) -> None:
     """5 % of a step are 5 % of everything that is judged, and within 10 %; what grows in the queue is not judged."""
     comparison = overloaded_at(slower)
-    states = {quantity.key: quantity.state for quantity in comparison.judgement.judged}
-    # 7 to 9 % of the TTFT outside the queue, of which there are few requests, may be 15 %.
-    assert states.pop("ttft_outside") == ("within" if slower == 1 else "undecided")
-    assert set(states.values()) == {"within"}
-    assert comparison.verdict == ("PASS" if slower == 1 else "UNDECIDED")
+    assert {quantity.state for quantity in comparison.judgement.judged} == {"within"}
+    assert comparison.verdict == "PASS"
     errors = {quantity.key: quantity.error for quantity in comparison.judgement.judged}
     assert set(errors) == {"tokens_per_s", "requests_per_s", "e2e_outside", "ttft_outside", "makespan", "itl"}
     assert errors["tokens_per_s"] == pytest.approx(1 / slower - 1, abs=0.01)
