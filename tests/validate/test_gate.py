@@ -36,6 +36,7 @@ from blis_replay.validate.gating.policy import (
     Regression,
 )
 from blis_replay.validate.gating.reports import gate_answer, gate_junit, gate_markdown
+from blis_replay.validate.judgement import Verdict
 from blis_replay.validate.metrics.observed import read_observed
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 
@@ -403,18 +404,29 @@ def test_junit_has_a_case_a_check(store: Store) -> None:
     """Two experiments of three thresholds and three changes, two rankings and the coverage: 15."""
     report = gate(store, release("new", slower=LARGE.model, by=1.05), release("old"), selectors=BOTH)
     root = ElementTree.fromstring(gate_junit(report))  # noqa: S314 (our own text)
-    counts = [sum(check.outcome == outcome for check in report.all_checks) for outcome in ("FAIL", "NOT JUDGED")]
+    outcomes = [check.outcome for check in report.all_checks]
+    counts = outcomes.count("FAIL"), sum(outcome not in ("PASS", "FAIL") for outcome in outcomes)
     assert [root.get(name) for name in ("tests", "failures", "errors")] == ["15", *map(str, counts)]
     (case,) = root.findall(".//testcase[@classname='2b-general'][@name='regression e2e mean']")
     failure = case.find("failure")
     assert failure is not None and "E2E mean: |error|" in failure.get("message", "")
 
 
+@pytest.mark.parametrize("outcome", ["UNDECIDED", "NOT JUDGED"])
+def test_junit_is_not_green_where_nothing_is_decided(store: Store, outcome: Verdict) -> None:
+    report = gate(store, release("new"), selectors=BOTH)
+    undecided = replace(report, checks=(Check("coverage", "", "", "", outcome, "why"),))
+    suite = ElementTree.fromstring(gate_junit(undecided))[-1]  # noqa: S314 (our own text)
+    assert [suite.get(name) for name in ("failures", "errors", "skipped")] == ["0", "1", "0"]
+    assert suite.find("testcase/error") is not None
+
+
 def test_junit_tells_what_was_not_judged_and_what_is_not_gated(store: Store) -> None:
     fitted = [FittedOn(SMALL.slug, "h", "latencies")]
     new = release("new", hardware="A100-80GB", fitted_on=fitted)
     root = ElementTree.fromstring(gate_junit(gate(store, new, selectors=BOTH)))  # noqa: S314
-    assert [(suite.get("failures"), suite.get("skipped")) for suite in root] == [("0", "1"), ("0", "1"), ("0", "1")]
+    counts = [tuple(suite.get(name) for name in ("failures", "errors", "skipped")) for suite in root]
+    assert counts == [("0", "0", "1"), ("0", "1", "0"), ("0", "1", "0")]
 
 
 def test_markdown_has_no_name_that_could_be_markup(store: Store) -> None:

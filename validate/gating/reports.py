@@ -251,7 +251,7 @@ def _row(check: Check) -> list[Cell]:
 def gate_junit(report: GateReport) -> str:
     """A suite per experiment and one of the gate as a whole, a case per check.
 
-    FAIL is a ``failure``; UNDECIDED, NOT JUDGED and an experiment that is not gated are ``skipped``.
+    FAIL is a ``failure``, UNDECIDED and NOT JUDGED are an ``error``; an experiment that is not gated is ``skipped``.
     """
     root = Element("testsuites", name=printable(f"blis-replay gate: {against(report)}"))
     for judgement in report.judgements:
@@ -282,7 +282,7 @@ def _case(suite: Element, name: str, check: Check) -> None:
     if check.outcome == "PASS":
         SubElement(case, "system-out").text = message
     else:
-        SubElement(case, "failure" if check.outcome == "FAIL" else "skipped", message=f"{check.outcome}: {message}")
+        SubElement(case, "failure" if check.outcome == "FAIL" else "error", message=f"{check.outcome}: {message}")
 
 
 def gate_markdown(report: GateReport) -> str:
