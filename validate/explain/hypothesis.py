@@ -69,6 +69,19 @@ class Hypothesis:
         """Whether the simulator is given it, rather than models it."""
         return self.warm or bool(self.engine) or bool(self.mode.keys() - _MODELLED)
 
+    @property
+    def is_engine_only(self) -> bool:
+        """Whether it changes engine arguments and nothing else."""
+        return bool(self.engine) and not (self.mode or self.warm or self.latency or self.lifecycle or self.schedule)
+
+    def put_right(
+        self, recording: Recording, mode: ReplayMode, entry: ModelEntry
+    ) -> tuple[Recording, ReplayMode, ModelEntry]:
+        """Recording, mode and coefficients of a replay with every change of this hypothesis except ``schedule``."""
+        latency = entry.latency if self.latency is None else self.latency
+        changed = replace(entry, latency=latency, lifecycle=replace(entry.lifecycle, **self.lifecycle))
+        return self.of(recording), replace(mode, **self.mode), changed
+
     def of(self, recording: Recording) -> Recording:
         """The recording with the engine arguments and the prefix cache of this hypothesis."""
         changed = with_engine(recording, self.engine, "recorded") if self.engine else recording
@@ -107,9 +120,7 @@ class Replayed:
         """The same replay with the changes of these hypotheses."""
         recording, mode, entry = self.recording, self.mode, self.entry
         for one in hypotheses:
-            recording, mode = one.of(recording), replace(mode, **one.mode)
-            latency = entry.latency if one.latency is None else one.latency
-            entry = replace(entry, latency=latency, lifecycle=replace(entry.lifecycle, **one.lifecycle))
+            recording, mode, entry = one.put_right(recording, mode, entry)
         return replace(self, recording=recording, mode=mode, entry=entry)
 
     @cached_property

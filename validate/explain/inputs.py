@@ -49,8 +49,9 @@ class Argument:
     ``decides``: the measurement that shows it.  ``values``: those to try, of the number that step records show (None
     without), the recording and its stated arguments.  ``whys``: of a switch, why it is wrong by the server's value.
     ``seen``: SQL for the number that steps show, if they do; ``counts``: in words, where a larger one proves the stated
-    argument wrong.  ``default``: where nothing is stated, None: no bound.  ``mode``: field of a replay mode that has
-    to be as recorded.  ``last``: whether it is tried only where nothing else explains.  ``proved_by``: of a hypothesis.
+    argument wrong.  ``default``: where nothing is stated, None: no bound.  ``mode``: the field of the replay mode that
+    can override this argument, if one can; the argument is tried only where that field is ``recorded``.  ``last``:
+    whether it is tried only where nothing else explains.  ``proved_by``: of a hypothesis.
     """
 
     name: str

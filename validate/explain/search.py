@@ -7,15 +7,16 @@ beside each, so that one wins only by what no step time and no delay can do, req
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.base.errors import ExperimentError
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.validate.explain.hypothesis import Hypothesis
-from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS, argument_hypothesis
+from blis_replay.validate.explain.inputs import BLOCKS, argument_hypothesis
 from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains
 from blis_replay.validate.explain.trial import Fit, Trial
 
@@ -26,8 +27,11 @@ SHARE_AT_ONCE = 0.25  # this share of requests has its first token without a wai
 MAX_DEPTH_FACTOR = 2.0  # depths are others if they differ by more than this many times those of the best ...
 MIN_DEPTH_GAP = 0.1  # ... and by this share of the time more
 
-# Arguments that change how requests are served, and no request: one plan serves for all of their values.
-_OF_THE_ENGINE = {argument.name for argument in ARGUMENTS if not argument.mode}
+# Arguments that change how requests are served, and no request: one plan serves for all of their values.  Prompts are
+# planned as blocks, and whether they are cached; scheduling goes by the mode.
+_OF_THE_ENGINE = {one.name for one in fields(EngineConfig)} - {
+    *("block_size", "enable_prefix_caching", "async_scheduling"),
+}
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,18 @@ def _scored(hypotheses: Sequence[Hypothesis], stated: Trial) -> list[_Scored]:
 
 
 def _trial(hypothesis: Hypothesis, stated: Trial) -> Trial | None:
-    recording, mode = hypothesis.of(stated.recording), replace(stated.mode, **hypothesis.mode)
+    """The stated replay with every change of the hypothesis; None if no engine has its arguments.
+
+    Raises ``ValueError`` for a change that a trial cannot make, and what planning the changed replay raises.
+    """
+    if hypothesis.schedule is not None:
+        raise ValueError(f"{hypothesis.name}: only the schedule check can replay another schedule; leave it out here")
+    recording, mode, entry = hypothesis.put_right(stated.recording, stated.mode, stated.entry)
     try:
-        if hypothesis.engine and hypothesis.engine.keys() <= _OF_THE_ENGINE:
-            return stated.on(replayed_engine(recording, mode, stated.entry).config)
-        return Trial(recording, mode, stated.entry, stated.target)
-    except ExperimentError:
+        if hypothesis.is_engine_only and hypothesis.engine.keys() <= _OF_THE_ENGINE:
+            return stated.on(replayed_engine(recording, mode, entry).config)
+        return Trial(recording, mode, entry, stated.target)
+    except TraceError:
         return None
 
 

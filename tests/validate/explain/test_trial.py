@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from blis_replay.blis.engine import Engine, simulate
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.schedule.recorded import RecordedSchedule
 from blis_replay.validate.explain import trial
+from blis_replay.validate.explain.hypothesis import Hypothesis
+from blis_replay.validate.explain.inputs import argument_hypothesis
+from blis_replay.validate.explain.search import best_input
 from blis_replay.validate.explain.trial import Trial, trial_of
 from blis_replay_labs.planted.faults import Fault, planted_case
 
@@ -96,3 +101,34 @@ def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.Mo
     assert (max(advanced_us) < NEVER_US, len(runs)) == (True, 0)
     assert 0 < _with_at_once(stated, 11).left < 2.0
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("change", ["lifecycle", "latency", "block_size"])
+def test_every_change_of_a_hypothesis_is_tried(change: str) -> None:
+    """The simulator is wrong in one thing, and the one hypothesis says what the server had: nothing is left."""
+    stated = _as_stated()
+    recording, entry = stated.recording, stated.entry
+    if change == "block_size":
+        true = int(recording.engine["block_size"].value)
+        recording = with_engine(recording, {"block_size": 8 * true}, "planted")
+        right = argument_hypothesis("block_size", true, 8 * true)
+    elif change == "latency":
+        right = Hypothesis(change, "", "", latency=entry.latency)
+        assert isinstance(entry.latency, LatencyModel)
+        entry = replace(entry, latency=replace(entry.latency, intercept_ns=2 * entry.latency.intercept_ns))
+    else:
+        right = Hypothesis(change, "", "", lifecycle={"pre_queue_us": entry.lifecycle.pre_queue_us})
+        entry = replace(entry, lifecycle=replace(entry.lifecycle, pre_queue_us=80_000.0))
+    found = best_input(Trial(recording, ReplayMode(), entry, stated.target), [[right]])
+    assert found is not None
+    assert found.best is right
+    assert found.left == pytest.approx(0, abs=1e-4)
+
+
+def test_a_change_that_no_trial_can_make_is_refused() -> None:
+    stated = _as_stated()
+    slower = replace(stated.entry, lifecycle=replace(stated.entry.lifecycle, pre_queue_us=80_000.0))
+    wrong = Trial(stated.recording, ReplayMode(), slower, stated.target)
+    other = Hypothesis("schedule", "", "", schedule=RecordedSchedule.__new__(RecordedSchedule))
+    with pytest.raises(ValueError, match="schedule"):
+        best_input(wrong, [[other]])
