@@ -25,7 +25,7 @@ def test_a_crash_is_one_line_and_no_verdict(run: Run, monkeypatch: pytest.Monkey
     """1 would mean a failed threshold; a warning of a library is nothing to a user."""
     monkeypatch.setattr("blis_replay.validate.comparison.validated.replay", _broken)
     answer = run("validate", "--experiment", "34b-general")
-    assert (answer.code, answer.out) == (4, "")
+    assert (answer.code, answer.out) == (70, "")
     assert len(answer.err.splitlines()) == 1
     assert "a fault of blis-replay: ValueError: Diagonal length 0; " in answer.err
     monkeypatch.setattr("blis_replay.ingest.store.open_for_reading", _broken)
@@ -36,15 +36,15 @@ def test_a_crash_is_one_line_and_no_verdict(run: Run, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (RuntimeError("of a library"), 4),
-        (AssertionError(), 4),
-        (RecursionError("maximum"), 4),
-        (SystemExit(1), 4),
-        (KeyError("x"), 4),
-        (OSError(28, "No space left on device"), 3),
-        (MemoryError(), 3),
+        (RuntimeError("of a library"), 70),
+        (AssertionError(), 70),
+        (RecursionError("maximum"), 70),
+        (SystemExit(1), 70),
+        (KeyError("x"), 70),
+        (OSError(28, "No space left on device"), 4),
+        (MemoryError(), 4),
         (click.ClickException("of click, whose own code is 1"), 4),
-        (StoreError("locked"), 3),
+        (StoreError("locked"), 4),
         (KeyboardInterrupt(), 130),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

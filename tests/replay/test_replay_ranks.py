@@ -43,7 +43,7 @@ def test_ranks_are_replayed_and_judged() -> None:
     """The same server again, so nothing is off; as one engine the same requests wait."""
     recording = served_by_two_ranks()
     comparison = compare_replay(replay(recording, RELEASE), queues=True)
-    assert comparison.verdict == "pass"
+    assert comparison.verdict == "PASS"
     assert comparison.metrics["ttft"]["mean"].error == comparison.metrics["e2e"]["mean"].error == 0
     one = replay(recording, RELEASE, parse_mode("data_parallel_size=1"))
     assert one.ttft_us.mean() > 3 * recording.requests["ttft_us"].mean()

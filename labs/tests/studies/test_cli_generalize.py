@@ -64,7 +64,7 @@ def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, t
     assert fold["trained_on"] == ["1b-general"]
     written = Path("releases") / "without-made-2b.yaml"
     checked = run("validate", "--experiment", "2b-general", "--coefficients", written, "--json").json["experiments"][0]
-    assert checked["coefficients_use"] == "held out"
+    assert checked["judgement"]["subject"]["use"] == "held out"
     predicted = fold["experiments"][0]["errors"]
     assert checked["metrics"]["e2e"]["mean"]["error"] == predicted["e2e"]["mean"]
     assert checked["metrics"]["ttft"]["p99"]["error"] == predicted["ttft"]["p99"]
