@@ -60,6 +60,9 @@ _METRICS = {"ttft": "ttft", "tpot": "tpot_reported", "itl": "itl_reported", "e2e
 _UNDERCOUNTED = 0.05
 # A request that waits longer for a free slot of --max-concurrency than an event loop takes was held back.
 _HELD_BACK_S = 0.05
+# With a rate and --max-concurrency the cap held if the achieved share of the rate is below the first, and on average at
+# least the second share of the cap was in flight.  Else the run was short, or its server slow.
+_ACHIEVED, _IN_FLIGHT = 0.9, 0.75
 _LONGEST_S = 1e9
 # An empty object is a run, and an empty array of gaps a request, so a small file could have any number.
 MAX_RUNS = 10_000
@@ -250,18 +253,36 @@ def _counted_by_server(run: _Run) -> bool:
 
 
 def _stage(number: int, run: _Run) -> Stage | None:
-    """The run as a load stage; its rate is the achieved one where none was asked for (``inf``).
+    """The run as a load stage; its rate is the achieved one where none was asked for (``inf``) or the cap held.
 
     At a rate that was asked for it ends with the last send: vLLM scales the gaps between sends to that.
     """
     duration_us = microseconds(run.scalars.get("duration"))
     asked = run.scalars.get("request_rate")
-    rate_per_s = finite(run.scalars.get("request_throughput") if isinstance(asked, str) else asked)
+    unpaced = isinstance(asked, str) or _cap_held(run.scalars)
+    rate_per_s = finite(run.scalars.get("request_throughput") if unpaced else asked)
     if not duration_us or duration_us < 0 or rate_per_s is None or rate_per_s <= 0:
         return None
-    return stage_of_sends(
-        number, rate_per_s, duration_us, None if isinstance(asked, str) else finite(_sent(run.scalars))
-    )
+    return stage_of_sends(number, rate_per_s, duration_us, None if unpaced else finite(_sent(run.scalars)))
+
+
+def _cap_held(scalars: dict[str, Any]) -> bool:
+    """Whether --max-concurrency, not the rate that was asked for, set the pace of the requests.
+
+    By Little's law the achieved rate times the mean E2E is how many were in flight on average.
+    """
+    names = ("request_rate", "max_concurrency", "request_throughput", "mean_ttft_ms")
+    rate_per_s, cap, achieved_per_s, ttft_ms = (finite(scalars.get(name)) for name in names)
+    if not (rate_per_s and cap and achieved_per_s and ttft_ms) or achieved_per_s >= _ACHIEVED * rate_per_s:
+        return False
+    e2e_ms = finite(scalars.get("mean_e2el_ms"))
+    if e2e_ms is None:
+        output_tokens, completed = finite(scalars.get("total_output_tokens")), finite(scalars.get("completed"))
+        tpot_ms = finite(scalars.get("mean_tpot_ms"))
+        if not (output_tokens and completed and tpot_ms):
+            return False
+        e2e_ms = ttft_ms + tpot_ms * (output_tokens / completed - 1)
+    return achieved_per_s * e2e_ms / 1000 >= _IN_FLIGHT * cap
 
 
 def _sent(scalars: dict[str, Any]) -> Any:
@@ -280,7 +301,8 @@ def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]
         ("failed", scalars.get("failed")),
     ):
         yield from reported_number(file, "requests", statistic, count)
-    if isinstance(scalars.get("request_rate"), str):  # `inf`: all at once, or as many as are allowed
+    # `inf`: all at once, or as many as are allowed.
+    if isinstance(scalars.get("request_rate"), str) or _cap_held(scalars):
         clients = scalars.get("max_concurrency") or _sent(scalars)
         yield from reported_number(file, "concurrency", "asked", clients)
     completed = tokens(scalars.get("completed"))

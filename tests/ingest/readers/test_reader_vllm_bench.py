@@ -120,6 +120,33 @@ def test_without_detail_there_are_aggregates_and_a_word_about_it(tmp_path: Path)
     assert found.aggregates.filter(found.aggregates["metric"] == "itl_reported").height > 0
 
 
+@pytest.mark.parametrize(
+    ("load", "stage", "clients"),
+    [
+        # One client: 0.287 a second of 3.48 s each, and the next is sent when the one before is answered.
+        ({"duration": 347.83, "request_throughput": 0.2875, "max_concurrency": 1}, Stage(0, 0.2875, 347_830_000), [1]),
+        # The same from TTFT and TPOT alone, as is written by default: 45 ms + 247 x 13.9 ms.
+        (
+            {"duration": 347.83, "request_throughput": 0.2875, "max_concurrency": 1, "mean_e2el_ms": None},
+            *(Stage(0, 0.2875, 347_830_000), [1]),
+        ),
+        # The rate was achieved.
+        ({"duration": 13.0, "request_throughput": 9.5, "max_concurrency": 64}, Stage(0, 10.0, 10_000_000), []),
+        # A short run ends 3.48 s after its last send: 26 were in flight on average, which 200 do not bound.
+        ({"duration": 13.5, "request_throughput": 7.4, "max_concurrency": 200}, Stage(0, 10.0, 10_000_000), []),
+        ({"duration": 347.83, "request_throughput": 0.2875, "max_concurrency": None}, Stage(0, 10.0, 10_000_000), []),
+    ],
+)
+def test_a_rate_that_max_concurrency_held_back_is_a_closed_loop(
+    tmp_path: Path, load: dict[str, Any], stage: Stage, clients: list[float]
+) -> None:
+    means = {"mean_e2el_ms": 3478.3, "mean_ttft_ms": 45.0, "mean_tpot_ms": 13.9, "total_output_tokens": 24_800}
+    found, _file = read(tmp_path, result(100, request_rate=10.0) | means | load)
+    assert found.stages == (stage,)
+    asked = found.aggregates.filter(found.aggregates["metric"] == "concurrency")["value"].unique().to_list()
+    assert asked == clients
+
+
 def test_without_start_times_every_request_is_rejected_and_says_why(tmp_path: Path) -> None:
     made = result()
     del made["start_times"]
