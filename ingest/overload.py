@@ -278,10 +278,10 @@ def _client_limit(stage: int | None, requests: Rows | pl.DataFrame) -> ClientLim
     largest = int(in_flight.max())
     at = np.flatnonzero(in_flight == largest)
     # So many are there from the arrival of one until the next comes or one is done.
-    until_us = np.minimum(np.append(sent_us, sent_us[-1])[at + 1], done_us[done[at]])
+    until_us = np.minimum(np.append(sent_us, sent_us[-1])[at + 1], np.append(done_us, sent_us[-1])[done[at]])
     stood_us = int((np.minimum(until_us, sent_us[-1]) - sent_us[at]).sum())
     first_us = int(sent_us[at[0]])
-    if stood_us <= _LIMITED_SHARE * (int(sent_us[-1]) - first_us):
+    if largest < 1 or stood_us <= _LIMITED_SHARE * (int(sent_us[-1]) - first_us):
         return None
     return ClientLimit(stage, largest, first_us)
 

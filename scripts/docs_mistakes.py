@@ -134,7 +134,8 @@ def _printed(mistake: Mistake) -> Mistake:
             except SystemExit as ended:
                 code = int(ended.code or 0)
         said = error.getvalue().replace(str(Path.cwd()), FOLDER)
-    if out.getvalue() or len(said.splitlines()) != 1:
+    answered = out.getvalue() and "--json" not in mistake.arguments  # which says an error as JSON too
+    if answered or len(said.splitlines()) != 1:
         raise ValueError(f"{mistake.command}: not one line on standard error: {out.getvalue()}{said}")
     return Mistake(mistake.command, code, said.strip().removeprefix("error: "))
 

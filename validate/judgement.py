@@ -152,7 +152,8 @@ class Subject:
     """Who is judged on what.
 
     ``use``: what the coefficients were fitted on, as far as this run is concerned; ``fitted_on``: the experiments,
-    None where the release does not say.  ``requests``: how many were compared.
+    None where the release does not say.  ``requests``: how many were compared; ``window``: from and until which share
+    of the run they were sent.
     """
 
     slug: str
@@ -163,6 +164,7 @@ class Subject:
     release: str
     use: Use
     fitted_on: tuple[str, ...] | None
+    window: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True)

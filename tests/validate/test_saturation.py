@@ -301,6 +301,12 @@ def test_a_client_at_its_limit_is_seen() -> None:
     assert (limit.stage, limit.in_flight, limit.from_us) == (0, 4, 300_000)
 
 
+def test_requests_that_take_no_time_have_no_limit() -> None:
+    recording = closed_loop(4, 80)
+    at_once = recording.requests.frame().with_columns(e2e_us=pl.lit(0, pl.Int64))
+    assert client_limits(replace(recording, requests=rows_of(at_once))) == ()
+
+
 @pytest.mark.parametrize("rate_per_s", [20, 60])
 def test_an_open_load_has_no_limit(rate_per_s: float) -> None:
     assert client_limits(made(loaded(rate_per_s))[1]) == ()

@@ -67,7 +67,7 @@ def test_a_trend_is_not_taken_for_noise_of_many_requests() -> None:
 
 def test_too_few_requests_have_no_interval() -> None:
     assert isinf(in_order(7).half_width(np.arange(7.0) - 3)[0])
-    assert in_order(7).half_width(np.zeros(7))[0] == 0
+    assert isinf(in_order(1).half_width(np.zeros(1))[0]), "of one request the error leaves nothing over"
 
 
 def test_each_stage_has_its_own_level() -> None:

@@ -255,6 +255,7 @@ class Comparison:
             release=release.name,
             use=self.use,
             fitted_on=None if fits is None else tuple(dict.fromkeys(fit.experiment for fit in fits)),
+            window=self.selection.window,
         )
 
     @property

@@ -75,7 +75,9 @@ def _error(quantity: Quantity) -> str:
 def verdict_line(judgement: Judgement) -> Line:
     """The first line of everything: verdict, subject, the largest reason."""
     overloaded = "overloaded: " if judgement.overloaded and judgement.verdict != "NOT JUDGED" else ""
-    said = f"{judgement.verdict}  {judgement.subject.alias}: {overloaded}{reason(judgement)}"
+    begins, ends = judgement.subject.window
+    part = "" if (begins, ends) == (0.0, 1.0) else f", only {100 * begins:g} to {100 * ends:g} % of its run"
+    said = f"{judgement.verdict}  {judgement.subject.alias}{part}: {overloaded}{reason(judgement)}"
     return Line(said, mark=toned(judgement.verdict))
 
 

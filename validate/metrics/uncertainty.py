@@ -133,10 +133,10 @@ class TimeOrder:
 
     def half_width(self, additions: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Half of the interval of the sum of additions (float64[rows]), and how many stretches it rests on."""
+        if len(additions) < MIN_REQUESTS:  # the error of one request alone leaves nothing over
+            return inf, 1.0
         if not additions.any():
             return 0.0, float(self.slowest.sum()) + 1
-        if len(additions) < MIN_REQUESTS:
-            return inf, 1.0
         squares = []
         for stage, slowest in enumerate(self.slowest):
             rows = self.stage == stage
