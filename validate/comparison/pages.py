@@ -201,8 +201,9 @@ def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
 def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
     """The table of all experiments, with means; the overloaded ones apart, with what they are judged by."""
     ordered = sorted(comparisons, key=lambda c: c.alias)
+    after: list[Cell] = [""] * (len(_JUDGED) - len(_NAMED) - len(_ERRORS))
     means = [
-        [f"mean, {kind}", "", *(percent_plain(of[m]) if s == "mean" else "" for m, s in ERROR_COLUMNS), "", "", ""]
+        [f"mean, {kind}", "", *(percent_plain(of[m]) if s == "mean" else "" for m, s in ERROR_COLUMNS), *after]
         for kind, of in means_by_fit([c.judgement for c in comparisons]).items()
     ]
     gated = [[*_name(c), *_error_cells(c), toned(c.verdict), c.requests, c.slug] for c in ordered if not c.overloaded]
