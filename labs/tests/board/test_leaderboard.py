@@ -74,7 +74,8 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) ->
     assert score.worst_segment == ("to last token", pytest.approx(-100 / 210))
     assert score.peak_bytes is not None
     assert score.peak_bytes > 64 << 20
-    assert (score.passes, score.fitted) == (False, "unknown")
+    # Three requests are too few to decide anything.
+    assert (score.passes, score.fitted) == (None, "unknown")
     assert score.lacks == ("foreign 1 does not model: queues",)
 
 
