@@ -384,3 +384,21 @@ def _with_steps(release: CoefficientRelease, model: str, times: float) -> Coeffi
     )
     longer = replace(entry, latency=replace(entry.latency, regimes=regimes))
     return replace(release, models=tuple(longer if one is entry else one for one in release.models))
+
+
+def test_rows_of_an_overloaded_run_are_what_is_judged() -> None:
+    comparison = overloaded_at(1.5)
+    table = comparison_answer(comparison).table
+    rows = [dict(zip(table.names, row, strict=True)) for row in table.rows]
+    judged = {quantity.key: quantity for quantity in comparison.judgement.judged}
+    assert {row["metric"]: (row["state"], row["limit"]) for row in rows} == {
+        key: (quantity.state, quantity.limit) for key, quantity in judged.items()
+    }
+    by_metric = {row["metric"]: row for row in rows}
+    makespan, tokens = judged["makespan"].observed, judged["tokens_per_s"].observed
+    assert makespan is not None and by_metric["makespan"]["observed_ms"] == pytest.approx(1000 * makespan)
+    assert (by_metric["tokens_per_s"]["observed_ms"], by_metric["tokens_per_s"]["observed_per_s"]) == (None, tokens)
+    alone = comparison_answer(compare_replay(comparison.run, selection=Selection(stage=1))).table
+    assert [(row[4], row[-1]) for row in alone.rows] == [
+        ("NOT JUDGED", "overloaded, and a load stage by itself is not judged")
+    ]

@@ -133,3 +133,9 @@ def test_a_store_that_cannot_be_read_is_no_experiment_that_cannot_be_judged(
     monkeypatch.setattr(module, "compare_experiment", damaged)
     with pytest.raises(StoreError):
         validated(path)
+
+
+def test_one_that_cannot_be_judged_has_a_row_with_the_reason() -> None:
+    table = validation_answer([Validated("embedded", [], {}, {"a": "an arrival trace"})], summary=True).table
+    (row,) = (dict(zip(table.names, row, strict=True)) for row in table.rows)
+    assert (row["alias"], row["verdict"], row["state"], row["reason"]) == ("a", "NOT JUDGED", None, "an arrival trace")

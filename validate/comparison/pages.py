@@ -29,6 +29,7 @@ from blis_replay.validate.comparison.verdict_text import (
 from blis_replay.validate.judgement import (
     VERDICTS,
     Draws,
+    Quantity,
     Remark,
     exit_code,
     mean_abs_errors,
@@ -37,7 +38,7 @@ from blis_replay.validate.judgement import (
 )
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS, MetricStatistic
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
-from blis_replay.validate.text.cells import in_ms, milliseconds, percent_plain
+from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain
 from blis_replay.validate.text.messages import words
 
 # -- The whole page of one experiment --------------------------------------------------------------------------
@@ -256,29 +257,61 @@ def _error_cells(comparison: Comparison) -> list[Cell]:
 
 # -- For programs -----------------------------------------------------------------------------------------------
 
-DATA_COLUMNS = (
-    *columns_named("experiment", "alias", "simulator", "stage", "verdict", "metric", "statistic", kind="data"),
-    *columns_named("observed_ms", "simulated_ms", "error", "low", "high", kind="real"),
-    Column("reason", "data"),
+_SUBJECT = columns_named("experiment", "alias", "simulator", "stage", "verdict", kind="data")
+_NUMBER = (
+    *columns_named("metric", "statistic", kind="data"),
+    *columns_named("observed_ms", "simulated_ms", "observed_per_s", "simulated_per_s", kind="real"),
+    *columns_named("error", "low", "high", "limit", kind="real"),
+    Column("state", "data"),
 )
+DATA_COLUMNS = (*_SUBJECT, *_NUMBER, Column("reason", "data"))
+_NO_NUMBER = (None,) * len(_NUMBER)
 
 
 def comparison_answer(comparison: Comparison) -> Answer:
-    """What is said of one experiment; its rows are one per metric and statistic."""
+    """What is said of one experiment; its rows are those of ``data_rows``."""
     rows = Table("", DATA_COLUMNS, data_rows(comparison))
     return Answer(comparison_page(comparison), comparison_json(comparison), rows, exit_code([comparison.verdict]))
 
 
 def data_rows(c: Comparison) -> list[list[Cell]]:
-    """A row per metric and statistic."""
+    """A row per metric and statistic; of an overloaded run one per number that is judged, or one that says why none is.
+
+    Limit and state are of what is judged.
+    """
+    judgement = c.judgement
     named = (c.slug, c.alias, c.run.simulator, c.selection.stage, c.verdict)
-    rows: list[list[Cell]] = []
+    judged = {} if judgement.lost else {(q.key, q.statistic): q for q in judgement.judged}
+    if judgement.overloaded:
+        rows = [[*named, *_served_row(quantity)] for quantity in judged.values()]
+        return rows or [[*named, *_NO_NUMBER, reason(judgement)]]
+    rows = []
     for metric, cells in c.metrics.items():
         for statistic, cell in cells.items():
             sides = [us and us / 1000 for us in (cell.a_us, cell.b_us)]
-            low, high = _interval(c, (metric, statistic)) or (None, None)
-            rows.append([*named, metric, statistic, *sides, cell.error, low, high, cell.reason])
+            interval = _interval(c, (metric, statistic)) or (None, None)
+            limited = judged.get((metric, statistic))
+            against = (None, None) if limited is None else (limited.limit, limited.state)
+            numbers = (*sides, None, None, cell.error, *interval, *against)
+            rows.append([*named, metric, statistic, *numbers, cell.reason])
     return rows
+
+
+def _served_row(quantity: Quantity) -> list[Cell]:
+    """A measure of an overloaded run: a time in ms, or a rate."""
+    sides, factor = (quantity.observed, quantity.simulated), UNITS_US.get(quantity.unit, 0.0) / 1000
+    times = [None if value is None or not factor else value * factor for value in sides]
+    rates = [None if factor else value for value in sides]
+    interval = quantity.interval or (None, None)
+    numbers = (*times, *rates, quantity.error, *interval, quantity.limit)
+    return [quantity.key, quantity.statistic, *numbers, quantity.state, None]
+
+
+def not_judged_rows(report: Validated) -> list[list[Cell]]:
+    """A row per experiment that could not be replayed or compared, with the reason."""
+    return [
+        [name, name, report.simulator, None, "NOT JUDGED", *_NO_NUMBER, why] for name, why in report.not_judged.items()
+    ]
 
 
 def report_json(report: Validated, options: str = "") -> dict[str, object]:

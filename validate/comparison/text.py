@@ -10,6 +10,7 @@ from blis_replay.validate.comparison.pages import (
     DATA_COLUMNS,
     comparison_page,
     data_rows,
+    not_judged_rows,
     report_json,
     side_by_side_page,
     stages_table,
@@ -36,8 +37,9 @@ def first_screen(comparison: Comparison, options: str = "") -> list[Part]:
 def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str = "") -> Answer:
     """What one simulator, or two, answered: a table (``summary``, or of several briefly), or a page of each.
 
-    Times are in ms, errors fractions.  The rows are one per metric and statistic, named by experiment, stage (nothing:
-    the whole run) and simulator; what could not be judged has none.  ``again``: the options of ``first_screen``.
+    Times are in ms, errors fractions.  The rows are those of ``data_rows``, named by experiment, stage (nothing: the
+    whole run) and simulator; what could not be replayed has one with the reason.  ``again``: the options of
+    ``first_screen``.
     """
     first, *others = reports
     pages = brief = [
@@ -63,10 +65,12 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str
     shown = [c for r in reports for whole in r.comparisons for c in (whole, *r.stages.get(whole.slug, []))]
     verdicts: list[Verdict] = [c.verdict for r in reports for c in r.comparisons]
     verdicts += ["NOT JUDGED" for r in reports for _ in r.not_judged]
+    rows = [row for comparison in shown for row in data_rows(comparison)]
+    rows += [row for report in reports for row in not_judged_rows(report)]
     return Answer(
         [*(part for page in pages for part in page), *stages],
         {**document, **named},
-        Table("", DATA_COLUMNS, [row for comparison in shown for row in data_rows(comparison)]),
+        Table("", DATA_COLUMNS, rows),
         exit_code(verdicts),
         tuple(f"NOT JUDGED: {name}: {reason}" for r in reports for name, reason in r.not_judged.items()),
         [*(part for page in brief for part in page), *stages] if brief and not summary else (),
