@@ -264,7 +264,7 @@ _NUMBER = (
     Column("state", "data"),
 )
 DATA_COLUMNS = (*_SUBJECT, *_NUMBER, Column("reason", "data"))
-_NO_NUMBER = (None,) * len(_NUMBER)
+NO_NUMBER = (None,) * len(_NUMBER)
 
 
 def data_rows(c: Comparison) -> list[list[Cell]]:
@@ -277,7 +277,7 @@ def data_rows(c: Comparison) -> list[list[Cell]]:
     judged = {} if judgement.lost else {(q.key, q.statistic): q for q in judgement.judged}
     if judgement.overloaded:
         rows = [[*named, *_served_row(quantity)] for quantity in judged.values()]
-        return rows or [[*named, *_NO_NUMBER, reason(judgement)]]
+        return rows or [[*named, *NO_NUMBER, reason(judgement)]]
     rows = []
     for metric, cells in c.metrics.items():
         for statistic, cell in cells.items():
@@ -298,13 +298,6 @@ def _served_row(quantity: Quantity) -> list[Cell]:
     interval = quantity.interval or (None, None)
     numbers = (*times, *rates, quantity.error, *interval, quantity.limit)
     return [quantity.key, quantity.statistic, *numbers, quantity.state, None]
-
-
-def not_judged_rows(report: Validated) -> list[list[Cell]]:
-    """A row per experiment that could not be replayed or compared, with the reason."""
-    return [
-        [name, name, report.simulator, None, "NOT JUDGED", *_NO_NUMBER, why] for name, why in report.not_judged.items()
-    ]
 
 
 def report_json(report: Validated, options: str = "") -> dict[str, object]:

@@ -8,9 +8,9 @@ from blis_replay.ingest.tables import Table
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import (
     DATA_COLUMNS,
+    NO_NUMBER,
     comparison_page,
     data_rows,
-    not_judged_rows,
     report_json,
     side_by_side_page,
     stages_table,
@@ -66,7 +66,9 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str
     verdicts: list[Verdict] = [c.verdict for r in reports for c in r.comparisons]
     verdicts += ["NOT JUDGED" for r in reports for _ in r.not_judged]
     rows = [row for comparison in shown for row in data_rows(comparison)]
-    rows += [row for report in reports for row in not_judged_rows(report)]
+    for report in reports:
+        lost = ((name, name, report.simulator, None, "NOT JUDGED", why) for name, why in report.not_judged.items())
+        rows += [[*subject, *NO_NUMBER, why] for *subject, why in lost]
     return Answer(
         [*(part for page in pages for part in page), *stages],
         {**document, **named},
