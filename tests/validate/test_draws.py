@@ -7,7 +7,6 @@ from math import inf, isfinite
 from pathlib import Path
 
 import pytest
-from answers import comparison_answer
 
 from blis_replay.fixtures.bundled import RECONSTRUCTIONS, bundled_recording, redrawn
 from blis_replay.fixtures.catalogue import bundled_aliases
@@ -18,6 +17,7 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import compare_replay, with_draws
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
+from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.text import first_screen
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.judgement import held

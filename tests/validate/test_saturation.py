@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 import pytest
-from answers import comparison_answer
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
@@ -26,6 +25,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.saturation import (
     Measure,
     Saturation,

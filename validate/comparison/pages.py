@@ -31,12 +31,13 @@ from blis_replay.validate.judgement import (
     Draws,
     Quantity,
     Remark,
+    exit_code,
     mean_abs_errors,
     means_by_fit,
     remark,
 )
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS, MetricStatistic
-from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part, finding_line
+from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
 from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain
 from blis_replay.validate.text.messages import words
 
@@ -265,6 +266,12 @@ _NUMBER = (
 )
 DATA_COLUMNS = (*_SUBJECT, *_NUMBER, Column("reason", "data"))
 NO_NUMBER = (None,) * len(_NUMBER)
+
+
+def comparison_answer(comparison: Comparison) -> Answer:
+    """What is said of one experiment; its rows are one per number."""
+    rows = Table("", DATA_COLUMNS, data_rows(comparison))
+    return Answer(comparison_page(comparison), comparison_json(comparison), rows, exit_code([comparison.verdict]))
 
 
 def data_rows(c: Comparison) -> list[list[Cell]]:
