@@ -196,7 +196,7 @@ BUDGET = {
     "lines of scripts": 5_000,
     "lines of tests": 39_290,
 }
-LOADED_BUDGET = {"modules": 91, "lines": 16_640}
+LOADED_BUDGET = {"modules": 91, "lines": 16_660}
 
 
 def lines(paths: Iterable[Path]) -> int:
