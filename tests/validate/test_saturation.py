@@ -16,14 +16,13 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.overload import CHECK, client_limits, growths, overloaded, queue
-from blis_replay.ingest.readers.formats import request_formats
-from blis_replay.ingest.recording import Finding, Recording, SourceFile, Stage
+from blis_replay.ingest.recording import Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import compare_replay, light
+from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.saturation import (
@@ -35,7 +34,6 @@ from blis_replay.validate.comparison.saturation import (
     saturation_remarks,
 )
 from blis_replay.validate.comparison.verdict_text import command_text
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.judgement import mean_abs_errors
 from blis_replay.validate.metrics.observed import Selection
@@ -404,22 +402,3 @@ def test_rows_of_an_overloaded_run_are_what_is_judged() -> None:
     assert [(row[4], row[-1]) for row in alone.rows] == [
         ("NOT JUDGED", "overloaded, and a load stage by itself is not judged")
     ]
-
-
-def test_one_rejected_record_of_many_is_judged_and_said() -> None:
-    """Also of what is kept of many experiments, without the requests."""
-    run = replayed(loaded(20))
-    kind = request_formats()[0].name
-    file = SourceFile("requests.csv", kind, 1, "0" * 64, run.recording.requests.height, rejected_count=1)
-    few = compare_replay(replace(run, recording=replace(run.recording, files=(file,))), queues=True)
-    for comparison in (few, light(few)):
-        assert comparison.verdict == "PASS"
-        assert any(one.values.get("requests") == 1 for one in comparison.judgement.remarks if one.code == "left_out")
-
-
-@pytest.mark.parametrize(("lost", "named"), [("ttft_us", "TTFT"), ("e2e_us", "E2E")])
-def test_what_no_request_has_is_named(lost: str, named: str) -> None:
-    run = replayed(loaded(20))
-    requests = run.recording.requests.frame().with_columns(pl.lit(None, pl.Int64).alias(lost))
-    with pytest.raises(NothingToJudgeError, match=f"no request has a recorded {named} in"):
-        compare_replay(replace(run, recording=replace(run.recording, requests=rows_of(requests))))

@@ -23,7 +23,6 @@ from blis_replay.validate.comparison.spread import Repeats, draw_errors, drawn_e
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import (
-    METRIC_NAMES,
     METRICS,
     STATISTICS,
     LatencySamples,
@@ -87,10 +86,10 @@ def compare_replay(
     if observed.requests is not None:
         left &= observed.requests
     if not left.any() or (observed.requests is None and not run.recording.is_summed_up):
-        timed = run.recording.requests.frame(["ttft_us", "e2e_us"])
-        lacking = [METRIC_NAMES[name[:-3]] for name in timed.columns if not timed[name].count()]
-        why = f"no request has a recorded {' or '.join(lacking)}" if lacking else "none that succeeded has latencies"
-        raise NothingToJudgeError(f"{run.recording.slug}: {why} in the selection, nothing to judge")
+        raise NothingToJudgeError(
+            f"{run.recording.slug}: no request that succeeded with recorded latencies in the selection, "
+            "nothing to judge"
+        )
     comparison = compare(observed, simulated, selection)
     comparison = replace(
         comparison,

@@ -289,9 +289,9 @@ class Comparison:
         whole = [f for f in self.findings if f.severity == "unusable" and not f.metric]
         reasons = [remark("not_simulated", what=what) for what in not_simulated]
         reasons += [remark("unusable", check=finding.check, message=finding.message) for finding in whole]
-        rejected, records = rejected_requests(self.recording)
-        if rejected > _MOST_REJECTED * records:
-            reasons.append(remark("rejected", rejected=rejected, all=records))
+        sent, rejected = self.recording.requests.height, rejected_requests(self.recording)
+        if rejected > _MOST_REJECTED * (sent + rejected):
+            reasons.append(remark("rejected", rejected=rejected, all=sent + rejected))
         without = self.excluded.get(WITHOUT_LATENCIES, 0)
         if without > _MOST_WITHOUT * (without + self.requests):
             reasons.append(remark("without_latencies", requests=self.requests, all=without + self.requests))
@@ -307,16 +307,15 @@ class Comparison:
         return remark("stage_alone" if self.selection.stage is not None else "too_few_served")
 
 
-def rejected_requests(recording: Recording) -> tuple[int, int]:
-    """Rejected records of the files that the requests are from, and all of theirs; 0 and 0 where none was rejected."""
-    if not any(file.rejected_count for file in recording.files):
-        return 0, 0
+def rejected_requests(recording: Recording) -> int:
+    """Rejected records of the files that the requests are from."""
+    rejected = [file for file in recording.files if file.rejected_count]
+    if not rejected:
+        return 0
     from blis_replay.ingest.readers.formats import request_formats  # every reader, which few recordings need
 
     formats = {form.name for form in request_formats()}
-    files = [file for file in recording.files if file.kind.split(" ")[0] in formats]
-    rejected = sum(file.rejected_count for file in files)
-    return rejected, rejected + sum(file.records for file in files)
+    return sum(file.rejected_count for file in rejected if file.kind.split(" ")[0] in formats)
 
 
 # Nobody records this many times as many requests.
@@ -398,7 +397,5 @@ def _remarks(comparison: Comparison) -> list[Remark]:
     remarks += argument_remarks(comparison.recording, comparison.open_arguments)
     if left_out := sum(comparison.excluded.values()):
         remarks.append(remark("left_out", requests=left_out))
-    if rejected := rejected_requests(comparison.recording)[0]:
-        remarks.append(remark("left_out", requests=rejected, why="rejected when it was read (see `inspect`)"))
     changed = [(f.severity, f.check, f.metric or "") for f in comparison.findings if f.severity != "note"]
     return [*remarks, *([remark("checks", findings=changed)] if changed else [])]
