@@ -279,8 +279,8 @@ def slower(line: LatencyModel, factor: float) -> LatencyModel:
 
 
 @pytest.mark.heavy
-def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tmp_path: Path) -> None:
-    """34b-*: a reissue passes; with every step 5 % longer E2E is off by +5 % where it was +0.1 to -0.8 %."""
+def test_published_aggregates_are_judged_by_reconstructions_of_their_requests(tmp_path: Path) -> None:
+    """34b-*, two of them fitted: a reissue is as good; with steps 5 % longer E2E is off by +5 %, was +0.1 to -0.8 %."""
     shipped = load_release(DEFAULT_RELEASE)
     slow = []
     for entry in shipped.models:
@@ -292,14 +292,14 @@ def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tm
     worse = parse_release(format_release(replace(shipped, name="worse", models=tuple(slow))), "worse")
     with open_store(tmp_path / "s.duckdb") as store:
         selected = ["34b-codegen", "34b-general", "34b-roleplay"]
-        reissued = gate(store, replace(shipped, name="reissued"), shipped, selectors=selected)
-        report = gate(store, worse, shipped, selectors=selected)
-    assert reissued.verdict == "PASS"
-    assert [judgement.outcome for judgement in reissued.judgements] == ["PASS"] * 3
+        policy = Policy(held_out_only=False)
+        reissued = gate(store, replace(shipped, name="reissued"), shipped, policy, selected)
+        report = gate(store, worse, shipped, policy, selected)
+    assert reissued.verdict == "FITS"
+    assert [judgement.outcome for judgement in reissued.judgements] == ["FITS", "FITS", "PASS"]
     assert report.verdict == "FAIL"
     assert {rule for rule, _, _ in failed(report.all_checks)} == {"regression"}
     assert {alias for _, alias, _ in failed(report.all_checks)} == {"34b-codegen", "34b-general", "34b-roleplay"}
-    assert "the published number held fixed" in " ".join(str(gate_answer(report)).split())
 
 
 def test_an_overloaded_recording_that_cannot_be_replayed_is_not_judged(store: Store) -> None:
