@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,41 +63,51 @@ def requests_hash(recording: Recording) -> str:
     return digest.hexdigest()
 
 
-# Requests in a sketch, the smallest keys of a recording: a slice of 100 of 16,800 requests has one in 19 of 20 cases.
-SKETCH_REQUESTS = 512
-_TENTH_OF_MS_US = 100  # what other files of the same run round to at worst
-_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+# Keys in a sketch, the smallest of a recording: a slice of 100 of 16,800 requests has one in 19 of 20 cases.
+SKETCH_KEYS = 512
+_TENTH_OF_MS_US, _MS_US = 100, 1_000  # what other files of the same run round latencies to
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
 
 Keys = NDArray[np.uint32]
 
 
 def request_keys(recording: Recording) -> Keys:
-    """Sorted uint32: a hash of prompt tokens, TTFT and E2E of each request with latencies, whatever its place.
+    """Sorted uint32 of the requests with latencies: a hash of each, and of each with the one sent after it.
 
-    Two runs of one load share hardly any; a part of a recording shares all of its own.
+    That of one request has its prompt tokens, and TTFT and E2E in tenths of ms; that of two has both latencies of both
+    in whole ms, as files that round more or count other prompt tokens still have them.  Two runs of one load share
+    hardly any; a part of a recording shares all of its own.
     """
     rows = recording.requests.frame(["prompt_tokens", "ttft_us", "e2e_us"]).drop_nulls(["ttft_us", "e2e_us"])
-    columns = [rows["prompt_tokens"].fill_null(_NOT_KNOWN).to_numpy()]
-    columns += [np.rint(rows[name].to_numpy() / _TENTH_OF_MS_US) for name in ("ttft_us", "e2e_us")]
-    mixed = np.zeros(rows.height, np.uint64)
-    for column, odd in zip(columns, _ODD, strict=True):
+    latencies = [rows[name].to_numpy() for name in ("ttft_us", "e2e_us")]
+    prompts = rows["prompt_tokens"].fill_null(_NOT_KNOWN).to_numpy()
+    whole = [np.rint(us / _MS_US) for us in latencies]
+    alone = _hashed([prompts, *(np.rint(us / _TENTH_OF_MS_US) for us in latencies)])
+    in_pairs = _hashed([*(ms[:-1] for ms in whole), *(ms[1:] for ms in whole)])
+    return np.unique(np.concatenate([alone, in_pairs]))
+
+
+def _hashed(columns: Sequence[NDArray[np.generic]]) -> Keys:
+    """uint32[rows]: a hash of whole numbers, int64[rows] each."""
+    mixed = np.zeros(len(columns[0]), np.uint64)
+    for column, odd in zip(columns, _ODD[: len(columns)], strict=True):
         mixed = (mixed ^ column.astype(np.int64).view(np.uint64)) * odd
         mixed ^= mixed >> np.uint64(29)
-    return np.unique((mixed >> np.uint64(16)).astype(np.uint32))
+    return (mixed >> np.uint64(16)).astype(np.uint32)
 
 
 def sketch_of(recording: Recording) -> str | None:
     """The smallest keys of its requests, as text; None without latencies."""
-    keys = request_keys(recording)[:SKETCH_REQUESTS]
+    keys = request_keys(recording)[:SKETCH_KEYS]
     return base64.b64encode(keys.astype("<u4").tobytes()).decode("ascii") if len(keys) else None
 
 
 def shared_with(sketch: str, keys: Keys) -> float:
-    """The share of the requests with these keys that a sketch knows, 0 to 1; a text that is no sketch knows none."""
+    """The share of these keys that a sketch knows, 0 to 1; a text that is no sketch knows none."""
     try:
         known = np.frombuffer(base64.b64decode(sketch, validate=True), "<u4")
     except (binascii.Error, ValueError):
         return 0.0
     # Of a longer recording the sketch has only the smallest keys, so only those can be looked for.
-    among = keys if len(known) < SKETCH_REQUESTS else keys[keys <= known.max()]
+    among = keys if len(known) < SKETCH_KEYS else keys[keys <= known.max()]
     return float(np.isin(among, known).mean()) if len(among) else 0.0

@@ -10,7 +10,7 @@ from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.judgement import Use
 
-# Shares of a recording's requests: fewer are chance (two runs of one load share one in ten thousand), more are all.
+# Shares of a recording's keys: fewer are chance (at most 4 in 1,000 between any two of 19 recordings), more are all.
 _SOME, _ALL = 0.01, 0.9
 
 
