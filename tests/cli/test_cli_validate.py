@@ -31,7 +31,7 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     text = " ".join(answer.out.split())
     assert "ground truth: published aggregates, requests reconstructed; 16,800 requests compared" in text
     assert "4,092.5" in text
-    assert text.startswith("FITS 34b-general: fitted on this run; largest error E2E")
+    assert text.startswith("FITS 34b-general: fitted on this run; nearest its limit: E2E")
     assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in text
 
 
@@ -150,7 +150,7 @@ def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_co
     lines = answer.out.splitlines()
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "FITS  34b-general: fitted on this run; largest error E2E +0.2 % (limit ±10 %)"
+    assert lines[0] == "FITS  34b-general: fitted on this run; nearest its limit: E2E +0.2 % (±10 %)"
     assert lines[5].split()[:7] == ["E2E", "4,092", "ms", "4,100", "ms", "+0.2", "%"]
     assert [line.split()[0] for line in lines[5:8]] == ["E2E", "TTFT", "ITL"]
     assert {line.split()[-1] for line in lines[5:8]} == {"within"}

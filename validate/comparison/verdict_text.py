@@ -64,7 +64,7 @@ def reason(judgement: Judgement) -> str:
         if judgement.in_state("undecided"):
             return f"{held_text(largest)}; {needs}"
         return f"within the limits, and nobody knows whether it is held out; {needs}"
-    said = f"largest error {_error(largest)} (limit {limit_text(largest.limit)})"
+    said = f"nearest its limit: {_error(largest)} ({limit_text(largest.limit)})"
     return f"{judgement.subject.use}; {said}" if verdict == "FITS" else said
 
 
