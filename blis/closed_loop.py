@@ -189,7 +189,11 @@ class _Sends:
 
     def send(self) -> int:
         """Move the next sends into the next slots; until when the kernel may go on with these, us."""
-        ahead = bisect_right(self.due, self.running.now_us, key=itemgetter(0)) + _AHEAD
+        if not self.due:
+            return _UNSENT_US
+        # Whatever is sent before the first of them reaches the queue has to be known, or the kernel cannot go on.
+        reached_us = self.due[0][0] + int(self.eligible_later_us[self.requests(1)[0]])
+        ahead = bisect_right(self.due, max(self.running.now_us, reached_us), key=itemgetter(0)) + _AHEAD
         times_us = [at_us for at_us, _ in self.due[:ahead]]
         for slot, (at_us, request) in enumerate(zip(times_us, self.requests(ahead), strict=True), self.sent):
             self._put(slot, request)

@@ -31,7 +31,7 @@ FAILED_SHARE = 0.10  # of requests; more of them failed: the server could not se
 QUEUE_US = 1_000_000  # shorter waits, and medians of TTFT, are no queue: unqueued requests wait for a step or two
 FEWEST = 20  # requests; of fewer, nothing is said
 _PARTS = 20  # equal lengths of time of a stage, between which the queue is counted
-_FEWEST_IN_A_PART = 5  # requests on average: with fewer the counts are too coarse for a standard error
+_FEWEST_IN_A_PART = 2  # requests on average: 20 requests have 10 parts, of which a standard error can be known
 # Standard errors by which the queue must have grown.  A queue at exactly the server's capacity is a random walk without
 # drift, which goes beyond three of them once in 270 stages (Student's t of 19 degrees of freedom, one side).
 _CERTAIN = 3.0
@@ -111,15 +111,18 @@ def growths(requests: pl.DataFrame) -> tuple[Growth, ...]:
     The queue is counted at the ends of twenty equal lengths of time.  If the server keeps up, what is added to it in
     one of them is taken away later, so it ends where it began; at the limit of its capacity it walks at random, by the
     standard deviation of what is added times the square root of twenty.  More than three times that is no chance.  A
-    queue that grew and then stands is not overload either: its last half must hold a quarter of the growth.
+    queue that grew and then stands is not overload either: its last half must hold a quarter of the growth.  A burst is
+    shorter than its parts can tell: there most of what came still waits, for longer than the whole stage took.
     """
     found = []
     for stage, counts in _counted(requests):
         added = np.diff(counts.waiting)
         grown, error = int(added.sum()), float(added.std(ddof=1)) * np.sqrt(len(added))
         until_the_end = int(added[len(added) // 2 :].sum()) > _IN_THE_LAST_HALF * grown
-        if grown > _CERTAIN * error and until_the_end and counts.longer_us > max(QUEUE_US, counts.served_us):
-            came, started, waiting = int(counts.came.sum()), int(counts.started.sum()), int(counts.waiting[-1])
+        came, started, waiting = int(counts.came.sum()), int(counts.started.sum()), int(counts.waiting[-1])
+        burst = grown > came / 2 and counts.longer_us > int(counts.at_us[-1] - counts.at_us[0])
+        grows = burst or (grown > _CERTAIN * error and until_the_end)
+        if grows and counts.longer_us > max(QUEUE_US, counts.served_us):
             found.append(Growth(stage, int(counts.at_us[-1]), came, started, waiting))
     return tuple(found)
 

@@ -153,3 +153,19 @@ def test_a_closed_loop_told_by_its_answers_is_that_closed_loop(asynchronous: boo
     again = simulate_answered(replace(trace, arrival_us=first.arrival_us), engine(asynchronous), LATENCY, after)
     assert again.arrival_us.tolist() == first.arrival_us.tolist()
     assert again.e2e_us.tolist() == first.e2e_us.tolist()
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_more_sends_than_are_known_ahead_may_come_before_the_first_reaches_the_queue(loop: bool) -> None:
+    """200 requests within 5 ms that reach the queue 20 ms later: nothing moves before all of them are sent."""
+    sent_us = np.arange(200) * 25
+    delays = Lifecycle(pre_queue_us=20_000)
+    trace = replace(requests(200), arrival_us=sent_us)
+    alone = Answered(np.full(200, -1), np.zeros(200, np.int64))
+    result = (
+        simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(200, ramp_us=5_000), delays)
+        if loop
+        else simulate_answered(trace, engine(), LATENCY, alone, delays)
+    )
+    assert result.arrival_us.tolist() == sent_us.tolist()
+    assert result.e2e_us.tolist() == simulate(trace, engine(), LATENCY, delays).e2e_us.tolist()
