@@ -2,7 +2,7 @@
 
 The command is run with the path of a folder as its last argument.  In the folder it finds ``requests.csv``,
 ``engine.json`` and ``coefficients.yaml``; it leaves ``simulator.json`` and ``results.csv`` there.
-``docs/extending.md`` has the columns, and a simulator of twenty lines.
+``docs/compare.md`` has the columns, and a simulator of twenty lines.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python scripts/docs.py              # run all pages, fail where one is not current, build the site
     python scripts/docs.py --update     # write what the commands print into the pages first
-    python scripts/docs.py --update docs/gating.md
+    python scripts/docs.py --update docs/fit.md
     python scripts/docs.py --build-only
 
-The form of the pages is described in docs/documentation.md.
+CONTRIBUTING.md describes the form of the pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from time import perf_counter
 
 import docs_browser
 from docs_generated import GENERATED, refuse_unknown_options
-from docs_pages import ROOT, Command, Page, Part, all_pages, commands_of, parts_of, refreshed, text_of
+from docs_pages import NAVIGATION, ROOT, Command, Page, Part, all_pages, commands_of, parts_of, refreshed, text_of
 from docs_site import build_site
 
 DATA = Path(os.environ.get("BLIS_REPLAY_DATA", ROOT.parent / "shared" / "data"))
@@ -44,7 +44,7 @@ def main() -> int:
         if not HAS_RECORDINGS:
             print("not run: blocks that need the published recordings; BLIS_REPLAY_DATA names their folder")
     problems += build_site(_SITE)
-    print(f"{len(all_pages())} pages in {_SITE.relative_to(ROOT)}")
+    print(f"{sum(map(len, NAVIGATION.values()))} pages in {_SITE.relative_to(ROOT)}")
     if not (given.build_only or given.pages):
         problems += _axe(sorted(_SITE.glob("*.html")))
     for problem in problems:
@@ -159,7 +159,7 @@ class _Runner:
             skipped = "recordings" in part.words and not HAS_RECORDINGS
             return part if skipped else part.with_body(self._console(part))
         if part.language not in {*_SHOWN, "python"}:
-            raise ValueError(f"line {part.line}: ```{part.language} is no kind of block; see docs/documentation.md")
+            raise ValueError(f"line {part.line}: ```{part.language} is no kind of block; see CONTRIBUTING.md")
         if part.words:
             (self.folder / part.words[0]).write_text("\n".join([*part.body, ""]), "utf-8")
         return part

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-from docs_mistakes import mistakes_table
 from docs_pages import NAVIGATION, ROOT, Part, cell, page_of
 
 import blis_replay.validate as face
@@ -75,7 +74,7 @@ def example_of(function: Callable[..., object]) -> str:
 def contents() -> list[str]:
     """Every page of the documentation, under its section."""
     return [
-        f"- {section}: " + " · ".join(f"[{page_of(name).title}]({name})" for name in names if name != "README.md")
+        f"- {section}: " + " · ".join(f"[{page_of(name).title}]({name})" for name in names)
         for section, names in NAVIGATION.items()
     ]
 
@@ -175,6 +174,5 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "commands": commands,
     "public-functions": public_functions,
     "contents": contents,
-    "mistakes": mistakes_table,
     "rooms": rooms_table,
 }

@@ -34,8 +34,8 @@ _IN_DARK = re.compile(r"!\[[^\]]*\]\([\w/]+-dark\.png\)\n*")
 _NUMBER_CELL = re.compile(r"<td>(?=[+-]?\d[^<]{,11}</td>)")
 # What is no prose: there a number and its unit may be parted.
 _NO_PROSE = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<script.*?</script>|<[^>]*>)", flags=re.S)
-# Pages are in several folders, and side by side on the site.
-_TO_OTHER_FOLDERS = re.compile(r"\]\((?:\.\./)*(?:labs/)?docs/")
+# Files beside the pages that the site leaves out: their names stay as text.
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
 _LOADED = re.compile(r'<(?:script|img|iframe|link rel="?stylesheet)\b[^>]*?\b(?:src|href)="?([^"\s>]+)')
 HELP = re.compile(r"^```text\n(Usage: .*?)^```$", flags=re.M | re.S)
 
@@ -45,7 +45,7 @@ def build_site(out: Path) -> list[str]:
     with TemporaryDirectory() as name:
         folder = Path(name)
         nav = [{section: list(_staged(section, folder / "pages"))} for section in NAVIGATION]
-        for picture in (path for kind in ("*.png", "*.svg") for path in (ROOT / "docs").glob(kind)):
+        for picture in (path for kind in ("*.png", "*.json") for path in (ROOT / "docs").glob(kind)):
             shutil.copy(picture, folder / "pages")
         for file in ("site.css", "site.js"):
             shutil.copy(_THEME / file, folder / "pages")
@@ -141,7 +141,7 @@ def _verb_file(title: str) -> str:
 
 
 def staged_text(page: Page) -> str:
-    """The page without the marks that only ``docs.py`` reads, and with links to pages side by side."""
+    """The page without the marks that only ``docs.py`` reads, and without links to files that are no pages."""
     lines: list[str] = []
     for part in parts_of(page.text):
         if part.kind == "fence":
@@ -153,7 +153,7 @@ def staged_text(page: Page) -> str:
             lines += part.body
     text = _IN_DARK.sub("", "\n".join(lines) + "\n")
     text = _IN_TWO_SCHEMES.sub(r"![\1](\2-light.png#only-light) ![\1](\2-dark.png#only-dark)", text)
-    return _TO_OTHER_FOLDERS.sub("](", text)
+    return _OUTSIDE.sub(r"\1", text)
 
 
 def _toml(value: Any) -> str:

@@ -24,7 +24,7 @@ from statistics import median
 from tokenize import COMMENT, generate_tokens
 
 import yaml
-from docs_pages import ROOT, all_pages, parts_of
+from docs_pages import ROOT, all_pages, budgets, parts_of
 
 LONGEST, MEDIAN = 35, 16
 # By where they are checked: pattern -> what to write instead.
@@ -179,6 +179,12 @@ def findings(checked: Iterable[Sentence]) -> list[str]:
     return found
 
 
+def too_long() -> list[str]:
+    """A line for each page with more words than ``docs_pages.NAVIGATION`` gives it."""
+    words = {name: len((ROOT / name).read_text("utf-8").split()) for name in budgets()}
+    return [f"{name}:1: {words[name]} words, at most {most}" for name, most in budgets().items() if words[name] > most]
+
+
 def _listed(one: Sentence, where: str) -> Iterator[str]:
     for pattern, better in WORDS[where].items():
         if word := re.search(pattern, one.text):
@@ -200,7 +206,7 @@ def main() -> int:
         print(f"{len(hard)} to rewrite")
         return 0
     checked = list(sentences())
-    found = findings(checked)
+    found = [*findings(checked), *too_long()]
     for line in found:
         print(line)
     prose = median(one.words for one in checked if one.prose)

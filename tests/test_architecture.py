@@ -194,7 +194,7 @@ BUDGET = {
     "lines of the instrument": 53_150,
     "lines of labs": 15_660,
     "lines of scripts": 5_000,
-    "lines of tests": 39_290,
+    "lines of tests": 39_420,
 }
 LOADED_BUDGET = {"modules": 91, "lines": 16_660}
 
@@ -292,8 +292,8 @@ def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
 
 
 def test_the_spine_is_a_short_walk() -> None:
-    """The main job as docs/architecture.md lists it: at most ten files, each imported by one above it."""
-    section = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## The spine")[1].split("\n## ")[0]
+    """The main job as ARCHITECTURE.md lists it: at most ten files, each imported by one above it."""
+    section = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("## The spine")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (.+) \|$", section, re.MULTILINE)
     walk = [dotted(ROOT / file) for file, _sentence in rows]
     assert 1 < len(walk) <= 10

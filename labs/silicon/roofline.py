@@ -28,7 +28,7 @@ from blis_replay.replay.release_file import unfitted_release
 from blis_replay_labs.silicon import roofline_kernel as kernel
 
 # Of the smooth curves, from a least-squares fit to the published H100 tables (112 products of 8-bit numbers within
-# 5 % on average, 30 prefills within 11 %, 700 decodes in 18 tables within 5 %; labs/docs/roofline.md).
+# 5 % on average, 30 prefills within 11 %, 700 decodes in 18 tables within 5 %; research/roofline.md).
 _PRODUCT_SHARE, _PRODUCT_LAUNCH_US = 0.62, 5.0
 _PREFILL_SHARE, _PREFILL_HALF_TOKENS = 0.84, 2_290.0
 _DECODE_BANDWIDTH, _DECODE_LAUNCH_US = 0.94, 16.0

@@ -1,7 +1,7 @@
 """Tables of measured operator times for a model, from ``aiconfigurator-core`` (the optional extra ``silicon``).
 
 There the time of a batch is a sum of three parts: one that depends on its tokens, attention of prefills and attention
-of decodes.  So three tables hold all of it (labs/docs/silicon.md).
+of decodes.  So three tables hold all of it (research/silicon.md).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CHECKED_BATCHES, _SEED = 400, 42
 _SHORT = 16
 
 
-# Coefficients and delays without a recording; their origin is in labs/docs/silicon.md.
+# Coefficients and delays without a recording; their origin is in research/silicon.md.
 ZERO_SHOT = AS_MEASURED
 ZERO_SHOT_DELAYS = Lifecycle(
     pre_queue_us=9_300.0, pre_queue_source="published constant, fitted to journeys of 16 H100 experiments"

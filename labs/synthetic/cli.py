@@ -39,7 +39,7 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
 @click.option("--requests", "requests_path", type=FILE, help="Request table: .csv, .jsonl or .parquet.")
 @name_option("name", "Or the requests of a recording: slug or alias.")
 @click.option(
-    "--workload", "workload_path", type=FILE, help="Or synthetic requests: a YAML file (labs/docs/workloads.md)."
+    "--workload", "workload_path", type=FILE, help="Or synthetic requests: a YAML file (labs/synthetic/README.md)."
 )
 @click.option(
     "--engine", "engine_path", type=FILE, required=True, help="YAML with engine arguments under vLLM's names."

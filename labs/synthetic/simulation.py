@@ -145,7 +145,7 @@ def recorded_table(recording: Recording, engine: EngineConfig) -> RequestTable:
 
 
 def generated_table(path: Path, engine: EngineConfig) -> RequestTable:
-    """The requests of a workload file (labs/docs/workloads.md), for an engine of the caller's.
+    """The requests of a workload file (labs/synthetic/README.md), for an engine of the caller's.
 
     Raises ``WorkloadError`` naming the file, the field and what is wrong with it.
     """

@@ -1,6 +1,6 @@
 """Synthetic workloads: clients with arrivals, lengths, prefixes and conversations, as YAML.
 
-labs/docs/workloads.md describes the file.  Arrival processes differ in how much the gaps between arrivals vary; CV is
+labs/synthetic/README.md describes the file.  Arrival processes differ in how much the gaps between arrivals vary; CV is
 their standard deviation over their mean.
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
-from docs_mistakes import FOLDER, Mistake, mistakes, set_up
+from mistakes import FOLDER, Mistake, mistakes, set_up
 
 from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.ingest.store import open_store
@@ -22,7 +22,7 @@ from blis_replay.ingest.store import open_store
 @pytest.mark.usefixtures("all_bundled")
 @pytest.mark.parametrize("mistake", mistakes(), ids=lambda mistake: mistake.command)
 def test_a_mistake_is_one_line_that_names_the_remedy(run: Run, mistake: Mistake) -> None:
-    """Names, files, options, values and places; renew with `python scripts/docs.py --update docs/mistakes.md`."""
+    """Names, files, options, values and places; renew with `python tests/support/mistakes.py`."""
     set_up(Path())
     there = {*Path().iterdir(), STORE_DEFAULT.parent}
     answer = run(*mistake.arguments)

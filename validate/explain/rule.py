@@ -1,7 +1,7 @@
 """The one rule by which a hypothesis explains an error, with its tolerances.
 
 An error is the mean absolute difference of single requests, relative to the latencies; of a schedule, the share of its
-steps that are not reached equal.  Tolerances are those that distinguish the planted faults (docs/faults.md).
+steps that are not reached equal.  Tolerances are those that distinguish the planted faults (research/faults.md).
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_depths_count_only_while_a_request_waits() -> None:
 
 def test_the_page_counts_every_fault_of_the_list() -> None:
     """Whoever adds a fault runs the scoreboard again: the grades of the page's last rows sum to the list."""
-    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    page = (Path(__file__).parents[3] / "research" / "faults.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| after")]
     counted = [[int(number) for number in re.findall(r"[0-9]+", row)] for row in rows]
     assert [row[0] for row in counted] == [sum(not f.is_live for f in FAULTS), sum(f.is_live for f in FAULTS)]

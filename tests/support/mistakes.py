@@ -1,7 +1,7 @@
-"""Typical mistakes on the command line: the table of docs/mistakes.md is what tests hold the messages against.
+"""Typical mistakes on the command line: the table of tests/cli/mistakes.md, which tests hold the messages against.
 
-A row is a command, its exit code and the one line that it prints.  The commands stand in the page only; codes and
-messages are written by ``python scripts/docs.py --update docs/mistakes.md``.
+A row is a command, its exit code and the one line that it prints.  Commands are written by hand;
+``python tests/support/mistakes.py`` renews codes and messages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -18,12 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from docs_pages import ROOT, cell
-
 from blis_replay.ingest.store import open_store
-from blis_replay.validate.cli.main import LABS, VERBS, main
+from blis_replay.validate.cli.main import main
 
-_PAGE = ROOT / "docs" / "mistakes.md"
+_PAGE = Path(__file__).parents[1] / "cli" / "mistakes.md"
 # Stands for the folder in which a command runs.
 FOLDER = "/FOLDER"
 _ROW = re.compile(r"\| `(blis-replay .+?)` \| (\d) \| `` (.*) `` \|")
@@ -36,12 +33,6 @@ class Mistake:
     command: str
     code: int
     message: str
-
-    @property
-    def verb(self) -> str:
-        """The verb that is meant; empty where there is none, or what is wrong stands before it."""
-        word = self.arguments[0] if self.arguments else ""
-        return word if word in (*VERBS, *LABS) else ""
 
     @property
     def arguments(self) -> list[str]:
@@ -93,35 +84,17 @@ def _newer_store() -> bytes:
         return path.read_bytes()
 
 
-def mistakes_table() -> list[str]:
-    """The rows again, with what each command prints now; a process of its own, as pages are run side by side."""
-    ended = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise ValueError(ended.stderr.strip())
-    return ended.stdout.splitlines()
-
-
-def _table() -> list[str]:
-    """A folded table per verb, in the order in which verbs first appear: all in one would be very long on a phone."""
-    by_verb: dict[str, list[Mistake]] = {}
-    for row in map(_printed, mistakes()):
-        by_verb.setdefault(row.verb, []).append(row)
-    return [line for verb, rows in by_verb.items() for line in _folded(verb, rows)]
-
-
-def _folded(verb: str, rows: list[Mistake]) -> list[str]:
-    # The site reads Markdown inside of an element where that says so; elsewhere the word changes nothing.
-    name = f"<code>{verb}</code>" if verb else "The verb itself, and options before it"
-    return [
-        f'<details markdown class="three-columns"><summary>{name}: {len(rows)}</summary>',
-        "",
-        "| command | exit code | message |",
-        "|---|---|---|",
-        *(f"| `{cell(row.command)}` | {row.code} | `` {cell(row.message)} `` |" for row in rows),
-        "",
-        "</details>",
-        "",
+def _renew() -> None:
+    """Write the rows again, with what each command prints now."""
+    text = _PAGE.read_text("utf-8")
+    rows = [
+        f"| `{_cell(row.command)}` | {row.code} | `` {_cell(row.message)} `` |" for row in map(_printed, mistakes())
     ]
+    _PAGE.write_text("\n".join([text.partition("| `")[0].rstrip(), *rows, ""]), "utf-8")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _printed(mistake: Mistake) -> Mistake:
@@ -141,4 +114,4 @@ def _printed(mistake: Mistake) -> Mistake:
 
 
 if __name__ == "__main__":
-    print("\n".join(_table()))
+    _renew()
