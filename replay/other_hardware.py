@@ -47,7 +47,7 @@ def release_for_model(
     if len(physical) < len(latencies) or len({latency.coefficients for latency in physical}) != 1:
         raise ReleaseError(
             f"release {shared.name} has no coefficients that its models share; use h100-physical or one of "
-            "`blis-replay coefficients generalize --out`"
+            "`blis-replay study generalize --out`"
         )
     latency = PhysicalModel(architecture, gpu, physical[0].coefficients, tensor_parallelism)
     entry = replace(
@@ -97,7 +97,7 @@ def on_gpu(release: CoefficientRelease, gpu: Gpu) -> CoefficientRelease:
         if not hasattr(latency, "gpu"):
             raise ReleaseError(
                 f"release {release.name}: the step times of {entry.model} are of {release.hardware} and follow from no "
-                "datasheet; use h100-physical, or one of `blis-replay coefficients for-model` or `roofline`"
+                "datasheet; use h100-physical, or one of `blis-replay coefficients for-model`"
             )
         models.append(replace(entry, latency=replace(latency, gpu=gpu)))
     name = f"{release.name} on {gpu.name}"

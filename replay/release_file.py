@@ -9,9 +9,7 @@ from pathlib import Path
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.releases.release import (
     CoefficientRelease,
-    ModelEntry,
     bundled_releases,
-    format_release,
     parse_release,
 )
 from blis_replay.replay.errors import UnknownNameError, exists_already
@@ -53,12 +51,6 @@ def refuse_other_file(path: Path, name: str, models: Collection[str]) -> None:
 
 # Those that ship are asked for once an experiment; to read one takes as long as a replay.
 _parsed = cache(parse_release)
-
-
-def unfitted_release(name: str, summary: str, source: str, hardware: str, entry: ModelEntry) -> CoefficientRelease:
-    """A release of one model, nothing of it fitted.  Raises ``ReleaseError`` for what a release cannot say."""
-    release = CoefficientRelease(name, "valid", summary, source, hardware, models=(entry,), fitted_on=())
-    return parse_release(format_release(release), name)
 
 
 def page_of_text(path: Path, what: str, error: type[Exception] = ReleaseError) -> str:

@@ -155,14 +155,7 @@ def machine() -> str:
     return f"{cpus[0]}, {len(cpus)} processors, {memory_gb:.0f} GB, Python {platform.python_version()}"
 
 
-def studies(folder: Path) -> Iterator[Row]:
-    """All studies that need no recording, on the processors there are, compiled code loaded."""
-    env = {"BLIS_REPLAY_STORE": str(folder / "studies.duckdb")}
-    command("study", "run", "sjf", env=env)
-    yield Row("study run --all", *command("study", "run", "--all", env=env))
-
-
-PARTS = {part.__name__: part for part in (startup, ingest, validate, report, large, engine, growth, cluster, studies)}
+PARTS = {part.__name__: part for part in (startup, ingest, validate, report, large, engine, growth, cluster)}
 
 
 def main(names: list[str]) -> None:

@@ -158,16 +158,15 @@ def plain_job(requests: int, rate_per_s: float) -> tuple[RequestTrace, EngineCon
 
 def cluster(folder: Path) -> Iterator[Row]:
     """Eight instances and 100,000 requests at 14/s an instance, by router, compiled and warm."""
-    from blis_replay_labs.cluster.config import ClusterConfig, LeastLoaded, RoundRobin, Snapshots, Weighted
+    from blis_replay_labs.cluster.config import ClusterConfig, LeastLoaded, RoundRobin, Weighted
     from blis_replay_labs.cluster.simulate import simulate_cluster
 
     requests, instances = 100_000, 8
     job = plain_job(requests, 14 * instances)
     for what, config in (
         ("round-robin", ClusterConfig(instances, RoundRobin())),
-        ("least-loaded, every decision sees the moment", ClusterConfig(instances, LeastLoaded())),
-        ("weighted, every decision sees the moment", ClusterConfig(instances, Weighted())),
-        ("weighted, snapshots of 50 ms", ClusterConfig(instances, Weighted(), snapshots=Snapshots(50_000))),
+        ("least-loaded", ClusterConfig(instances, LeastLoaded())),
+        ("weighted", ClusterConfig(instances, Weighted())),
     ):
         trace, engine, latency = job
         steps = sum(len(run.steps) for run in simulate_cluster(trace, config, engine, latency).instances)

@@ -62,7 +62,7 @@ def _try_without_extras(sdist: Path) -> None:
         _expect("within limits", _run(blis_replay, "validate", "34b-general", cwd=Path(folder)))
         for arguments, install in (
             (("report", "34b-general", "--out", "report.html"), "pip install 'blis-replay[report]'"),
-            (("study", "list"), "pip install blis-replay-labs"),
+            (("study", "generalize"), "pip install blis-replay-labs"),
         ):
             ended = subprocess.run([blis_replay, *arguments], cwd=folder, capture_output=True, text=True)
             _expect(install, ended.stderr)
@@ -72,7 +72,7 @@ def _try_with_all(wheel: Path, labs: Path) -> None:
     with TemporaryDirectory() as folder:
         blis_replay = _installed(Path(folder), f"{wheel}[all]", str(labs))
         _expect("1 pass", _run(blis_replay, "report", "34b-general", "--out", "report.html", cwd=Path(folder)))
-        _expect("conservation", _run(blis_replay, "study", "list", cwd=Path(folder)))
+        _expect("--lomo", _run(blis_replay, "study", "generalize", "--help", cwd=Path(folder)))
 
 
 def _installed(folder: Path, *what: str) -> Path:

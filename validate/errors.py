@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blis_replay.base.errors import WRONG_USE, ExperimentError
+from blis_replay.base.errors import ExperimentError
 
 
 class ValidateError(ExperimentError):
@@ -19,13 +19,3 @@ class PolicyError(ValidateError):
 
 class RecordError(ValidateError):
     """A server that cannot be recorded: the directory or the command, what is wrong, what to do."""
-
-
-class StudyError(ValidateError):
-    """A study that is none: the file, the field, what is wrong, what to do."""
-
-
-class UnknownStudyError(ValidateError):
-    """A study that does not exist."""
-
-    exit_code = WRONG_USE

@@ -19,7 +19,7 @@ LATENCY_KINDS: dict[str, type[Any]] = {
     "regimes": RegimeModel,
 }
 # Kinds of blis-replay-labs.
-LAB_KINDS = ("roofline", "operators")
+LAB_KINDS = ("operators",)
 
 
 class _LatencyKinds:

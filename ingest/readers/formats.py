@@ -6,14 +6,13 @@ A new format of request records is one module and one entry of :data:`REQUEST_FO
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from blis_replay.base.addons import addons, needed_addon
+from blis_replay.base.addons import addons
 from blis_replay.ingest.readers import step_log
 from blis_replay.ingest.readers.clients import aiperf, guidellm, inference_perf, vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
@@ -76,28 +75,6 @@ class RequestFormat(FileKind):
     tells: Callable[[Mapping[str, object], Columns], bool] | None = None
 
 
-# Key of the metadata at the end of a Parquet file that `blis-replay export` wrote.
-EXPORTED_TABLE = b"blis-replay"
-_MAX_FOOTER_BYTES = 16 << 20
-
-
-def _is_exported(path: Path) -> bool:
-    with path.open("rb") as raw:
-        size = raw.seek(0, os.SEEK_END)
-        raw.seek(max(0, size - 8))
-        footer_bytes = int.from_bytes(raw.read(4), "little")
-        raw.seek(max(0, size - 8 - min(footer_bytes, _MAX_FOOTER_BYTES)))
-        return EXPORTED_TABLE in raw.read(_MAX_FOOTER_BYTES)
-
-
-def _read_parquet(file: RecordedFile, stamps_path: Path) -> RequestsRead:
-    """A table of the user's own, or the export of the labs, who read it."""
-    if not _is_exported(file.path):
-        return requests_table.read_requests(file, stamps_path)
-    exported: RequestFormat = needed_addon("format", "parquet-export", "reading what `blis-replay export` wrote")
-    return exported.read(file, stamps_path)
-
-
 # A load generator may put a prefix of the user's before the names of its reports.
 _RESULTS, _PREFIX = r"(?:(?:results|reports)/)?", r"(?:\S*?[-_.])?"
 # The order is that of trust: where a recording has requests of several formats, the first are used.
@@ -113,7 +90,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("sglang-bench", vllm_bench.recognises_sglang, read=vllm_bench.read_sglang),
     RequestFormat("aiperf", aiperf.recognises, read=aiperf.read_requests),
     RequestFormat("tracev2", tracev2.recognises, r"trace\.csv", read=tracev2.read_requests),
-    RequestFormat("parquet", lambda head: head.startswith(PARQUET_MAGIC), read=_read_parquet),
+    RequestFormat("parquet", lambda head: head.startswith(PARQUET_MAGIC)),
     RequestFormat("aiperf-summary", aiperf.recognises_summary, read=aiperf.read_summary, sums_up="aiperf"),
     # The last, as a tool's own file may name its columns like this.
     RequestFormat(TABLE, requests_table.recognises, fields=columns.FIELDS, tells=columns.tells),
@@ -123,7 +100,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
 _OWN_SUMMARIES = [form.name for form in REQUEST_FORMATS].index("aiperf-summary")
 # Further formats of our labs, which plug them in.
 LABS_FORMATS = (
-    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "guidellm-csv", "legacy-blis-csv"),
+    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "guidellm-csv"),
     *("llmservingsim", "load-levels", "mooncake"),
 )
 

@@ -1,4 +1,4 @@
-"""What a cluster is: instances, how they are chosen, who is let in; from a study's mapping, or a router's text.
+"""A cluster: equal engines behind a router.  Routers are read from text such as ``weighted:queue_depth=2``.
 
 Names and rules are those of blis-semantics, section 4; a rule of ours is marked so.
 """
@@ -16,7 +16,7 @@ from blis_replay.blis.errors import TraceError
 
 
 class RoundRobin(Struct, frozen=True, tag_field="kind", tag="round-robin"):
-    """Instance 0, 1, ..., and 0 again, over the requests that are let in."""
+    """Instance 0, 1, ..., and 0 again."""
 
 
 class Random(Struct, frozen=True, tag_field="kind", tag="random"):
@@ -59,49 +59,18 @@ ROUTER_MEMORY_BLOCKS = 10_000
 
 
 @dataclass(frozen=True)
-class TokenBucket:
-    """Admission: a bucket, full at time 0, refills steadily; a request costs its prompt tokens, or is refused."""
-
-    capacity_tokens: float = 10_000.0
-    refill_tokens_per_s: float = 1_000.0
-
-    def __post_init__(self) -> None:
-        if not (self.capacity_tokens >= 0 and self.refill_tokens_per_s >= 0):
-            raise TraceError("a token bucket has a negative capacity or refill rate; 0 is the least")
-
-
-@dataclass(frozen=True)
-class Snapshots:
-    """How old the router's view of the instances may be.
-
-    A decision takes a new one if the last is at least ``interval_us`` old; the first is of time 0 and empty.
-    ``live_depths``: queue and running depth are always those of the moment, and only the KV utilisation may be old
-    (BLIS until March 2026); otherwise all of it (BLIS since).
-    """
-
-    interval_us: Annotated[int, Meta(ge=0, le=10**9)] = 0
-    live_depths: bool = False
-
-    def __post_init__(self) -> None:
-        if self.interval_us < 0:
-            raise TraceError(f"a snapshot interval of {self.interval_us} us; 0 makes every decision see the moment")
-
-
-@dataclass(frozen=True)
 class ClusterConfig:
-    """``instances`` equal engines behind a router; ``admission`` None lets everybody in."""
+    """``instances`` equal engines behind a router."""
 
     instances: int
     router: Router = field(default_factory=RoundRobin)
-    admission: TokenBucket | None = None
-    snapshots: Snapshots = field(default_factory=Snapshots)
 
     def __post_init__(self) -> None:
         if self.instances < 1:
             raise TraceError(f"a cluster of {self.instances} instances; it needs at least 1")
 
 
-# -- Read from settings ----------------------------------------------------------------------
+# -- Read from text --------------------------------------------------------------------------
 
 
 class _WeightedText(Struct, frozen=True, tag_field="kind", tag="weighted"):
@@ -118,26 +87,7 @@ class _WeightedText(Struct, frozen=True, tag_field="kind", tag="weighted"):
         return Weighted(*astuple(self))
 
 
-class _TokenBucketText(Struct, frozen=True):
-    capacity_tokens: Annotated[float, Meta(ge=0, le=1e15)]
-    refill_tokens_per_s: Annotated[float, Meta(ge=0, le=1e15)]
-
-
 RouterText = RoundRobin | LeastLoaded | AlwaysBusiest | Random | _WeightedText
-
-
-class ClusterText(Struct, frozen=True, kw_only=True):
-    """A cluster as it is written in a study."""
-
-    instances: Annotated[int, Meta(ge=1, le=1_000)]
-    router: RouterText = RoundRobin()
-    admission: _TokenBucketText | None = None
-    snapshots: Snapshots = Snapshots()
-
-    def cluster(self) -> ClusterConfig:
-        """What it stands for."""
-        admission = None if self.admission is None else TokenBucket(*astuple(self.admission))
-        return ClusterConfig(self.instances, _router(self.router), admission, self.snapshots)
 
 
 def router_of_text(text: str) -> Router:

@@ -43,9 +43,6 @@ class Policy:
     """How instances are chosen; the weights add up to 1, or are all 0 for a router that has none."""
 
     kind: i64
-    interval_us: i64  # of snapshots
-    snapshot_us: i64  # when the last one was taken
-    live_depths: i64
     memory_blocks: i64
     prefix_affinity: f64
     queue_depth: f64
@@ -99,8 +96,6 @@ def new_router(cluster: ClusterConfig, stack: Stack, front: Front, given: Int64s
 def _policy(cluster: ClusterConfig, kind: int) -> Table:
     policy = np.zeros(1, POLICY)
     policy["kind"] = kind
-    policy["interval_us"] = cluster.snapshots.interval_us
-    policy["live_depths"] = cluster.snapshots.live_depths
     policy["memory_blocks"] = ROUTER_MEMORY_BLOCKS
     if isinstance(cluster.router, Weighted):
         weights = vars(cluster.router)
@@ -125,7 +120,7 @@ def _run(stack: Stack, front: Front, router: Router, kind: int, int_params: Int6
         decision = progress.decisions
         everything_routed = decision == len(front.routed_us)
         now_us = NEVER if everything_routed else front.routed_us[decision]
-        if everything_routed or looks(router, now_us):
+        if everything_routed or router.policy.kind != GIVEN:
             answer = advance_all(stack, front, now_us, kind, int_params, float_params)
             if answer in (NEEDS_ROOM, STUCK) or everything_routed:
                 return answer
@@ -171,36 +166,18 @@ def advance_all(stack: Stack, front: Front, until_us: int, kind: int, int_params
 
 
 @compiled
-def looks(router: Router, now_us: int) -> bool:
-    """Whether the router looks at the instances for this decision."""
-    if router.policy.kind == GIVEN:
-        return False
-    return router.policy.live_depths == 1 or is_old(router, now_us)
-
-
-@compiled
-def is_old(router: Router, now_us: int) -> bool:
-    """Whether the last snapshot is as old as one may be."""
-    return bool(now_us - router.policy.snapshot_us >= router.policy.interval_us)
-
-
-@compiled
 def take_snapshot(stack: Stack, front: Front, router: Router, now_us: int) -> None:
     """Note how the instances are just before ``now_us``, to which they have been advanced.
 
     An instance may have gone on to the end of a step beyond it; what that changed is not seen yet.
     """
-    old = is_old(router, now_us)
     for i in range(len(stack.at)):
         at, seen = stack.at[i], router.snapshots[i]
         beyond = at.now_us >= now_us
         seen.waiting = at.waiting_before if beyond else at.waiting_depth
         seen.waiting += at.submitted - at.arrived
         seen.running = at.running_before if beyond else at.running_depth
-        if old:
-            seen.used_blocks = stack.config.num_blocks - (at.free_before if beyond else at.free_blocks)
-    if old:
-        router.policy.snapshot_us = now_us
+        seen.used_blocks = stack.config.num_blocks - (at.free_before if beyond else at.free_blocks)
 
 
 @compiled

@@ -14,17 +14,15 @@ from blis_replay.blis.parallel.instances import instance_result, new_run, run_to
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay_labs.cluster.config import ClusterConfig, Random, RoundRobin, TokenBucket, Weighted
+from blis_replay_labs.cluster.config import ClusterConfig, Random, RoundRobin, Weighted
 from blis_replay_labs.cluster.router import new_router, run_routed
-
-REFUSED = -1
 
 
 @dataclass(frozen=True)
 class ClusterResult:
     """A run of a cluster; ``int64[n]`` are in the order of the trace, -1 where there is nothing.
 
-    ``instance``: where each request was served, ``REFUSED`` by admission.  ``instances``: the run of each, its
+    ``instance``: where each request was served.  ``instances``: the run of each, its
     requests in the order of the trace.  ``ttft_us``, ``e2e_us``: as the client sees them, of ``completed`` (bool[n]).
     """
 
@@ -51,40 +49,17 @@ def simulate_cluster(
     if isinstance(cluster.router, Weighted) and cluster.router.prefix_affinity > 0 and trace.block_keys is None:
         raise TraceError("prefix affinity needs to know which prompts are alike; give block_keys, or weight 0")
     lifecycle = lifecycle or Lifecycle()
-    let_in = admitted(trace, cluster.admission)
-    served = trace if let_in.all() else trace.part(let_in)
     # A request is in no queue before the router has seen it, whatever delay was observed.
-    queued_us = np.maximum(queueing_times(served, lifecycle), served.arrival_us)
-    stack, front = new_run(served, cluster.instances, engine, queued_us)
-    router = new_router(cluster, stack, front, given_instances(cluster, int(let_in.sum())))
+    queued_us = np.maximum(queueing_times(trace, lifecycle), trace.arrival_us)
+    stack, front = new_run(trace, cluster.instances, engine, queued_us)
+    router = new_router(cluster, stack, front, given_instances(cluster, len(trace)))
     stack = run_to_the_end(stack, front, latency, "instance", partial(run_routed, router))
-    instance = np.full(len(trace), REFUSED, np.int64)
-    instance[let_in] = front.target
-    results = tuple(instance_result(served, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
-    return _pooled(instance, results)
-
-
-def admitted(trace: RequestTrace, bucket: TokenBucket | None) -> Bools:
-    """Token-bucket admission, bool[n]: the requests that are let in; all of them without a bucket.
-
-    At each arrival the bucket first refills by the time since the one before (blis-semantics, section 4), in float64
-    as BLIS does; one that cannot pay is refused and leaves it as it is.
-    """
-    n = len(trace)
-    if bucket is None:
-        return np.ones(n, np.bool_)
-    level, before_us, let_in = bucket.capacity_tokens, 0, []
-    for arrival_us, cost in zip(trace.arrival_us.tolist(), trace.prompt_tokens.tolist(), strict=True):
-        level = min(bucket.capacity_tokens, level + (arrival_us - before_us) * bucket.refill_tokens_per_s / 1e6)
-        before_us = arrival_us
-        let_in.append(cost <= level)
-        if let_in[-1]:
-            level -= cost
-    return np.array(let_in, np.bool_)
+    results = tuple(instance_result(trace, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
+    return _pooled(front.target, results)
 
 
 def given_instances(cluster: ClusterConfig, requests: int) -> Int64s | None:
-    """int64[requests]: the instance of each request let in; None if the router reads the state of the instances."""
+    """int64[requests]: the instance of each request; None if the router reads the state of the instances."""
     router = cluster.router
     if isinstance(router, RoundRobin):
         return np.arange(requests, dtype=np.int64) % cluster.instances

@@ -1,7 +1,7 @@
-"""BLIS's own ``defaults.yaml``, as its builds with a blackbox model read it, both ways (blis-semantics 8).
+"""BLIS's own ``defaults.yaml``, as its builds with a blackbox model read it (blis-semantics 8).
 
 A row of ``models`` has alpha and beta of one model on one GPU and tensor parallelism, measured with one version of
-vLLM.  ``defaults`` chooses the row of each model, and spells its name.  BLIS refuses other fields.
+vLLM.  ``defaults`` spells the model's name.
 """
 
 from __future__ import annotations
@@ -11,43 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import yaml
 from msgspec import Meta, Struct
 
 from blis_replay.base.document import Number, Text, read_values, yaml_values
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
-from blis_replay.replay.blis_binary import blackbox_coefficients
 from blis_replay.replay.release_file import page_of_text
-
-
-def beyond_blackbox(entry: ModelEntry) -> tuple[str, ...]:
-    """Names of the parts of an entry that BLIS does not have: delays, kernels to compile, a bend of the line."""
-    delays = entry.lifecycle
-    values = {
-        "first_token_per_decode": delays.first_token_per_decode_us,
-        "post_request": delays.post_request_us,
-        "scheduling": delays.scheduling_us,
-        "preemption": delays.preemption_us,
-        "first_use": entry.first_use,
-        "prefill_beyond": isinstance(entry.latency, LatencyModel) and entry.latency.prefill_beyond.more_per_token_ns,
-    }
-    return tuple(name for name, value in values.items() if value)
-
-
-NOT_STATED = "not stated"
-
-# How a GPU's name begins in recordings -> its name in BLIS.
-_GPUS = {"H100": "H100", "A100": "A100-80", "L40S": "L40S"}
-
-
-@dataclass(frozen=True)
-class DefaultsText:
-    """The text of a ``defaults.yaml``; ``not_carried``: one sentence for each part of the release not in it."""
-
-    text: str
-    not_carried: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,77 +27,6 @@ class DefaultsRow:
     entry: ModelEntry
     gpu: str
     vllm_version: str
-
-
-def format_defaults(
-    release: CoefficientRelease, vllm_version: str = NOT_STATED, context_tokens: float = 0.0
-) -> DefaultsText:
-    """A release in the form of ``defaults.yaml``.
-
-    ``vllm_version``: by which BLIS looks rows up.  ``context_tokens``: as in ``blackbox_coefficients``.
-    Raises ``ReleaseError`` if three betas can express none of its models, or if two models would share a row.
-    """
-    gpu = next((name for begin, name in _GPUS.items() if release.hardware.startswith(begin)), release.hardware)
-    rows: list[dict[str, object]] = []
-    not_carried: list[str] = []
-    for entry in release.models:
-        try:
-            rows.append(_row(entry, gpu, vllm_version, context_tokens))
-        except ReleaseError as error:
-            not_carried.append(f"{error}: left out")
-            continue
-        not_carried += _lost(entry, context_tokens)
-    _refuse_twins(release.name, rows)
-    if not rows:
-        raise ReleaseError(
-            f"release {release.name} has no model that BLIS's blackbox can run: {'; '.join(not_carried)}; "
-            "export another release"
-        )
-    not_carried.append("total_kv_blocks are not in a release: give BLIS --total-kv-blocks from the server's log")
-    document = {"defaults": _chosen(release, rows), "models": rows}
-    return DefaultsText(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), tuple(not_carried))
-
-
-def _chosen(release: CoefficientRelease, rows: list[dict[str, object]]) -> dict[str, object]:
-    """The first row of each model, as a release uses its first entry, and the model's spelling in the release."""
-    spelled = {entry.model.lower(): entry.model for entry in release.models}
-    first = {str(row["id"]): row for row in reversed(rows)}
-    return {
-        name: {key: row[key] for key in ("GPU", "tensor_parallelism", "vllm_version")} | {"hf_repo": spelled[name]}
-        for name, row in sorted(first.items())
-    }
-
-
-def _row(entry: ModelEntry, gpu: str, vllm_version: str, context_tokens: float) -> dict[str, object]:
-    alpha, beta = blackbox_coefficients(entry, context_tokens)
-    return {
-        "id": entry.model.lower(),
-        "GPU": gpu,
-        "tensor_parallelism": entry.tensor_parallelism,
-        "vllm_version": vllm_version,
-        "alpha_coeffs": [float(f"{value:.15g}") for value in alpha],
-        "beta_coeffs": [float(f"{value:.15g}") for value in beta],
-    }
-
-
-def _lost(entry: ModelEntry, context_tokens: float) -> list[str]:
-    name = f"{entry.model} tp {entry.tensor_parallelism}"
-    lost = [f"{name}: BLIS has no {delay}" for delay in beyond_blackbox(entry)]
-    if isinstance(entry.latency, LatencyModel) and entry.latency.per_context_token_ns:
-        lost.append(f"{name}: the cost of a context is that of {context_tokens:g} tokens, whatever a request has")
-    if entry.applies_to or entry.dtype:
-        lost.append(f"{name}: BLIS applies it to every experiment and data type")
-    return lost
-
-
-def _refuse_twins(release: str, rows: list[dict[str, object]]) -> None:
-    keys = [(row["id"], row["tensor_parallelism"]) for row in rows]
-    twins = sorted({f"{model} tp {tp}" for model, tp in keys if keys.count((model, tp)) > 1})
-    if twins:
-        raise ReleaseError(
-            f"release {release} has several entries for {', '.join(twins)}, which BLIS cannot tell apart; "
-            "export a release with one of them"
-        )
 
 
 class _SpellingText(Struct, frozen=True):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import StringIO
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from blis_replay.base.files import naming, whole_files
-from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
-from blis_replay.ingest.readers.formats import EXPORTED_TABLE
+from blis_replay.blis.trace import BlockKeys, RequestTrace
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
 from blis_replay.replay.engine import with_engine
@@ -24,7 +20,6 @@ from blis_replay.replay.errors import ReplayError, exists_already
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.prefix import recorded_block_keys
-from blis_replay_labs.exchange.parquet_table import PROMPT_COLUMNS
 
 
 def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:
@@ -35,63 +30,6 @@ def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:
         "prefix-cache hits, which are known as numbers only": bool((trace.prefill_tokens < trace.prompt_tokens).any()),
     }
     return [words for words, true in losses.items() if true]
-
-
-LEGACY_CSV_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens", "request_id")
-_MOST_IDS = 2**31
-_HEADER = ("arrival_time", "request_id", "model", "prefill_tokens", "decode_tokens")
-
-
-def write_legacy_csv(recording: Recording, folder: Path) -> list[str]:
-    """Write ``requests.csv``; returns what was lost besides whole columns, in words.
-
-    All tokens of a block get its key as their id, so equal prefixes stay equal; tokens outside known blocks get an id
-    of their own request.  Raises ``ReplayError`` as ``request_trace`` does.
-    """
-    trace, _basis = request_trace(recording, ReplayMode())
-    _refuse_too_many(recording, trace)
-    names = recording.requests["request_id"].to_list()
-    first_own_id = 0 if trace.block_keys is None else int(trace.block_keys.keys.max(initial=-1)) + 1
-    with (folder / "requests.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerow(_HEADER)
-        for i, name in enumerate(names):
-            own_id = first_own_id + i
-            prompt, output = _prompt_ids(trace, i, own_id), _array([f"{own_id}, " * int(trace.output_tokens[i])])
-            row = StringIO()
-            csv.writer(row, lineterminator="\n").writerow((_seconds(int(trace.arrival_us[i])), name, recording.model))
-            # Written without the csv module, which would check every character for quoting.
-            file.write(f'{row.getvalue()[:-1]},"{prompt}","{output}"\n')
-    return lost_of_arrivals(recording, trace)
-
-
-def _refuse_too_many(recording: Recording, trace: RequestTrace) -> None:
-    """Refuse a recording that would fill the disk: the file has one id per token."""
-    each = np.maximum(trace.prompt_tokens, trace.output_tokens)
-    total = int(trace.prompt_tokens.sum() + trace.output_tokens.sum())
-    if int(each.max()) > MOST_TOKENS or total > _MOST_IDS:
-        raise ReplayError(
-            f"{recording.slug}: {total:,} tokens, {int(each.max()):,} of one request, and this format writes each of "
-            f"them: {_MOST_IDS:,} at most, {MOST_TOKENS:,} of a request; export to parquet"
-        )
-
-
-def _seconds(arrival_us: int) -> str:
-    """The arrival plus half a microsecond, because readers truncate to whole ones."""
-    return f"{arrival_us // 1_000_000}.{arrival_us % 1_000_000:06d}5"
-
-
-def _prompt_ids(trace: RequestTrace, i: int, own_id: int) -> str:
-    """The token ids of a prompt as a JSON array; ``own_id``: an id that no other request has."""
-    keys, length = trace.block_keys, int(trace.prompt_tokens[i])
-    if keys is None:
-        return _array([f"{own_id}, " * length])
-    row = keys.keys[keys.start[i] : keys.start[i] + keys.count[i]]
-    rest = length - len(row) * keys.block_size
-    return _array([*(f"{key}, " * keys.block_size for key in row.tolist()), f"{own_id}, " * rest])
-
-
-def _array(parts: list[str]) -> str:
-    return "[" + "".join(parts)[:-2] + "]"
 
 
 MOONCAKE_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens")
@@ -140,26 +78,6 @@ def _ids(keys: BlockKeys, trace: RequestTrace) -> Iterator[list[int]]:
         blocks = -(-prompt_tokens // BLOCK_TOKENS) if keys.count[i] else 0
         known = keys.keys[keys.start[i] : keys.start[i] + min(keys.count[i], blocks)].tolist()
         yield [*known, *(next(fresh) for _ in range(blocks - len(known)))]
-
-
-def write_parquet(recording: Recording, folder: Path) -> list[str]:
-    """Write ``requests.parquet``; it keeps everything about the requests."""
-    from pyarrow.parquet import write_table
-
-    prefix, frame = recording.prefix, recording.requests.frame()
-    clock = next((vars(c) for c in recording.clocks if c.name in ("client", "server")), None)
-    metadata: dict[str, object] = {"model": recording.model, "clock": clock}
-    if prefix is not None:
-        metadata |= {"prefix_source": prefix.source}
-        prompts = prefix.requests.join(prefix.prompts, on="prompt").rename(PROMPT_COLUMNS)
-        frame = frame.join(prompts, on="request_index", how="left", maintain_order="left")
-    table = frame.to_arrow()
-    write_table(
-        table.replace_schema_metadata({EXPORTED_TABLE: json.dumps(metadata).encode()}),
-        folder / "requests.parquet",
-        compression="zstd",
-    )
-    return []
 
 
 FILES = ("trace.yaml", "trace.csv")
@@ -257,9 +175,7 @@ TARGETS: dict[str, ExportTarget] = {
         lengths="re-tokenised",
         engine=ENGINE,
     ),
-    "legacy-csv": ExportTarget(".csv", ("requests.csv",), write_legacy_csv, LEGACY_CSV_COLUMNS),
     "mooncake": ExportTarget(".jsonl", ("requests.jsonl",), write_mooncake, MOONCAKE_COLUMNS),
-    "parquet": ExportTarget(".parquet", ("requests.parquet",), write_parquet, tuple(REQUEST_SCHEMA)),
 }
 
 

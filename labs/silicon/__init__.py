@@ -1,5 +1,5 @@
-"""Step times from measured operators and from the roofline: latency models, their releases, and fits to recordings.
+"""Step times from measured operators: a latency model, its releases, and fits to recordings.
 
-Plugs in the latency kinds ``operators`` and ``roofline``, ``silicon`` and ``roofline`` of ``coefficients``, and
+Plugs in the latency kind ``operators``, ``silicon`` of ``coefficients``, and
 ``calibrate --operators``.
 """

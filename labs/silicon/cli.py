@@ -1,9 +1,8 @@
-"""``coefficients roofline`` and ``coefficients silicon``."""
+"""``coefficients silicon``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,62 +10,10 @@ from blis_replay.validate.cli.answers import form_options
 from blis_replay.validate.cli.coefficients_made import (
     DEFAULT_GPU,
     deployment_options,
-    gpu_of_options,
     release_file_option,
-    show_hint,
     write_release,
 )
-from blis_replay.validate.cli.options import FOLDER, gpu_file_option, verb
-
-if TYPE_CHECKING:
-    from blis_replay_labs.silicon.roofline import Mixed
-
-
-@verb("roofline", short_help="Make a release of the roofline of a model.")
-@deployment_options
-@gpu_file_option
-@click.option(
-    "--efficiency", type=FOLDER, help="Folder of measured kernel efficiencies (gemm/, mha/).  [default: smooth curves]"
-)
-@click.option(
-    "--mixed",
-    type=click.Choice(["weighted", "token_proportional", "additive", "largest"]),
-    default="weighted",
-    show_default=True,
-    help="How the times of the two phases combine in a step that prefills and decodes.",
-)
-@release_file_option
-@form_options
-def roofline_verb(
-    config: Path,
-    model: str,
-    tensor_parallelism: int,
-    hardware: str | None,
-    gpu_file: Path | None,
-    efficiency: Path | None,
-    mixed: Mixed,
-    out: Path,
-) -> None:
-    """Make a release of the roofline of a model, from its CONFIG (config.json); nothing is fitted.
-
-    The parameters are BLIS's: 82 % of the bandwidth, 100 us a layer, kernels by efficiency.
-
-    \b
-    Example:
-      blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
-      blis-replay validate mine --coefficients roofline.yaml
-    """
-    from blis_replay.replay.other_hardware import architecture_of_file
-    from blis_replay_labs.silicon.efficiency_files import efficiency_of_folder
-    from blis_replay_labs.silicon.roofline import RooflineModel, roofline_release
-
-    architecture, gpu = architecture_of_file(config), gpu_of_options(hardware, gpu_file)
-    tables = (
-        None if efficiency is None else efficiency_of_folder(efficiency, architecture, gpu.name, tensor_parallelism)
-    )
-    latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
-    release = roofline_release(out.stem, model, gpu.name, latency)
-    write_release(out, release, show_hint(out), {"model": model})
+from blis_replay.validate.cli.options import verb
 
 
 @verb("silicon", short_help="Make a release from measured operator times.")

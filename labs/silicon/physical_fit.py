@@ -115,7 +115,7 @@ PRIORS: Mapping[str, Prior] = {
     "traffic": Prior(1.0, 1.0, "datasheet: the link's bandwidth in one direction"),
     "per_layer_us": Prior(60.0, _NO_IDEA, "none"),
     "per_exchange_us": Prior(7.0, 2.0, "Vidur's H100 profile: all-reduce of up to 26 KB on 2 GPUs, 6 to 7 us"),
-    "per_moe_layer_us": Prior(26.0, 10.0, "kernels timed on an H100 (labs/scripts/expert_kernels.py): 22 to 31 us"),
+    "per_moe_layer_us": Prior(26.0, 10.0, "expert kernels of aiconfigurator-core, timed on an H100: 22 to 31 us"),
     "per_step_us": Prior(0.0, 500.0, "scheduling runs beside the step before"),
     "per_request_us": Prior(0.0, 50.0, "none"),
 }

@@ -23,9 +23,8 @@ from blis_replay.base.arrays import Floats
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import Lifecycle, durations_us
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.release_file import unfitted_release
 from blis_replay_labs.silicon.operators import (
     AS_MEASURED,
     DecodeAttention,
@@ -133,7 +132,8 @@ def silicon_release(
     entry = ModelEntry(model, deployment.tensor_parallelism, latency, ZERO_SHOT_DELAYS)
     summary = f"Measured operator times of {model} on {deployment.tensor_parallelism} {tabulated.system}."
     source = f"{tabulated.tables.source}; nothing fitted to this model"
-    return unfitted_release(name, summary, source, deployment.gpu, entry), tabulated
+    release = CoefficientRelease(name, "valid", summary, source, deployment.gpu, models=(entry,), fitted_on=())
+    return parse_release(format_release(release), name), tabulated
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The verbs ``blis-replay study`` and ``blis-replay coefficients generalize``."""
+"""The verb ``blis-replay study``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from blis_replay.validate.cli.options import (
     gpu_file_option,
     selector_option,
     store_option,
-    verb,
 )
 from blis_replay.validate.cli.progress import progress_line
 
@@ -26,72 +25,15 @@ if TYPE_CHECKING:
 
 @click.group("study", cls=VerbGroup)
 def study_verb() -> None:
-    """Published findings about the simulator, run again on this engine.
+    """Studies of the simulator over many recordings.
 
     \b
-    Examples:
-      blis-replay study list
-      blis-replay study run sjf
-      blis-replay study run --all
-      blis-replay study run --all --json
+    Example:
+      blis-replay study generalize --lomo
     """
 
 
-@study_verb.command("list")
-@form_options
-def list_studies() -> None:
-    """List the studies that ship with the package.
-
-    \b
-    Examples:
-      blis-replay study list
-      blis-replay study list --json
-    """
-    from blis_replay.ingest.tables import Column, Table, table_of
-    from blis_replay.validate.text.answer import Answer
-    from blis_replay_labs.studies.read import load_study, study_names
-
-    studies = [load_study(name) for name in study_names()]
-    records = [{"name": s.name, "family": s.family, "title": s.title, "source": s.source} for s in studies]
-    columns = (Column("study", "text"), Column("what it says", "text", below=True))
-    page = [Table("", columns, [[s.name, s.title] for s in studies])]
-    print_answer(Answer(page, {"studies": records}, table_of(records)))
-
-
-@study_verb.command("run")
-@click.argument("names", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All studies that ship.")
-@executor_options
-@form_options
-def run(names: tuple[str, ...], every: bool, **workers: Unpack[Workers]) -> int:
-    """Run studies and judge them: what was measured, effects with intervals over seeds, verdicts.
-
-    A check is confirmed if all of its 95 % interval is where it should be, refuted if all of it
-    is not, else inconclusive. --all prints one table; name a study to see all of it.
-
-    \b
-    Examples:
-      blis-replay study run sjf
-      blis-replay study run prefix-affinity shared-prefix --csv
-      blis-replay study run --all --markdown
-
-    Exit codes: 0 every verdict is the one on record and every difference from a published one
-    is explained by evidence, 1 one is not.
-    """
-    from blis_replay_labs.studies.read import load_study, study_names
-    from blis_replay_labs.studies.study import run_studies
-    from blis_replay_labs.studies.text import studies_answer
-
-    if bool(names) == every:
-        raise click.UsageError("name studies, or give --all; `blis-replay study list` names them")
-    studies = [load_study(name) for name in dict.fromkeys(names or study_names())]
-    with progress_line("running") as progress:
-        results = run_studies(studies, progress=progress, **workers)
-    print_answer(studies_answer(results, summary=every))
-    return 0 if all(result.passed for result in results) else 1
-
-
-@verb("generalize")
+@study_verb.command("generalize")
 @click.option("--lomo", "by", flag_value="model", help="Leave one model out at a time.")
 @click.option("--lowo", "by", flag_value="workload", help="Leave one workload out at a time.")
 @selector_option("all, stored and bundled")
@@ -116,7 +58,7 @@ def run(names: tuple[str, ...], every: bool, **workers: Unpack[Workers]) -> int:
 @executor_options
 @store_option
 @form_options
-def generalize_verb(
+def generalize_models(
     by: str | None,
     names: tuple[str, ...],
     model_form: str,
@@ -137,10 +79,10 @@ def generalize_verb(
 
     \b
     Examples:
-      blis-replay coefficients generalize --lomo
-      blis-replay coefficients generalize --lowo --model-form per-model
-      blis-replay coefficients generalize --lomo '7b-*' '34b-*'
-      blis-replay coefficients generalize --lomo --config org/new-3b=config.json --out releases
+      blis-replay study generalize --lomo
+      blis-replay study generalize --lowo --model-form per-model
+      blis-replay study generalize --lomo '7b-*' '34b-*'
+      blis-replay study generalize --lomo --config org/new-3b=config.json --out releases
     """
     from blis_replay.blis.latency.datasheets import bundled_architectures
     from blis_replay.blis.releases.release import format_release

@@ -1,4 +1,4 @@
-"""What ``coefficients generalize`` answers."""
+"""What ``study generalize`` answers."""
 
 from __future__ import annotations
 

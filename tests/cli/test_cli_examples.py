@@ -47,17 +47,16 @@ NOT_RUN = (
     *(
         "blis-replay ingest",
         "blis-replay record",
-        "coefficients generalize",
+        "study generalize",
         "compare --published",
     ),
     *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine"),
     *("segments mine", "explain mine", "timeline mine", "export mooncake", "calibrate mine"),
-    *("FILE", "defaults.yaml", "roofline.yaml", "silicon"),
+    *("FILE", "defaults.yaml", "silicon"),
 )
 # Slow, and the same verb runs in another example or in a test of its own.
 SLOW = (
     *("report --all", "report 34b-general --replay", "validate --all", "--sweep", "--replay spec"),
-    *("study run --all", "study run prefix-affinity"),
     *("blis-replay verify", "blis-replay gate", "explain 34b-general --coefficients stepml-direct"),
     *("calibrate '7b-*'", "report 34b-general --out"),
 )

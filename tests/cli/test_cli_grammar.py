@@ -128,7 +128,7 @@ def test_help_promises_more_only_where_there_is_a_longer_form() -> None:
         ("list", "--store", ""),
         ("coefficients", "show", ""),
         ("validate", "tiny-live-a", "--coefficients", ""),
-        ("export", "tiny-live-a", "--to", "parquet", "--out", ""),
+        ("export", "tiny-live-a", "--to", "mooncake", "--out", ""),
     ],
 )
 def test_an_empty_value_is_called_empty(run: Run, arguments: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ def no_labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         *(([verb], f"the verb '{verb}'") for verb in LABS),
         (["coefficients", "import-defaults", "defaults.yaml"], "the verb 'coefficients import-defaults'"),
-        (["coefficients", "roofline", "config.json"], "the verb 'coefficients roofline'"),
+        (["coefficients", "silicon", "config.json"], "the verb 'coefficients silicon'"),
         (["compare", "--published"], "--published"),
         (["compare", "7b-train", "--simulators", "all"], "--simulators"),
         (["whatif", "7b-train", "--find", "rate", "--slo", "ttft.p95=500ms"], "--find"),

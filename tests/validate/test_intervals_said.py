@@ -22,7 +22,6 @@ SAID = {
     "validate/gating/reports.py": "of both errors on the same requests",
     "validate/report/latency_charts.py": "over resampled blocks of requests",
     "validate/report/page.py": "what another recording would show",
-    "labs/studies/text.py": "of the mean effect over seeds",
 }
 # They speak of intervals and print none.
 PRINTS_NONE = {

@@ -171,7 +171,7 @@ def test_a_copy_under_another_name_is_not_held_out() -> None:
 
 
 def test_coefficients_fitted_to_nothing_are_not_those_of_unknown_runs() -> None:
-    """A roofline states an empty ``fitted_on``; what names none at all may have been fitted to anything."""
+    """Operator times state an empty ``fitted_on``; what names none at all may have been fitted to anything."""
     recording = bundled_recording(bundled_aliases()["34b-general"])
     release = load_release(DEFAULT_RELEASE)
     runs = [compare_replay(replay(recording, replace(release, fitted_on=stated))) for stated in ((), None)]

@@ -87,7 +87,7 @@ def for_model(
     """Make a release for a model that nobody recorded, from its CONFIG (config.json).
 
     Step times follow from its architecture, the GPU's datasheet and coefficients that were
-    fitted to other models; `blis-replay coefficients generalize --lomo` says how far off that is.
+    fitted to other models; `blis-replay study generalize --lomo` says how far off that is.
 
     \b
     Example:

@@ -61,7 +61,7 @@ LABS = {
     "verify": "Check the simulator itself: conservation, causality, queueing theory.",
     "export": "Write the requests of an experiment for other simulators.",
     "simulate": "Simulate any request table, without a recording.",
-    "study": "Published findings about the simulator, run again.",
+    "study": "Do coefficients hold for models and workloads they were not fitted to?",
 }
 
 # Options that every verb has, and the program itself has not.

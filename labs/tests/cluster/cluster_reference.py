@@ -11,16 +11,6 @@ from blis_replay.blis.trace import RequestTrace
 from blis_replay_labs.cluster.simulate import ClusterResult
 
 
-def snapshot_times_us(trace: RequestTrace, interval_us: int) -> list[int]:
-    """When the snapshot was taken that each decision sees: a new one if the last is old enough, the first at 0."""
-    taken_us, seen = 0, []
-    for now_us in trace.arrival_us.tolist():
-        if now_us - taken_us >= interval_us:
-            taken_us = now_us
-        seen.append(taken_us)
-    return seen
-
-
 def loads(trace: RequestTrace, result: ClusterResult, request: int, seen_us: int) -> list[int]:
     """Requests sent to each instance before this one and not finished before ``seen_us``; nobody gives up."""
     finished_us = trace.arrival_us + result.e2e_us

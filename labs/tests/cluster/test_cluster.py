@@ -1,4 +1,4 @@
-"""A cluster by hand: who is let in, who goes where, and what it refuses."""
+"""A cluster by hand: who goes where, and what it refuses."""
 
 from __future__ import annotations
 
@@ -19,41 +19,16 @@ from blis_replay_labs.cluster.config import (
     Random,
     RoundRobin,
     Router,
-    Snapshots,
-    TokenBucket,
     Weighted,
 )
-from blis_replay_labs.cluster.simulate import REFUSED, admitted, simulate_cluster
+from blis_replay_labs.cluster.simulate import simulate_cluster
 
 # Every step takes 10 ms, whatever is in it.
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0)
 
 
-def instances_chosen(
-    trace: RequestTrace, router: Router, instances: int = 2, snapshots: Snapshots | None = None
-) -> list[int]:
-    cluster = ClusterConfig(instances, router, snapshots=snapshots or Snapshots())
-    return simulate_cluster(trace, cluster, ENGINE, TEN_MS).instance.tolist()
-
-
-# -- Admission: level after each arrival, by hand -----------------------------------------------
-
-
-def test_token_bucket_pays_with_prompt_tokens() -> None:
-    """Capacity 100, 10 a second.  0 s: 100 - 60 = 40; 1 s: 50 < 60; 2 s: 60 - 60 = 0, then 0 < 1; 20 s: full."""
-    trace = make_trace([0, 1_000_000, 2_000_000, 2_000_000, 20_000_000, 20_000_000], [60, 60, 60, 1, 101, 100], [1] * 6)
-    assert admitted(trace, TokenBucket(100, 10)).tolist() == [True, False, True, False, False, True]
-
-
-def test_refused_requests_are_served_nowhere_and_take_no_turn() -> None:
-    """Round-robin counts those let in: 0, 1, 0; the second is refused (10 prompt tokens are paid, none refills)."""
-    trace = make_trace([0, 1, 2, 3], [4, 8, 4, 2], [1, 1, 1, 1])
-    cluster = ClusterConfig(2, RoundRobin(), TokenBucket(10, 0))
-    result = simulate_cluster(trace, cluster, ENGINE, TEN_MS)
-    assert result.instance.tolist() == [0, REFUSED, 1, 0]
-    assert result.completed.tolist() == [True, False, True, True]
-    assert result.ttft_us.tolist() == [10_000, -1, 10_000, 19_997]  # 3 us after the first step began, it waits for it
-    assert result.e2e_us[1] == -1
+def instances_chosen(trace: RequestTrace, router: Router, instances: int = 2) -> list[int]:
+    return simulate_cluster(trace, ClusterConfig(instances, router), ENGINE, TEN_MS).instance.tolist()
 
 
 # -- Routers ------------------------------------------------------------------------------------
@@ -90,19 +65,6 @@ def test_always_busiest_piles_up() -> None:
     assert instances_chosen(trace, AlwaysBusiest(), 3) == [0, 0, 0, 0]
 
 
-def test_old_snapshot_hides_a_completion_but_not_what_the_router_sent() -> None:
-    """Snapshots of 0 and, 20 ms old enough, of 20 ms.
-
-    At 12 ms the snapshot of 0 has nobody; of those sent since both have one: the first.  At 13 ms 2:1.  At 20 ms the
-    new one sees that B (11 ms) is over; A, and the third (from 12 ms, in the step of 20 ms), and the fourth (13 to
-    23 ms) are not: 2:1.  At 39 ms nothing new: 2:2, the first.
-    """
-    trace = make_trace([*STAGGERED, 12_000, 13_000, 20_000, 39_000], [5] * 6, [3, 1, 1, 1, 1, 1])
-    assert instances_chosen(trace, LeastLoaded(), snapshots=Snapshots(20_000)) == [0, 1, 0, 1, 1, 0]
-    # Seen as it is, all but the fourth's successor at 20 ms (23 to 33 ms) and A's third token are over at 39 ms: idle.
-    assert instances_chosen(trace, LeastLoaded(), snapshots=Snapshots(20_000, live_depths=True))[-1] == 0
-
-
 def test_kv_utilisation_prefers_the_emptier_cache() -> None:
     """160 prompt tokens hold 10 blocks of 16, 20 tokens hold 2."""
     trace = make_trace([0, 0, 1, 2], [160, 20, 20, 20], [9] * 4)
@@ -111,13 +73,6 @@ def test_kv_utilisation_prefers_the_emptier_cache() -> None:
     spread = make_trace([0, 1, 2, 30_000], [160, 160, 20, 20], [9, 9, 9, 9])
     # At 1 us instance 0 holds 10 blocks, at 2 us both do (a tie); at 30 ms, 3 tokens later, 11 + 2 against 11.
     assert instances_chosen(spread, Weighted(0, 0, 1)) == [0, 1, 0, 1]
-
-
-def test_kv_snapshot_ages_while_depths_are_live() -> None:
-    """At 5 ms the KV view of 0 is empty for both, so weight on KV alone goes to the first, busy as it is."""
-    trace = make_trace([0, 5_000, 5_001], [160, 20, 20], [9, 9, 9])
-    assert instances_chosen(trace, Weighted(0, 0, 1), snapshots=Snapshots(50_000, live_depths=True)) == [0, 0, 0]
-    assert instances_chosen(trace, Weighted(0, 1, 0), snapshots=Snapshots(50_000, live_depths=True)) == [0, 1, 0]
 
 
 def test_prefix_affinity_follows_the_prompt() -> None:
@@ -203,10 +158,6 @@ def test_settings_that_make_no_sense() -> None:
         Weighted(1, -1, 1)
     with pytest.raises(TraceError, match="one must be positive"):
         Weighted(0, 0, 0)
-    with pytest.raises(TraceError, match="a snapshot interval of -1 us"):
-        Snapshots(-1)
-    with pytest.raises(TraceError, match="negative capacity or refill"):
-        TokenBucket(-1, 1)
 
 
 def test_a_request_too_large_for_any_instance_is_named() -> None:

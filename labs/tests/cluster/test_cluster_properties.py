@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cluster_reference import RouterMemory, loads, snapshot_times_us, used_blocks
+from cluster_reference import RouterMemory, loads, used_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,11 +20,9 @@ from blis_replay_labs.cluster.config import (
     Random,
     RoundRobin,
     Router,
-    Snapshots,
-    TokenBucket,
     Weighted,
 )
-from blis_replay_labs.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
+from blis_replay_labs.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay_labs.verification.workloads import LATENCY, LIFECYCLE, Scenario, random_trace, scenarios
 
 BLOCK = 16
@@ -59,14 +57,7 @@ engines = st.builds(
     num_cpu_blocks=st.sampled_from([0, 0, 5, 500]),
     cpu_fetch_us_per_block=st.sampled_from([0, 70]),
 )
-snapshot_rules = st.builds(Snapshots, st.sampled_from([0, 1, 20_000, 100_000]), st.booleans())
-clusters = st.builds(
-    ClusterConfig,
-    instances=st.integers(1, 4),
-    router=routers,
-    admission=st.one_of(st.none(), st.builds(TokenBucket, st.integers(0, 2_000), st.integers(0, 20_000))),
-    snapshots=snapshot_rules,
-)
+clusters = st.builds(ClusterConfig, instances=st.integers(1, 4), router=routers)
 Rows = list[tuple[int, int, int, int, int | None]]
 
 
@@ -98,11 +89,11 @@ def assert_each_instance_is_a_single_run(trace: RequestTrace, result: ClusterRes
 @given(request_lists, clusters, engines)
 @settings(max_examples=150, deadline=None)
 def test_conservation(rows: Rows, cluster: ClusterConfig, engine: EngineConfig) -> None:
-    """Let in and refused are all; each one let in is served once, by an engine that goes as if it were alone."""
+    """Each request is served once, by an engine that goes as if it were alone."""
     trace = trace_of(rows)
     result = simulate_cluster(trace, cluster, engine, LATENCY, LIFECYCLE)
     served = sum(len(run.status) for run in result.instances)
-    assert served + (result.instance == REFUSED).sum() == len(trace)
+    assert served == len(trace)
     assert result.instance.max(initial=0) < cluster.instances
     given_up = sum(int(run.aborted.sum()) for run in result.instances)
     assert result.completed.sum() + given_up == served
@@ -138,35 +129,29 @@ def test_what_comes_later_changes_no_earlier_decision(
     assert part.instance.tolist() == whole.instance[:keep].tolist()
 
 
-@given(st.integers(0, 2**32), st.integers(2, 4), engines, st.sampled_from([0, 1, 20_000, 100_000]), st.booleans())
+@given(st.integers(0, 2**32), st.integers(2, 4), engines, st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_loads_are_those_of_the_snapshot(
-    seed: int, instances: int, engine: EngineConfig, interval_us: int, busiest: bool
-) -> None:
-    """No time travel: from the finished runs, a decision is what the snapshot's moment and its own past allow.
+def test_loads_are_those_of_the_moment(seed: int, instances: int, engine: EngineConfig, busiest: bool) -> None:
+    """No time travel: from the finished runs, a decision is what its moment allows.
 
     150 requests, one in 25 ms to each instance on average: enough to queue behind small batches, not behind large ones.
     """
     trace = random_trace(np.random.default_rng(seed), 150, 25_000 / instances)
     router: Router = AlwaysBusiest() if busiest else LeastLoaded()
-    cluster = ClusterConfig(instances, router, snapshots=Snapshots(interval_us))
-    result = simulate_cluster(trace, cluster, engine, LATENCY)
-    for request, seen_us in enumerate(snapshot_times_us(trace, interval_us)):
+    result = simulate_cluster(trace, ClusterConfig(instances, router), engine, LATENCY)
+    for request, seen_us in enumerate(trace.arrival_us.tolist()):
         known = loads(trace, result, request, seen_us)
         assert result.instance[request] == known.index(max(known) if busiest else min(known))
 
 
 @pytest.mark.slow
-@given(request_lists, st.integers(1, 4), engines, st.sampled_from([0, 1, 20_000, 100_000]), st.booleans())
+@given(request_lists, st.integers(1, 4), engines)
 @settings(max_examples=100, deadline=None)
-def test_kv_utilisation_is_that_of_the_snapshot(
-    rows: Rows, instances: int, engine: EngineConfig, interval_us: int, live_depths: bool
-) -> None:
+def test_kv_utilisation_is_that_of_the_moment(rows: Rows, instances: int, engine: EngineConfig) -> None:
     trace = trace_of(rows, patient=True)
-    cluster = ClusterConfig(instances, Weighted(0, 0, 1), snapshots=Snapshots(interval_us, live_depths))
-    result = simulate_cluster(trace, cluster, engine, LATENCY)
+    result = simulate_cluster(trace, ClusterConfig(instances, Weighted(0, 0, 1)), engine, LATENCY)
     assert engine.num_gpu_blocks is not None
-    for request, seen_us in enumerate(snapshot_times_us(trace, interval_us)):
+    for request, seen_us in enumerate(trace.arrival_us.tolist()):
         used = [used_blocks(run, engine.num_gpu_blocks - 1, seen_us) for run in result.instances]
         assert result.instance[request] == used.index(min(used))
 

@@ -9,14 +9,19 @@ import polars as pl
 import pytest
 from command_line import Run
 
-from blis_replay.ingest.recording import REQUEST_SCHEMA
-from blis_replay_labs.exchange.parquet_table import PROMPT_COLUMNS
+from blis_replay.base.files import STORE_DEFAULT
+from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_SCHEMA
+from blis_replay.validate.experiment import stored_experiment
 
 
 def table(run: Run, name: str) -> pl.DataFrame:
-    """The requests of a stored experiment, every column."""
-    assert run("export", "--experiment", name, "--to", "parquet", "--out", f"{name}.look", "--force").code == 0
-    return pl.read_parquet(f"{name}.look")
+    """The requests of a stored experiment, every column, and the tokens of its prompts that others share."""
+    recording = stored_experiment(STORE_DEFAULT, name)
+    frame = recording.requests.frame()
+    if recording.prefix is None:
+        return frame
+    prompts = recording.prefix.requests.join(recording.prefix.prompts, on="prompt")
+    return frame.join(prompts, on="request_index", how="left", maintain_order="left")
 
 
 @pytest.mark.parametrize("target", ["tracev2", "mooncake"])
@@ -34,41 +39,29 @@ def test_an_export_that_a_full_disk_has_no_room_for_leaves_nothing(run: Run, moo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["tracev2", "legacy-csv", "mooncake", "parquet"])
+@pytest.mark.parametrize("target", ["tracev2", "mooncake"])
 def test_an_export_ingested_again_has_the_same_rows(run: Run, mooncake: Path, target: str) -> None:
     answer = run("export", "--experiment", "mooncake", "--to", target, "--out", f"out/{target}")
     assert answer.code == 0
     assert answer.out.startswith("mooncake: 3 requests in out/")
     assert run("ingest", f"out/{target}", "--name", "back").code == 0
-    # The legacy CSV knows prompts by whole blocks of 16; TraceV2 numbers its requests, does not say where
-    # lengths come from, and knows prompts as far as they are shared.
-    prompts = PROMPT_COLUMNS.values()
-    other = {"legacy-csv": ["prefix_tokens"], "tracev2": ["request_id", "output_tokens_source", *prompts]}
-    same = sorted({*REQUEST_SCHEMA, *prompts} - set(other.get(target, [])))
+    # TraceV2 numbers its requests, does not say where lengths come from, and knows prompts as far as they are shared.
+    lost = {"request_id", "output_tokens_source", *PROMPT_SCHEMA} if target == "tracev2" else set()
+    same = sorted({*REQUEST_SCHEMA, *PROMPT_SCHEMA} - lost)
     assert table(run, "back").select(same).rows() == table(run, "mooncake").select(same).rows()
 
 
 @pytest.mark.slow
-def test_what_is_not_carried_is_named_on_standard_error(run: Run, demo: Path) -> None:
-    assert run("ingest", demo).code == 0
-    answer = run("export", "--experiment", "1b-general", "--to", "legacy-csv", "--json")
-    assert answer.code == 0
-    assert answer.err.startswith("not carried by legacy-csv: ")
-    assert {"ttft_us", "e2e_us", "token times", "step records"} <= set(answer.json["not_carried"])
-    assert answer.json["files"] == ["1b-general.csv"]
-    assert answer.json["requests"] == 300
-    parquet = run("export", "--experiment", "1b-general", "--to", "parquet").err
-    assert parquet.startswith("not carried by parquet: token times, step records, load stages, engine arguments ")
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("stored_demo")
-def test_a_recording_with_latencies_comes_back_from_tracev2_and_parquet(run: Run) -> None:
-    for target in ("tracev2", "parquet"):
-        assert run("export", "--experiment", "1b-general", "--to", target, "--out", f"out/{target}").code == 0
-        assert run("ingest", f"out/{target}", "--name", f"back-{target}").code == 0
-        names = ("arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status")
-        assert table(run, f"back-{target}").select(names).rows() == table(run, "1b-general").select(names).rows()
+def test_a_recording_with_latencies_comes_back_and_what_is_lost_is_named(run: Run) -> None:
+    answer = run("export", "--experiment", "1b-general", "--to", "tracev2", "--out", "out", "--json")
+    assert answer.code == 0
+    assert answer.err.startswith("not carried by tracev2: ")
+    assert {"token times", "step records", "load stages"} <= set(answer.json["not_carried"])
+    assert (answer.json["files"], answer.json["requests"]) == (["out/trace.yaml", "out/trace.csv"], 300)
+    assert run("ingest", "out", "--name", "back").code == 0
+    names = ("arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status")
+    assert table(run, "back").select(names).rows() == table(run, "1b-general").select(names).rows()
 
 
 @pytest.mark.slow

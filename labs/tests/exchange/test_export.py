@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from dataclasses import replace
@@ -10,18 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from recordings import make_recording
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.requests import tree_of_blocks
-from blis_replay.ingest.recording import ARRIVALS, REQUEST_SCHEMA, Clock, Recording, SharedPrefix
+from blis_replay.ingest.recording import ARRIVALS, Clock, Recording, SharedPrefix
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
-from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import request_trace
 from blis_replay_labs.exchange import cli
 from blis_replay_labs.exchange.export import TARGETS, export
 
@@ -74,19 +69,6 @@ def test_arrivals_and_lengths_come_back_from_every_target(tmp_path: Path, target
     assert back.files[0].rejected_count == 0
 
 
-def test_parquet_carries_every_column(tmp_path: Path) -> None:
-    original = replace(served(), prefix=TREE)
-    done = export(original, "parquet", tmp_path / "out.parquet")
-    assert done.not_carried == (ENGINE_LOST,)
-    back = again(*done.files)
-    assert columns(back, *REQUEST_SCHEMA) == columns(original, *REQUEST_SCHEMA)
-    assert back.prefix is not None
-    assert back.prefix.source == TREE.source
-    assert back.prefix.requests.rows() == TREE.requests.rows() == [(0, 0), (1, 1)]
-    assert back.prefix.prompts.rows() == TREE.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1536)]
-    assert (back.clocks, back.model) == (original.clocks, "some/Model")
-
-
 def test_tracev2_carries_latencies_failures_and_the_server(tmp_path: Path) -> None:
     """A failed request keeps how long its client held on, and no output: that is how TraceV2 is read."""
     original = served()
@@ -126,18 +108,6 @@ def test_tracev2_counts_from_0_where_there_is_no_epoch(tmp_path: Path) -> None:
     )
 
 
-def test_legacy_csv_is_cut_to_the_same_microsecond_by_any_reader(tmp_path: Path) -> None:
-    """A reader in doubles that truncates, as BLIS does, finds 1,234,567 us in what is written for it."""
-    done = export(served(), "legacy-csv", tmp_path / "out.csv")
-    with done.files[0].open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [int(float(row["arrival_time"]) * 1e6) for row in rows] == ARRIVED["arrival_us"]
-    assert [len(json.loads(row["prefill_tokens"])) for row in rows] == ARRIVED["prompt_tokens"]
-    assert [len(json.loads(row["decode_tokens"])) for row in rows] == ARRIVED["output_tokens"]
-    assert columns(again(*done.files), "request_id", "arrival_us") == columns(served(), "request_id", "arrival_us")
-    assert done.not_carried == ("ttft_us", "e2e_us", "status", "error", ENGINE_LOST)
-
-
 def test_mooncake_writes_whole_ms_as_such_and_an_id_for_each_recorded_block(tmp_path: Path) -> None:
     original = arrivals(prefix=TREE)
     done = export(original, "mooncake", tmp_path / "out.jsonl")
@@ -160,34 +130,6 @@ def test_mooncake_ids_are_made_of_a_shared_prefix_workload(tmp_path: Path) -> No
     assert [row[:2] for row in ids] == [ids[0][:2]] * 4
     assert len({row[2] for row in ids}) == 4
     assert "prefixes that end within a block of 512 tokens" in done.not_carried
-
-
-def sharing(recording: Recording) -> list[list[int]]:
-    """For each two requests how many leading blocks of 16 are equal."""
-    keys = request_trace(recording, ReplayMode())[0].block_keys
-    assert keys is not None
-    rows = [keys.keys[s : s + c] for s, c in zip(keys.start, keys.count, strict=True)]
-    return [[int(np.cumprod(a[: min(len(a), len(b))] == b[: min(len(a), len(b))]).sum()) for b in rows] for a in rows]
-
-
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
-@given(prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=2, max_size=5))
-def test_prefixes_shared_in_the_legacy_csv_are_those_that_were_recorded(
-    tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]
-) -> None:
-    counts = np.array([len(keys) for keys in prompts])
-    prefix = tree_of_blocks("test", 32, counts, np.concatenate([np.array(keys, np.int64) for keys in prompts]))
-    given_ = {
-        "arrival_us": range(len(prompts)),
-        "prompt_tokens": [32 * len(keys) + 5 for keys in prompts],
-        "output_tokens": [1] * len(prompts),
-    }
-    original = replace(make_recording(given_), prefix=prefix)
-    done = export(original, "legacy-csv", tmp_path_factory.mktemp("legacy") / "out.csv")
-    recorded, back = sharing(original), sharing(again(*done.files))
-    # A prompt repeated whole shares its last block with itself only: a block of 16 that nobody named is its own.
-    assert [row[i + 1 :] for i, row in enumerate(recorded)] == [row[i + 1 :] for i, row in enumerate(back)]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -213,29 +155,19 @@ def test_a_write_that_fails_leaves_no_file(tmp_path: Path, target: str, monkeypa
     assert [name for _root, _folders, names in os.walk(tmp_path) for name in names] == []
 
 
-def test_a_recording_without_lengths_is_refused_but_for_parquet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_recording_without_lengths_is_refused(tmp_path: Path, target: str) -> None:
     unknown = make_recording({"arrival_us": [0], "prompt_tokens": [5], "output_tokens": [None]})
-    for target in set(TARGETS) - {"parquet"}:
-        with pytest.raises(ReplayError, match="the output length is unknown for"):
-            export(unknown, target, tmp_path / target)
-    assert export(unknown, "parquet", tmp_path / "p").requests == 1
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["p"]
+    with pytest.raises(ReplayError, match="the output length is unknown for"):
+        export(unknown, target, tmp_path / target)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_recording_without_requests_is_refused(tmp_path: Path) -> None:
     nothing = replace(arrivals(), requests=rows_of(arrivals().requests.frame().clear()))
     with pytest.raises(ReplayError, match="no requests to export"):
-        export(nothing, "parquet", tmp_path / "p")
+        export(nothing, "mooncake", tmp_path / "p")
 
 
 def test_the_command_line_offers_every_target() -> None:
     assert tuple(TARGETS) == cli.TARGETS
-
-
-def test_a_format_with_an_id_a_token_has_an_end(tmp_path: Path) -> None:
-    """A row of 2 * 10^9 output tokens ended in a MemoryError; other formats say it with a number."""
-    long = make_recording(ARRIVED | {"output_tokens": [5, 1, 7, 2_000_000_000]})
-    with pytest.raises(ReplayError, match="2,000,001,766 tokens, 2,000,000,000 of one request"):
-        export(long, "legacy-csv", tmp_path / "requests.csv")
-    assert not list(tmp_path.iterdir())
-    assert export(long, "parquet", tmp_path / "requests.parquet").requests == 4

@@ -1,4 +1,4 @@
-"""Traces without latencies (Azure LLM, BurstGPT, Mooncake, the CSV before TraceV2): what is read, what is refused."""
+"""Traces without latencies (Azure LLM, BurstGPT, Mooncake): what is read, what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import assume, given, settings
@@ -19,22 +18,15 @@ from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFil
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, in_send_order
 from blis_replay_labs.formats.arrival_traces import AZURE_LLM, BURSTGPT, MOONCAKE, epoch_us
-from blis_replay_labs.formats.legacy_blis import FORMAT as LEGACY
-from blis_replay_labs.formats.legacy_blis import block_hashes
 
 NOON = "2023-11-16 18:17:03"
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 BURST_1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 BURST_2 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
-LEGACY_HEADER = "arrival_time,request_id,model,prefill_tokens,decode_tokens"
 
 
 def mooncake(timestamp_ms: object = 0, prompt: object = 600, output: object = 20, **more: object) -> str:
     return json.dumps({"timestamp": timestamp_ms, "input_length": prompt, "output_length": output, **more})
-
-
-def legacy(arrival: object, prompt: list[int], output: list[int]) -> str:
-    return f'{arrival},request_0,m,"{json.dumps(prompt)}","{json.dumps(output)}"'
 
 
 # Of each format the lines that begin a file, and a request.
@@ -42,7 +34,6 @@ SOUND = {
     "azure-llm": (AZURE_LLM, [AZURE_HEADER], f"{NOON},10,5"),
     "burstgpt": (BURSTGPT, [BURST_1], "2,ChatGPT,30,8,38,API log"),
     "mooncake": (MOONCAKE, [], mooncake(1, hash_ids=[1, 2])),
-    "legacy-blis-csv": (LEGACY, [LEGACY_HEADER], legacy(1, [1, 2], [3])),
 }
 
 
@@ -72,18 +63,16 @@ def keys(found: RequestsRead) -> RawPrefix:
         (BURSTGPT, [BURST_1, "5,GPT-4,472,18,490,x", "45.5,x,7,2,9,x"], [(5_000_000, 472, 18), (45_500_000, 7, 2)]),
         (BURSTGPT, [BURST_2, "12,s-1,3.4,ChatGPT,300,80,380,API log"], [(12_000_000, 300, 80)]),
         (MOONCAKE, [mooncake(1500), mooncake(1500.25)], [(1_500_000, 600, 20), (1_500_250, 600, 20)]),
-        # Cut to us, as BLIS cuts them: 1.1 * 1e6 in doubles is 1100000.0000000002.
-        (LEGACY, ["t;whatever", legacy("0.0000019", [1], [1]), legacy("1.1", [1, 2], [3]) + ",more"], None),
     ],
 )
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_arrivals_and_lengths(
-    tmp_path: Path, form: RequestFormat, lines: list[str], expected: list[tuple[int, int, int]] | None, end: bytes
+    tmp_path: Path, form: RequestFormat, lines: list[str], expected: list[tuple[int, int, int]], end: bytes
 ) -> None:
     found, file = read(tmp_path, form, *lines, end=end)
-    assert rows(found) == (expected or [(1, 1, 1), (1_100_000, 2, 1)])
+    assert rows(found) == expected
     assert found.frame["ttft_us"].null_count() == found.frame["e2e_us"].null_count() == len(found.frame)
-    assert (found.model, file.tally.rejected_count) == ("m" if form is LEGACY else None, 0)
+    assert (found.model, file.tally.rejected_count) == (None, 0)
     assert found.clock_kind == ("epoch" if form is AZURE_LLM else "relative")
 
 
@@ -127,15 +116,6 @@ def test_stamps_have_0_to_9_decimals_and_perhaps_an_offset(stamp: str, us: int |
         ("mooncake", '{"timestamp": 9, "text_input": "no length"}', "a prompt length of 'None'"),
         ("mooncake", mooncake(output=2**40), "an output length"),
         *(("mooncake", mooncake(hash_ids=odd), "hash_ids") for odd in ("1 2", [1, -2], [1, 2**63], [1, True])),
-        ("legacy-blis-csv", "0,r,m", "3 columns where at least 5 are needed"),
-        *(("legacy-blis-csv", legacy(at, [1], [1]), "no usable arrival time") for at in ("x", "-1", "inf")),
-        ("legacy-blis-csv", legacy(0, [], [1]), "a prompt length of '0'"),
-        *(
-            ("legacy-blis-csv", f'0,r,m,"{ids}","[1]"', "not a JSON array of whole numbers")
-            for ids in ("[1", "[1.5]", "{}", f"[{2**70}]", "[" * 9000)
-        ),
-        ("legacy-blis-csv", '"0,r,m,[1],[1]', "1 columns"),
-        ("legacy-blis-csv", b"\xff\x00\xfe", "1 columns"),
     ],
 )
 def test_a_row_that_cannot_be_served_is_counted_and_costs_itself_only(
@@ -156,8 +136,6 @@ def test_a_row_that_cannot_be_served_is_counted_and_costs_itself_only(
         (BURST_2.encode() + b"\r\n", BURSTGPT),
         (b"\xef\xbb\xbf" + mooncake(hash_ids=[1]).encode(), MOONCAKE),
         ((mooncake()[:-1] + ', "text_input": "' + "x" * 70_000).encode()[: 64 << 10], MOONCAKE),
-        (b"anything\r\n0.5,r,m,[11],[1]\r\n", LEGACY),
-        (f"{LEGACY_HEADER}\n{legacy(0, [1] * 50_000, [1])}".encode()[: 64 << 10], LEGACY),
         *((odd, None) for odd in (b"", b"a\n" + AZURE_HEADER.encode(), b"Timestamp,Model\n1,2\n", b"\x89PNG\r\n")),
         *((odd, None) for odd in (b'{"resourceSpans": []}\n', b'[{"input_length": 1, "timestamp": 2}]')),
         (b'{"note": "\\"input_length\\": \\"timestamp\\":"}\n', None),
@@ -234,31 +212,6 @@ def test_the_size_of_a_block_follows_from_the_number_of_ids(
     found, _file = read(tmp_path, MOONCAKE, *[mooncake(prompt=prompt, hash_ids=ids)] * 3)
     assert (found.prefix is None, bool(found.remarks)) == (block_tokens is None, block_tokens is None)
     assert block_tokens is None or keys(found).block_tokens == block_tokens
-
-
-def test_equal_token_ids_are_equal_blocks_as_far_as_all_before_are_equal(tmp_path: Path) -> None:
-    """Blocks of 16: 40 tokens have 2; a token that differs in the first block makes both differ."""
-    same, other = list(range(40)), [123_456_789, *range(1, 40)]
-    prompts = (legacy(0, ids, [1]) for ids in (same, same[:20] * 2, other))
-    found, _file = read(tmp_path, LEGACY, LEGACY_HEADER, *prompts)
-    first, second, third = np.split(keys(found).keys, np.cumsum(keys(found).counts)[:-1])
-    assert [len(first), len(second), len(third), keys(found).block_tokens] == [2, 2, 2, 16]
-    assert first[0] == second[0]
-    assert len({*first.tolist(), *second.tolist(), *third.tolist()}) == 5
-    assert 123_456_789 not in keys(found).keys and "123456789" not in str(found.frame.rows()), "no token is kept"
-
-
-def test_hashes_are_chained_and_below_2_to_the_63() -> None:
-    hashes = block_hashes(np.array([5] * 32, np.int64), 16)
-    assert len(hashes) == len(set(hashes)) == 2
-    assert all(0 <= key < 2**63 for key in hashes)
-    assert block_hashes(np.array([5] * 15, np.int64), 16) == []
-
-
-def test_a_prompt_of_a_hundred_thousand_tokens_is_read(tmp_path: Path) -> None:
-    """Its cell has 700,000 characters, five times the csv module's own limit."""
-    found, _file = read(tmp_path, LEGACY, LEGACY_HEADER, legacy(0, [12_345] * 100_000, [1]))
-    assert found.frame["prompt_tokens"].to_list() == [100_000]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``coefficients generalize`` as a user calls it."""
+"""``study generalize`` as a user calls it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def two_models(run: Run, tmp_path: Path) -> list[object]:
 
 
 def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, two_models: list[object]) -> None:
-    answer = run("coefficients", "generalize", "--lomo", *two_models, "--out", "releases")
+    answer = run("study", "generalize", "--lomo", *two_models, "--out", "releases")
     assert answer.code == 0
     assert answer.err == ""
     assert {"1b-general", "2b-general"} <= {line.split(" ")[0] for line in answer.out.splitlines()}
@@ -59,7 +59,7 @@ def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, t
         "without-made-2b.yaml",
     ]
     # What is written is what a fold was predicted with: the fold without 2b, on 2b itself.
-    document = run("coefficients", "generalize", "--lomo", *two_models, "--json").json
+    document = run("study", "generalize", "--lomo", *two_models, "--json").json
     fold = next(fold for fold in document["folds"] if fold["name"] == "made-2b")
     assert fold["trained_on"] == ["1b-general"]
     written = Path("releases") / "without-made-2b.yaml"
@@ -71,15 +71,15 @@ def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, t
 
 
 def test_every_field_of_the_json_is_documented(run: Run, two_models: list[object]) -> None:
-    document = run("coefficients", "generalize", "--lomo", *two_models, "--json").json
+    document = run("study", "generalize", "--lomo", *two_models, "--json").json
     coefficients = document["in_distribution"]["coefficients"]
     fields = fields_of(document) - set(coefficients)
-    assert fields - documented("coefficients generalize") == set()
+    assert fields - documented("study generalize") == set()
     assert {"folds", "in_distribution", "step_mape", "identified", "prior_source"} <= fields
 
 
 def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
-    answer = run("coefficients", "generalize", "--lomo", "--experiment", "34b-roleplay", "--experiment", "7b-roleplay")
+    answer = run("study", "generalize", "--lomo", "--experiment", "34b-roleplay", "--experiment", "7b-roleplay")
     assert (answer.code, answer.out) == (4, "")
     assert "published aggregates are never fitted to" in answer.err
     assert len(answer.err.strip().splitlines()) == 1
