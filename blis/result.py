@@ -76,19 +76,6 @@ class TokenGaps:
         within = np.cumsum(change)[:steps].astype(np.int64)
         return np.concatenate([within, times[self.break_request].astype(np.int64)])
 
-    def by_stretch(self) -> tuple[TokenGaps, Int64s]:
-        """The same with one row for all steps that the same requests share, and the row of each gap, int64[gaps].
-
-        ``counts`` of it, taken at these rows, are those of ``self``, for far fewer rows; it has no ``gap_us`` to read.
-        """
-        breaks = len(self.break_request)
-        steps = np.arange(len(self.gap_us) - breaks)
-        edges = np.unique(np.concatenate([self.first, self.last])) + 1
-        first, last = (np.searchsorted(edges, ends + 1) for ends in (self.first, self.last))
-        rows = len(edges) + 1
-        brief = TokenGaps(np.zeros(rows + breaks, np.int64), self.request, first, last, self.break_request)
-        return brief, np.concatenate([np.searchsorted(edges, steps, side="right"), rows + np.arange(breaks)])
-
 
 def token_gaps(segments: Int64s | Int32s, step_end_us: Int64s, post_token_us: int) -> TokenGaps:
     """The gaps of the requests that have ``segments`` (int64, n x 3: request, first row, rows)."""

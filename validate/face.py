@@ -201,7 +201,15 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
         judged = compare_experiment(opened, recording.slug, release, mode)
     again = given_options(coefficients, _store(store))
     reference = release_for(None, [name])
-    found = attributed(recording, release, mode, reference=reference, token_gaps=gaps, options=again)
+    found = attributed(
+        recording,
+        release,
+        mode,
+        reference=reference,
+        token_gaps=gaps,
+        errors=judged.estimates,
+        options=again,
+    )
     return below_verdict(attribution_answer(found), judged)
 
 

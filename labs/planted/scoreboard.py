@@ -106,7 +106,7 @@ def judged_in(alias: str) -> list[FaultRow]:
             if fault.depth not in before:
                 sound = planted_in(Fault("", (), fault.depth, alias), recording, release)
                 seen = checked(sound.recording)
-                blamed, run = attribute(seen, release, resamples=2), replay(seen, release)
+                blamed, run = attribute(seen, release), replay(seen, release)
                 before[fault.depth] = _Before(_unusable(seen.findings), blamed, _simulated_us(run))
             rows.append(_judged(fault, planted_in(fault, recording, release), before[fault.depth]))
         return rows
@@ -120,7 +120,7 @@ def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     try:
         mode = parse_mode(case.replay)
         comparison = compare_replay(replay(recording, case.release, mode), case.token_gaps, queues=True)
-        attribution = attribute(recording, case.release, mode, token_gaps=case.token_gaps, resamples=2)
+        attribution = attribute(recording, case.release, mode, token_gaps=case.token_gaps)
     except ExperimentError as error:
         grade: Grade = "right" if found else "not identified"
         words = (str(error).partition(":")[0],) if not found else ()
@@ -250,7 +250,7 @@ def control(load: str, depth: Depth, seed: int) -> ControlRow:
     case = planted_case(Fault("", (), depth, load), seed)
     recording = checked(case.recording)
     comparison: Comparison = compare_replay(replay(recording, case.release), case.token_gaps, queues=True)
-    named = blames(attribute(recording, case.release, token_gaps=case.token_gaps, resamples=2))
+    named = blames(attribute(recording, case.release, token_gaps=case.token_gaps))
     objected = [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable"]
     alarm = "; ".join([*(" or ".join(one.names) or "no component" for one in named), *objected])
     return ControlRow(load, depth, seed, comparison.verdict, alarm)

@@ -77,7 +77,7 @@ def _printed(run: Run, recording: Recording, release: CoefficientRelease, take: 
     record = FitRecord("line", 0.6, 0.8, "asynchronous", "asynchronous", "", coefficients=(), scores=(score,))
     fitted = replace(release, models=tuple(replace(entry, fit=record) for entry in release.models))
     told = " --coefficients own.yaml --store else.duckdb"
-    sentences = explanations(attribute(recording, fitted, options=told, resamples=2))
+    sentences = explanations(attribute(recording, fitted, options=told))
     assert all(re.search(r": blis-replay [^;]*$", one) for one in sentences if "blis-replay" in one), "not at the end"
     return {command.strip() for command in _COMMAND.findall(" ".join(sentences)) + _COMMAND.findall(text)}
 

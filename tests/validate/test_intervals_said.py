@@ -13,14 +13,14 @@ ROOMS = ("validate", *(path.parent.relative_to(ROOT).as_posix() for path in (ROO
 # Where texts of an interval are made, and what they say of it there.
 SAID = {
     "validate/explain/cycles.py": "draws of blocks of steps",
-    "validate/explain/text.py": "draws of blocks of requests",
+    "validate/explain/text.py": "for another recording of the load",
     "validate/fit/text.py": "draws of blocks of neighbouring",
     "labs/planted/known_servers.py": "hold the true coefficient",
     "labs/verification/cli.py": "over independent replications",
     "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
     "validate/comparison/verdict_text.py": "another recording of the same load",
     "validate/gating/reports.py": "of both errors on the same requests",
-    "validate/report/latency_charts.py": "over resampled blocks of requests",
+    "validate/report/latency_charts.py": "for another recording of the same load",
     "validate/report/page.py": "what another recording would show",
 }
 # They speak of intervals and print none.

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     help_text="Release whose coefficients stand in for what was not recorded, or none.  "
     "[default: that which ships for the experiment]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed for resampling.")
 @executor_options
 @store_option
 @form_options
@@ -47,7 +46,6 @@ def explain_verb(
     coefficients: str | None,
     mode_text: str,
     reference: str | None,
-    seed: int,
     store_path: Path,
     **workers: Unpack[Workers],
 ) -> None:
@@ -83,6 +81,7 @@ def explain_verb(
         stand_in = None if reference == "none" else release_for(reference, [name])
         if stand_in and reference:
             entry_of(stand_in, recording)  # one that was named must have the model
+        judged = compare_experiment(store, recording.slug, release, mode)
         attribution = attribute(
             recording,
             release,
@@ -90,11 +89,10 @@ def explain_verb(
             reference=stand_in,
             token_gaps=gaps,
             options=given_options(coefficients, store_path),
-            seed=seed,
+            errors=judged.estimates,
             progress=progress,
             **workers,
         )
-        judged = compare_experiment(store, recording.slug, release, mode)
     print_answer(below_verdict(attribution_answer(attribution), judged))
 
 

@@ -2,21 +2,21 @@
 
 Every set of components is replaced by what was recorded, and replayed.  A component's share of an
 error is its Shapley value over these replays; the shares and what is left when everything is
-replaced sum to the error exactly.
+replaced sum to the error exactly.  Its interval is that of ``validate``: of a sum of numbers over the same requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import combinations, pairwise
-from math import factorial, isnan
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from math import factorial, isfinite, isnan, nan, sqrt
 from typing import Unpack
 
 import numpy as np
 
-from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
@@ -28,6 +28,7 @@ from blis_replay.validate.explain.candidates import candidates
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.tails import hidden_errors
 from blis_replay.validate.fit.step_errors import predicted_us, step_targets
+from blis_replay.validate.metrics.latency import LatencySamples, MetricStatistic, latency_statistics, of_requests
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Selection,
@@ -39,17 +40,15 @@ from blis_replay.validate.metrics.observed import (
     simulated_samples,
     unusable_cells,
 )
-from blis_replay.validate.metrics.resampling import (
-    QUANTITIES,
-    SEED,
-    Blocks,
-    PooledGaps,
-    draws,
-    interval,
-    quantities,
-    request_blocks,
-    widened,
+from blis_replay.validate.metrics.uncertainty import Estimate as RelativeEstimate
+from blis_replay.validate.metrics.uncertainty import TimeOrder, half_width, request_order
+
+# What is attributed, in the order of the columns of the arrays below.
+QUANTITIES: tuple[MetricStatistic, ...] = (
+    *(("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99")),
+    *(("itl", "mean"), ("itl", "p99")),
 )
+MEANS = tuple(i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean")
 
 Subset = frozenset[int]
 
@@ -59,24 +58,30 @@ def all_subsets(players: int) -> list[Subset]:
     return [frozenset(chosen) for size in range(players + 1) for chosen in combinations(range(players), size)]
 
 
+def shapley_weights(players: int) -> Floats:
+    """float64[players, subsets]: each player's Shapley value as a weighted sum over ``all_subsets``.
+
+    It is the mean, over all orders in which the players can join, of what the value changes when this one does
+    (Shapley 1953): the sum over S without i of |S|! (n - |S| - 1)! / n! * (value[S + i] - value[S]).
+    """
+    joined = [factorial(size) * factorial(players - size - 1) / factorial(players) for size in range(players)]
+    return np.array(
+        [
+            [joined[len(subset) - 1] if player in subset else -joined[len(subset)] for subset in all_subsets(players)]
+            for player in range(players)
+        ]
+    ).reshape(players, 2**players)
+
+
 def shapley_values(players: int, value: Mapping[Subset, Floats]) -> Floats:
     """float64[players, ...]: each player's share of ``value[all] - value[none]``; the shares sum to it exactly.
 
-    ``value``: of every subset, arrays of one shape.  A share is the mean, over all orders in which the
-    players can join, of what the value changes when this one does (Shapley 1953):
-    the sum over S without i of |S|! (n - |S| - 1)! / n! * (value[S + i] - value[S]).
+    ``value``: of every subset, arrays of one shape.
     """
-    shares = np.zeros((players, *value[frozenset()].shape))
-    for player in range(players):
-        for subset in all_subsets(players):
-            if player not in subset:
-                weight = factorial(len(subset)) * factorial(players - len(subset) - 1) / factorial(players)
-                shares[player] += weight * (value[subset | {player}] - value[subset])
-    return shares
+    stacked = np.stack([value[subset] for subset in all_subsets(players)])
+    return np.asarray(np.tensordot(shapley_weights(players), stacked, 1), np.float64)
 
 
-ATTRIBUTION_RESAMPLES = 100  # draws of blocks of requests
-MIN_DRAWS = 40  # a 95 % interval leaves 2.5 % on either side: fewer draws show none
 FAR_ABOVE = 2.0  # a server that keeps up has no component that doubles E2E and TTFT alone
 MIN_CYCLES = 100  # recorded step cycles to compare with the model's
 MIN_EXCESS = 0.05  # a median that is off by less may be that of what steps do beside their model
@@ -87,7 +92,7 @@ MIN_CANCELLING = 0.03  # two causes cancel if each adds this share: less is what
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number in us with its 95 % interval over resampled requests; nan where it is not known."""
+    """A number in us with its 95 % interval; nan where it is not known."""
 
     value_us: float
     low_us: float
@@ -97,6 +102,11 @@ class Estimate:
     def half_us(self) -> float:
         """Half of the interval."""
         return abs(self.high_us - self.low_us) / 2
+
+    @property
+    def may_be_nothing(self) -> bool:
+        """Whether another recording of the same load may well not have it."""
+        return self.low_us <= 0 <= self.high_us
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,7 @@ class Attribution:
     components that stay, and why.  ``lost``: why the recording is not the load that was served, so that nothing is
     blamed.  ``steps_off``: of such a recording, what the model makes of its recorded batches, which lost requests do
     not change.  ``hidden``: sentences on errors that the means hide, of tails and of load stages.
-    ``queue``: whether the recording is overloaded, so that its latencies measure its queue.  ``drawn``: in words, the
-    blocks of requests that intervals rest on, or why intervals are missing.
+    ``queue``: whether the recording is overloaded, so that its latencies measure its queue.
     """
 
     slug: str
@@ -134,7 +143,6 @@ class Attribution:
     reference: str | None
     mode: str
     requests: int
-    resamples: int
     replays: int
     overloaded: int
     observed_us: tuple[float, ...]
@@ -148,7 +156,6 @@ class Attribution:
     steps_off: StepsOff | None = None
     hidden: tuple[str, ...] = ()
     queue: bool = False
-    drawn: str = ""
 
     @property
     def is_one_way(self) -> bool:
@@ -163,10 +170,6 @@ class Attribution:
         """
         return (cause.changes if self.is_one_way else cause.shares)[i]
 
-    def may_be_nothing(self, estimate: Estimate) -> bool:
-        """Whether other requests of the same load may well not have it."""
-        return self.resamples >= MIN_DRAWS and estimate.low_us <= 0 <= estimate.high_us
-
 
 @dataclass(frozen=True)
 class StepsOff:
@@ -178,18 +181,20 @@ class StepsOff:
 
 
 @dataclass(frozen=True)
-class _Shared:
-    replayed: Replayed
-    components: tuple[Hypothesis, ...]
-    chosen: Bools
-    blocks: Blocks
-    resamples: int
-    seed: int
+class _Replay:
+    """What one replay answers: latencies of the chosen requests, and float64[QUANTITIES] us, nan where not known."""
 
-    @cached_property
-    def times(self) -> Int64s:
-        """The draws, the same for every replay."""
-        return draws(self.blocks, self.resamples, self.seed)
+    samples: LatencySamples
+    numbers_us: Floats
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """``samples``: of the requests ``chosen`` (bool[n]), None of a summary.  ``numbers_us``: float64[QUANTITIES]."""
+
+    chosen: Bools
+    samples: LatencySamples | None
+    numbers_us: Floats
 
 
 def attribute(
@@ -199,15 +204,15 @@ def attribute(
     *,
     reference: CoefficientRelease | None = None,
     token_gaps: Gaps | None = None,
+    errors: Mapping[MetricStatistic, RelativeEstimate] | None = None,
     options: str = "",
-    resamples: int = ATTRIBUTION_RESAMPLES,
-    seed: int = SEED,
     **pool: Unpack[Pool],
 ) -> Attribution:
     """Attribute the errors of a replay to its components.
 
     ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
     replace those of parts that were not recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    ``errors``: with the intervals that a comparison gives them; None: the errors have none.
     ``options``: of the command line, repeated in the commands that are printed.  ``pool``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
     """
@@ -218,71 +223,128 @@ def attribute(
     replayed = Replayed(recording, mode, entry_of(release, recording), release, options)
     components, not_replaced = candidates(replayed, reference)
     run = replayed.run()
-    chosen, blocks, observed = _observed(run, token_gaps, resamples, seed)
+    observed = _observed(recording, token_gaps)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
-    for column, quantity in enumerate(QUANTITIES):
-        if quantity in forbidden:
-            observed[:, column] = np.nan
-    shared = _Shared(replayed, tuple(components), chosen, blocks, resamples, seed)
+    usable = [quantity not in forbidden for quantity in QUANTITIES]
+    observed = replace(observed, numbers_us=np.where(usable, observed.numbers_us, nan))
     subsets = all_subsets(len(components))
-    others = map_jobs(partial(_replayed, shared), subsets[1:], **pool)
-    answers = [_numbers_of(shared, run), *others]
-    components, value = _not_followers(components, dict(zip(subsets, answers, strict=True)), observed[0], not_replaced)
-    shares = -shapley_values(len(components), value)
-    one_by_one = [value[frozenset(range(replaced))] for replaced in range(len(components) + 1)]
-    first, last = one_by_one[0], one_by_one[-1]
-    changes = [before - after for before, after in pairwise(one_by_one)]
+    job = partial(_replayed, replayed, tuple(components), observed.chosen)
+    answers = dict(zip(subsets, [_answer(run, observed.chosen), *map_jobs(job, subsets[1:], **pool)], strict=True))
+    components, answers = _not_followers(components, answers, observed.numbers_us, not_replaced)
+    order = request_order(recording, observed.chosen, (observed.samples or answers[frozenset()].samples).e2e_us)
+    sums = _Sums(order, tuple(answers.values()), observed)
+    one_by_one = [list(answers).index(frozenset(range(replaced))) for replaced in range(len(components) + 1)]
+    numbers = np.eye(len(answers))  # of each replay alone
+    shares = shapley_weights(len(components))
     lost = tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric)
+    first_us, last_us = sums.numbers_us[0], sums.numbers_us[-1]
     return Attribution(
         slug=recording.slug,
         alias=recording.alias,
         release=release.name,
         reference=reference.name if reference else None,
         mode=mode.name,
-        requests=int(chosen.sum()),
-        resamples=resamples,
-        replays=len(value),
-        overloaded=_overloaded(list(value.values()), np.vstack([first[0], last[0], observed[0]])),
-        observed_us=tuple(map(float, observed[0])),
-        simulated_us=tuple(map(float, first[0])),
-        error=_estimates(first - observed, blocks),
+        requests=int(observed.chosen.sum()),
+        replays=len(answers),
+        overloaded=_overloaded(sums.numbers_us, np.stack([first_us, last_us, observed.numbers_us])),
+        observed_us=tuple(map(float, observed.numbers_us)),
+        simulated_us=tuple(map(float, first_us)),
+        error=_errors(first_us, observed.numbers_us, errors or {}),
         causes=tuple(
-            Cause(component, _estimates(share, blocks), _estimates(change, blocks))
-            for component, share, change in zip(components, shares, changes, strict=True)
+            Cause(component, sums.estimates(-share), sums.estimates(numbers[before] - numbers[after]))
+            for component, share, before, after in zip(components, shares, one_by_one, one_by_one[1:], strict=False)
         ),
-        residual=_estimates(last - observed, blocks),
+        residual=sums.estimates(numbers[-1], less_observed=True),
         not_replaced=not_replaced,
         unusable=_reasons(forbidden),
         lost=lost,
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
-        hidden=() if lost else _hidden(run, chosen, {metric for metric, _ in forbidden}),
+        hidden=() if lost else _hidden(run, observed.chosen, {metric for metric, _ in forbidden}),
         queue=overloaded(recording.findings),
-        drawn=blocks.words,
     )
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Weighted sums over replays of the same requests, with their intervals."""
+
+    order: TimeOrder
+    replays: tuple[_Replay, ...]
+    observed: _Observed
+
+    @property
+    def numbers_us(self) -> Floats:
+        """float64[replays, QUANTITIES]."""
+        return np.stack([replay.numbers_us for replay in self.replays])
+
+    def estimates(self, weights: Floats, *, less_observed: bool = False) -> tuple[Estimate, ...]:
+        """The sum of the replays' numbers by ``weights`` (float64[replays]); ``less_observed``: less what was observed.
+
+        To first order, as a fraction of the observed number: what both sides share cancels.
+        """
+        sums_us = weights @ self.numbers_us
+        values_us = sums_us - self.observed.numbers_us if less_observed else sums_us
+        halves_us = [
+            self._half_us(i, weights, float(sums_us[i]), less_observed=less_observed) for i in range(len(QUANTITIES))
+        ]
+        return tuple(_estimate(float(v), v - h, v + h) for v, h in zip(values_us, halves_us, strict=True))
+
+    def _half_us(self, i: int, weights: Floats, sum_us: float, *, less_observed: bool) -> float:
+        cell, observed_us = QUANTITIES[i], self.observed.numbers_us[i]
+        summary = self.observed.samples is None
+        if not of_requests(cell) or (summary and i not in MEANS):
+            return nan
+        sides = [(w, replay.samples) for w, replay in zip(weights.tolist(), self.replays, strict=True) if w]
+        if self.observed.samples is not None and not isnan(observed_us) and observed_us:
+            sides.append((-sum_us / observed_us, self.observed.samples))
+        # The means of a summary are taken to be as sure as those of the replay.
+        return half_width(cell, sides, self.order)[0] * (sqrt(2) if summary and less_observed else 1.0)
+
+
+def _estimate(value_us: float, low_us: float, high_us: float) -> Estimate:
+    """The number; without an interval where that is infinite."""
+    has = isfinite(low_us) and isfinite(high_us)
+    return Estimate(value_us, low_us, high_us) if has else Estimate(value_us, nan, nan)
+
+
+def _errors(
+    simulated_us: Floats, observed_us: Floats, errors: Mapping[MetricStatistic, RelativeEstimate]
+) -> tuple[Estimate, ...]:
+    """The errors with the intervals that a comparison gives them."""
+    found = []
+    for quantity, simulated, observed in zip(QUANTITIES, simulated_us.tolist(), observed_us.tolist(), strict=True):
+        ends = (errors[quantity].low * observed, errors[quantity].high * observed) if quantity in errors else (nan, nan)
+        found.append(_estimate(simulated - observed, *ends))
+    return tuple(found)
+
+
 def _not_followers(
-    components: list[Hypothesis], value: dict[Subset, Floats], observed_us: Floats, not_replaced: dict[str, str]
-) -> tuple[list[Hypothesis], dict[Subset, Floats]]:
-    """The components and values without scheduling decisions, if those follow from the others; then says so.
+    components: list[Hypothesis],
+    answers: dict[Subset, _Replay],
+    observed_us: Floats,
+    not_replaced: dict[str, str],
+) -> tuple[list[Hypothesis], dict[Subset, _Replay]]:
+    """The components and replays without scheduling decisions, if those follow from the others; then says so.
 
     Whom a scheduler passes over follows from its queue, and that from how long steps and delays are.  With both as they
     are, forcing it makes half of an error good that has another cause; with all others replaced it changes nothing.
     """
     place = next((i for i, component in enumerate(components) if "schedule" in component.mode), None)
     if place is None or len(components) == 1:
-        return components, value
+        return components, answers
+    value = {subset: answer.numbers_us for subset, answer in answers.items()}
     every = frozenset(range(len(components)))
-    share_us = shapley_values(len(components), {subset: row[0] for subset, row in value.items()})[place]
-    last_us = value[every][0] - value[every - {place}][0]
-    means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean" and not isnan(observed_us[i])]
+    share_us = shapley_values(len(components), value)[place]
+    last_us = value[every] - value[every - {place}]
+    means = [i for i in MEANS if not isnan(observed_us[i])]
     if any(abs(last_us[i]) > max(MIN_BESIDE * abs(share_us[i]), WORTH_NAMING * observed_us[i]) for i in means):
-        return components, value
+        return components, answers
     not_replaced[components[place].name] = (
         "they follow from the other components; with those replaced they change no mean"
     )
-    fewer = {frozenset(i - (i > place) for i in one): row for one, row in value.items() if place not in one}
-    return [*components[:place], *components[place + 1 :]], fewer
+    fewer = {frozenset(i - (i > place) for i in one): it for one, it in answers.items() if place not in one}
+    kept = [*components[:place], *components[place + 1 :]]
+    return kept, {subset: fewer[subset] for subset in all_subsets(len(kept))}
 
 
 def _hidden(run: ReplayRun, chosen: Bools, forbidden: set[str]) -> tuple[str, ...]:
@@ -307,53 +369,38 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     return StepsOff(len(recorded.time_us), excess) if enough else None
 
 
-def _observed(run: ReplayRun, token_gaps: Gaps | None, resamples: int, seed: int) -> tuple[Bools, Blocks, Floats]:
-    """bool[n] requests to compare with a replay, the blocks in which they are drawn, and what was observed of them,
-    float64[1 + resamples, QUANTITIES].
-    """
-    recording = run.recording
+def _observed(recording: Recording, token_gaps: Gaps | None) -> _Observed:
+    """The requests to compare with a replay, and what was observed of them."""
     chosen = observed_requests(recording)
     if chosen.any():
         samples = samples_of(recording, chosen)
-        blocks = request_blocks(recording, chosen, [samples, simulated_samples(run, chosen)])
-        observed = quantities(samples, draws(blocks, resamples, seed), None)
         cells = numbers_from_requests(recording, samples, Selection(), token_gaps)
-        observed[:, QUANTITIES.index(("itl", "p99"))] = _number(cells["itl"]["p99"].value_us)
-        return chosen, blocks, observed
-    if not recording.is_summed_up:
+        cells["itl"]["mean"] = replace(cells["itl"]["mean"], value_us=samples.itl_mean_us)  # of the replay likewise
+    elif recording.is_summed_up:
+        chosen, samples = (recording.requests["status"] == "ok").to_numpy(), None
+        cells = numbers_from_aggregates(recording, None)
+    else:
         raise NothingToJudgeError(f"{recording.alias}: no latencies were recorded, so there is no error to attribute")
-    cells = numbers_from_aggregates(recording, None)
-    row = [_number(cells[metric][statistic].value_us) for metric, statistic in QUANTITIES]
-    chosen = (recording.requests["status"] == "ok").to_numpy()
-    blocks = request_blocks(recording, chosen, [simulated_samples(run, chosen)])
-    return chosen, blocks, np.tile(row, (1 + resamples, 1))
+    values_us = [cells[metric][statistic].value_us for metric, statistic in QUANTITIES]
+    return _Observed(chosen, samples, np.array([nan if us is None else us for us in values_us]))
 
 
-def _number(value_us: float | None) -> float:
-    return float("nan") if value_us is None else value_us
+def _replayed(replayed: Replayed, components: tuple[Hypothesis, ...], chosen: Bools, subset: Subset) -> _Replay:
+    """The replay with the components of ``subset`` replaced."""
+    return _answer(replayed.put_right(components[i] for i in sorted(subset)).run(), chosen)
 
 
-def _replayed(shared: _Shared, subset: Subset) -> Floats:
-    """float64[1 + resamples, QUANTITIES]: simulated, with the components of ``subset`` replaced."""
-    return _numbers_of(shared, shared.replayed.put_right(shared.components[i] for i in sorted(subset)).run())
+def _answer(run: ReplayRun, chosen: Bools) -> _Replay:
+    samples = simulated_samples(run, chosen)
+    numbers = latency_statistics(samples, run.pooled_gaps(chosen & run.simulated.completed))
+    return _Replay(samples, np.array([numbers[metric].get(statistic, nan) for metric, statistic in QUANTITIES]))
 
 
-def _numbers_of(shared: _Shared, run: ReplayRun) -> Floats:
-    gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
-    return quantities(simulated_samples(run, shared.chosen), shared.times, gaps)
-
-
-def _overloaded(answers: Sequence[Floats], ends: Floats) -> int:
+def _overloaded(answers_us: Floats, ends_us: Floats) -> int:
     """How many of the replays have a mean E2E and TTFT far above both ends of the attribution and the recording."""
     means = [QUANTITIES.index((metric, "mean")) for metric in ("e2e", "ttft")]
-    most = FAR_ABOVE * np.nanmax(ends[:, means], axis=0)
-    return sum(bool((answer[0, means] > most).all()) for answer in answers)
-
-
-def _estimates(values_us: Floats, blocks: Blocks) -> tuple[Estimate, ...]:
-    """The first row with the intervals of the others."""
-    drawn = widened(values_us[1:], blocks)
-    return tuple(Estimate(float(value), *interval(drawn[:, i])) for i, value in enumerate(values_us[0]))
+    most_us = FAR_ABOVE * np.nanmax(ends_us[:, means], axis=0)
+    return int((answers_us[:, means] > most_us).all(axis=1).sum())
 
 
 def _reasons(forbidden: dict[tuple[str, str], Finding]) -> dict[str, str]:
@@ -396,8 +443,7 @@ def blames(attribution: Attribution) -> list[Blame]:
     """The causes of each mean that is off by 1 % or more, the largest error first; then of means right by luck."""
     if attribution.lost:
         return []
-    means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
-    errors = {i: fraction(attribution.error[i].value_us, attribution.observed_us[i]) for i in means}
+    errors = {i: fraction(attribution.error[i].value_us, attribution.observed_us[i]) for i in MEANS}
     named = {i: error for i, error in errors.items() if error is not None and abs(error) >= WORTH_NAMING}
     found = [_blamed(attribution, i, named[i]) for i in sorted(named, key=lambda i: -abs(named[i]))]
     right = {i: error for i, error in errors.items() if error is not None and i not in named}

@@ -9,6 +9,8 @@ from typing import Any
 
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.explain.attribute import (
+    MEANS,
+    QUANTITIES,
     WORTH_NAMING,
     Attribution,
     Blame,
@@ -18,8 +20,7 @@ from blis_replay.validate.explain.attribute import (
     blames,
     fraction,
 )
-from blis_replay.validate.metrics.resampling import QUANTITIES
-from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import milliseconds, predicted
 
 _NO_COMPONENT = "no component"
@@ -55,8 +56,7 @@ def advice_of(attribution: Attribution) -> list[Advice]:
         return [Advice(sentence) for sentence in lost]
     if named := blames(attribution):
         return [*(_explained(attribution, blame) for blame in named), *hidden]
-    means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
-    if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in means):
+    if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in MEANS):
         return [Advice("no mean was observed, so there is no error to explain")]
     nothing = ", but some requests are" if attribution.hidden else ": there is nothing to blame"
     return [Advice(f"no mean is off by 1 % or more{nothing}"), *hidden]
@@ -100,7 +100,6 @@ def _document(attribution: Attribution) -> dict[str, Any]:
         "reference": attribution.reference,
         "replay": attribution.mode,
         "requests": attribution.requests,
-        "resamples": attribution.resamples,
         "replays": attribution.replays,
         "overloaded_replays": attribution.overloaded,
         "errors": [_quantity(attribution, i) for i in range(len(QUANTITIES))],
@@ -164,7 +163,7 @@ def _explained(attribution: Attribution, blame: Blame) -> Advice:
 
 def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str) -> str:
     """By how much a number is uncertain that may be nothing; empty for others."""
-    if not attribution.may_be_nothing(estimate):
+    if not estimate.may_be_nothing:
         return ""
     percent = 100 * estimate.half_us / attribution.observed_us[i]
     return form.format(f"within its uncertainty of {f'±{percent:.1f}' if percent < 100 else 'over 100'} %")
@@ -183,21 +182,17 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
 
 
 def _head(attribution: Attribution) -> Block:
-    """What the shares stand on: draws of blocks of requests, if there are enough of them."""
+    """What the shares are of, and their intervals, if there are some."""
     parts = (attribution.error, attribution.residual, *(cause.shares for cause in attribution.causes))
     has_intervals = any(not isnan(estimate.low_us) for estimates in parts for estimate in estimates)
-    shares: list[Part] = [
-        Verbatim(f"  {attribution.requests:,} requests; shares in % of the observed value, each with half of"),
-        Verbatim(f"    its 95 % interval over {attribution.resamples} draws of blocks of requests"),
-    ]
+    shares = "shares in % of observed, ± half of the 95 % interval for another recording of the load"
     if not has_intervals:
-        why = f"shares in % of the observed value; no intervals: {attribution.drawn}"
-        shares = [Line(f"  {attribution.requests:,} requests; {why}", "    ")]
+        shares = "shares in % of observed; too few requests for intervals"
     return Block(
         [
             Line(f"{attribution.alias}  ({attribution.slug})", mark=Toned(attribution.alias, "heading")),
             Line(f"  coefficients: {attribution.release}; replay {attribution.mode}", "    "),
-            *shares,
+            Line(f"  {attribution.requests:,} requests; {shares}", "    "),
         ]
     )
 
@@ -229,11 +224,10 @@ def _share_cells(estimates: Sequence[Estimate], attribution: Attribution) -> lis
 
 def _one_by_one(attribution: Attribution) -> list[Part]:
     """The means as one component after the other is replaced, and why the order matters."""
-    columns = [i for i, quantity in enumerate(QUANTITIES) if quantity[1] == "mean"]
 
     def row(name: str, values_us: Sequence[float], changes_us: Sequence[float] | None = None) -> list[str]:
-        moved = ["" if changes_us is None else _percent_of(-changes_us[i], attribution.observed_us[i]) for i in columns]
-        return [name, *(f"{milliseconds(_known(values_us[i]))} {m:>9}" for i, m in zip(columns, moved, strict=True))]
+        moved = ["" if changes_us is None else _percent_of(-changes_us[i], attribution.observed_us[i]) for i in MEANS]
+        return [name, *(f"{milliseconds(_known(values_us[i]))} {m:>9}" for i, m in zip(MEANS, moved, strict=True))]
 
     reached, rows = list(attribution.simulated_us), [row("as replayed", attribution.simulated_us)]
     for cause in attribution.causes:
@@ -242,7 +236,7 @@ def _one_by_one(attribution: Attribution) -> list[Part]:
         rows.append(row(f"- {cause.component.name}", reached, changes_us))
     rows.append(row("as recorded", attribution.observed_us))
     path = Table(
-        "", columns_named("one after the other, ms", *(f"{QUANTITIES[i][0].upper()} mean" for i in columns)), rows
+        "", columns_named("one after the other, ms", *(f"{QUANTITIES[i][0].upper()} mean" for i in MEANS)), rows
     )
     if not attribution.overloaded:
         inputs = "The sentences name what each part changes on this way, on which wrong inputs are put right first:"

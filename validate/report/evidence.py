@@ -54,7 +54,7 @@ def gather(
     run = comparison.run
     compared = on_both_sides(run)
     gaps = pooled_gaps(store, slug, compared) if compared.any() else None
-    attribution, why_not = _attributed(run, gaps, reference)
+    attribution, why_not = _attributed(comparison, gaps, reference)
     checks = dict.fromkeys(finding.check for finding in comparison.findings)
     return Evidence(
         comparison=comparison,
@@ -67,10 +67,15 @@ def gather(
     )
 
 
-def _attributed(run: ReplayRun, gaps: Gaps | None, reference: CoefficientRelease) -> tuple[Attribution | None, str]:
+def _attributed(
+    comparison: Comparison, gaps: Gaps | None, reference: CoefficientRelease
+) -> tuple[Attribution | None, str]:
     """The parts of the error, or why they are not known."""
+    run = comparison.run
     try:
         with faults_named(run.recording.alias):
-            return attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=gaps), ""
+            return attribute(
+                run.recording, run.release, run.mode, reference=reference, token_gaps=gaps, errors=comparison.estimates
+            ), ""
     except ExperimentError as error:
         return None, str(error)

@@ -9,9 +9,8 @@ from math import inf, isnan, nan
 import numpy as np
 
 from blis_replay.ingest.tables import Cell, Column, Table
-from blis_replay.validate.explain.attribute import Attribution, Estimate
+from blis_replay.validate.explain.attribute import MEANS, QUANTITIES, Attribution, Estimate
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
-from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
 from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_text, time_unit
@@ -169,7 +168,7 @@ def _range(shown: Band) -> str:
     return f"medians between {time_text(float(shown.middle.min()))} and {time_text(float(shown.middle.max()))}"
 
 
-_INTERVALS = "low and high: 95 % interval over resampled blocks of requests"
+_INTERVALS = "low and high: 95 % interval for another recording of the same load"
 _ERROR, _NO_COMPONENT = "error", "no component"
 
 
@@ -217,8 +216,7 @@ def _fall(name: str, start: float, estimate: Estimate, observed_us: float) -> Fa
 
 def waterfall_chart(attribution: Attribution) -> Chart | None:
     """Waterfalls of the means of E2E, TTFT and ITL; None where no mean was observed."""
-    means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
-    shown = {QUANTITIES[i][0].upper(): bars for i in means if (bars := falls(attribution, i))}
+    shown = {QUANTITIES[i][0].upper(): bars for i in MEANS if (bars := falls(attribution, i))}
     if not shown:
         return None
     names = [bar.name for bar in next(iter(shown.values()))]
@@ -234,7 +232,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     return Chart(
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
-        f"intervals over resampled blocks of requests. {parts}.",
+        f"intervals for another recording of the same load. {parts}.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
         drawn(panels, 4.4, len(shown) * (0.55 + 0.2 * len(names)), range(len(names)), "y"),
         Table(

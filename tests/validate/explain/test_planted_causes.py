@@ -19,11 +19,12 @@ from planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
 from blis_replay.blis.releases.fit import FitRecord, PartScore
 from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
+from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import parse_mode
-from blis_replay.validate.explain.attribute import Attribution, Cause, Estimate, attribute
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.explain.attribute import MEANS, QUANTITIES, Attribution, Cause, Estimate, attribute
 from blis_replay.validate.explain.tails import late_alone, stages_that_cancel
 from blis_replay.validate.explain.text import attribution_answer, explanations
-from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay_labs.planted.causes import argument, line
 from blis_replay_labs.planted.fault_list import FAULTS
 from blis_replay_labs.planted.faults import Fault, planted_case
@@ -52,7 +53,7 @@ def planted() -> Planted:
 def explained(planted: Planted, *causes: str) -> Attribution:
     wrong = wrong_simulator(planted, *causes)
     mode = parse_mode(wrong.replay)
-    return attribute(wrong.recording, wrong.release, mode, token_gaps=planted.token_gaps, resamples=10)
+    return attribute(wrong.recording, wrong.release, mode, token_gaps=planted.token_gaps)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_at_least_90_percent_of_the_error_is_put_on_the_planted_component(
 def test_whom_a_scheduler_passes_over_in_a_queue_is_not_blamed_beside_the_steps_that_make_it() -> None:
     """9 requests run at once and others wait; steps 0.8 times as long make TTFT 82 % too short, by the steps alone."""
     case = planted_case(Fault("", (argument("max_num_seqs", 9, 9), line(intercept=0.8))))
-    attribution = attribute(case.recording, case.release, resamples=2)
+    attribution = attribute(case.recording, case.release)
     column = QUANTITIES.index(("ttft", "mean"))
     error_us = attribution.error[column].value_us
     assert error_us / attribution.observed_us[column] == pytest.approx(-0.82, abs=0.02)
@@ -98,9 +99,8 @@ def test_nothing_is_invented_on_a_perfect_simulator(sample_rate: float, most: fl
     """
     planted = planted_recording(seed=4, spec=replace(PLANTED, step_sample_rate=sample_rate))
     attribution = explained(planted)
-    means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
     for cause in attribution.causes:
-        for i in means:
+        for i in MEANS:
             assert abs(cause.shares[i].value_us) < most * attribution.observed_us[i], cause.component.name
     assert explanations(attribution) == ["no mean is off by 1 % or more: there is nothing to blame"]
 
@@ -114,7 +114,7 @@ def test_who_has_calibrated_to_the_recording_is_not_sent_to_do_it_again(planted:
         (wrong.release, f"calibrate: blis-replay calibrate --train {wrong.recording.alias} --out mine.yaml"),
         (fitted, f"see what is left: blis-replay coefficients steps --experiment {wrong.recording.alias}"),
     ):
-        attribution = attribute(wrong.recording, release, parse_mode(wrong.replay), resamples=2)
+        attribution = attribute(wrong.recording, release, parse_mode(wrong.replay))
         assert explanations(attribution)[0].endswith(mend)
 
 
@@ -158,7 +158,7 @@ def test_causes_that_hide_one_another_are_told_in_the_order_of_the_way() -> None
     entry = planted.release.models[0]
     cheap = replace(entry, latency=replace(spec.latency, per_prefill_token_ns=6_000))
     mode = parse_mode("prefix=none")
-    attribution = attribute(planted.recording, replace(planted.release, models=(cheap,)), mode, resamples=5)
+    attribution = attribute(planted.recording, replace(planted.release, models=(cheap,)), mode)
     assert attribution.overloaded > 0
     error_us = attribution.error[0].value_us
     assert share(attribution, "prefix cache", ("e2e", "mean")) > 3 * abs(error_us)
@@ -178,16 +178,23 @@ def test_the_page_fits_80_columns_and_the_json_has_the_same_numbers(planted: Pla
     assert "the simulator lacks one cycle of asynchronous scheduling" in " ".join(page.split())
 
 
-def test_intervals_hold_the_value_and_are_the_same_with_the_same_seed(planted: Planted) -> None:
-    first, again = explained(planted, "arrivals"), explained(planted, "arrivals")
-    assert [cause.shares for cause in first.causes] == [cause.shares for cause in again.causes]
-    for estimate in first.error:
-        assert np.isnan(estimate.value_us) or estimate.low_us <= estimate.value_us + 1e-6
+def test_errors_have_the_intervals_of_validate_and_their_parts_those_of_the_same_method(planted: Planted) -> None:
+    """All of the error of E2E is that of the step time: so is its interval, and what is left is surely nothing."""
+    wrong = wrong_simulator(planted, "step_time")
+    errors = compare_replay(replay(wrong.recording, wrong.release), planted.token_gaps).estimates
+    attribution = attribute(wrong.recording, wrong.release, token_gaps=planted.token_gaps, errors=errors)
+    i = QUANTITIES.index(("e2e", "mean"))
+    error, observed_us = attribution.error[i], attribution.observed_us[i]
+    seen = errors["e2e", "mean"]
+    assert (error.low_us / observed_us, error.high_us / observed_us) == pytest.approx((seen.low, seen.high))
+    (step_time,) = (cause for cause in attribution.causes if cause.component.name == "step time")
+    assert step_time.shares[i].half_us == pytest.approx(error.half_us, rel=0.1)
+    assert attribution.residual[i].half_us < 0.1 * error.half_us
 
 
 def test_what_may_be_nothing_is_said_to_be_within_its_uncertainty(planted: Planted) -> None:
     """With steps 25 % longer; then the same numbers with intervals of ±30 %, as of few requests in long queues."""
-    sure = replace(explained(planted, "step_time"), resamples=100)
+    sure = explained(planted, "step_time")
     assert "uncertainty" not in explanations(sure)[0]
 
     def wide(estimates: tuple[Estimate, ...]) -> tuple[Estimate, ...]:
@@ -199,24 +206,19 @@ def test_what_may_be_nothing_is_said_to_be_within_its_uncertainty(planted: Plant
     unsure = replace(sure, causes=causes, error=wide(sure.error))
     said = explanations(unsure)[0]
     assert re.search(r"predicted by \S+ %, within its uncertainty of ±30\.0 %; \S+ points \(within its uncert", said)
-    # Two draws are no interval.
-    assert "uncertainty" not in explanations(replace(unsure, resamples=2))[0]
 
 
 def test_intervals_are_announced_only_where_there_are_some(planted: Planted) -> None:
     with_some = explained(planted, "arrivals")
-    assert "each with half of its 95 % interval over 10 draws" in " ".join(str(attribution_answer(with_some)).split())
+    assert "± half of the 95 % interval" in " ".join(str(attribution_answer(with_some)).split())
 
     def bare(estimates: tuple[Estimate, ...]) -> tuple[Estimate, ...]:
         return tuple(Estimate(one.value_us, float("nan"), float("nan")) for one in estimates)
 
     causes = tuple(Cause(c.component, bare(c.shares), bare(c.changes)) for c in with_some.causes)
-    why = "too few blocks of time to draw (1): the run is hardly longer than a request"
-    without = replace(
-        with_some, error=bare(with_some.error), residual=bare(with_some.residual), causes=causes, drawn=why
-    )
+    without = replace(with_some, error=bare(with_some.error), residual=bare(with_some.residual), causes=causes)
     page = " ".join(str(attribution_answer(without)).split())
-    assert f"shares in % of the observed value; no intervals: {why}" in page
+    assert "shares in % of observed; too few requests for intervals" in page
     assert "±" not in page
 
 
@@ -236,7 +238,7 @@ def test_a_slow_stretch_that_the_mean_hides_is_named_by_its_time() -> None:
     """Steps take 6 ms longer at the server from 10 to 20 s: E2E p90 is off three times as far as the mean."""
     slow = next(f for f in FAULTS if "from 10 to 20 s" in f.size)
     case = planted_case(slow)
-    said = explanations(attribute(case.recording, case.release, token_gaps=case.token_gaps, resamples=2))
+    said = explanations(attribute(case.recording, case.release, token_gaps=case.token_gaps))
     (tail,) = [sentence for sentence in said if sentence.startswith("E2E p90")]
     assert re.search(
         r"E2E p90 is under-predicted by 3\d\.\d %, the mean under-predicted by 10\.\d %: requests sent from 10 to 15 s",
@@ -250,7 +252,7 @@ def test_first_tokens_that_are_late_on_their_own_are_told_from_a_queue(planted: 
     number = np.arange(recording.requests.height)
     later_us = pl.Series(np.where(number % 60 == 30, 90_000, 0))
     requests = recording.requests.frame().with_columns(pl.col("ttft_us") + later_us, pl.col("e2e_us") + later_us)
-    said = explanations(attribute(replace(recording, requests=rows_of(requests)), planted.release, resamples=2))
+    said = explanations(attribute(replace(recording, requests=rows_of(requests)), planted.release))
     late = int((number % 60 == 30).sum())
     (tail,) = [sentence for sentence in said if sentence.startswith("TTFT p99")]
     assert f"{late} requests (1.7 %) get their first token late on their own, by 9" in tail

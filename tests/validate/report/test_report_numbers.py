@@ -16,8 +16,8 @@ from blis_replay.ingest.checks.registry import check_evidence, check_names, name
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.driver import replay
+from blis_replay.validate.explain.attribute import QUANTITIES
 from blis_replay.validate.metrics.latency import LatencySamples
-from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.charts import depth_chart
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import errors_chart, falls
