@@ -1,4 +1,4 @@
 """What is measured: latencies, their statistics, and how sure they are.
 
-May import: base, blis, ingest, replay.
+May import: base, ingest, replay.
 """
