@@ -97,8 +97,6 @@ class SimResult:
     ``kernel.state.Step``.  ``segments``: int64[m, 3] of request, first row and number of consecutive rows that each
     gave it a token, in the order in which they ended.  A request that was never skipped or preempted has one segment.
     ``cached_tokens``: prefix-cache hit of the first admission; ``resume_cached_tokens``: sum over later admissions.
-    Both include tokens fetched from a CPU tier.  ``stored_blocks``, ``fetched_blocks``: KV blocks copied to that tier
-    and back.
     """
 
     arrival_us: Int64s
@@ -115,8 +113,6 @@ class SimResult:
     steps: NDArray[np.void]
     segments: Int64s | Int32s
     lifecycle: Lifecycle
-    stored_blocks: int = 0
-    fetched_blocks: int = 0
 
     @property
     def completed(self) -> Bools:
@@ -278,8 +274,6 @@ def result_of(
         steps=steps,
         segments=segments,
         lifecycle=lifecycle,
-        stored_blocks=int(state.at["cpu_stored"][0]),
-        fetched_blocks=int(state.at["cpu_fetched"][0]),
     )
 
 
@@ -297,8 +291,6 @@ def check_conservation(abort_us: Int64s, state: k.State, result: SimResult) -> N
             raise TraceError("a request that nobody gave up did not complete: an engine defect")
     if (state.at["free_blocks"] != state.config["num_blocks"]).any():
         raise TraceError("blocks were lost or freed twice: an engine defect")
-    if not 0 <= state.at["cpu_used"][0] <= state.config["cpu_blocks"][0]:
-        raise TraceError("the CPU tier holds more blocks than it has: an engine defect")
     tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(abort_us))
     if ((tokens != result.output_tokens) & completed).any():
         raise TraceError("a completed request has not all of its tokens: an engine defect")

@@ -107,7 +107,6 @@ def state_and_facts(
         keys=keys,
         extents=_extents(usable),
         extent_of_key=extent_of_key,
-        cpu_lru=empty_lru(len(extent_of_key) if engine.num_cpu_blocks else 0),
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
         steps=np.empty(_steps_at_first(total - prompt), k.STEP),
@@ -145,10 +144,7 @@ def with_room(state: k.State) -> k.State:
         return state.replaced(steps=_longer(state.steps))
     if at.segments + config.segments_of_step > len(state.segments):
         return state.replaced(segments=_longer(state.segments))
-    state = state.replaced(extent_of_key=np.concatenate([state.extent_of_key, _none(keys)]))
-    if config.cpu_blocks == 0:
-        return state
-    return state.replaced(cpu_lru=np.concatenate([state.cpu_lru, np.zeros(keys, k.LRU_LINK)]))
+    return state.replaced(extent_of_key=np.concatenate([state.extent_of_key, _none(keys)]))
 
 
 def _longer(table: NDArray[Any]) -> NDArray[Any]:
@@ -274,8 +270,6 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int, table_width: in
     config["segments_of_step"] = _segments_of_step(engine)
     config["keys_of_step"] = (engine.max_num_seqs + 1) * (table_width + 1)
     config["ring_mask"] = ring - 1
-    config["cpu_blocks"] = engine.num_cpu_blocks
-    config["fetch_us"] = engine.cpu_fetch_us_per_block
     return config
 
 
@@ -306,10 +300,3 @@ def _none(count: int) -> Int32s:
     none = np.empty(count, np.int32)
     none.fill(k.NONE)  # half the time that ``np.full`` takes for a few
     return none
-
-
-def empty_lru(keys: int) -> k.Table:
-    """The table of an LRU list (``kernel.free_queue``) for keys below a number, none of them in the list."""
-    lru = np.zeros(keys + 1, k.LRU_LINK)
-    lru[0] = (1, 1)
-    return lru

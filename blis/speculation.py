@@ -118,7 +118,7 @@ def speculation_of(arguments: Mapping[str, object]) -> Speculation | None:
     drafts = said.get("num_speculative_tokens", said.get("num_spec_tokens", ""))
     acceptance = tuple(map(float, str(arguments.get("speculative_acceptance") or "").split()))
     other = any(said.get(name, "False") not in ("False", "None") for name in _NOT_SIMULATED)
-    alone = arguments.get("data_parallel_size") in (None, 1) and not arguments.get("num_cpu_blocks")
+    alone = arguments.get("data_parallel_size") in (None, 1)
     counted = drafts.isascii() and drafts.isdigit() and len(drafts) < 3 and 1 <= int(drafts) <= MOST_DRAFTS
     known = counted and len(acceptance) == int(drafts)
     if not known or said.get("method") not in SIMULATED_DRAFTERS or other or not alone:

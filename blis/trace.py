@@ -194,8 +194,6 @@ class EngineConfig:
     ``num_gpu_blocks`` includes the reserved null block, as in vLLM.  None: as many blocks as the requests can use, up
     to a million.  ``long_prefill_token_threshold`` 0 is off.  ``scheduling_policy`` ``sjf`` (shortest prompt first)
     exists in BLIS, not in vLLM: the waiting queue is sorted by prompt tokens, arrival and place in the trace.
-    ``num_cpu_blocks``: capacity of a CPU tier for evicted blocks, 0 for no tier; ``cpu_fetch_us_per_block``: time to
-    copy one block back before the step that needs it.
 
     Arguments that only newer releases have:
 
@@ -221,8 +219,6 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     scheduling_policy: Literal["fcfs", "priority", "sjf"] = "fcfs"
-    num_cpu_blocks: int = 0
-    cpu_fetch_us_per_block: int = 0
     scheduler_reserve_full_isl: bool = False
     watermark: float = 0.0
     long_prefill_token_threshold_adaptive: bool = False
@@ -238,7 +234,7 @@ class EngineConfig:
     @property
     def walked(self) -> bool:
         """Whether the kernel must visit every running request in every step (``kernel.draft_batch``)."""
-        once_more = self.async_scheduling and self.behaviours.decodes_once_more and not self.num_cpu_blocks
+        once_more = self.async_scheduling and self.behaviours.decodes_once_more
         return self.speculation is not None or once_more
 
     @property
@@ -253,17 +249,14 @@ class EngineConfig:
                 raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
             if getattr(self, name) > most:
                 raise TraceError(f"{name} is {getattr(self, name)}; at most {most} can be simulated")
-        if self.speculation is not None and (self.data_parallel_size > 1 or self.num_cpu_blocks):
-            raise TraceError("speculative decoding is simulated without ranks and without a CPU tier; leave those out")
+        if self.speculation is not None and self.data_parallel_size > 1:
+            raise TraceError("speculative decoding is simulated without ranks; leave out data_parallel_size")
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         if self.max_num_seqs * (1 + drafts) > MOST_SEQUENCES:
             raise TraceError(
                 f"max_num_seqs ({self.max_num_seqs}) requests of {1 + drafts} tokens per step: at most "
                 f"{MOST_SEQUENCES} tokens can be simulated; lower max_num_seqs"
             )
-        for name in ("num_cpu_blocks", "cpu_fetch_us_per_block"):
-            if not 0 <= getattr(self, name) < 2**31:
-                raise TraceError(f"{name} is {getattr(self, name)}; 0 is the least, and 2^31 too much")
         if self.long_prefill_token_threshold < 0:
             raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
         for name in (

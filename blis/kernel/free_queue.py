@@ -7,7 +7,7 @@ extent of them is a mere number; two such extents never stand side by side.
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.state import NONE, UNKEYED, State, Table, compiled
+from blis_replay.blis.kernel.state import NONE, UNKEYED, State, compiled
 
 
 @compiled
@@ -154,76 +154,13 @@ def key_in_extent(state: State, extent: int, i: int) -> int:
 
 @compiled
 def evict(state: State, extent: int, i: int) -> None:
-    """The contents of the i-th block of an extent are lost; a twin, if it has one, is found in its place.
-
-    Without a twin they go to the CPU tier, if there is one.
-    """
+    """The contents of the i-th block of an extent are lost; a twin, if it has one, is found in its place."""
     key = key_in_extent(state, extent, i)
     this = state.extents[extent]
     if this.blocks > 1 or state.extent_of_key[key] == extent:
         state.extent_of_key[key] = this.twin
-        if state.config.cpu_blocks > 0 and this.twin == NONE:
-            store_block(state, key_in_extent(state, extent, i))
         return
     before = state.extent_of_key[key]
     while state.extents[before].twin != extent:
         before = state.extents[before].twin
     state.extents[before].twin = this.twin
-
-
-# -- CPU tier -----------------------------------------------------------------------------
-# KV blocks in the memory of the host: what is evicted from the GPU goes there, and can be fetched back.  An extension
-# that BLIS has too (blis-semantics 2.7); vLLM's own offloading is another.  A block is known by its key, the least
-# recently stored or fetched makes room for another, and fetching copies: the block stays until it makes room.
-# Storing takes no time; the device fetches block after block before it runs the batch that is being built.
-
-
-@compiled
-def store_block(state: State, key: int) -> None:
-    """The contents with this key leave the GPU."""
-    at = state.at
-    if is_listed(state.cpu_lru, key):
-        drop(state.cpu_lru, key)
-    else:
-        at.cpu_stored += 1
-        if at.cpu_used == state.config.cpu_blocks:
-            drop(state.cpu_lru, oldest(state.cpu_lru))
-        else:
-            at.cpu_used += 1
-    enter(state.cpu_lru, key)
-
-
-# -- LRU list -----------------------------------------------------------------------------
-# Numbers by their last use, in a table of links: circular through node 0, number k is node k + 1.  A link holds a node
-# and 1; 0: the number is not in the list.  An empty list has the links 1, 1 at node 0.
-
-
-@compiled
-def is_listed(lru: Table, number: int) -> bool:
-    """Whether a number is in the list."""
-    return lru[number + 1].older != 0
-
-
-@compiled
-def oldest(lru: Table) -> int:
-    """The least recently used; there is one."""
-    return lru[0].newer - 2
-
-
-@compiled
-def drop(lru: Table, number: int) -> None:
-    """Take a number out of the list, which has it."""
-    newer, older = lru[number + 1].newer, lru[number + 1].older
-    lru[newer - 1].older = older
-    lru[older - 1].newer = newer
-    lru[number + 1].older = 0
-
-
-@compiled
-def enter(lru: Table, number: int) -> None:
-    """Enter a number, which is not in the list, as the most recently used."""
-    node, second = number + 1, lru[0].older
-    lru[node].newer = 1
-    lru[node].older = second
-    lru[second - 1].newer = node + 1
-    lru[0].older = node + 1

@@ -20,10 +20,7 @@ from __future__ import annotations
 
 from blis_replay.blis.kernel.free_queue import (
     append_unkeyed,
-    drop,
-    enter,
     insert_before,
-    is_listed,
     key_in_extent,
     new_extent,
     prepend_unkeyed,
@@ -176,29 +173,6 @@ def most_to_find(state: State, request: int) -> int:
     if this.dynamic_key == NONE:
         most = min(most, state.facts[request].key_count)
     return most
-
-
-@compiled
-def find_stored_blocks(state: State, request: int, found: int) -> int:
-    """How many blocks of a request that follow its ``found`` cached ones the CPU tier has."""
-    stored, most = 0, most_to_find(state, request) - found
-    if state.config.prefix_caching == 0:
-        return stored
-    while stored < most and is_listed(state.cpu_lru, key_of(state, request, found + stored)):
-        stored += 1
-    return stored
-
-
-@compiled
-def fetch_blocks(state: State, request: int, found: int, stored: int) -> None:
-    """Copy those blocks to the GPU before the batch being built; the first is the last to make room in the tier."""
-    at = state.at
-    for i in range(found + stored - 1, found - 1, -1):
-        key = key_of(state, request, i)
-        drop(state.cpu_lru, key)
-        enter(state.cpu_lru, key)
-        at.cpu_fetched += 1
-        at.device_free_us = max(at.device_free_us, at.now_us) + state.config.fetch_us
 
 
 @compiled

@@ -26,9 +26,7 @@ from blis_replay.blis.kernel.free_queue import take_blocks
 from blis_replay.blis.kernel.pool import (
     allocate_slots,
     blocks_for,
-    fetch_blocks,
     find_cached_blocks,
-    find_stored_blocks,
     modulo_block,
 )
 from blis_replay.blis.kernel.queues import (
@@ -201,8 +199,7 @@ def admit_waiting(state: State, budget: int) -> None:
         this = state.requests[request]
         row = state.free_rows[at.free_rows - 1]
         hits, free_hits, extents = find_cached_blocks(state, request, row)
-        stored = find_stored_blocks(state, request, hits) if config.cpu_blocks > 0 else 0
-        hit_tokens = max((hits + stored) * config.block_size, state.facts[request].given_hit)
+        hit_tokens = max(hits * config.block_size, state.facts[request].given_hit)
         tokens = this.known - hit_tokens
         several = tokens > 1
         if several and state.batch.defers_prefill == 1:
@@ -214,8 +211,6 @@ def admit_waiting(state: State, budget: int) -> None:
         if refused or blocks_to_admit(state, request, hit_tokens + tokens) - hits > at.free_blocks - free_hits:
             break
         enter_running(state, request, row, hits, extents)
-        if stored > 0:
-            fetch_blocks(state, request, hits, stored)
         allocate_slots(state, request, hit_tokens + tokens)
         this.computed = hit_tokens
         note_admission(state, request, hit_tokens)

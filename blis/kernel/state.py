@@ -82,8 +82,6 @@ class Config:
     segments_of_step: i64  # no step ends more of them
     keys_of_step: i64  # no step gives more of them
     ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
-    cpu_blocks: i64  # room of the CPU tier; 0 without one
-    fetch_us: i64  # time the device takes to fetch a block from there
 
 
 class Ends:
@@ -133,9 +131,6 @@ class Progress:
     steps_with_tokens: i64
     last_prefill_step: i64  # of those, the last with prefill
     left_waiting: i64  # 1: the last admissions left somebody in the queue, so that prefills are not held back
-    cpu_used: i64  # blocks in the CPU tier
-    cpu_stored: i64  # blocks that were copied there, and back
-    cpu_fetched: i64
 
 
 class Batch:
@@ -237,13 +232,6 @@ class Links:
     finish: Link  # requests by the step that gives their last token, modulo the ring
 
 
-class LruLink:
-    """The neighbours of a number in an LRU list, see ``lru``."""
-
-    newer: i32
-    older: i32
-
-
 class Extent:
     """KV blocks that are cached, held and freed together, see ``pool`` and ``free_queue``."""
 
@@ -271,7 +259,7 @@ def dtype_of(row: type) -> np.dtype[Any]:
     return np.dtype((np.record, [(name, _WIDTHS.get(kind) or dtype_of(globals()[kind])) for name, kind in fields]))
 
 
-CONFIG, PROGRESS, BATCH, STEP, EXTENT, LRU_LINK = map(dtype_of, (Config, Progress, Batch, Step, Extent, LruLink))
+CONFIG, PROGRESS, BATCH, STEP, EXTENT = map(dtype_of, (Config, Progress, Batch, Step, Extent))
 FACTS, REQUEST, OUTCOME, LINKS = map(dtype_of, (Facts, Request, Outcome, Links))
 
 
@@ -295,7 +283,6 @@ class State(Tables):
     keys: Int32s  # block keys, see BlockKeys
     extents: Annotated[Table, EXTENT, 1]  # [twice the blocks and some]
     extent_of_key: Int32s  # [keys] the extent in the cache with this key, or the one it was cut off from
-    cpu_lru: Annotated[Table, LRU_LINK, 1]  # [keys + 1] the keys in the CPU tier by last use; [1] without one
     table: Annotated[
         Int32s, 2
     ]  # [rows, 2 * blocks of a request] extents that a running request holds, and their blocks

@@ -75,7 +75,7 @@ def pooled(results: list[SimResult], rank: Int64s) -> tuple[SimResult, Int64s]:
     columns: dict[str, Any] = {}
     for name in vars(results[0]):
         values = [getattr(result, name) for result in results]
-        if name in ("steps", "segments", "lifecycle", "stored_blocks", "fetched_blocks"):
+        if name in ("steps", "segments", "lifecycle"):
             continue
         if name in _OF_STEPS:
             values = [np.where(value >= 0, value + first, value) for value, first in zip(values, rows, strict=False)]
@@ -91,8 +91,6 @@ def pooled(results: list[SimResult], rank: Int64s) -> tuple[SimResult, Int64s]:
         **columns,
         steps=np.concatenate([result.steps for result in results]),
         segments=np.concatenate(segments),
-        stored_blocks=sum(result.stored_blocks for result in results),
-        fetched_blocks=sum(result.fetched_blocks for result in results),
     )
     return whole, rank
 

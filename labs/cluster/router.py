@@ -15,12 +15,10 @@ from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.functions import decorators
 from blis_replay.base.tables import Tables, reader, table_of
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.free_queue import drop, enter, is_listed, oldest
 from blis_replay.blis.kernel.loop import IDLE, NEEDS_ROOM, STUCK, go_on
-from blis_replay.blis.kernel.state import NEVER, Record, Table, dtype_of, f64, i64
+from blis_replay.blis.kernel.state import NEVER, Record, Table, dtype_of, f64, i32, i64
 from blis_replay.blis.parallel import instances
 from blis_replay.blis.parallel.instances import Front, Stack, front_of, instance, queue_at, stack_of
-from blis_replay.blis.setup import empty_lru
 from blis_replay_labs.cluster.config import (
     ROUTER_MEMORY_BLOCKS,
     AlwaysBusiest,
@@ -57,7 +55,14 @@ class Snapshot:
     used_blocks: i64
 
 
-POLICY, SNAPSHOT = map(dtype_of, (Policy, Snapshot))
+class LruLink:
+    """The neighbours of a number in an LRU list."""
+
+    newer: i32
+    older: i32
+
+
+POLICY, SNAPSHOT, LRU_LINK = map(dtype_of, (Policy, Snapshot, LruLink))
 
 
 class Router(Tables):
@@ -68,7 +73,7 @@ class Router(Tables):
     routed: Int64s  # [instances] requests sent there
     snapshots: Annotated[Table, SNAPSHOT, 1]  # [instances]
     # [instances, keys + 1] the blocks that the router remembers to have sent there, an LRU list each
-    memory: Annotated[Table, k.LRU_LINK, 2]
+    memory: Annotated[Table, LRU_LINK, 2]
     remembered: Int64s  # [instances] blocks in that memory
 
 
@@ -82,7 +87,9 @@ def new_router(cluster: ClusterConfig, stack: Stack, front: Front, given: Int64s
     place = np.empty(len(front.order), np.int64)
     place[front.order] = np.arange(len(place))
     policy = _policy(cluster, GIVEN if given is not None else _KINDS[type(cluster.router)])
-    memory = empty_lru(stack.at["keys_used"][0].item() if policy["prefix_affinity"] > 0 else 0)
+    keys = stack.at["keys_used"][0].item() if policy["prefix_affinity"] > 0 else 0
+    memory = np.zeros(keys + 1, LRU_LINK)
+    memory[0] = (1, 1)
     return Router(
         policy=policy,
         place=place,
@@ -256,3 +263,39 @@ def remember(stack: Stack, front: Front, router: Router, request: int, i: int) -
         else:
             router.remembered[i] += 1
         enter(memory, key)
+
+
+# -- LRU list -----------------------------------------------------------------------------
+# Numbers by their last use, in a table of links: circular through node 0, number k is node k + 1.  A link holds a node
+# and 1; 0: the number is not in the list.  An empty list has the links 1, 1 at node 0.
+
+
+@compiled
+def is_listed(lru: Table, number: int) -> bool:
+    """Whether a number is in the list."""
+    return lru[number + 1].older != 0
+
+
+@compiled
+def oldest(lru: Table) -> int:
+    """The least recently used; there is one."""
+    return lru[0].newer - 2
+
+
+@compiled
+def drop(lru: Table, number: int) -> None:
+    """Take a number out of the list, which has it."""
+    newer, older = lru[number + 1].newer, lru[number + 1].older
+    lru[newer - 1].older = older
+    lru[older - 1].newer = newer
+    lru[number + 1].older = 0
+
+
+@compiled
+def enter(lru: Table, number: int) -> None:
+    """Enter a number, which is not in the list, as the most recently used."""
+    node, second = number + 1, lru[0].older
+    lru[node].newer = 1
+    lru[node].older = second
+    lru[second - 1].newer = node + 1
+    lru[0].older = node + 1

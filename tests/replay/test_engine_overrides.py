@@ -32,8 +32,6 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
     "enable_chunked_prefill": ("false", False),
     "long_prefill_token_threshold": ("128", 128),
     "scheduling_policy": ("priority", "priority"),
-    "num_cpu_blocks": ("500", 500),
-    "cpu_fetch_us_per_block": ("40", 40),
     "scheduler_reserve_full_isl": ("true", True),
     "watermark": ("0.05", 0.05),
     "long_prefill_token_threshold_adaptive": ("true", True),

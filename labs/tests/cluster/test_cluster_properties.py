@@ -54,8 +54,6 @@ engines = st.builds(
     async_scheduling=st.booleans(),
     num_gpu_blocks=st.integers(24, 40),
     scheduling_policy=st.sampled_from(["fcfs", "priority", "sjf"]),
-    num_cpu_blocks=st.sampled_from([0, 0, 5, 500]),
-    cpu_fetch_us_per_block=st.sampled_from([0, 70]),
 )
 clusters = st.builds(ClusterConfig, instances=st.integers(1, 4), router=routers)
 Rows = list[tuple[int, int, int, int, int | None]]
