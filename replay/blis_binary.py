@@ -237,7 +237,7 @@ def _wait(path: Path, arguments: list[str], output: int, errors: int, timeout_s:
         ) from None
     except subprocess.TimeoutExpired:
         raise BlisError(
-            f"{path}: BLIS did not end within {timeout_s:g} s and was stopped; raise --blis-timeout"
+            f"{path}: BLIS did not end within {timeout_s:g} s and was stopped; raise --simulator-timeout"
         ) from None
 
 

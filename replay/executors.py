@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from math import ceil
 from multiprocessing import active_children, get_context, parent_process
 from time import perf_counter
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from blis_replay.replay.errors import ReplayError
 
@@ -27,13 +27,10 @@ Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 Progress = Callable[[int, int], None]
 
-ExecutorName = Literal["local", "serial"]
-
 
 class Workers(TypedDict, total=False):
-    """Where the jobs of ``map_jobs`` run."""
+    """How many processes do the jobs of ``map_jobs``."""
 
-    executor: ExecutorName
     workers: int | None
 
 
@@ -53,23 +50,22 @@ def map_jobs(
     work: Callable[[Job], Answer],
     jobs: Sequence[Job],
     *,
-    executor: ExecutorName = "local",
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[Answer]:
-    """Map ``work`` over ``jobs``. Results keep the order of the jobs with every executor.
+    """Map ``work`` over ``jobs``. Results keep the order of the jobs, however many processes there are.
 
     ``work`` is a function of a module, or a ``functools.partial`` of one: what it binds (a recording) goes to each
-    worker once.  ``executor``: ``serial`` is this process, ``local`` a pool of processes.  ``workers``: by default one
-    per processor.  ``progress(done, all)`` is called after each job.
+    worker once.  ``workers``: processes; 1 is this process, by default one per processor.  ``progress(done, all)`` is
+    called after each job.
 
-    ``local`` does the first job here, and the second too if the first took less than ``WARM_UP_S``.  The rest stays
-    here unless a pool, which costs ``POOL_START_S``, saves more than that at the pace of the faster of the two.  A map
-    inside a worker stays in that worker.
+    With several workers this process does the first job, and the second too if the first took less than ``WARM_UP_S``.
+    The rest stays here unless a pool, which costs ``POOL_START_S``, saves more than that at the pace of the faster of
+    the two.  A map inside a worker stays in that worker.
 
     Raises what ``work`` raised for the first job that failed; ``ReplayError`` if a worker was killed.
     """
-    if executor == "serial" or parent_process() is not None:
+    if workers == 1 or parent_process() is not None:
         return _serial(work, jobs, progress)
     return _local(work, jobs, workers or processors(), progress)
 
@@ -128,8 +124,7 @@ def pool_map(
         return _answers(futures, progress)
     except BrokenProcessPool:
         raise ReplayError(
-            "a worker process was killed; if memory is short use fewer --workers, or --executor serial to see what "
-            "happens"
+            "a worker process was killed; if memory is short use fewer --workers, or 1 to see what happens"
         ) from None
     finally:  # by Ctrl-C for example, in the midst of their jobs
         for process in set(active_children()) - others:

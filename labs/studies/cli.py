@@ -12,10 +12,10 @@ from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FOLDER,
     VerbGroup,
-    executor_options,
     gpu_file_option,
     selector_option,
     store_option,
+    workers_option,
 )
 from blis_replay.validate.cli.progress import progress_line
 
@@ -55,7 +55,7 @@ def study_verb() -> None:
 @click.option("--gpu", metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
 @gpu_file_option
 @click.option(*("--out", "-o"), type=FOLDER, help="Folder for a release of each fit.")
-@executor_options
+@workers_option
 @store_option
 @form_options
 def generalize_models(

@@ -103,13 +103,13 @@ def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) ->
         (["--simulator", "blis"], 2, "--simulator blis: the BLIS binary is not named; give --blis-binary PATH"),
         (["--simulator", "both", "--blis-binary", "./nowhere"], 4, "no such BLIS binary"),
         (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 4, "has no blackbox model"),
-        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "-1"], 2, "--simulator-timeout"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--simulator-timeout", "-1"], 2, "--simulator-timeout"),
         (
-            ["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "nan"],
+            ["--simulator", "blis", "--blis-binary", "{}", "--simulator-timeout", "nan"],
             2,
             "--simulator-timeout nan is not a time",
         ),
-        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "0.4"], 4, "did not end within 0.4 s"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--simulator-timeout", "0.4"], 4, "did not end within 0.4 s"),
     ],
 )
 def test_what_goes_wrong_is_one_line(run: Run, tmp_path: Path, options: list[str], code: int, message: str) -> None:

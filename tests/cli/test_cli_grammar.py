@@ -12,16 +12,17 @@ import click
 import pytest
 from command_line import Answer, Run
 
-from blis_replay.validate.cli.main import cli
+from blis_replay.validate.cli.main import VERBS, cli
+from blis_replay.validate.cli.options import COMMON
 
 # What says what is looked at stands before what it is looked at with, where it goes, how it runs and how it is shown.
 ORDER = (
     *("--requests", "--train", "--experiment", "--all"),
     *("--coefficients", "--baseline", "--replay"),
-    *("--out", "--executor", "--workers", "--store", "--format", "--json", "--csv", "--markdown"),
+    *("--out", "--workers", "--store", "--json", "--csv", "--markdown"),
     *("--verbose", "--quiet"),
 )
-SHORT = {"--experiment": "-e", "--out": "-o", "--format": "-f", "--verbose": "-v", "--quiet": "-q"}
+SHORT = {"--experiment": "-e", "--out": "-o", "--verbose": "-v", "--quiet": "-q"}
 # The forms of its output are documents one after the other while a server runs, which no table can be.
 STREAMS = {"record"}
 
@@ -66,12 +67,12 @@ def test_short_names_are_the_same_everywhere(name: str) -> None:
     """What has the long option has its short one; a verb that answers can write the answer to a file."""
     known = options(COMMANDS[name])
     assert {long for long in SHORT if long in known and SHORT[long] not in known[long].opts} == set()
-    assert name in STREAMS or {"--out", "--format", "--verbose", "--quiet"} <= set(known)
+    assert name in STREAMS or {"--out", "--verbose", "--quiet"} <= set(known)
 
 
 def test_help_lists_verbs_under_headings_and_common_options_apart(run: Run) -> None:
     listed = run("--help").out
-    assert re.findall(r"^(\w+):$", listed, re.M) == [
+    assert re.findall(r"^(\w[\w ]+):$", listed, re.M) == [
         "Options",
         "Judge",
         "Recordings",
@@ -79,22 +80,21 @@ def test_help_lists_verbs_under_headings_and_common_options_apart(run: Run) -> N
         "Simulate",
         "Tool",
         "Labs",
+        "Common options of verbs",
     ]
     assert re.findall(r"^(\w[\w ]+):$", run("validate", "--help").out, re.M) == ["Options", "Common options"]
 
 
 @pytest.mark.slow
 def test_an_answer_goes_to_the_file_that_is_named_and_quiet_prints_nothing(run: Run) -> None:
-    assert run("list", "-f", "csv", "-o", "list.csv").out == ""
+    assert run("list", "-o", "list.csv").out == ""
     assert Path("list.csv").read_text() == run("list", "--csv").out
     assert run("list", "-q") == Answer(0, "", "")
     assert run("list", "--json", "-o", "json.txt").out == ""
     assert Path("json.txt").read_text() == run("list", "--json").out
     for form, ending in (("json", "json"), ("csv", "csv"), ("markdown", "md")):
         run("list", "-o", f"list.{ending}")
-        assert Path(f"list.{ending}").read_text() == run("list", "--format", form).out
-    run("list", "--format", "text", "-o", "text.csv")
-    assert Path("text.csv").read_text() == run("list").out
+        assert Path(f"list.{ending}").read_text() == run("list", f"--{form}").out
 
 
 @pytest.mark.slow
@@ -103,19 +103,31 @@ def test_experiments_are_positional_or_options(run: Run) -> None:
     assert one.json["slug"] == other.json["slug"] == "20260218-150304-codellama-34b-tp2-general"
 
 
-@pytest.mark.parametrize("option", [("--color", "always"), ("--debug",), ("--lock-timeout", "5")])
-def test_an_option_of_the_program_behind_a_verb_is_told_where_it_belongs(run: Run, option: tuple[str, ...]) -> None:
-    answer = run("validate", "34b-general", *option)
-    assert (answer.code, answer.out) == (2, "")
-    assert f"error: {option[0]} belongs before the verb" in answer.err
+@pytest.mark.parametrize("option", [("--color", "always"), ("--color=always",), ("--debug",), ("--lock-timeout", "5")])
+def test_an_option_of_the_program_may_stand_behind_the_verb(run: Run, option: tuple[str, ...]) -> None:
+    assert run("inspect", "--checks", *option) == run(*option, "inspect", "--checks")
+
+
+def test_what_stands_behind_two_dashes_belongs_to_another_program(run: Run) -> None:
+    assert "is not a directory" not in run("record", "--out", "runs", "--", "true", "--debug", "--nonsense").err
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name.split()[0] in VERBS])
+def test_a_help_page_has_at_most_40_lines_of_80_columns(name: str, run: Run) -> None:
+    lines = run(*name.split(), "--help").out.splitlines()
+    assert (len(lines) <= 40, max(map(len, lines)) <= 80) == (True, True)
+
+
+def test_options_that_verbs_have_in_common_are_explained_once() -> None:
+    named = {name for names in COMMON for name in re.findall(r"--[a-z]+", names)}
+    bare = {long for command in COMMANDS.values() for long, option in options(command).items() if not option.help}
+    assert bare - {"--train"} <= named  # which is what `calibrate` calls its experiments
 
 
 def test_help_promises_more_only_where_there_is_a_longer_form() -> None:
     """Those with ``Answer.brief``; all other answers are whole."""
     longer = {
-        name
-        for name, command in COMMANDS.items()
-        if (option := options(command).get("--verbose")) and "this verb always does" not in str(option.help)
+        name for name, command in COMMANDS.items() if (option := options(command).get("--verbose")) and option.help
     }
     assert longer == {"validate", "list", "compare", "verify"}
 

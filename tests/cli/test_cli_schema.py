@@ -39,8 +39,8 @@ def test_an_answer_is_as_its_schema_says(run: Run, verb: str, arguments: tuple[s
     ("arguments", "code", "kind"),
     [
         (("validate", "99b-general", "--json"), 2, "wrong use"),
-        (("validate", "--nosuch", "-f", "json"), 2, "wrong use"),
-        (("gate", "--coefficients", "stepml-per-model-linear", "--format=json"), 4, "bad data"),
+        (("validate", "--nosuch", "--json"), 2, "wrong use"),
+        (("gate", "--coefficients", "stepml-per-model-linear", "--json"), 4, "bad data"),
     ],
 )
 def test_an_error_is_json_where_json_was_asked_for(run: Run, arguments: tuple[str, ...], code: int, kind: str) -> None:

@@ -265,7 +265,7 @@ class TestBrokenBinaries:
 time.sleep(60)"""
         path = write_stand_in(tmp_path, behaviour)
         started = time.monotonic()
-        with pytest.raises(BlisError, match="did not end within 1 s and was stopped; raise --blis-timeout"):
+        with pytest.raises(BlisError, match="did not end within 1 s and was stopped; raise --simulator-timeout"):
             run_with(path, small_recording(), timeout_s=1.0)
         assert time.monotonic() - started < 10
         pid = int(child.read_text())

@@ -46,7 +46,7 @@ def test_every_verb_takes_the_entry_of_the_served_data_type(
     assert entry_of(release, served_fp8) == fp8
     assert replay(served_fp8, release).entry == fp8
     # The planted coefficients are the server's, so nothing is to be attributed: less than 1 % of the mean E2E.
-    attribution = attribute(served_fp8, release, token_gaps=planted.token_gaps, executor="serial")
+    attribution = attribute(served_fp8, release, token_gaps=planted.token_gaps, workers=1)
     assert abs(attribution.error[0].value_us) < 0.01 * attribution.observed_us[0]
     prior = prior_for(release, served_fp8)
     assert prior[INTERCEPT].value == fp8.latency.intercept_ns / 1000

@@ -51,7 +51,7 @@ def two_at_once() -> Recording:
 
 
 def values_of(*overrides: tuple[str, int | bool]) -> dict[str, float | None]:
-    (point,) = what_if(two_at_once(), RELEASE, [overrides], executor="serial").points
+    (point,) = what_if(two_at_once(), RELEASE, [overrides], workers=1).points
     assert point.values is not None
     return point.values
 
@@ -62,7 +62,7 @@ def test_one_place_serves_one_after_the_other() -> None:
     The second then waits 50 of 100 ms: half a request on average.  A request needs 7 blocks of 16
     for 104 tokens, of 20.
     """
-    found = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 1),)], executor="serial")
+    found = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 1),)], workers=1)
     together, (one,) = found.recorded.values, found.points
     assert together is not None
     assert one.values is not None
@@ -87,7 +87,7 @@ def test_a_faster_load_arrives_sooner() -> None:
     recording = small_recording(2, num_gpu_blocks=21)
     frame = recording.requests.frame().with_columns(arrival_us=pl.Series([0, 1_000_000]))
     recording = type(recording)(**{**vars(recording), "requests": rows_of(frame)})
-    (point,) = what_if(recording, RELEASE, [(("rate", 4),)], executor="serial").points
+    (point,) = what_if(recording, RELEASE, [(("rate", 4),)], workers=1).points
     assert point.values is not None
     assert point.values["requests_per_s"] == pytest.approx(2 / 0.3)
 
@@ -112,7 +112,7 @@ def test_limits_are_held_against_the_server_too() -> None:
     Times of single tokens are in the store: without them the ITL of the server is not known.
     """
     objectives = parse_objectives("ttft.p95=15ms,e2e.p50=55ms,itl.p95=15ms")
-    found = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 64),)], objectives=objectives, executor="serial")
+    found = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 64),)], objectives=objectives, workers=1)
     assert found.observed is not None
     assert found.recorded.attained is not None
     assert found.observed.values_us == (20_000.0, 60_000.0, None)
@@ -133,7 +133,7 @@ def test_gaps_of_the_server_are_those_in_the_store(gaps_us: list[int], said: str
     """TTFT 20 ms and mean gaps of 10 ms are recorded; 2 of 8 gaps of 40 ms are more than 5 %."""
     objectives, change = parse_objectives("ttft.p95=30ms,itl.p95=15ms"), (("max_num_seqs", 64),)
     gaps = (np.array(gaps_us), np.ones(len(gaps_us), np.int64)) if gaps_us else None
-    found = what_if(two_at_once(), RELEASE, [change], objectives=objectives, token_gaps=gaps, executor="serial")
+    found = what_if(two_at_once(), RELEASE, [change], objectives=objectives, token_gaps=gaps, workers=1)
     text = " ".join(str(whatif_answer(found)).split())
     assert said in text
     assert ("no usable times of single tokens were recorded" in text) == (not gaps_us)
@@ -143,7 +143,7 @@ def test_what_a_check_forbids_is_not_known_of_the_server() -> None:
     """The recorded E2E of 60 ms is within the limit, but its clock is not to be trusted."""
     recording = replace(two_at_once(), findings=(Finding("clocks", "unusable", "e2e", "no E2E"),))
     objectives = parse_objectives("e2e.p95=70ms")
-    found = what_if(recording, RELEASE, [(("max_num_seqs", 64),)], objectives=objectives, executor="serial")
+    found = what_if(recording, RELEASE, [(("max_num_seqs", 64),)], objectives=objectives, workers=1)
     assert "the server itself: SLO not known: E2E p95 unknown of 70 ms" in str(whatif_answer(found))
 
 
@@ -158,7 +158,7 @@ def test_an_engine_that_does_not_keep_up_is_called_saturated() -> None:
     frame = recording.requests.frame().with_columns(arrival_us=sent_us)
     recording = replace(recording, requests=rows_of(frame))
     changes: list[EngineOverrides] = [(("max_num_seqs", 1),), (("max_num_seqs", 1), ("concurrency", 100))]
-    found = what_if(recording, RELEASE, changes, executor="serial")
+    found = what_if(recording, RELEASE, changes, workers=1)
     since_s = [(point.values or {})["saturated_from_s"] for point in (found.recorded, *found.points)]
     assert (since_s[0], since_s[2]) == (None, None)
     # Request i waits 50 (i + 1) - 100 sqrt(i) ms; request 10 is the last within the 250 ms that count as at once.
@@ -207,7 +207,7 @@ def test_turns_of_a_session_wait_for_each_other() -> None:
 def test_sessions_need_prompts_that_are_known() -> None:
     recording = small_recording(2, num_gpu_blocks=21)
     with pytest.raises(NothingToJudgeError, match="identities of its prompts are not known; leave out sessions=promp"):
-        what_if(recording, RELEASE, [(("concurrency", 1), ("sessions", "prompts"))], executor="serial")
+        what_if(recording, RELEASE, [(("concurrency", 1), ("sessions", "prompts"))], workers=1)
 
 
 def test_half_a_closed_loop_is_refused() -> None:
@@ -222,7 +222,7 @@ def test_a_smaller_memory_preempts() -> None:
     recording = two_at_once()
     longer = recording.requests.frame().with_columns(prompt_tokens=10 + recording.requests["prompt_tokens"])
     recording = type(recording)(**{**vars(recording), "requests": rows_of(longer)})
-    found = what_if(recording, RELEASE, [(("num_gpu_blocks", 15),)], executor="serial")
+    found = what_if(recording, RELEASE, [(("num_gpu_blocks", 15),)], workers=1)
     assert found.recorded.values is not None
     assert found.points[0].values is not None
     assert (found.recorded.values["preemptions"], found.points[0].values["preemptions"]) == (0, 1)
@@ -236,7 +236,7 @@ def test_outputs_that_no_longer_fit_are_counted() -> None:
 
 
 def test_unbound_memory_has_no_peak() -> None:
-    found = what_if(small_recording(2), RELEASE, [(("max_num_seqs", 1),)], executor="serial")
+    found = what_if(small_recording(2), RELEASE, [(("max_num_seqs", 1),)], workers=1)
     assert found.recorded.values is not None
     assert found.recorded.values["kv_peak"] is None
 
@@ -257,7 +257,7 @@ def unservable_and_servable() -> list[EngineOverrides]:
 
 
 def test_asimulated_point_that_cannot_be_served_is_named_with_its_reason() -> None:
-    found = what_if(two_at_once(), RELEASE, unservable_and_servable(), executor="serial")
+    found = what_if(two_at_once(), RELEASE, unservable_and_servable(), workers=1)
     *without, served = found.points
     assert [point.values for point in without] == [None] * 3
     reasons = [str(point.reason) for point in without]
@@ -271,7 +271,7 @@ def test_asimulated_point_that_cannot_be_served_is_named_with_its_reason() -> No
 
 def test_if_nothing_can_be_served_there_is_nothing_to_judge() -> None:
     with pytest.raises(NothingToJudgeError, match=r"some-test: nothing could be simulated: request 0: a prompt of 100"):
-        what_if(two_at_once(), RELEASE, unservable_and_servable()[:2], executor="serial")
+        what_if(two_at_once(), RELEASE, unservable_and_servable()[:2], workers=1)
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_workers_answer_as_this_process_does() -> None:
 def test_tables_fit_the_terminal_and_say_what_was_observed() -> None:
     many = [(("max_num_seqs", seqs), ("max_num_batched_tokens", 4096)) for seqs in range(1, 13)]
     for changes in (many, many[:1]):
-        text = str(whatif_answer(what_if(two_at_once(), RELEASE, changes, executor="serial")))
+        text = str(whatif_answer(what_if(two_at_once(), RELEASE, changes, workers=1)))
         assert max(map(len, text.splitlines())) <= 81  # one more with two digits of points
         assert "observed with its own arguments only (max_num_batched_tokens=2048, max_n" in " ".join(text.split())
 
@@ -293,14 +293,14 @@ def test_an_argument_that_was_only_assumed_is_called_so() -> None:
     recording = two_at_once()
     engine = recording.engine | {"max_num_seqs": Setting(128, UNKNOWN, "assumed; 128 on a CPU")}
     changes = [(("async_scheduling", True), ("max_num_seqs", 64))]
-    answer = whatif_answer(what_if(replace(recording, engine=engine), RELEASE, changes, executor="serial"))
+    answer = whatif_answer(what_if(replace(recording, engine=engine), RELEASE, changes, workers=1))
     text = " ".join(str(answer).split())
     assert "its own arguments only (async_scheduling=false, max_num_seqs=128 assumed);" in text
     assert answer.document["recorded"]["assumed"] == ["max_num_seqs"]  # type: ignore[index]
 
 
 def test_json_has_changes_as_fractions() -> None:
-    document = whatif_answer(what_if(two_at_once(), RELEASE, [(("max_num_seqs", 1),)], executor="serial")).document
+    document = whatif_answer(what_if(two_at_once(), RELEASE, [(("max_num_seqs", 1),)], workers=1)).document
     (point,) = document["points"]  # type: ignore[misc]  # a list
     assert point["overrides"] == {"max_num_seqs": 1}
     assert point["change"]["e2e_mean_ms"] == pytest.approx(0.5)  # 75 for 50 ms

@@ -24,42 +24,26 @@ _OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg", ".h
 
 
 def form_options(command: Command) -> Command:
-    """What every verb has that answers: ``--format``, its short names, ``-v`` and ``-q``."""
-    for switch, name, what in (
-        ("-q", "quiet", "Print no answer and no progress; the exit code answers."),
-        ("-v", "verbose", "Print everything, which this verb always does."),  # else: ``longer`` of ``Verb``
-    ):
-        command = click.option(f"--{name}", switch, is_flag=True, expose_value=False, callback=_remember, help=what)(
-            command
-        )
-    for form, what in (("markdown", "a Markdown table"), ("csv", "CSV"), ("json", "JSON")):
-        command = click.option(
-            f"--{form}", is_flag=True, expose_value=False, callback=_form, help=f"Print {what} instead of text."
-        )(command)
-    return click.option(
-        "--format",
-        "-f",
-        "form",
-        type=click.Choice(["text", "json", "csv", "markdown"]),
-        expose_value=False,
-        callback=_form,
-        help="Print the answer as.  [default: text]",
-    )(command)
+    """What every verb has that answers: ``--json``, ``--csv``, ``--markdown``, ``-v`` and ``-q``."""
+    for name in ("quiet", "verbose"):
+        remember = click.option(f"--{name}", f"-{name[0]}", is_flag=True, expose_value=False, callback=_remember)
+        command = remember(command)
+    for form in ("markdown", "csv", "json"):
+        command = click.option(f"--{form}", is_flag=True, expose_value=False, callback=_form)(command)
+    return command
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     ctx.meta[f"{_META}.{param.name}"] = value
 
 
-def _form(ctx: click.Context, param: click.Parameter, value: str | bool | None) -> str | None:
-    """The one form that was asked for, by ``--format`` or by a flag of its name; None for text."""
+def _form(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Keep the one form that was asked for."""
     place = f"{_META}.form"
-    asked = value if isinstance(value, str) else param.name if value else None
-    known = ctx.meta.get(place)
-    if asked and known and asked != known:
-        raise click.UsageError(f"--{known} and --{asked}: one form at a time; leave one of them out")
-    ctx.meta[place] = asked or known
-    return None if ctx.meta[place] == "text" else ctx.meta[place]
+    asked = ctx.meta.get(place)
+    if value and asked:
+        raise click.UsageError(f"--{asked} and --{param.name}: one form at a time; leave one of them out")
+    ctx.meta[place] = param.name if value else asked
 
 
 def set_out_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
@@ -82,9 +66,9 @@ def has_out_file() -> bool:
 
 
 def asked_form() -> str | None:
-    """The form that any option has asked for; None for text."""
+    """The form that an option asked for; None for text."""
     form: str | None = click.get_current_context().meta.get(f"{_META}.form")
-    return None if form == "text" else form
+    return form
 
 
 def verb_name(ctx: click.Context) -> str:
@@ -115,10 +99,8 @@ def print_answer(answer: Answer) -> int:
 
     meta = click.get_current_context().meta
     file: Path | None = meta.get(f"{_META}.out")
-    form = asked_form()
-    if form is None and file is not None and meta.get(f"{_META}.form") is None:
-        form = _FORMS.get(file.suffix)
-    if form in (None, "text"):
+    form = asked_form() or (file and _FORMS.get(file.suffix))
+    if form is None:
         brief = answer.brief and not meta.get(f"{_META}.verbose")
         text = page_text(answer.brief if brief else answer.page) + "\n"
     elif form == "json":

@@ -14,12 +14,12 @@ from blis_replay.validate.cli.options import (
     FILE,
     OUT_FILE,
     Shares,
-    executor_options,
     release_option,
     repeat_option,
     selector_option,
     store_option,
     verb,
+    workers_option,
 )
 from blis_replay.validate.cli.progress import progress_line
 
@@ -42,29 +42,23 @@ SPLIT = Shares(
     "data",
     type=click.Choice(["auto", "steps", "latencies"]),
     default="auto",
-    show_default=True,
-    help="Fit to step records, or to latencies; auto takes both, as far as there are some.",
+    metavar="auto|steps|latencies",
+    help="Fit to step records, latencies, or both.  [default: auto]",
 )
 @click.option(
     "--split",
     type=SPLIT,
     default=(0.6, 0.8),
-    help="Shares of each run: fit to the first, choose the form by what follows up to the second, test on the rest; "
-    "1:1 fits to all.  [default: 0.6:0.8]",
+    help="Fit to this share of each run, choose the form up to the second, test on the rest.  [default: 0.6:0.8]",
 )
-@release_option(
-    "--prior", help_text="Release whose values stand for what cannot be determined.  [default: h100-datasheet]"
-)
+@release_option("--prior", help_text="For what cannot be determined.  [default: h100-datasheet]")
 @release_option(
     "--operators",
-    help_text="Release of measured operator times (`coefficients silicon`): fit only how much faster or slower each "
-    "part of them is, and what the host adds.",
+    help_text="Operator times to scale (`coefficients silicon`).",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Seed for the intervals.")
-@click.option(
-    "--force", is_flag=True, help="Write the release even if it misses what it was fitted to, or replaces another file."
-)
-@executor_options
+@click.option("--seed", type=click.IntRange(min=0), default=42, help="Seed for the intervals.  [default: 42]")
+@click.option("--force", is_flag=True, help="Write also a fit that misses, and over another file.")
+@workers_option
 @store_option
 @form_options
 def calibrate_verb(
@@ -97,17 +91,6 @@ def calibrate_verb(
       blis-replay calibrate '7b-*' --from latencies --json --out 7b.yaml
       blis-replay calibrate 7b-train --split 0.6:0.6 --out first.yaml
       blis-replay calibrate mine --prior old.yaml --split 1:1 --out new.yaml
-
-    \b
-    Of the first one, abridged:
-      coefficient                us  95 % from         to                 status
-      ----------------------  -----  ---------  ---------  ---------------------
-      intercept               6,306      6,282      6,331                 fitted
-      per_prefill_token        20.1       19.2       22.7                 fitted
-      per_context_token       0.157          -          -  prior: not identified
-      experiment  part       E2E     p99    TTFT     p99     ITL
-      ----------  ------  ------  ------  ------  ------  ------
-      7b-train    test    -0.2 %  -0.7 %  +1.1 %  +2.4 %  -0.2 %
     """
     from blis_replay.base.addons import needed_addon
     from blis_replay.blis.releases.release import format_release
@@ -143,16 +126,14 @@ def calibrate_verb(
 
 @verb("gate")
 @selector_option("all of the models that the candidate has")
-@release_option("--coefficients", required=True, help_text="The candidate: a release that ships, or a YAML file.")
-@release_option("--baseline", "baseline_name", help_text="The release in use; the candidate must not be worse.")
-@click.option(
-    "--policy", "policy_path", type=FILE, help="A gate policy.  [default: means within E2E 10 %, TTFT 15 %, ITL 15 %]"
-)
-@click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or tensor parallelism.")
+@release_option("--coefficients", required=True, help_text="The candidate: a name or a YAML file.")
+@release_option("--baseline", "baseline_name", help_text="The release in use, to be no worse than.")
+@click.option("--policy", "policy_path", type=FILE, help="Limits as YAML.  [default: those of `validate`]")
+@click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or TP.")
 @click.option("--junit", type=OUT_FILE, metavar="FILE", help="Write the checks as JUnit XML too.")
 @click.option("--summary", type=OUT_FILE, metavar="FILE", help="Write Markdown for a pull request too.")
 @repeat_option
-@executor_options
+@workers_option
 @store_option
 @form_options
 def gate_verb(
@@ -182,8 +163,8 @@ def gate_verb(
     Examples:
       blis-replay gate --coefficients mine.yaml
       blis-replay gate --coefficients mine.yaml --baseline h100-vllm-0.15.1
-      blis-replay gate --coefficients mine.yaml --experiment monday --repeat tuesday
-      blis-replay gate --coefficients mine.yaml --policy policy.yaml --experiment '34b-*'
+      blis-replay gate monday --coefficients mine.yaml --repeat tuesday
+      blis-replay gate '34b-*' --coefficients mine.yaml --policy policy.yaml
       blis-replay gate --coefficients mine.yaml --junit gate.xml --summary gate.md
     """
     from blis_replay.ingest.store import open_for_reading

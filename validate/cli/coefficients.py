@@ -196,16 +196,8 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     \b
     Examples:
       blis-replay coefficients steps tiny-live-d
-      blis-replay coefficients steps tiny-live-a -f csv -o steps.csv
+      blis-replay coefficients steps tiny-live-a -o steps.csv
       blis-replay coefficients steps tiny-live-b --json
-
-    \b
-    Of the first one, abridged:
-      against the step cycle      n  cycle ms    MAPE   signed     r
-      ----------------------  -----  --------  ------  -------  ----
-      all                     2,453     20.18  16.9 %   +1.6 %  0.90
-      decode-only             2,340     16.21  17.0 %   +0.5 %  0.56
-      mixed, light (< 256)       69     85.29  16.7 %   +5.2 %  0.47
     """
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.experiment import release_for, stored_experiment

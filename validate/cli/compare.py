@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @verb("compare", longer="With --simulators: print a table per recording too.")
 @click.argument("sides", nargs=-1, metavar="[A B | EXPERIMENT...]")
-@name_option("experiment", "Slug or alias, for a release or a simulator.")
+@name_option("experiment", "Replayed by a release or a simulator.")
 @coefficients_option
 @click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for a side that is blis.")
 @click.option(
@@ -33,16 +33,12 @@ if TYPE_CHECKING:
     "asked",
     multiple=True,
     metavar="all|NAME,...",
-    help="Every one of these simulators on the experiments (all if none is named). There are embedded, "
-    "embedded@RELEASE, floor:constant, floor:line, dynamo[-fitted][:PYTHON], aiconfigurator[:PYTHON], "
-    "vidur[-fitted][:PYTHON], llmservingsim:TABLE, blis[-MODEL], 'cmd:PATH ARGS'.",
+    help="Each of these simulators on the experiments (a lab).",
 )
-@click.option("--explain", is_flag=True, help="With --simulators: say what costs each simulator most (slow).")
-@timeout_option()
-@click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")
-@click.option(
-    "--held-out", "unseen", is_flag=True, help="With --published: only what our coefficients were not fitted on."
-)
+@click.option("--explain", is_flag=True, help="With --simulators: what costs each most (slow).")
+@timeout_option
+@click.option("--published", is_flag=True, help="Our errors beside published ones.")
+@click.option("--held-out", "unseen", is_flag=True, help="With --published: only what is held out.")
 @click.option("--runs", "list_them", is_flag=True, help="List the stored runs and their ids.")
 @store_option
 @form_options
@@ -59,7 +55,7 @@ def compare_verb(
     list_them: bool,
     store_path: Path,
 ) -> int:
-    """Two of anything side by side: which numbers differ, by how much, and what changed.
+    """Two of anything side by side: what differs, by how much, and why.
 
     A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now),
     the id of a stored run, a coefficient release or a simulator (embedded, blis; both
@@ -73,12 +69,9 @@ def compare_verb(
     Examples:
       blis-replay compare 34b-general 34b-general@h100-vllm-0.15.1
       blis-replay compare old.yaml new.yaml --experiment 34b-general
-      blis-replay compare embedded blis --experiment 34b-general --blis-binary ./blis
-      blis-replay compare 34b-codegen 34b-general
-      blis-replay compare 34b-general 34b-codegen --simulators all
-      blis-replay compare 7b-train --simulators embedded,floor:line --out board.md
+      blis-replay compare embedded blis -e 34b-general --blis-binary ./blis
+      blis-replay compare 7b-train --simulators embedded,floor:line -o board.md
       blis-replay compare --runs
-      blis-replay compare --published
       blis-replay compare --published --held-out
     """
     from blis_replay.ingest.store import open_for_reading

@@ -15,13 +15,13 @@ from blis_replay.validate.cli.options import (
     DURATION,
     OUT_FILE,
     coefficients_option,
-    executor_options,
     experiment_option,
     experiments_options,
     release_option,
     replay_option,
     store_option,
     verb,
+    workers_option,
 )
 from blis_replay.validate.cli.progress import progress_line
 
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 @replay_option
 @release_option(
     "--reference",
-    help_text="Release whose coefficients stand in for what was not recorded, or none.  "
-    "[default: that which ships for the experiment]",
+    help_text="Stands in for what was not recorded; or none.",
 )
-@executor_options
+@workers_option
 @store_option
 @form_options
 def explain_verb(
@@ -137,15 +136,17 @@ def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path
 @verb("report")
 @experiments_options
 @coefficients_option
-@release_option("--baseline", help_text="Another one, whose errors are shown below in the overview.")
+@release_option("--baseline", help_text="Another one, shown below it in the overview.")
 @replay_option
-@click.option("--out", "-o", type=OUT_FILE, required=True, help="The HTML file to write.")
+@click.option("--out", "-o", type=OUT_FILE, default="report.html", help="The page.  [default: report.html]")
+@click.option("--open", "browse", is_flag=True, help="Show the page in a browser.")
 @store_option
 @form_options
 def report_verb(
     names: tuple[str, ...],
     everything: bool,
     out: Path,
+    browse: bool,
     coefficients: str | None,
     baseline: str | None,
     mode_text: str,
@@ -160,9 +161,9 @@ def report_verb(
 
     \b
     Examples:
-      blis-replay report 34b-general --out report.html
-      blis-replay report 34b-general --replay scheduling=synchronous --out report.html
-      blis-replay report --all --coefficients mine.yaml --baseline h100-vllm-0.15.1 --out report.html
+      blis-replay report 34b-general --open
+      blis-replay report 34b-general --replay scheduling=synchronous
+      blis-replay report --all --coefficients mine.yaml --out mine.html
     """
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
@@ -197,6 +198,8 @@ def report_verb(
         )
     size = write_whole(out, written.html)
     print_answer(report_answer(written, out, size))
+    if browse:
+        click.launch(str(out.absolute()))
 
 
 @verb("timeline")
@@ -205,8 +208,8 @@ def report_verb(
 @replay_option
 @click.option("--from", "from_us", type=DURATION, help="Where the window begins.  [default: 0s]")
 @click.option("--for", "length_us", type=DURATION, help="How long it is.  [default: 5s]")
-@click.option("--around", type=click.Choice(["worst"]), help="Or the middle: the request that is off by most time.")
-@click.option("--request", metavar="ID", help="Or a window that holds this request, and only its lanes.")
+@click.option("--around", type=click.Choice(["worst"]), help="Or: from the request with the largest error on.")
+@click.option("--request", metavar="ID", help="Or: this request, and only its lanes.")
 @click.option("--out", "-o", type=OUT_FILE, required=True, help="The .json file (Chrome trace events).")
 @store_option
 @form_options
@@ -229,11 +232,9 @@ def timeline_verb(
 
     \b
     Examples:
-      blis-replay timeline 34b-general --out trace.json
       blis-replay timeline 34b-general --from 600s --for 500ms --out trace.json
       blis-replay timeline mine --around worst --for 2s --out trace.json
       blis-replay timeline mine --request cmpl-17 --out trace.json
-      blis-replay timeline 34b-general --replay scheduling=synchronous --out trace.json
     """
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
-from itertools import pairwise
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -64,12 +64,6 @@ LABS = {
     "study": "Do coefficients hold for models and workloads they were not fitted to?",
 }
 
-# Options that every verb has, and the program itself has not.
-_OF_VERBS = (
-    *("--store", "--format", "-f", "--json", "--csv", "--markdown", "--out", "-o", "--verbose", "-v", "--quiet", "-q"),
-    *("--experiment", "-e", "--all", "--coefficients"),
-)
-
 EXIT_PASS = 0
 # As a shell reports the signal: no verdict.
 EXIT_READER_GONE = 141
@@ -97,6 +91,10 @@ class LazyGroup(click.Group):
         module = import_module(f"blis_replay.validate.cli.{VERBS[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_verb")
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any group; its own options are understood behind the verb, too."""
+        return super().parse_args(ctx, _options_first(args))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -136,14 +134,17 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verbs under their headings, without importing them."""
+        from blis_replay.validate.cli.options import COMMON, OPTION_COLUMNS
+
         labs = _plugged_in()
         width = max(map(len, (*VERBS, *labs)))
-        for title, verbs in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in verbs.items()])
-        if labs:
-            with formatter.section("Labs"):
-                formatter.write_dl([(name.ljust(width), text) for name, text in labs.items()])
+        sections = {title: {name: text for name, (_, text) in verbs.items()} for title, verbs in SECTIONS.items()}
+        for title, listed in {**sections, "Labs": labs}.items():
+            if listed:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in listed.items()])
+        with formatter.section("Common options of verbs"):
+            formatter.write_dl([*COMMON.items()], col_max=OPTION_COLUMNS)
 
 
 def _plugged_in() -> dict[str, str]:
@@ -151,6 +152,22 @@ def _plugged_in() -> dict[str, str]:
     names = addons("verb")
     ours = {name: text for name, text in LABS.items() if name in names}
     return ours | {name: f"See `blis-replay {name} --help`." for name in names if name not in ours}
+
+
+def _options_first(words: Sequence[str]) -> list[str]:
+    """A command line with the options of the program before its verb; what stands behind ``--`` is not looked at."""
+    end = words.index("--") if "--" in words else len(words)
+    first: list[str] = []
+    rest: list[str] = []
+    given = iter(words[:end])
+    for word in given:
+        name, equals, _ = word.partition("=")
+        option = next((param for param in cli.params if name in param.opts and name != "--version"), None)
+        if isinstance(option, click.Option):
+            first += [word, *([] if option.is_flag or equals else islice(given, 1))]
+        else:
+            rest.append(word)
+    return [*first, *rest, *words[end:]]
 
 
 def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -302,15 +319,9 @@ def _with_help(error: click.UsageError) -> str:
     """What is wrong, and the command that says what is right."""
     command = error.ctx.command_path if error.ctx else "blis-replay"
     message = _missing(error) or " ".join(error.format_message().split()).rstrip(".")
-    if isinstance(error, click.NoSuchOption) and error.option_name in _OF_VERBS and command == "blis-replay":
-        message = f"{error.option_name} belongs behind the verb"
-    elif isinstance(error, click.NoSuchOption) and error.option_name in _options_of_the_program():
-        message = f"{error.option_name} belongs before the verb: `blis-replay {error.option_name} ...`"
+    if isinstance(error, click.NoSuchOption) and command == "blis-replay":
+        message = f"{error.option_name} is no option of the program; options of a verb stand behind it"
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
-
-
-def _options_of_the_program() -> set[str]:
-    return {name for param in cli.params for name in param.opts}
 
 
 def _missing(error: click.UsageError) -> str:
@@ -353,9 +364,7 @@ def _answer_in_json(text: str, code: int) -> None:
 
 def _asks_for_json(words: Sequence[str]) -> bool:
     """Whether a command line asks for JSON, also one that could not be read to its end."""
-    asked = {"json" if word in ("--format=json", "-fjson") else word.removeprefix("--") for word in words}
-    asked |= {form for option, form in pairwise(words) if option in ("--format", "-f")}
-    return "json" in asked and asked.isdisjoint(("csv", "markdown"))
+    return "--json" in words and not {"--csv", "--markdown"} & {*words}
 
 
 def _drop_output() -> None:

@@ -54,10 +54,7 @@ def store_option(command: Command) -> Command:
         type=FILE,
         default=STORE_DEFAULT,
         envvar="BLIS_REPLAY_STORE",
-        show_default=True,
-        show_envvar=True,
         callback=_remembered,
-        help="The ground-truth store, a DuckDB file.",
     )(command)
 
 
@@ -110,22 +107,19 @@ def one_experiment(*, required: bool) -> Callable[[Command], Command]:
                 raise click.UsageError("name an experiment; list them with `blis-replay list`")
             return command(*args, name=chosen[0] if chosen else None, **options)
 
-        return cast("Command", _positional("[EXPERIMENT]")(name_option("name", "Slug or alias.")(with_name)))
+        return cast("Command", _positional("[EXPERIMENT]")(name_option("name", "")(with_name)))
 
     return named
 
 
 def experiments_options(command: Command) -> Command:
     """Experiments as ``names``, positional or as ``--experiment``, or ``--all`` as ``everything``."""
-    everything = click.option("--all", "everything", is_flag=True, help="All stored and bundled experiments.")
-    return selector_option("")(everything(command))
+    return selector_option("")(click.option("--all", "everything", is_flag=True)(command))
 
 
 def selector_option(default: str, option: str = "--experiment") -> Callable[[Command], Command]:
     """Experiments as ``names``, several, patterns too; ``default``: what is meant without any."""
-    help_text = (
-        f"Slug, alias or pattern such as '34b-*'; may be given several times.{default and f'  [default: {default}]'}"
-    )
+    help_text = f"Slug, alias or pattern.  [default: {default}]" if default else ""
 
     def named(command: Command) -> Command:
         @wraps(command)
@@ -176,18 +170,13 @@ def complete_releases(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 def repeat_option(command: Command) -> Command:
     """``--repeat`` as ``repeats``: recordings of a load that is judged, made once more."""
-    help_text = (
-        "Another recording of the same load on the same server; may be given several times. Intervals then come "
-        "from all of them."
-    )
+    help_text = "Another recording of the same load and server."
     return name_option("repeats", help_text, "--repeat", several=True)(command)
 
 
 def slo_option(command: Command) -> Command:
     """``--slo`` as ``objectives``; empty without it."""
-    help_text = (
-        "Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them."
-    )
+    help_text = "Limits to check: ttft.p95=500ms,itl.p95=50ms."
     return click.option("--slo", "objectives", metavar="LIMITS", callback=_objectives, help=help_text)(command)
 
 
@@ -204,21 +193,20 @@ def release_option(*names: str, help_text: str, **settings: Any) -> Callable[[Co
     return click.option(*names, metavar="RELEASE", shell_complete=complete_releases, help=help_text, **settings)
 
 
-def timeout_option(*former: str) -> Callable[[Command], Command]:
-    """``--simulator-timeout`` in seconds, with its ``former`` names."""
+def timeout_option(command: Command) -> Command:
+    """``--simulator-timeout`` as ``timeout_s``."""
     return click.option(
-        *("--simulator-timeout", *former, "timeout_s"),
+        *("--simulator-timeout", "timeout_s"),
         type=click.FloatRange(0, min_open=True),
         default=600.0,
-        show_default=True,
         metavar="SECONDS",
-        help="End a run of another simulator after this long.",
-    )
+        help="Stop another simulator after this.  [default: 600]",
+    )(command)
 
 
 def coefficients_option(command: Command) -> Command:
     """``--coefficients``: the release to replay with, None for the one that ships for the experiment."""
-    help_text = "A release that ships, or a YAML file.  [default: that which ships for the experiment]"
+    help_text = "Name or YAML file.  [default: the one that ships]"
     return release_option("--coefficients", help_text=help_text)(command)
 
 
@@ -230,7 +218,7 @@ def gpu_file_option(command: Command) -> Command:
 
 def another_gpu_options(command: Command) -> Command:
     """``--gpu`` and ``--gpu-file``: run coefficients that follow from a datasheet on another GPU."""
-    help_text = "Another GPU, for coefficients that follow from a datasheet.  [default: the only one of --gpu-file]"
+    help_text = "Another GPU, for a release of kind physical.  [default: that of --gpu-file]"
     return click.option("--gpu", metavar="NAME", help=help_text)(gpu_file_option(command))
 
 
@@ -245,14 +233,8 @@ def release_on_gpu(release: CoefficientRelease, gpu: str | None, gpu_file: Path 
 
 def replay_option(command: Command) -> Command:
     """``--replay`` as ``mode_text``."""
-    help_text = (
-        "exact, spec (requests generated from the load profile), blis-spec (as BLIS expands it), "
-        "or substitutions: arrivals=flat|profile, lengths=re-tokenised|profile, prefix=none|profile, "
-        "scheduling=synchronous, joined by commas."
-    )
-    return click.option("--replay", "mode_text", default="exact", show_default=True, metavar="MODE", help=help_text)(
-        command
-    )
+    help_text = "exact, spec, or changes such as prefix=none."
+    return click.option("--replay", "mode_text", default="exact", metavar="MODE", help=help_text)(command)
 
 
 def repeated(**options: str | None) -> str:
@@ -293,17 +275,9 @@ def _is_database(path: Path) -> bool:
     return False
 
 
-def executor_options(command: Command) -> Command:
-    """``--executor`` and ``--workers``: how a verb that runs many replays runs them."""
-    chosen = click.option(
-        "--executor",
-        type=click.Choice(["local", "serial"]),
-        default="local",
-        show_default=True,
-        help="Several processes where they save time, or one only.",
-    )
-    workers = click.option("--workers", type=click.IntRange(1), help="Processes at most.  [default: one a processor]")
-    return chosen(workers(command))
+def workers_option(command: Command) -> Command:
+    """``--workers``: how many processes a verb that runs many replays may use."""
+    return click.option("--workers", type=click.IntRange(1), metavar="N")(command)
 
 
 class Shares(click.ParamType[tuple[float, float]]):
@@ -354,24 +328,31 @@ OUT_FILE = OutFile()
 DURATION = Duration()
 
 
-# What every verb has, in the order of its help; all else is the verb's own.
-COMMON = (
-    *("--executor", "--workers", "--store", "--format", "--json", "--csv", "--markdown"),
-    *("--verbose", "--quiet", "--help"),
-)
+# Options that many verbs have.  The help of a verb has their names only, that of the program says what they do.
+COMMON = {
+    "-e, --experiment NAME": "The same as EXPERIMENT: a slug, an alias, or a pattern such as '34b-*'.",
+    "--all": "All stored and bundled experiments.",
+    "--workers N": "Processes for many replays.  [default: one per processor]",
+    "--store FILE": f"The ground-truth store, or BLIS_REPLAY_STORE.  [default: {STORE_DEFAULT}]",
+    "-o, --out FILE": "Write the answer to this file: .json, .csv, .md, or text.",
+    "--json, --csv, --markdown": "Print the answer in this form.",
+    "-v, --verbose": "Print everything, where a verb has a shorter answer.",
+    "-q, --quiet": "Print no answer and no progress; the exit code answers.",
+}
+# Columns for the names of options in a help page; longer ones have a line of their own.
+OPTION_COLUMNS = 22
 
 
 class Verb(click.Command):
-    """A command whose help has the common options in a section of their own; ``longer``: what -v adds, if anything."""
+    """A command whose help has the common options in one line; ``longer``: what -v adds, if anything."""
 
     def __init__(self, *args: Any, longer: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
-        for param in self.params:
-            if isinstance(param, click.Option) and param.name == "verbose":
-                param.help = longer or param.help
-        names = [name for param in self.params for name in param.opts]
-        if "--format" in names and "--out" not in names:
-            at = next(i for i, param in enumerate(self.params) if param.opts[0] in COMMON)
+        named = {param.name: param for param in self.params if isinstance(param, click.Option)}
+        if "verbose" in named:
+            named["verbose"].help = longer
+        if "json" in named and "out" not in named:
+            at = next(i for i, param in enumerate(self.params) if param.name in ("workers", "store_path", "json"))
             self.params.insert(at, _answer_file())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -391,17 +372,15 @@ class Verb(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verb's own options first."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Common options": []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and isinstance(param, click.Option):
-                common = {*param.opts, *param.secondary_opts} & set(COMMON)
-                sections["Common options" if common else "Options"].append(record)
-        for title, records in sections.items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        """The verb's own options; below them the names of the common ones."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        own = [record for o in options if o.help and "--help" not in o.opts and (record := o.get_help_record(ctx))]
+        if own:
+            with formatter.section("Options"):
+                formatter.write_dl(own, col_max=OPTION_COLUMNS)
+        names = [option.get_help_record(ctx) for option in options if not option.help]
+        with formatter.section("Common options"):
+            formatter.write_text(", ".join(record[0].replace(", ", "/") for record in names if record) + ", -h/--help")
 
 
 class VerbGroup(click.Group):
@@ -440,7 +419,6 @@ def _answer_file() -> click.Option:
         type=OUT_FILE,
         expose_value=False,
         callback=set_out_file,
-        help="Write the answer to this file; .json, .csv or .md says as what.  [default: standard output]",
     )
 
 

@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     "-o",
     "directory",
     type=FOLDER,
-    help="The experiment's directory; its name becomes the experiment's.  [default: one in runs/, by date and model]",
+    help="The experiment's directory.  [default: in runs/, by date and model]",
 )
-@click.option(
-    "--spans/--no-spans", default=True, show_default=True, help="Receive the server's request spans (OTLP) as well."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print what was recorded as JSON; the server's output on stderr.")
+@click.option("--spans/--no-spans", default=True, help="Receive the server's request spans (OTLP).  [default: yes]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the server's output goes to stderr.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def record_verb(directory: Path | None, spans: bool, as_json: bool, command_line: tuple[str, ...]) -> int:
     """Run a vLLM server, and record every engine step and every arrival from inside of it.
@@ -100,28 +98,24 @@ def _say_what_was_recorded(made: ServerRecording) -> None:
 
 @verb("ingest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--name", default="", help="Name of the experiment.  [default: that of its directory]")
+@click.option("--name", default="", help="Of the experiment.  [default: its directory]")
 @click.option(
-    "--input-format", "file_format", default="", metavar="FORMAT", help="Format of the files named, if not found out."
+    "--input-format", "file_format", default="", metavar="FORMAT", help="Format of the files, if not recognised."
 )
 @click.option(
     "--columns",
     multiple=True,
     metavar="FIELD=COLUMN:UNIT,...",
-    help="What the columns of a table are, where their names do not say it.  [default: as at the last ingest]",
+    help="The columns of a table, where their names do not say.",
 )
-@click.option(
-    "--model", metavar="NAME", help="What was served, where no file says it.  [default: as at the last ingest]"
-)
+@click.option("--model", metavar="NAME", help="What was served, where no file says it.")
 @click.option(
     "--engine",
     "engine_file",
     type=FILE,
-    help="YAML of engine arguments, e.g. `num_gpu_blocks: 26603`; kept for later ingests of the experiment.",
+    help="YAML of engine arguments, e.g. `num_gpu_blocks: 26603`.",
 )
-@click.option(
-    "--replace", "even_worse", is_flag=True, help="Store also what has fewer requests or steps than what is stored."
-)
+@click.option("--replace", "even_worse", is_flag=True, help="Store also what has fewer requests or steps.")
 @store_option
 @form_options
 def ingest_verb(
@@ -136,19 +130,17 @@ def ingest_verb(
 ) -> int:
     """Read experiments, as load generators and vLLM leave them, into the store.
 
-    A directory is one experiment, or holds several with an exp-config.yaml or a result each; files of
-    one folder are one, called like the folder.
-    Formats are found out by content. Each experiment is read in one transaction; reading
-    the same content again changes nothing; a copy that was cut off replaces the whole one
-    only with --replace. Instrument checks run at once; see `blis-replay inspect`. One that
-    cannot be read is reported, the others are read all the same; the exit code is then 3.
+    A directory is one experiment, or holds several with an exp-config.yaml or a result each; the
+    files of one folder are one. The content of a file says its format. Reading the same content
+    again changes nothing; --replace is needed for a copy with fewer requests or steps.
+    An experiment that cannot be read is named, the others are read; the exit code is then 4.
 
     \b
     Examples:
       blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
       blis-replay ingest runs/* --engine engine.yaml
       blis-replay ingest bench/benchmarks.json 'bench/traces*.json' --name my-run
-      blis-replay ingest requests.csv --columns ttft=first_token_after:ms,arrival=sent:s
+      blis-replay ingest requests.csv --columns ttft=first_after:ms,arrival=sent:s
     """
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.errors import RecordingError
@@ -224,7 +216,7 @@ def list_verb(store_path: Path) -> None:
     Examples:
       blis-replay list
       blis-replay list --csv
-      blis-replay list -f markdown -o experiments.md
+      blis-replay list -o experiments.md
     """
     from blis_replay.validate.inspection import experiments_answer
 
@@ -250,7 +242,7 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
     Examples:
       blis-replay inspect 34b-general
       blis-replay inspect 34b-general --json
-      blis-replay inspect 34b-general -f csv -o findings.csv
+      blis-replay inspect 34b-general -o findings.csv
       blis-replay inspect 34b-general --check token_events
       blis-replay inspect --checks
     """

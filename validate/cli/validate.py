@@ -13,7 +13,6 @@ from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     WINDOW,
     coefficients_option,
-    executor_options,
     experiments_options,
     repeat_option,
     repeated,
@@ -23,6 +22,7 @@ from blis_replay.validate.cli.options import (
     store_option,
     timeout_option,
     verb,
+    workers_option,
 )
 from blis_replay.validate.cli.progress import progress_line
 
@@ -38,7 +38,7 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
     return [name for name in ("both", *simulator_kinds()) if name.startswith(incomplete)]
 
 
-@verb("validate", longer="Print everything: every number, assumption and finding.")
+@verb("validate", longer="Print every number, assumption and finding.")
 @experiments_options
 @coefficients_option
 @replay_option
@@ -48,21 +48,15 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
     metavar="NAME",
     shell_complete=_complete_simulators,
     default="embedded",
-    show_default=True,
-    help="embedded (our engine), blis (the BLIS binary with the --coefficients, else with its own latency model; "
-    "blis-own or blis-roofline name one), both side by side, or another program ('cmd:PATH ARGS'). The labs have "
-    "floor:constant and floor:line, which every simulator should beat: fitted as the coefficients, or to the "
-    "experiment of floor:line@EXPERIMENT.",
+    help="embedded, blis, both side by side, or 'cmd:PATH ARGS'.",
 )
 @click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
-@timeout_option("--blis-timeout")
+@timeout_option
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
-@click.option(
-    "--window", type=WINDOW, default=(0.0, 1.0), help="Compare only requests of this share of the run, e.g. 0.6:1."
-)
+@click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Compare only this share of the run, e.g. 0.6:1.")
 @repeat_option
 @slo_option
-@executor_options
+@workers_option
 @store_option
 @form_options
 @click.pass_context
@@ -97,15 +91,10 @@ def validate_verb(
     \b
     Examples:
       blis-replay validate 34b-general
-      blis-replay validate 34b-general --by-stage
+      blis-replay validate 34b-general --coefficients mine.yaml --by-stage
       blis-replay validate 34b-general --slo ttft.p99=100ms,itl.p90=20ms
-      blis-replay validate 34b-general --coefficients mine.yaml
-      blis-replay validate 34b-general --coefficients stepml-direct --replay prefix=none
-      blis-replay validate 34b-general --replay spec
       blis-replay validate 34b-general --simulator both --blis-binary ./blis
       blis-replay validate 34b-general --simulator 'cmd:./mine --fast'
-      blis-replay validate 34b-general --simulator floor:line@34b-codegen
-      blis-replay validate 34b-general --replay vllm_version=0.32.0
       blis-replay validate --all --csv
     """
     if bool(names) == everything:

@@ -12,12 +12,12 @@ from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     another_gpu_options,
     coefficients_option,
-    executor_options,
     experiment_option,
     release_on_gpu,
     slo_option,
     store_option,
     verb,
+    workers_option,
 )
 from blis_replay.validate.cli.progress import progress_line
 
@@ -30,20 +30,15 @@ if TYPE_CHECKING:
 @experiment_option
 @coefficients_option
 @another_gpu_options
-@click.option(
-    "--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument, or the load (below)."
-)
-@click.option(
-    "--sweep", "swept", multiple=True, metavar="ARGUMENT=V1,V2,...", help="Try several values; all combinations."
-)
+@click.option("--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument, or the load.")
+@click.option("--sweep", "swept", multiple=True, metavar="ARGUMENT=V1,V2,...", help="Several values; all combinations.")
 @slo_option
 @click.option(
     "--find",
     type=click.Choice(["rate", "concurrency"]),
-    help="Search for the most load within the limits of --slo: how many times as fast the recorded requests may "
-    "come, or how many clients may send them.",
+    help="Search for the most load within the limits of --slo.",
 )
-@executor_options
+@workers_option
 @store_option
 @form_options
 def whatif_verb(
@@ -76,9 +71,8 @@ def whatif_verb(
       blis-replay whatif 34b-general --set max_num_seqs=64
       blis-replay whatif 70b-general --set async_scheduling=false \\
           --sweep max_num_seqs=64,128,256 --sweep max_num_batched_tokens=2048,8192
-      blis-replay whatif 34b-general --sweep concurrency=8,64 --slo ttft.p95=500ms,itl.p95=20ms
-      blis-replay whatif 34b-codegen --find rate --slo ttft.p95=500ms,itl.p95=20ms
-      blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
+      blis-replay whatif 34b-general --sweep concurrency=8,64 --slo ttft.p95=500ms
+      blis-replay whatif 34b-codegen --find rate --slo ttft.p95=500ms
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.validate.comparison.verdict_text import with_use

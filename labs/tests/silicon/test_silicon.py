@@ -175,12 +175,12 @@ def test_other_captured_sizes_are_replayed_where_the_coefficients_know_padding(
     release, _made = silicon_release("mine", "some/Model", Deployment(config, "H100-SXM"))
     recording = make_recording({"arrival_us": [0], "prompt_tokens": [10], "output_tokens": [3]})
     changes: list[EngineOverrides] = [(("cudagraph_capture_sizes", sizes),) for sizes in ("4", "1", "1 2 4")]
-    found = what_if(recording, release, changes, executor="serial")
+    found = what_if(recording, release, changes, workers=1)
     means = [(point.values or {})["itl_mean_ms"] for point in (found.recorded, *found.points)]
     assert [round(1e3 * ((mean or 0) - (means[0] or 0))) for mean in means[1:]] == [30, 0, 0]
     assert "(cudagraph_capture_sizes not recorded)" in str(whatif_answer(found)).replace("\n  ", " ")
     with pytest.raises(NothingToJudgeError, match="ours has no times of padded batches, so other cudagraph_capture"):
-        what_if(recording, release_of(), changes, executor="serial")
+        what_if(recording, release_of(), changes, workers=1)
 
 
 def test_captured_sizes_come_from_a_file_of_engine_arguments(made_package: None, config: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_one_place_takes_a_request_whenever_it_is_free() -> None:
     both have 10 ms at any rate.
     """
     objectives, changes = parse_objectives("ttft.p99=20ms"), [(("max_num_seqs", 1),)]
-    recorded, one = find_most(one_a_second(), RELEASE, "rate", objectives, changes, executor="serial")
+    recorded, one = find_most(one_a_second(), RELEASE, "rate", objectives, changes, workers=1)
     assert one.most is not None
     assert 25.06 / 1.02 <= dict(one.most.overrides)["rate"] <= 25.06  # type: ignore[operator]  # a number
     assert recorded.beyond is None
@@ -64,7 +64,7 @@ def test_one_place_takes_a_request_whenever_it_is_free() -> None:
 def test_what_no_load_keeps_is_said() -> None:
     """No first token comes within 5 ms of a step of 10 ms."""
     objectives = parse_objectives("ttft.mean=5ms")
-    (found,) = find_most(one_a_second(), RELEASE, "concurrency", objectives, [], executor="serial")
+    (found,) = find_most(one_a_second(), RELEASE, "concurrency", objectives, [], workers=1)
     assert (found.most, found.reason) == (None, "missed even with concurrency=1")
     assert [met for _, met in found.tried] == [False] * len(found.tried)
 
@@ -73,4 +73,4 @@ def test_an_engine_that_cannot_run_is_an_error() -> None:
     """The release has no coefficients for the model."""
     other = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle(), model="other")
     with pytest.raises(NothingToJudgeError, match="nothing could be simulated"):
-        find_most(one_a_second(), other, "rate", parse_objectives("ttft.mean=5ms"), [], executor="serial")
+        find_most(one_a_second(), other, "rate", parse_objectives("ttft.mean=5ms"), [], workers=1)
