@@ -77,7 +77,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
 
     \b
     Example:
-      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out blis-h100.yaml
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 -o blis.yaml
     """
     from blis_replay_labs.exchange.defaults import release_of_defaults
 

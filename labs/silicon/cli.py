@@ -47,7 +47,7 @@ def silicon_verb(
 
     \b
     Example:
-      blis-replay coefficients silicon config.json --model org/new-13b --hardware H200-SXM --out silicon.yaml
+      blis-replay coefficients silicon config.json --model org/new-13b -o s.yaml
       blis-replay validate --experiment mine --coefficients silicon.yaml
     """
     from blis_replay_labs.silicon.tabulate import Deployment, silicon_release
