@@ -210,10 +210,7 @@ def _waiting_order(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> 
         places = np.arange(n)
         return places, places, places
     arrival_us = trace.arrival_us[order]
-    if engine.scheduling_policy == "sjf":
-        priority = trace.prompt_tokens[order]
-    else:
-        priority = (np.zeros(n, np.int64) if trace.priority is None else trace.priority)[order]
+    priority = (np.zeros(n, np.int64) if trace.priority is None else trace.priority)[order]
     by_rank = np.lexsort((order, arrival_us, priority))
     rank = np.empty(n, np.int64)
     rank[by_rank] = np.arange(n)

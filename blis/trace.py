@@ -192,8 +192,7 @@ class EngineConfig:
     """Engine arguments under vLLM's names.
 
     ``num_gpu_blocks`` includes the reserved null block, as in vLLM.  None: as many blocks as the requests can use, up
-    to a million.  ``long_prefill_token_threshold`` 0 is off.  ``scheduling_policy`` ``sjf`` (shortest prompt first)
-    exists in BLIS, not in vLLM: the waiting queue is sorted by prompt tokens, arrival and place in the trace.
+    to a million.  ``long_prefill_token_threshold`` 0 is off.
 
     Arguments that only newer releases have:
 
@@ -218,7 +217,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
-    scheduling_policy: Literal["fcfs", "priority", "sjf"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     scheduler_reserve_full_isl: bool = False
     watermark: float = 0.0
     long_prefill_token_threshold_adaptive: bool = False
@@ -281,8 +280,8 @@ class EngineConfig:
             )
         if (self.num_gpu_blocks or 0) > MOST_BLOCKS:
             raise TraceError(f"num_gpu_blocks is {self.num_gpu_blocks}; at most {MOST_BLOCKS} can be simulated")
-        if self.scheduling_policy not in ("fcfs", "priority", "sjf"):
-            raise TraceError(f"scheduling_policy is {self.scheduling_policy!r}; use fcfs, priority or sjf")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise TraceError(f"scheduling_policy is {self.scheduling_policy!r}; use fcfs or priority")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise TraceError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "

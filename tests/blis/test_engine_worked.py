@@ -149,24 +149,3 @@ def test_pooled_gaps_are_the_gaps_between_token_times() -> None:
     result = simulate(make_trace([0, 1200], [10, 100], [3, 1]), ENGINE, BETA)
     gap_us, count = result.inter_token_gaps(np.array([True, True]))
     assert sorted(np.repeat(gap_us, count).tolist()) == [1005, 2005]
-
-
-def test_shortest_prompt_first() -> None:
-    """One at a time: A runs to 2000; then 20 tokens (1200), then 50 (1500) before 90 that came first (1900)."""
-    engine = replace(ENGINE, max_num_seqs=1, scheduling_policy="sjf")
-    result = simulate(make_trace([0, 1, 2, 3], [100, 90, 50, 20], [1] * 4), engine, BETA)
-    assert result.finished_us.tolist() == [2000, 2000 + 1200 + 1500 + 1900, 2000 + 1200 + 1500, 2000 + 1200]
-
-
-def test_shortest_prompt_first_gives_up_the_last_admitted() -> None:
-    """Under sjf the victim is as under fcfs the last of the running list, be its prompt the shortest; it starts over.
-
-    Four blocks of 16: A (30 tokens, 2 blocks) and B (16, 1; its second token takes the fourth) until A needs a third
-    for its 33rd token: B, admitted last, goes, and comes back when A is done.
-    """
-    engine = replace(ENGINE, num_gpu_blocks=5, scheduling_policy="sjf", enable_prefix_caching=False)
-    result = simulate(make_trace([0, 1], [30, 16], [6, 6]), engine, BETA)
-    assert result.preemptions.tolist() == [0, 1]
-    by_priority = replace(engine, scheduling_policy="priority")
-    longest_goes = replace(make_trace([0, 1], [30, 16], [6, 6]), priority=np.array([30, 16]))
-    assert simulate(longest_goes, by_priority, BETA).preemptions.tolist() == [1, 0]

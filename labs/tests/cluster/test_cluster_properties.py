@@ -53,7 +53,7 @@ engines = st.builds(
     max_model_len=st.just(1000),
     async_scheduling=st.booleans(),
     num_gpu_blocks=st.integers(24, 40),
-    scheduling_policy=st.sampled_from(["fcfs", "priority", "sjf"]),
+    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
 )
 clusters = st.builds(ClusterConfig, instances=st.integers(1, 4), router=routers)
 Rows = list[tuple[int, int, int, int, int | None]]
