@@ -1,4 +1,4 @@
-"""The verbs ``blis-replay export`` and ``coefficients import-defaults``."""
+"""The verbs ``blis-replay export`` and ``coefficients convert``."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def export_verb(name: str, target: str, out: Path | None, force: bool, store_pat
     )
 
 
-@verb("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
+@verb("convert", short_help="Turn a BLIS defaults.yaml into a release.")
 @click.argument("defaults", type=FILE)
 @click.option("--gpu", metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several.")
 @click.option("--vllm-version", help="Needed where the file has several of one model.")
 @release_file_option
 @form_options
-def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path) -> None:
+def convert_verb(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path) -> None:
     """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
 
     Alphas and betas are kept, to whole ns. KV blocks, losses and workload presets are left
@@ -77,7 +77,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
 
     \b
     Example:
-      blis-replay coefficients import-defaults defaults.yaml --gpu H100 -o blis.yaml
+      blis-replay coefficients convert defaults.yaml --gpu H100 -o blis.yaml
     """
     from blis_replay_labs.exchange.defaults import release_of_defaults
 

@@ -285,7 +285,7 @@ def test_verbs_at_the_same_time_wait_for_each_other(run: Run, tmp_path: Path) ->
         ("validate", "--experiment", "34b-general", "--coefficients"),
         ("gate", "--experiment", "34b-general", "--policy"),
         ("simulate", "--coefficients", "stepml-direct", "--out", "out", "--workload"),
-        ("coefficients", "import-defaults", "--out", "out.yaml"),
+        ("coefficients", "convert", "--out", "out.yaml"),
     ],
 )
 def test_a_device_without_end_is_too_large(run: Run, arguments: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ def no_labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("arguments", "what"),
     [
         *(([verb], f"the verb '{verb}'") for verb in LABS),
-        (["coefficients", "import-defaults", "defaults.yaml"], "the verb 'coefficients import-defaults'"),
+        (["coefficients", "convert", "defaults.yaml"], "the verb 'coefficients convert'"),
         (["coefficients", "silicon", "config.json"], "the verb 'coefficients silicon'"),
         (["compare", "--published"], "--published"),
         (["compare", "7b-train", "--simulators", "all"], "--simulators"),

@@ -133,7 +133,7 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
 @click.group(
     "coefficients",
     cls=VerbGroup,
-    labs=("import-defaults", "silicon"),
+    labs=("convert", "silicon"),
 )
 def coefficients_verb() -> None:
     """List, show, import, export, scale and test coefficient releases.

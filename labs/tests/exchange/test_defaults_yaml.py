@@ -107,7 +107,7 @@ def test_the_command_line_writes_a_release_of_one_gpu(run: Run, tmp_path: Path) 
     """CodeLlama-34B: 26,595.278 us and 56.586 us per decode token, in whole ns."""
     file, out = tmp_path / "defaults.yaml", tmp_path / "release.yaml"
     file.write_text(PUBLISHED)
-    read = run("coefficients", "import-defaults", file, "--gpu", "H100", "--out", out, "--json").json
+    read = run("coefficients", "convert", file, "--gpu", "H100", "--out", out, "--json").json
     assert "codellama/codellama-34b-instruct-hf tp 1" in read["models"]
     rows = {row["model"]: row["latency"] for row in yaml.safe_load(out.read_text())["models"]}
     latency = rows["codellama/codellama-34b-instruct-hf"]
