@@ -9,6 +9,7 @@ from typing import Any
 
 from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
 from blis_replay.ingest.checks.evidence import CheckEvidence
+from blis_replay.ingest.checks.ledger import ledger_table
 from blis_replay.ingest.recording import PUBLISHED, UNKNOWN, Finding, Recording, SharedPrefix, SourceFile
 from blis_replay.ingest.store import (
     list_experiments,
@@ -48,6 +49,7 @@ def _document(recording: Recording, findings: Sequence[Finding]) -> dict[str, ob
         "missing": list(recording.missing),
         "prefix_identity": prefix
         and {"source": prefix.source, "requests": prefix.requests.height, "prompts": prefix.prompts.height},
+        "ledger": ledger_table(recording).records(),
         "findings": [vars(finding) for finding in findings],
     }
 
@@ -70,6 +72,7 @@ def inspection_answer(recording: Recording, findings: Sequence[Finding]) -> Answ
             cut=True,
         ),
         Table("", _FILE_COLUMNS, [_file(file) for file in recording.files], cut=True),
+        *([ledger] if (ledger := ledger_table(recording)).rows else []),
         Block([f"- {line}" for line in recording.missing], "not in the recording"),
         Block([*map(finding_line, findings)], "instrument checks"),
     ]

@@ -16,7 +16,6 @@ RULE = "any request whose re-tokenised count differs from the length it decoded 
 _FOLLOWS = 0.9  # correlation with decode time: reported lengths from here on are what was decoded
 _FOLLOWS_LESS = 0.2  # by which the correlation of the requested lengths must be lower
 _FEWEST = 20  # requests for a correlation
-_MOST_DIFFERING = 0.01  # share of requests whose length the server may count differently
 
 _LENGTHS = (
     *("output_tokens", "output_tokens_source", "output_tokens_reported"),
@@ -65,13 +64,10 @@ def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]
 
 
 def _contradicted(recording: Recording, requests: pl.DataFrame) -> list[Finding]:
-    """A client's setting against the instruments: journeys, the time that decoding took, the step cycle."""
+    """A client's setting against the time that decoding took."""
     source = str(requests["output_tokens_source"][0] or "")
     if "ignore_eos" not in source:
         return []
-    by_server = _by_journeys(recording)
-    if by_server:
-        return [by_server]
     decode_us = pl.col("e2e_us") - pl.col("ttft_us")
     reported = _correlation(requests, pl.col("output_tokens_reported"), decode_us)
     asked = _correlation(requests, pl.col("output_tokens"), decode_us)
@@ -97,26 +93,6 @@ def _contradicted(recording: Recording, requests: pl.DataFrame) -> list[Finding]
         f"a setting is believed while nothing measured contradicts it: r of {_FOLLOWS} with the reported lengths does"
     )
     return [Finding(CHECK, "unusable", "", message, measured, rule)]
-
-
-def _by_journeys(recording: Recording) -> Finding | None:
-    """Lengths that the server's journeys tell otherwise."""
-    journeys = recording.lifecycles.frame(["request_index", "output_tokens"]).drop_nulls()
-    if journeys.is_empty():
-        return None
-    asked = recording.requests.frame(["request_index", "output_tokens", "status"]).filter(pl.col("status") == "ok")
-    both = asked.join(journeys.rename({"output_tokens": "decoded"}), on="request_index").drop_nulls()
-    differing = both.filter(pl.col("decoded") != pl.col("output_tokens"))
-    if differing.height <= _MOST_DIFFERING * max(both.height, 1):
-        return None
-    decoded, said = (float(both.select(pl.col(name).mean()).item()) for name in ("decoded", "output_tokens"))
-    measured: Measured = {"differing": differing.height, "requests": both.height, "decoded_mean_tokens": decoded}
-    message = (
-        f"journeys of the server count {decoded:.1f} output tokens per request, the client's settings say {said:.1f}; "
-        f"{differing.height} of {both.height} requests differ: what is replayed is not what was decoded"
-    )
-    rule = "what a server counted goes before what a client asked for; 1 % of the requests may differ"
-    return Finding(CHECK, "unusable", "", message, measured, rule)
 
 
 def _compare(requests: pl.DataFrame) -> Finding:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
@@ -17,26 +14,22 @@ from blis_replay.ingest.checks.evidence import (
     seconds,
     steps_in,
 )
+from blis_replay.ingest.checks.ledger import holds_the_run, step_totals
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.served import recorded_requests
-from blis_replay.ingest.steps.records import steps_by_id
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
 RULE = (
     "scheduled prefill tokens scaled by the share of steps sampled, over requests; a few of them are decodes that "
-    "asynchronous scheduling still counts as prefill (one token per request); the server's own count of prompt tokens, "
-    "where journeys have it, is within 5 % of the recorded one"
+    "asynchronous scheduling still counts as prefill (one token per request)"
 )
 
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Prefix-cache hit rate: per request where reported, else from step records, else an aggregate."""
     requests = recorded_requests(recording)
-    counted = _counted_otherwise(recording)
-    if counted is not None:
-        return [counted]
     prompts = requests.where("prompt_tokens > 0").frame(["prompt_tokens", "cached_prompt_tokens"])
     cached = prompts.drop_nulls("cached_prompt_tokens")
     if not cached.is_empty():
@@ -52,7 +45,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Prompt tokens computed a request along the run: the cold start is where the cache is filled."""
-    requests, recorded = recorded_requests(recording), _prefill_tokens(recording)
+    requests, recorded = recorded_requests(recording), step_totals(recording)
     if recorded is None or recorded.steps < 2 or requests.is_empty():
         return ()
     per_step = 1 / recorded.rate
@@ -66,64 +59,20 @@ def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]
 
 
 def uncached_prompt_tokens(recording: Recording) -> float | None:
-    """Mean prompt tokens computed per request, from sampled step records; None without them.
+    """Mean prompt tokens computed per request, from sampled step records; None without those of the whole run.
 
     Sampled steps over the range of step numbers is the sampling rate.
     """
-    requests, recorded = recorded_requests(recording), _prefill_tokens(recording)
-    return None if recorded is None or requests.is_empty() else recorded.tokens / recorded.rate / requests.height
-
-
-_LAG_TOKENS = 2  # per request: steps count it as prefill in the step after its last chunk, too
-
-
-_COUNTED_WITHIN = 0.05  # relative difference of client's and server's mean prompt that is tolerated
-_NOISE = 4.5  # standard errors of a random draw of steps, as in the check of sampling
-
-
-@dataclass(frozen=True)
-class _PrefillTokens:
-    """``tokens`` in the ``steps`` that were recorded, a share (``rate``) of all from the first to the last."""
-
-    steps: int
-    rate: float
-    tokens: int
-
-
-def _prefill_tokens(recording: Recording) -> _PrefillTokens | None:
-    of = steps_by_id(recording.steps, "prefill_tokens").aggregate(
-        steps="count(*)", range="max(step_id) - min(step_id) + 1", tokens="sum(prefill_tokens)"
-    )
-    return _PrefillTokens(of["steps"], of["steps"] / of["range"], int(of["tokens"])) if of["steps"] else None
+    requests, totals = recorded_requests(recording), step_totals(recording)
+    if totals is None or requests.is_empty() or not holds_the_run(recording):
+        return None
+    return totals.prefill_tokens / totals.rate / requests.height
 
 
 def uncached_error_tokens(recording: Recording) -> float:
-    """Standard error of the prompt tokens computed a request, where each step was drawn with the same chance."""
-    recorded = _prefill_tokens(recording)
-    squares = steps_by_id(recording.steps, "prefill_tokens").aggregate(sum="sum(prefill_tokens * prefill_tokens)")
-    requests = recorded_requests(recording).height
-    if recorded is None or not requests:
-        return 0.0
-    return math.sqrt((1 - recorded.rate) * int(squares["sum"] or 0)) / recorded.rate / requests
-
-
-def _counted_otherwise(recording: Recording) -> Finding | None:
-    """The server's own count of the prompts, where it is another than the recorded one; None where it is not."""
-    said = recording.lifecycles.frame(["request_index", "prompt_tokens"]).rename({"prompt_tokens": "counted"})
-    both = recording.requests.frame(["request_index", "prompt_tokens"]).join(said.drop_nulls(), on="request_index")
-    served, sent = mean(both, "counted"), mean(both.drop_nulls(), "prompt_tokens")
-    if not served or not sent or abs(served / sent - 1) <= _COUNTED_WITHIN or abs(served - sent) <= _LAG_TOKENS:
-        return None
-    message = (
-        f"the server counted {served:.1f} tokens per prompt, and {sent:.1f} are recorded: the client has another "
-        "tokenizer, or counts without the chat template; record the usage that the server sends"
-    )
-    measured: Measured = {
-        "requests": both.height,
-        "server_tokens_per_prompt": served,
-        "prompt_tokens_per_request": sent,
-    }
-    return Finding(CHECK, "unusable", "", message, measured, RULE)
+    """Standard error of the prompt tokens computed per request, where each step was drawn with the same chance."""
+    requests, totals = recorded_requests(recording), step_totals(recording)
+    return 0.0 if totals is None or requests.is_empty() else totals.prefill_error / requests.height
 
 
 def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
@@ -137,13 +86,6 @@ def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
         "hit_rate": 1 - uncached / prompt,
         "steps_sampled": recording.steps.height,
     }
-    preempted = recording.steps.aggregate(count="coalesce(sum(preempted_requests), 0)")["count"]
-    if uncached > 1.05 * prompt + _LAG_TOKENS + _NOISE * uncached_error_tokens(recording) and not preempted:
-        message = (
-            f"{uncached:.1f} prompt tokens per request were computed, and {prompt:.1f} were sent as recorded: prompts "
-            "were counted without what the server adds (a chat template), or requests are missing"
-        )
-        return Finding(CHECK, "unusable", "", message, measured, RULE)
     if uncached > 0.97 * prompt:
         message = (
             f"prompts were computed whole ({uncached:.1f} of {prompt:.1f} tokens per request): no prefix-cache hits"

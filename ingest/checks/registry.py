@@ -10,6 +10,7 @@ from typing import Any
 from blis_replay.ingest.checks import (
     clocks,
     completeness,
+    ledger,
     littles_law,
     output_length,
     overload,
@@ -37,6 +38,7 @@ def _of(module: Any) -> InstrumentCheck:
 
 CHECKS = (
     _of(overload),
+    _of(ledger),
     _of(token_events),
     _of(output_length),
     STEP_CLOCK,

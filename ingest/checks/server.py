@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean, not_checked
+from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
-from blis_replay.ingest.served import completed_requests, published, recorded_requests
+from blis_replay.ingest.served import completed_requests, published
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.tables import Table, columns_named
 
 METRICS_CHECK = "server_metrics"
-METRICS_MEASURES = "what the server counted and timed itself between two snapshots of /metrics, against the client"
+METRICS_MEASURES = "mean latencies that the server timed itself between two snapshots of /metrics, against the client"
 METRICS_RULE = (
-    "counts of requests and tokens must be equal, but for requests of others (warm-up); where two snapshots have 5 % "
-    "and 10 requests more than the client, nothing is judged; a mean latency of the client "
-    "is that of the server and the way between them: 2 % or 20 ms more at most for TTFT and E2E, 2 % either way for ITL"
+    "a mean latency of the client is that of the server and the way between them: 2 % or 20 ms more at most for TTFT "
+    "and E2E, 2 % for ITL, and never less.  Requests of others raise the server's mean by what they took.  A way of "
+    "more than 10 % of the client's latency is no property of the server: what it is part of is unusable"
 )
 _SHARE = 0.02
 _WAY_US = 20_000.0
-_FEW = 0.05  # share of requests of other clients; with more the means of both sides are not comparable
-_WARM_UP = 10  # requests that may warm the server up beside them
+_MOST_WAY = 0.10  # share of the client's mean latency, the limit of E2E
 
 
 @dataclass(frozen=True)
 class _Latency:
-    """A mean latency of both sides, us."""
+    """A mean latency of both sides, us; ``most_us``: of the server, if the requests of others took no time."""
 
     metric: str
     client_us: float
     server_us: float
+    most_us: float
 
-    def agrees(self, tolerance: float) -> bool:
-        """Whether the way between the two explains the difference; ``tolerance``: share that other requests explain."""
-        share = (_SHARE + tolerance) * self.server_us
-        more = share if self.metric == "itl" else max(share, _WAY_US)
-        return -share <= self.client_us - self.server_us <= more
+    @property
+    def way_us(self) -> float:
+        """How much longer the client's is than the server and a usual way allow; below 0: shorter. 0: they agree."""
+        usual_us = _SHARE * self.most_us
+        usual_us = usual_us if self.metric == "itl" else max(usual_us, _WAY_US)
+        if self.client_us > self.most_us + usual_us:
+            return self.client_us - self.most_us
+        least_us = (1 - _SHARE) * self.server_us if self.most_us <= self.server_us else 0.0
+        return min(self.client_us - least_us, 0.0)
 
     def said(self) -> str:
         """In words, with ms."""
@@ -47,131 +52,69 @@ class _Latency:
 
 
 def check_metrics(recording: Recording, context: Context) -> list[Finding]:
-    """Whether counts agree, whether latencies do, and what the server says of its memory; none without snapshots."""
-    if published(recording.aggregates, -1, "server_requests", "succeeded") is None:
-        return []
-    if recorded_requests(recording).is_empty():
-        return [not_checked(METRICS_CHECK, "", "no recorded requests to compare with"), *_memory(recording)]
-    return [_counts(recording), *_latencies(recording), *_memory(recording)]
-
-
-def metrics_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """All numbers of both sides."""
-    client, server = _client(recording), _server(recording)
-    rows = tuple((name, client.get(name), server.get(name)) for name in dict.fromkeys((*client, *server)))
-    return (Table("client and server", columns_named("quantity", "client", "server"), rows if server else ()),)
-
-
-def _client(recording: Recording) -> dict[str, float | None]:
-    requests = completed_requests(recording, "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
-    sums = requests.select(pl.col("prompt_tokens", "output_tokens").sum())
-    timed = requests.filter((pl.col("output_tokens") > 1) & pl.col("ttft_us").is_not_null())
-    decoding = timed.select((pl.col("e2e_us") - pl.col("ttft_us")).sum() / (pl.col("output_tokens") - 1).sum()).item()
-    return {
-        "requests": float(requests.height),
-        "prompt_tokens": float(sums["prompt_tokens"][0]),
-        "output_tokens": float(sums["output_tokens"][0]),
-        "ttft_us": mean(requests, "ttft_us"),
-        "itl_us": decoding if timed.height else None,
-        "e2e_us": mean(requests, "e2e_us"),
-    }
-
-
-def _server(recording: Recording) -> dict[str, float | None]:
-    sources = {
-        "requests": ("server_requests", "succeeded"),
-        "failed": ("server_requests", "failed"),
-        **{name: (f"server_{name}", "sum") for name in ("prompt_tokens", "output_tokens", "preemptions")},
-        **{name: (f"server_{name}", "sum") for name in ("prefix_queries", "prefix_hits")},
-        **{f"{name}_us": (f"server_{name}", "mean") for name in ("ttft", "itl", "e2e", "queue", "prefill", "decode")},
-    }
-    numbers = {name: published(recording.aggregates, -1, *source) for name, source in sources.items()}
-    return {name: value for name, value in numbers.items() if value is not None}
-
-
-def _counts(recording: Recording) -> Finding:
-    client, server = _client(recording), _server(recording)
-    requests, others = int(client["requests"] or 0), int((server["requests"] or 0) - (client["requests"] or 0))
-    differences = {
-        name: int((server.get(name) or 0) - (client[name] or 0))
-        for name in ("prompt_tokens", "output_tokens")
-        if name in server
-    }
-    measured: Measured = {"client_requests": requests, "server_requests": int(server["requests"] or 0)}
-    measured |= dict(differences.items())
-    listed = " and ".join(f"{difference:,} {name.replace('_', ' ')}" for name, difference in differences.items())
-    severity: Severity = "note"
-    if others > 0:
-        message = (
-            f"the server completed {others} more requests than the {requests} of the client, with {listed} more: "
-            "warm-up requests, or other clients"
-        )
-        # A single snapshot counts what came before the run, too.
-        between = published(recording.aggregates, -1, "server_snapshots", "count") or 0
-        if between > 1 and others > max(_FEW * requests, _WARM_UP):
-            severity = "unusable"
-            message += (
-                ", or records that are lost; what can be replayed is not the load that was served: take the snapshots "
-                "right before and after the run, or leave them out"
-            )
-    elif others < 0:
-        message = (
-            f"the server completed {-others} fewer requests than the {requests} of the client: the snapshots do not "
-            "cover the whole run, or they are of another server"
-        )
-    elif not any(differences.values()):
-        message = f"server and client count the same: {requests} requests, and their prompt and output tokens"
-    else:
-        each = ", ".join(
-            f"{difference / requests:+.2f} {name.replace('_', ' ')}"
-            for name, difference in differences.items()
-            if difference and requests
-        )
-        message = f"server and client count the same {requests} requests, but per request the server counts {each}"
-    return Finding(METRICS_CHECK, severity, "", message, measured, METRICS_RULE)
-
-
-def _latencies(recording: Recording) -> list[Finding]:
-    client, server = _client(recording), _server(recording)
-    tolerance = abs((server["requests"] or 0) / (client["requests"] or 1) - 1)
-    if not client["requests"] or tolerance > _FEW:
-        return [
-            not_checked(
-                METRICS_CHECK, "e2e", f"{100 * tolerance:.0f} % of the requests are not on both sides, so means differ"
-            )
-        ]
-    pairs = [
-        _Latency(name, float(mine), float(theirs))
-        for name in ("ttft", "itl", "e2e")
-        if (mine := client[f"{name}_us"]) is not None and (theirs := server.get(f"{name}_us")) is not None
-    ]
+    """Whether mean latencies agree; what lies between client and server where not; none without snapshots."""
+    pairs = _latencies(recording)
+    apart = {pair.metric: pair for pair in pairs if pair.way_us}
+    agree = [pair for pair in pairs if not pair.way_us]
     findings = []
-    for agrees, words in ((True, "agree"), (False, "disagree")):
-        # An outlier among the others weighs more than their share.
-        of = [pair for pair in pairs if pair.agrees(2 * tolerance) is agrees]
-        if of:
-            said = ", ".join(pair.said() for pair in of)
-            more = (
-                "" if agrees else "; the way between them does not explain it, so one of them measures something else"
-            )
-            measured: Measured = {}
-            for pair in of:
-                measured |= {f"client_{pair.metric}_us": pair.client_us, f"server_{pair.metric}_us": pair.server_us}
-            message = f"mean latencies of client and server {words}: {said}{more}"
-            findings.append(
-                Finding(METRICS_CHECK, "note", "" if agrees else of[0].metric, message, measured, METRICS_RULE)
-            )
+    if agree:
+        message = f"mean latencies of client and server agree: {', '.join(pair.said() for pair in agree)}"
+        findings.append(Finding(METRICS_CHECK, "note", "", message, _measured(agree), METRICS_RULE))
+    said = ", ".join(pair.said() for pair in apart.values())
+    for metric, pair in apart.items():
+        struck = pair.way_us < 0 or pair.way_us > _MOST_WAY * pair.client_us
+        message = f"mean latencies of client and server differ: {said}: {_what_lies_between(apart)}"
+        severity: Severity = "unusable" if struck else "note"
+        findings.append(Finding(METRICS_CHECK, severity, metric, message, _measured([pair]), METRICS_RULE))
     return findings
 
 
-def _memory(recording: Recording) -> list[Finding]:
-    server = _server(recording)
-    queries, hits, preemptions = (server.get(name) for name in ("prefix_queries", "prefix_hits", "preemptions"))
-    said = [] if preemptions is None else [f"{int(preemptions)} preemptions"]
-    if queries:
-        said.append(f"{100 * (hits or 0) / queries:.1f} % of {int(queries):,} prompt tokens in the prefix cache")
-    measured: Measured = {"preemptions": preemptions, "prefix_queries": queries, "prefix_hits": hits}
-    return [Finding(METRICS_CHECK, "note", "", f"the server counted {' and '.join(said)}", measured)] if said else []
+def _what_lies_between(apart: Mapping[str, _Latency]) -> str:
+    """What makes these latencies differ while others agree."""
+    if any(pair.way_us < 0 for metric, pair in apart.items() if metric != "itl"):
+        return "no request is faster for its client, so sends are stamped late, or the snapshots are of other requests"
+    ttft_us, e2e_us = (apart[name].way_us if name in apart else 0.0 for name in ("ttft", "e2e"))
+    if "itl" not in apart and abs(ttft_us - e2e_us) <= max(_WAY_US, _SHARE * e2e_us):
+        return f"gaps are equal, and a proxy or the network between them adds {ttft_us / 1e3:.0f} ms to each request"
+    if ttft_us > e2e_us + _WAY_US:
+        return "a proxy holds tokens back, or the first event that the client stamped is not the first token"
+    return "the client reads its streams slowly, or a proxy throttles them"
+
+
+def metrics_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Mean latencies of both sides."""
+    rows = tuple((pair.metric, pair.client_us, pair.server_us) for pair in _latencies(recording))
+    return (Table("mean latencies of client and server", columns_named("metric", "client us", "server us"), rows),)
+
+
+def _measured(pairs: Iterable[_Latency]) -> Measured:
+    measured: Measured = {}
+    for pair in pairs:
+        measured |= {f"client_{pair.metric}_us": pair.client_us, f"server_{pair.metric}_us": pair.server_us}
+    return measured
+
+
+def _latencies(recording: Recording) -> list[_Latency]:
+    """The means that both sides have, where the server counted every request of the client."""
+    requests = completed_requests(recording, "output_tokens", "ttft_us", "e2e_us")
+    served = published(recording.aggregates, -1, "server_requests", "succeeded")
+    if served is None or requests.is_empty() or served < requests.height:
+        return []
+    timed = requests.filter((pl.col("output_tokens") > 1) & pl.col("ttft_us").is_not_null())
+    gaps = int((timed["output_tokens"] - 1).sum())
+    decoded_us = float((timed["e2e_us"] - timed["ttft_us"]).sum())
+    client = {
+        "ttft": (mean(requests, "ttft_us"), requests.height),
+        "itl": (decoded_us / gaps if gaps else None, gaps),
+        "e2e": (mean(requests, "e2e_us"), requests.height),
+    }
+    pairs = []
+    for metric, (client_us, count) in client.items():
+        server_us, of = (published(recording.aggregates, -1, f"server_{metric}", name) for name in ("mean", "count"))
+        if client_us is not None and server_us is not None and of:
+            others = of / count if served > requests.height else 1.0
+            pairs.append(_Latency(metric, client_us, server_us, max(others, 1.0) * server_us))
+    return pairs
 
 
 ARGUMENTS_CHECK = ENGINE_CHECK

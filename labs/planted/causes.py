@@ -34,7 +34,7 @@ PACE = "pace of steps"
 ARGUMENTS = ("engine arguments",)
 
 # Instrument checks that compare counts of client and server, and those that look at tokens of a request.
-_COUNT_CHECKS = ("completeness", "littles_law", "sampling", "server_metrics")
+_COUNT_CHECKS = ("ledger", "completeness", "littles_law", "sampling", "server_metrics")
 _TOKEN_CHECKS = ("token_events", "clocks")
 _MISSING = ("missing requests",)
 
@@ -460,7 +460,7 @@ def believed_ignore_eos() -> Cause:
         return replace(changed, recording=replace(changed.recording, ignore_eos=True), stamped=False)
 
     name, size = "ignore_eos believed", "all lengths 160"
-    return Cause(name, size, ("output lengths",), ("output_length",), instruments=believed)
+    return Cause(name, size, ("output lengths",), ("ledger", "output_length"), instruments=believed)
 
 
 def _prompts_counted(name: str, size: str, factor: float, checks: tuple[str, ...]) -> Cause:
@@ -478,11 +478,11 @@ def _prompts_counted(name: str, size: str, factor: float, checks: tuple[str, ...
 
 def short_prompts(share: float) -> Cause:
     size = f"{100 * share:g} % short"
-    return _prompts_counted("prompt lengths without the template", size, 1 - share, ("prefix_cache",))
+    return _prompts_counted("prompt lengths without the template", size, 1 - share, ("ledger",))
 
 
 def other_tokenizer(factor: float) -> Cause:
-    checks = ("prefix_cache", "completeness", "reconstruction")
+    checks = ("ledger", "reconstruction")
     return _prompts_counted("prompts counted by another tokenizer", f"x {factor:g}", factor, checks)
 
 
@@ -600,7 +600,7 @@ def foreign_steps() -> Cause:
         other = generate(replace(spec, seed=spec.seed + 1, stages=tuple(reversed(spec.stages))))
         return replace(recorded, recording=replace(recorded.recording, steps=recording_of(other).steps))
 
-    checks = ("littles_law", "reconstruction")
+    checks = ("ledger", "littles_law", "reconstruction")
     return Cause("steps of another run", "all of them", ("step records",), checks, instruments=swapped)
 
 
@@ -612,7 +612,7 @@ def lost_steps(from_us: int, until_us: int) -> Cause:
         return replace(recorded, recording=replace(recorded.recording, steps=rows_of(kept)))
 
     size = f"from {from_us / 1e6:g} to {until_us / 1e6:g} s"
-    checks = ("sampling", "step_clock", "littles_law", "reconstruction", "recorder")
+    checks = ("ledger", "sampling", "step_clock", "littles_law", "reconstruction", "recorder")
     return Cause("steps lost", size, ("step records",), checks, instruments=lost)
 
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 # Design, section 8, and the rule on overload.
 CHECKS = [
     "overloaded",
+    "ledger",
     "token_events",
     "output_length",
     "step_clock",

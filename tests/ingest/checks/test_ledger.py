@@ -1,0 +1,112 @@
+"""The ledger of counts on copies of live recordings, in which one source is made to contradict the others."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.checks.ledger import CLIENT, DECODED, STEP_RECORDS, entries, ledger_table
+from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
+from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.readers.discovery import only_source
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.replay.prefix_estimate import estimate_prefix
+
+pytestmark = pytest.mark.slow
+
+COLUMNS = "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms"
+LIVE = "live-vllm-0.29"
+
+
+@contextmanager
+def read(folder: Path) -> Iterator[Recording]:
+    with read_recording(replace(only_source(folder), columns=COLUMNS)) as recording:
+        yield recording
+
+
+def stops(folder: Path) -> list[Finding]:
+    """What forbids a verdict or a metric."""
+    with read(folder) as recording:
+        return [finding for finding in run_checks(recording)[0] if finding.severity == "unusable"]
+
+
+@pytest.fixture
+def again(data_pack: Path, tmp_path: Path) -> Path:
+    """A live run of 200 requests with a step log, spans and two snapshots of /metrics, to change."""
+    return copied(data_pack / LIVE / "again", tmp_path)
+
+
+def copied(folder: Path, to: Path) -> Path:
+    made = to / "run"
+    made.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        shutil.copyfile(file, made / file.name)
+    return made
+
+
+def rewrite_client(folder: Path, change: Callable[[list[str]], list[str]]) -> None:
+    path = folder / "client.csv"
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, *change(rows)]) + "\n")
+
+
+@pytest.mark.parametrize("name", ["again", "max-num-seqs-2", "q8c", "cold", "client-only", "gemma3"])
+def test_sources_of_a_whole_run_agree(data_pack: Path, name: str) -> None:
+    """Eight warm-up requests of another client are no contradiction, and neither is a first step of 16 s."""
+    assert [f.message for f in stops(data_pack / LIVE / name) if f.check in ("ledger", "server_metrics")] == []
+
+
+@pytest.mark.parametrize(
+    ("lie", "quantity", "source"),
+    [
+        ("two-servers", "requests completed", "/metrics"),
+        ("counts-x1.25", "decoded tokens", "server log"),
+        ("step-log-of-another-run", "time span", "step records"),
+    ],
+)
+def test_contradicting_files_stop_every_verdict(data_pack: Path, lie: str, quantity: str, source: str) -> None:
+    found = stops(data_pack / LIVE / "lies" / lie)
+    assert [(finding.check, finding.metric) for finding in found] == [("ledger", "")]
+    assert f"{quantity}: {source}" in found[0].measured
+
+
+def test_rows_that_are_missing_show_though_ids_are_numbered_anew(data_pack: Path, tmp_path: Path) -> None:
+    folder = copied(data_pack / LIVE / "client-only", tmp_path)
+
+    def tenth_missing(rows: list[str]) -> list[str]:
+        kept = [row.partition(",")[2] for place, row in enumerate(rows) if place % 9]
+        return [f"{number},{row}" for number, row in enumerate(kept)]
+
+    rewrite_client(folder, tenth_missing)
+    by_metrics, by_log = stops(folder)
+    assert by_metrics.measured["requests completed: /metrics"] == 180
+    assert by_metrics.measured["requests completed: client's requests"] == 160
+    assert (by_metrics.metric, by_log.metric) == ("", "")
+
+
+def test_half_a_step_log_counts_no_prefix_hits(again: Path) -> None:
+    """Its tokens are half of those of the run, which is no hit rate of 50 %: /metrics beside it says 0."""
+    (log,) = again.glob("steps-*")
+    lines = gzip.decompress(log.read_bytes()).splitlines(keepends=True)
+    log.write_bytes(gzip.compress(b"".join(lines[: len(lines) // 2])))
+
+    with read(again) as recording:
+        decoded = {entry.source: entry.value for entry in entries(recording) if entry.quantity == DECODED}
+        assert decoded[STEP_RECORDS] < 0.7 * decoded[CLIENT]
+        assert uncached_prompt_tokens(recording) is None
+        assert (estimate_prefix(recording).prefill_tokens == recording.requests["prompt_tokens"].to_numpy()).all()
+    assert [(f.check, f.metric) for f in stops(again) if f.check == "ledger"] == [("ledger", "step_time")]
+
+
+def test_the_table_says_what_each_source_states(data_pack: Path) -> None:
+    with read(data_pack / LIVE / "client-only") as recording:
+        rows = ledger_table(recording).records()
+    stated = {(row["source"], row["states"]) for row in rows}
+    assert {("/metrics", "36,633"), ("server log", "36,633"), ("server log", "7,075")} <= stated
