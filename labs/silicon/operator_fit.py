@@ -108,8 +108,8 @@ def _fit_model(recordings: Sequence[Recording], measured: CoefficientRelease, un
     asynchronous = configured_scheduling(recordings[0])[0] == "asynchronous"
     coefficients = _coefficients(values, spread, delay_us, source)
     why: tuple[Told, str] = ("not told apart", "taken from the engine arguments")
-    form, split = "measured operator times", (until, until)
-    record = scored_fit(recordings, entry, form, split, asynchronous, why, coefficients)
+    form, edges = "measured operator times", (0.0, until, until, 1.0)
+    record = scored_fit(recordings, entry, form, edges, asynchronous, why, coefficients)
     errors = np.concatenate([np.abs(part.times_us @ np.array(astuple(values)) / part.cycle_us - 1) for part in parts])
     return ModelFit(
         entry=replace(entry, fit=record),

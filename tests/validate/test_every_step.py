@@ -17,7 +17,7 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store, read_stored
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
 from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, has_every_step, measure
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
@@ -28,8 +28,11 @@ PLANTED_US = (5_000.0, 150.0, 400.0, 1.5, 300.0)
 WAY_US, WAY_PER_TOKEN_US = 3_000.0, 10.0
 
 
-def step_log(requests: int, seed: int) -> list[Any]:
-    """The log of the fake scheduler in virtual time: steps take what is planted, and nothing else takes time."""
+def step_log(requests: int, seed: int, held_up_us: dict[int, float] | None = None, slower: float = 1.0) -> list[Any]:
+    """The log of the fake scheduler in virtual time: steps take what is planted, and nothing else takes time.
+
+    ``held_up_us``: how much longer some steps take.  ``slower``: by what factor the steps of the last half do.
+    """
     drawn = np.random.default_rng(seed)
     scheduler = Scheduler(max_num_seqs=8, max_num_batched_tokens=512)
     now_us, lines = 0.0, []
@@ -53,7 +56,8 @@ def step_log(requests: int, seed: int) -> list[Any]:
         admitted = [[int(new.req_id), 0] for new in output.scheduled_new_reqs]
         depths = (len(scheduler.running), len(scheduler.waiting), 50)
         lines.append(["s", step, _ns(now_us), 0, 1_000, *depths, ones, others, admitted, []])
-        now_us += step_us(output.num_scheduled_tokens, before)
+        pace = slower if now_us > ready_us.max() / 2 else 1.0
+        now_us += pace * step_us(output.num_scheduled_tokens, before) + (held_up_us or {}).get(step, 0.0)
         there = dict(scheduler.requests)
         scheduler.update_from_output(output, None)
         for name in there.keys() - scheduler.requests.keys():
@@ -82,29 +86,35 @@ def _ns(us: float) -> int:
     return round(us) * US
 
 
-@pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Recording]:
-    """Two runs of 150 requests."""
-    store, found = tmp_path_factory.mktemp("every_step") / "store.duckdb", []
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 2048, "block_size": 16}
+def recorded(folder: Path, lines: list[Any], **settings: object) -> Recording:
+    """What is read of the log of a run; ``settings``: of the server, in place of those of the fake scheduler."""
+    served = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 2048, "block_size": 16}
     header = {
         "blis_replay_steps": 1,
         "started": {"monotonic_ns": 0, "wall_ns": 0},
         "vllm": "0.32.0",
         "model": "some/model",
-        "settings": {**settings, "async_scheduling": False, "enable_prefix_caching": False},
+        "settings": {**served, "async_scheduling": False, "enable_prefix_caching": False, **settings},
         "absent": [],
     }
-    for seed in (1, 2):
-        folder = store.parent / f"run-{seed}"
-        folder.mkdir()
-        lines = [header, *step_log(150, seed)]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / "steps.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-        ingest_source(store, folder)
-        with open_store(store) as opened:
-            found.append(read_stored(opened, folder.name))
-    return found
+    folder.mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in [header, *lines])
+    (folder / "steps.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    ingest_source(store := folder.parent / "store.duckdb", folder)
+    with open_store(store) as opened:
+        return read_stored(opened, folder.name)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Recording]:
+    """Two runs of 150 requests."""
+    folder = tmp_path_factory.mktemp("every_step")
+    return [recorded(folder / f"run-{seed}", step_log(150, seed)) for seed in (1, 2)]
+
+
+def calibrated(recording: Recording, **options: Any) -> ModelFit:
+    """Its fit to all of a run."""
+    return calibrate([recording], "mine", Options(load_release(DEFAULT_PRIOR), split=(1.0, 1.0), **options))[1][0]
 
 
 @pytest.mark.slow
@@ -152,3 +162,35 @@ def test_calibrate_measures_and_its_replay_is_the_run(recordings: list[Recording
     path = tmp_path / "mine.yaml"
     path.write_text(format_release(release), "utf-8")
     assert load_release(str(path)).models[0].latency == fit.entry.latency
+
+
+@pytest.mark.slow
+def test_a_cold_start_and_a_stall_are_left_out_and_their_requests_do_not_count_as_missed(tmp_path: Path) -> None:
+    """A first step of 3 s and one of 400 ms within: costs come out as planted, and the scores replay both."""
+    fit = calibrated(recorded(tmp_path / "cold", step_log(150, 1, {0: 3_000_000.0, 500: 400_000.0})))
+    costs = {cost.name: cost.value_us for cost in fit.record.coefficients}
+    assert [costs[name] for name in STEP_COSTS] == pytest.approx(PLANTED_US, rel=0.01)
+    assert fit.missed == ()
+    (score,) = fit.record.scores
+    assert abs(score.errors["e2e"]) < 0.02
+    (remark,) = fit.remarks
+    assert remark.startswith("model-cold: 2 steps took 3.4 s longer")
+
+
+@pytest.mark.slow
+def test_a_machine_that_became_slower_misses_nothing_and_wrong_arguments_do(tmp_path: Path) -> None:
+    """With recorded step times the slower run is right; half of the decodes at once leave it wrong."""
+    slower = calibrated(recorded(tmp_path / "slower", step_log(150, 1, slower=3.0)))
+    assert abs(slower.record.scores[0].errors["e2e"]) > 0.05
+    assert slower.missed == ()
+    assert len(slower.remarks) == 1
+    wrong = calibrated(recorded(tmp_path / "wrong", step_log(150, 1, slower=3.0), max_num_seqs=2))
+    assert wrong.missed
+
+
+@pytest.mark.slow
+def test_a_window_leaves_out_what_is_outside(tmp_path: Path) -> None:
+    cold = recorded(tmp_path / "cold", step_log(150, 1, {0: 3_000_000.0}))
+    fit = calibrated(cold, window=(0.5, 1.0))
+    assert [score.window for score in fit.record.scores] == [(0.5, 1.0)]
+    assert fit.rows < 0.8 * calibrated(cold).rows

@@ -165,7 +165,7 @@ def test_the_time_of_a_kernel_is_measured_from_first_tokens() -> None:
     served = replay(bundled_recording(bundled_aliases()["mixtral-roleplay"]), slow)
     ttft, e2e = pl.Series("ttft_us", served.ttft_us), pl.Series("e2e_us", served.e2e_us)
     recording = replace(served.recording, requests=rows_of(served.recording.requests.frame().with_columns(ttft, e2e)))
-    found = first_use_of([recording], replace(entry, first_use=None), asynchronous=True)
+    found = first_use_of([recording], replace(entry, first_use=None), ReplayMode(scheduling="asynchronous"))
     assert found is not None
     kernels, fit = found
     assert (kernels.experts, kernels.experts_per_token) == (8, 2)

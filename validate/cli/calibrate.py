@@ -13,6 +13,7 @@ from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
     OUT_FILE,
+    WINDOW,
     Shares,
     release_option,
     repeat_option,
@@ -51,6 +52,7 @@ SPLIT = Shares(
     default=(0.6, 0.8),
     help="Fit to this share of each run, choose the form up to the second, test on the rest.  [default: 0.6:0.8]",
 )
+@click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Use only this share of each run, e.g. 0.2:1.")
 @release_option("--prior", help_text="For what cannot be determined.  [default: h100-datasheet]")
 @release_option(
     "--operators",
@@ -67,6 +69,7 @@ def calibrate_verb(
     name: str | None,
     data: str,
     split: tuple[float, float],
+    window: tuple[float, float],
     prior: str | None,
     operators: str | None,
     seed: int,
@@ -76,13 +79,11 @@ def calibrate_verb(
 ) -> int:
     """Fit step times and delays per model and write a coefficient release.
 
-    Step records give start-to-start step cycles (their recorded duration is CPU time
-    inside the scheduler, and is not used). Latencies are fitted through the simulator:
-    mean E2E and TTFT of small windows of requests, or of each load level of a table. A coefficient that neither
-    determines keeps its prior, and is marked. Whether the server scheduled
-    asynchronously is told from TTFT and compared with the recorded argument.
+    Step records give start-to-start step cycles. Latencies are fitted through the
+    simulator: mean E2E and TTFT of small windows of requests, or of each load level of a
+    table. A coefficient that neither determines keeps its prior, and is marked. Steps that
+    were held up (a cold start, a machine that stood still) are left out, and named.
     A fit that misses what it was fitted to is not written, and the exit code is 1.
-    An earlier release of the same name and models is replaced, any other file is not.
 
     \b
     Examples:
@@ -91,6 +92,7 @@ def calibrate_verb(
       blis-replay calibrate '7b-*' --from latencies --json --out 7b.yaml
       blis-replay calibrate 7b-train --split 0.6:0.6 --out first.yaml
       blis-replay calibrate mine --prior old.yaml --split 1:1 --out new.yaml
+      blis-replay calibrate 7b-train --window 0.2:1 --out settled.yaml
     """
     from blis_replay.base.addons import needed_addon
     from blis_replay.blis.releases.release import format_release
@@ -108,10 +110,12 @@ def calibrate_verb(
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     if not force:  # said before the fit, which takes a while
         refuse_other_file(out, name or out.stem, [model_of(recording) for recording in recordings])
-    options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
+    options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed, window)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
     source = f"blis-replay calibrate {trained}"
     if operators is not None:
+        if window != (0.0, 1.0):
+            raise click.UsageError("--operators takes all of each run; leave --window out")
         calibrate_operators = needed_addon("fit", "operators", "calibrate --operators")
         release, fits = calibrate_operators(recordings, name or out.stem, load_release(operators), options, source)
     else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -28,7 +29,9 @@ from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import model_of
+from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import WILDCARDS, select_experiments
 from blis_replay.validate.fit.cycle_rows import COEFFICIENTS
@@ -54,7 +57,7 @@ from blis_replay.validate.fit.model_fit import (
     line_start,
     prior_for,
 )
-from blis_replay.validate.fit.scores import first_use_of, missed, part_scores, with_stalls
+from blis_replay.validate.fit.scores import Edges, first_use_of, missed, part_scores, with_stalls
 from blis_replay.validate.fit.step_form import PREFILL, StepForm
 from blis_replay.validate.metrics.resampling import SEED
 
@@ -68,12 +71,23 @@ DEFAULT_SPLIT: Split = (0.6, 0.8)
 
 @dataclass(frozen=True)
 class Options:
-    """How to calibrate.  ``split``: shares of a run by time (equal: no choice of form); ``prior``: a release."""
+    """How to calibrate.  ``prior``: a release.
+
+    ``window``: the share of each run to use, by time; ``split``: shares of that window (equal: no choice of form).
+    """
 
     prior: CoefficientRelease
     data: DataChoice = "auto"
     split: Split = DEFAULT_SPLIT
     seed: int = SEED
+    window: Split = (0.0, 1.0)
+
+    @property
+    def edges(self) -> Edges:
+        """Shares of a run: where the window begins, until where to fit, until where to choose the form, its end."""
+        begin, end = self.window
+        fitted_until, chosen_until = (begin + share * (end - begin) for share in self.split)
+        return begin, fitted_until, chosen_until, end
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,7 @@ class ModelFit:
 
     ``rows``: windows that it was fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
     ``e2e``, ``ttft``.  ``scheduling``: None without latencies.  ``missed``: in words, what of its own training data it
-    misses by more than it may.
+    misses by more than it may.  ``remarks``: in words, what was left out and what the scores do not mean.
     """
 
     entry: ModelEntry
@@ -92,6 +106,7 @@ class ModelFit:
     agreement: dict[str, float]
     scheduling: SchedulingEvidence | None
     missed: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
 
 def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
@@ -212,17 +227,17 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     used = _usable(recordings, options.data)
     if options.data != "latencies" and all(map(has_every_step, recordings)):
         return _measured(recordings, options)
-    fitted_until, chosen_until = options.split
+    begin, fitted_until, chosen_until, _end = options.edges
     priors = prior_for(options.prior, recordings[0])
     measured = measured_delays(recordings, options.seed)
     scheduling, fitted, start = _first_fit(recordings, priors, measured, options)
     asynchronous = (scheduling.used if scheduling else configured_scheduling(recordings[0])[0]) == "asynchronous"
-    gathered = _gathered(recordings, (0.0, fitted_until), options).with_scheduling(asynchronous)
+    gathered = _gathered(recordings, (begin, fitted_until), options).with_scheduling(asynchronous)
     if chosen_until > fitted_until:
-        later = _gathered(recordings, options.split, options, needed=False).with_scheduling(asynchronous)
+        later = _gathered(recordings, (fitted_until, chosen_until), options, needed=False).with_scheduling(asynchronous)
         if later.parts:
             fitted = choose_form(gathered, later, fitted, start, priors, measured, options.seed)
-        gathered = _gathered(recordings, (0.0, chosen_until), options).with_scheduling(asynchronous)
+        gathered = _gathered(recordings, (begin, chosen_until), options).with_scheduling(asynchronous)
         restart = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
         fitted = fit_form(gathered, fitted.form, restart, priors, measured, options.seed, everywhere=True)
     fitted, stalled_us = with_stalls(gathered, fitted)
@@ -236,11 +251,11 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
             vector, with_sources(lifecycle_of(measured), coefficients, ("pre_queue", "post_request"))
         ),
     )
-    if (kernels := first_use_of(recordings, entry, asynchronous)) is not None:
+    if (kernels := first_use_of(recordings, entry, scheduled(asynchronous))) is not None:
         entry = replace(entry, first_use=kernels[0])
         coefficients = (*coefficients, kernels[1])
     why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
-    record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
+    record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients)
     of_this_gpu = same_gpu(options.prior.hardware, recordings[0].hardware or "")
     more = _beyond(record.steps, priors[PREFILL], float(vector[PREFILL])) if of_this_gpu else None
     if more is not None and isinstance(entry.latency, LatencyModel | RegimeModel):
@@ -248,7 +263,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
             replace(entry, latency=replace(entry.latency, prefill_beyond=more[0])),
             (*coefficients, more[1]),
         )
-        record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
+        record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients)
     agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
         entry=replace(entry, fit=record),
@@ -285,21 +300,33 @@ def scored_fit(
     recordings: Sequence[Recording],
     entry: ModelEntry,
     form: str,
-    split: Split,
+    edges: Edges,
     asynchronous: bool,
     why: tuple[Told, str],
     coefficients: tuple[CoefficientFit, ...],
+    stalls: Mapping[str, Stalls] = MappingProxyType({}),
 ) -> FitRecord:
     """The record of a fitted entry, with its scores; ``why``: what tells the scheduling mode, and its evidence."""
-    scores, steps = part_scores(recordings, entry, asynchronous, *split)
+    scores, steps = part_scores(recordings, entry, scheduled(asynchronous), edges, stalls)
     mode: Scheduling = "asynchronous" if asynchronous else "synchronous"
-    return FitRecord(form, *split, mode, *why, coefficients, scores, steps)
+    return FitRecord(form, *edges[1:3], mode, *why, coefficients, scores, steps)
+
+
+def scheduled(asynchronous: bool, **forced: Any) -> ReplayMode:
+    """The mode of a replay under a scheduling mode."""
+    return ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous", **forced)
 
 
 def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
-    """The fit of recordings with every step, over what is before the last part of the split."""
-    until = options.split[1]
-    line = measure(recordings, (0.0, until), options.seed)
+    """The fit of recordings with every step, over what is before the last part of the split.
+
+    Steps that were held up are no cost of a batch: they are left out of the fit, and the scores replay them.  Where
+    the fit misses its own means all the same, but not with the recorded step times, the pace of the machine changed:
+    no engine argument is wrong, and the fit is the mean pace.
+    """
+    begin, _fitted_until, until, end = options.edges
+    edges = begin, until, until, end
+    line = measure(recordings, (begin, until), options.seed)
     entry = ModelEntry(
         model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
@@ -309,19 +336,38 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     )
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
     mode: tuple[Told, str] = ("not told apart", why)
-    record = scored_fit(recordings, entry, FORM, (until, until), False, mode, line.coefficients)
-    agreement = {"cycle": 100 * line.error}
-    steps: tuple[tuple[Recording, Data], ...] = tuple((recording, "steps") for recording in recordings)
+    record = scored_fit(recordings, entry, FORM, edges, False, mode, line.coefficients, line.stalls)
+    remarks = [
+        f"{recording.alias}: {counted(len(stalls.at_us), 'step')} took {stalls.longer_us.sum() / 1e6:.1f} s longer "
+        f"than the batch explains, the last at {stalls.at_us[-1] / 1e6:.1f} s: not in the fit, replayed in the scores"
+        for recording in recordings
+        if (stalls := line.stalls.get(recording.slug)) is not None
+    ]
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
     own = missed(record.scores, {"e2e": 0.0}, recordings)
-    return ModelFit(replace(entry, fit=record), record, steps, line.steps, agreement, None, own)
+    if own and all(map(was_recorded, recordings)):
+        at_pace, _steps = part_scores(recordings, entry, scheduled(False, step_time="recorded"), edges)
+        if not missed(at_pace, {"e2e": 0.0}, recordings):
+            off = "; ".join(own)
+            remarks.append(f"{off}. With the recorded step times it is not off: the machine's pace changed in this run")
+            own = ()
+    return ModelFit(
+        entry=replace(entry, fit=record),
+        record=record,
+        used=tuple((recording, "steps") for recording in recordings),
+        rows=line.steps,
+        agreement={"cycle": 100 * line.error},
+        scheduling=None,
+        missed=own,
+        remarks=tuple(remarks),
+    )
 
 
 def _first_fit(
     recordings: Sequence[Recording], priors: Priors, measured: dict[str, CoefficientFit], options: Options
 ) -> tuple[SchedulingEvidence | None, Fitted, Start]:
     """A line under each scheduling mode, which mode the latencies tell, and the line under the one to use."""
-    window = (0.0, options.split[0])
+    window = options.edges[:2]
     gathered = _gathered(recordings, window, options)
     start = line_start(recordings, window, priors, gathered)
     configured = configured_scheduling(recordings[0])
@@ -346,7 +392,14 @@ def _first_fit(
 def _gathered(
     recordings: Sequence[Recording], window: tuple[float, float], options: Options, *, needed: bool = True
 ) -> Gathered:
-    gathered = gather(recordings, window, steps=options.data != "latencies", latencies=options.data != "steps")
+    gathered = gather(
+        recordings,
+        window,
+        steps=options.data != "latencies",
+        latencies=options.data != "steps",
+        # A load level has no time, so it is before anything that chooses or tests.
+        levels=window[0] == options.window[0],
+    )
     rows = sum(len(part.decodes) for part in gathered.parts)
     if needed and rows < COEFFICIENTS:
         names = ", ".join(recording.alias for recording in recordings)

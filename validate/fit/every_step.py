@@ -28,6 +28,7 @@ from blis_replay.ingest.steps.placed import whole_iterations, why_not
 from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed import observed_cycles
+from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.fit.linear import fit_costs
 from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
@@ -37,8 +38,11 @@ STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context
 FORM = "line through every step"
 # Fewest steps that a line is fitted to.
 _FEWEST_STEPS = 100
-# A step that took more than this many times what the line says was held up by something else.
+# A step was held up by something else if it took more than this many times what the line says: kernels that are
+# compiled, a machine that stands still ...
 _OUTLIER = 10.0
+# ... or more than this, us, beyond it: a first step with many prompts is long by itself.
+_STALL_US = 1_000_000.0
 # Steps of a block, and draws of blocks, for the interval of a coefficient.
 _BLOCK_STEPS, _DRAWS = 50, 200
 # Fewest requests that must have been measured around the engine, or in it.
@@ -75,6 +79,13 @@ class EveryStep:
         used = self.usable & (self.start_us >= low_us) & (self.start_us <= high_us)
         return self.batch[used], self.cycle_us[used]
 
+    def stalls(self, line: Floats) -> Stalls | None:
+        """The steps that were held up, by how much more they took than the line through the others says."""
+        modelled_us = self.batch @ line
+        held = self.usable & _held_up(self.cycle_us, modelled_us)
+        longer_us = (self.cycle_us - modelled_us)[held]
+        return Stalls(self.start_us[held].astype(np.int64), longer_us.astype(np.int64)) if held.any() else None
+
 
 _REQUEST_SCHEMA = {
     "arrival_us": pl.Int64,
@@ -91,7 +102,8 @@ _REQUEST_SCHEMA = {
 class Measured:
     """What every step and request says: the line, the delays, what each rests on, and how well the line fits.
 
-    ``steps``: how many it fits.  ``error``: mean absolute error of a step, a fraction; ``total``: of the sum, signed.
+    ``steps``: how many it fits.  ``error``: mean absolute error of a step, a fraction; ``total``: of the sum, signed;
+    both without the steps that were held up.  ``stalls``: those, by slug, of the whole run.
     """
 
     latency: LatencyModel
@@ -100,6 +112,7 @@ class Measured:
     steps: int
     error: float
     total: float
+    stalls: dict[str, Stalls]
 
 
 def has_every_step(recording: Recording) -> bool:
@@ -125,8 +138,11 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     batch, cycle_us = np.vstack([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     line = fit_steps(batch, cycle_us)
     low, high = _bounds(batch, cycle_us, seed)
+    kept = ~_held_up(cycle_us, batch @ line)
+    remark = f"fitted to {kept.sum():,} steps, one by one"
+    remark += "" if kept.all() else f", {(~kept).sum():,} more that were held up left out"
     costs = [
-        CoefficientFit(name, *_digits(*values), "fitted", f"fitted to {len(cycle_us):,} steps, one by one")
+        CoefficientFit(name, *_digits(*values), "fitted", remark)
         for name, values in zip(STEP_COSTS, zip(line, low, high, strict=True), strict=True)
     ]
     requests = [
@@ -138,10 +154,17 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     ns = [round(float(value) * 1000) for value in line]
     latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], per_context_token_ns=ns[3], per_1000_attended_ns=ns[4])
     values: dict[str, Any] = {f"{fit.name}_us": fit.value_us for fit in delays}
-    modelled = batch @ line
+    modelled, cycle_us = (batch @ line)[kept], cycle_us[kept]
     error = float(np.abs(modelled / cycle_us - 1).mean())
     total = float(modelled.sum() / cycle_us.sum() - 1)
-    return Measured(latency, Lifecycle(**values), (*costs, *delays), len(cycle_us), error, total)
+    stalls = {r.slug: run.stalls(line) for r, run in zip(recordings, runs, strict=True) if run is not None}
+    some = {slug: found for slug, found in stalls.items() if found is not None}
+    return Measured(latency, Lifecycle(**values), (*costs, *delays), len(cycle_us), error, total, some)
+
+
+def _held_up(cycle_us: Floats, modelled_us: Floats) -> Bools:
+    """bool[steps]: whether something else than its batch made a step long."""
+    return (cycle_us > _OUTLIER * np.maximum(modelled_us, 1.0)) | (cycle_us - modelled_us > _STALL_US)
 
 
 _PREFILLS = """
@@ -221,8 +244,7 @@ def fit_steps(batch: Floats, cycle_us: Floats) -> Floats:
     def weights(modelled_us: Floats | None) -> Floats:
         if modelled_us is None:
             return np.ones(len(cycle_us))
-        modelled_us = np.maximum(modelled_us, 1.0)
-        return np.asarray((cycle_us <= _OUTLIER * modelled_us) / modelled_us, np.float64)
+        return np.asarray(~_held_up(cycle_us, modelled_us) / np.maximum(modelled_us, 1.0), np.float64)
 
     return fit_costs(batch, cycle_us, weights).costs
 

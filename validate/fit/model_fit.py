@@ -135,15 +135,14 @@ class Fitted:
 
 
 def gather(
-    recordings: Sequence[Recording], window: tuple[float, float], *, steps: bool = True, latencies: bool = True
+    recordings: Sequence[Recording], window: tuple[float, float], *, steps: bool, latencies: bool, levels: bool
 ) -> Gathered:
-    """The evidence in a share of the runs, by time."""
+    """The evidence in a share of the runs, by time: step records, latencies of requests, and load levels."""
     single = [recording for recording in recordings if not is_load_level(recording)]
     cycles = [cycle_evidence(recording, window) for recording in single] if steps else []
     parts = [latency_evidence(recording, window) for recording in single] if latencies else []
-    # A load level has no time, so it is before anything that chooses or tests.
-    levels = [r for r in recordings if is_load_level(r)] if latencies and window[0] == 0 else []
-    parts += [level_evidence(levels)] if levels else []
+    summed_up = [r for r in recordings if is_load_level(r)] if latencies and levels else []
+    parts += [level_evidence(summed_up)] if summed_up else []
     return Gathered(tuple(c for c in cycles if c is not None), tuple(p for p in parts if p is not None))
 
 

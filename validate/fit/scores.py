@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -19,7 +21,7 @@ from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
-from blis_replay.replay.warm_up import seen_warm_up
+from blis_replay.replay.warm_up import Stalls, seen_warm_up
 from blis_replay.validate.fit.evidence import SCALE, LoadLevel, is_load_level, load_level, with_lengths
 from blis_replay.validate.fit.minimise import Confidence
 from blis_replay.validate.fit.model_fit import Fitted, Gathered
@@ -108,28 +110,27 @@ def _of_pieces(gathered: Gathered, rows: Floats) -> Floats:
     return np.array(fractions)
 
 
-def part_windows(fitted_until: float, chosen_until: float) -> dict[Part, tuple[float, float]]:
-    """The parts of a temporal split that are not empty, as shares of a run."""
-    edges: dict[Part, tuple[float, float]] = {
-        "fit": (0.0, fitted_until),
-        "choose": (fitted_until, chosen_until),
-        "test": (chosen_until, 1.0),
-    }
-    return {part: (low, high) for part, (low, high) in edges.items() if high > low}
+# Edges of a temporal split, as shares of a run: begin, fitted until, form chosen until, end.
+Edges = tuple[float, float, float, float]
+_PARTS: tuple[Part, ...] = ("fit", "choose", "test")
 
 
 def part_scores(
-    recordings: Sequence[Recording], entry: ModelEntry, asynchronous: bool, fitted_until: float, chosen_until: float
+    recordings: Sequence[Recording],
+    entry: ModelEntry,
+    mode: ReplayMode,
+    edges: Edges,
+    stalls: Mapping[str, Stalls] = MappingProxyType({}),
 ) -> tuple[tuple[PartScore, ...], StepRange | None]:
-    """Scores of an entry, under a scheduling mode, on each part of each recording that has latencies in it.
+    """Scores of an entry on each part of each recording that has latencies in it, and the range of the replayed steps.
 
-    And the range of the replayed steps that came before ``chosen_until``.  Raises ``ReplayError`` as ``plan_replay``
-    does.
+    ``stalls``: by slug, what is replayed of each recording beside the coefficients.  The range is that of the steps up
+    to where the form was chosen.  Raises ``ReplayError`` as ``plan_replay`` does.
     """
     scores, steps = [], []
     for recording in recordings:
         if is_load_level(recording):
-            level, result = served(recording, entry, "asynchronous" if asynchronous else "synchronous")
+            level, result = served(recording, entry, mode.scheduling)
             simulated = LatencySamples(result.ttft_us, result.e2e_us, result.output_tokens)
             steps.append(result.steps)
             errors = _errors(level.numbers, simulated)
@@ -139,10 +140,13 @@ def part_scores(
         recorded = observed_requests(recording) & has_tokens
         if not recorded.any():
             continue
-        plan, result = _replayed(recording, entry, asynchronous)
-        trained = Selection(window=(0.0, chosen_until)).of(recording.requests)
-        steps.append(result.steps[result.steps["start_us"] <= plan.trace.arrival_us[trained].max(initial=-1)])
-        for part, window in part_windows(fitted_until, chosen_until).items():
+        plan, result = _replayed(recording, entry, mode, stalls.get(recording.slug))
+        arrival_us = plan.trace.arrival_us[Selection(window=(edges[0], edges[2])).of(recording.requests)]
+        start_us = result.steps["start_us"]
+        steps.append(result.steps[(start_us >= arrival_us[:1].sum()) & (start_us <= arrival_us.max(initial=-1))])
+        for part, window in zip(_PARTS, pairwise(edges), strict=True):
+            if window[0] == window[1]:
+                continue
             chosen = recorded & result.completed & Selection(window=window).of(recording.requests)
             simulated = LatencySamples(result.ttft_us[chosen], result.e2e_us[chosen], result.output_tokens[chosen])
             if chosen.any():
@@ -152,7 +156,7 @@ def part_scores(
 
 
 def first_use_of(
-    recordings: Sequence[Recording], entry: ModelEntry, asynchronous: bool
+    recordings: Sequence[Recording], entry: ModelEntry, mode: ReplayMode
 ) -> tuple[FirstUse, CoefficientFit] | None:
     """How long a new server waits for each kernel of a mixture of experts, and how that came about.
 
@@ -167,7 +171,7 @@ def first_use_of(
     for recording in recordings:
         if is_load_level(recording) or not (recorded := observed_requests(recording)).any():
             continue
-        _, result = _replayed(recording, entry, asynchronous)
+        _, result = _replayed(recording, entry, mode)
         warm_up = seen_warm_up(recording, recorded & result.completed, result.ttft_us)
         if warm_up is not None:
             stalls_us += [*warm_up.stalls.longer_us]
@@ -183,10 +187,11 @@ def first_use_of(
     return FirstUse(round(value_us), architecture.experts, architecture.experts_per_token, remark), fit
 
 
-def _replayed(recording: Recording, entry: ModelEntry, asynchronous: bool) -> tuple[ReplayPlan, SimResult]:
-    """A recording by an entry, under a scheduling mode."""
-    mode = ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
-    plan = plan_replay(with_lengths(recording), mode, entry)
+def _replayed(
+    recording: Recording, entry: ModelEntry, mode: ReplayMode, stalls: Stalls | None = None
+) -> tuple[ReplayPlan, SimResult]:
+    """A recording by an entry and, if any, with stalls."""
+    plan = replace(plan_replay(with_lengths(recording), mode, entry), stalls=stalls)
     return plan, simulate(plan.trace, plan.engine, plan.latency(entry.latency), entry.lifecycle)
 
 

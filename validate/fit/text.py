@@ -90,6 +90,7 @@ def _fit(fit: ModelFit) -> list[Part]:
         Line(f"  95 %: bounds of a coefficient over {drawn}", "    "),
         Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients]),
         *(Line(remark, "    ") for remark in remarks),
+        *(Line(f"  {remark}", "    ") for remark in fit.remarks),
         *_scheduling(fit),
     ]
 
