@@ -14,7 +14,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, relative_error
-from blis_replay.validate.metrics.uncertainty import Estimate
+from blis_replay.validate.metrics.uncertainty import Estimate, requests_needed
 
 # The worst first.
 Verdict = Literal["FAIL", "NOT JUDGED", "UNDECIDED", "FITS", "PASS"]
@@ -135,6 +135,34 @@ class Remark:
 def remark(code: str, **values: Any) -> Remark:
     """A remark of these values."""
     return Remark(code, values)
+
+
+# Nobody records this many times as many requests.
+_MOST_TIMES = 100
+# What decides, by the part of an interval that is widest and that no number of requests makes narrower.
+_NEEDS = {"reconstructions": "needs_arrivals", "beyond the fit": "needs_steps", "requests": "needs_repeat"}
+
+
+def what_decides(name: str, estimate: Estimate | None, missing: float, requests: int) -> Remark:
+    """What would turn UNDECIDED into a verdict on the quantity of that name.
+
+    ``missing``: how long half of the interval may be.  ``requests``: how many it is of now.
+    """
+    if estimate is None or not isfinite(estimate.half):
+        return remark("needs_longer_run")
+    needed = requests_needed(estimate, missing, requests)
+    if needed is None:
+        widest = max(estimate.parts, key=lambda part: estimate.parts[part], default="")
+        return remark(_NEEDS.get(widest, "needs_repeat"))
+    if needed > _MOST_TIMES * requests:
+        return remark("at_limit", name=name, times=_MOST_TIMES)
+    return remark("needs_requests", name=name, requests=needed)
+
+
+def quantity_decides(quantity: Quantity, requests: int) -> Remark:
+    """The same of a number held against its limit."""
+    missing = abs(quantity.limit - abs(quantity.error or 0.0))
+    return what_decides(quantity.name, quantity.estimate, missing, requests)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.signal import lfilter
+from scipy.special import ndtr, ndtri
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.engine import simulate
@@ -22,6 +23,7 @@ from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyMode
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.validate.gating.policy import Regression
+from blis_replay.validate.judgement import Verdict, worst
 from blis_replay.validate.metrics.latency import THRESHOLDS, LatencySamples, MetricStatistic, number
 from blis_replay.validate.metrics.uncertainty import Estimate, TimeOrder, change_estimates, error_estimates, time_order
 from blis_replay_labs.planted.servers import Server, any_server, load_of, residence_us, step_us
@@ -39,6 +41,8 @@ _TARGETS = (0.0, *(sign * size for size in (_LIMIT / 2, _LIMIT - 0.01, _LIMIT + 
 # A baseline and a candidate, by their true errors.
 _WORSE = {by: ((0.0, by), (0.0, -by), (0.03, 0.03 + by), (-0.03, -0.03 - by)) for by in (0.02, 0.05, 0.10)}
 _NO_WORSE = ((0.03, 0.03), (0.03, 0.01), (-0.05, -0.03), (0.05, -0.02), (0.10, 0.05))
+# As large, with the other sign: the candidate that a test of "worse" at 5 % has most trouble with.
+_MIRRORED = (0.05, -0.05)
 _FACTORS = np.linspace(0.80, 1.20, 11)
 
 
@@ -107,6 +111,7 @@ class _Draws:
 
     def __init__(self, noisy: NoisyServer, count: int) -> None:
         self.noisy = noisy
+        self._simulated: dict[tuple[float, int], LatencySamples] = {}
         rngs = [np.random.default_rng([noisy.server.seed, draw, 7]) for draw in range(count)]
         self.traces = [self._load(rng) for rng in rngs]
         self.observed = [self._served(trace, rng) for trace, rng in zip(self.traces, rngs, strict=True)]
@@ -133,12 +138,16 @@ class _Draws:
 
     def simulated(self, factor: float, draw: int) -> LatencySamples:
         """The answer to one load of a simulator whose steps take ``factor`` times as long as the model says."""
+        if (factor, draw) not in self._simulated:
+            self._simulated[factor, draw] = self._answered(self.traces[draw], self._scaled(factor))
+        return self._simulated[factor, draw]
+
+    def _scaled(self, factor: float) -> LatencyModel:
         line = self.noisy.server.latency
         if not isinstance(line, LatencyModel):
             raise TypeError("only lines are scaled")
         costs = ("intercept_ns", "per_prefill_token_ns", "per_decode_token_ns", "per_context_token_ns")
-        scaled = replace(line, **{cost: round(factor * getattr(line, cost)) for cost in costs})
-        return self._answered(self.traces[draw], scaled)
+        return replace(line, **{cost: round(factor * getattr(line, cost)) for cost in costs})
 
     def true_error(self, factor: float, cell: MetricStatistic = _CELL) -> float:
         """Over all loads, with equal weight."""
@@ -169,7 +178,8 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
         measures.setdefault(name, []).append(value)
 
     ideal = {cell: _errors_of(found, factors[0.0], cell) for cell in _CELLS}
-    truth = {cell: found.true_error(factors[0.0], cell) for cell in _CELLS if cell[1] == "mean"}
+    truths = {error: {cell: found.true_error(f, cell) for cell in _GATE.cells} for error, f in factors.items()}
+    truth = truths[0.0]
     for draw in range(draws):
         order, observed = found.order(draw), found.observed[draw]
         answers = {error: found.simulated(factor, draw) for error, factor in factors.items()}
@@ -195,26 +205,42 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
                     float(estimate.low > true + 6 * spread or estimate.high < true + 6 * spread),
                 )
 
-        def change(before: float, after: float) -> Estimate:
+        def gated(before: float, after: float) -> Mapping[MetricStatistic, Verdict]:
             sides = answers[after], answers[before]  # noqa: B023
-            known = estimates(sides[0], [_CELL])
-            return change_estimates(order, *sides, observed, known, _GATE.confidence)[_CELL]  # noqa: B023
+            known = estimates(sides[0], _GATE.cells)
+            changes = change_estimates(order, *sides, observed, known, _GATE.confidence)  # noqa: B023
+            return {cell: _GATE.verdict(change) for cell, change in changes.items()}
 
         for by, pairs in _WORSE.items():
             for pair in pairs:
-                name = f"{by:.2f} {'true' if not pair[0] else 'off'}"
-                note(f"worse {name}", float(change(*pair).low > _GATE.margin))
-                note(f"missed {name}", float(change(*pair).high <= _GATE.margin))
-        for pair in _NO_WORSE:
-            note("no worse", float(change(*pair).low > _GATE.margin))
+                name, verdict = f"{by:.2f} {'true' if not pair[0] else 'off'}", worst(gated(*pair).values())
+                note(f"worse {name}", float(verdict == "FAIL"))
+                note(f"missed {name}", float(verdict == "PASS"))
+                note(f"ideal worse {name}", _ideal_power(*(truths[error] for error in pair), ideal))
+        for pair in (*_NO_WORSE, _MIRRORED):
+            before, after = (truths[error] for error in pair)
+            verdicts = [v for cell, v in gated(*pair).items() if abs(after[cell]) <= abs(before[cell])]
+            note("mirrored" if pair == _MIRRORED else "no worse", float("FAIL" in verdicts))
     return measures
+
+
+_Errors = Mapping[MetricStatistic, float]
+
+
+def _ideal_power(before: _Errors, after: _Errors, errors: Mapping[MetricStatistic, Floats]) -> float:
+    """How often the best gate fails a worse candidate: the same test, with noise that is known and normal.
+
+    ``before``, ``after``: true errors.  ``errors``: of many recordings.
+    """
+    middle = [abs(after[cell] + before[cell]) / 2 / float(errors[cell].std(ddof=1)) for cell in _GATE.cells]
+    return float(ndtr(max(middle) - ndtri((1 + _GATE.confidence) / 2)))
 
 
 _CELLS: tuple[MetricStatistic, ...] = (*((m, "mean") for m in THRESHOLDS), ("e2e", "p99"), ("ttft", "p99"))
 
 
 def _errors() -> list[float]:
-    pairs = [pair for of in (*_WORSE.values(), _NO_WORSE) for pair in of]
+    pairs = [pair for of in (*_WORSE.values(), _NO_WORSE, (_MIRRORED,)) for pair in of]
     return sorted({*_TARGETS, *(error for pair in pairs for error in pair)})
 
 
@@ -226,7 +252,10 @@ def _errors_of(found: _Draws, factor: float, cell: MetricStatistic) -> Floats:
 
 @dataclass(frozen=True)
 class _Bar:
-    """A bar of the table: the mean (or median) of a measure over all recordings of a size, and its bounds."""
+    """A bar of the table: the mean (or median) of a measure over all recordings of a size, and its bounds.
+
+    ``ideal``: the measure of what no gate can do better, empty for none.
+    """
 
     check: str
     measure: str
@@ -234,6 +263,7 @@ class _Bar:
     high: float
     sizes: tuple[int, ...] = SIZES
     of: Callable[[Floats], float] = lambda values: float(np.mean(values))
+    ideal: str = ""
 
 
 def _bars() -> list[_Bar]:
@@ -247,9 +277,11 @@ def _bars() -> list[_Bar]:
         for by, share in zip(_WORSE, shares, strict=True):
             for kind, words in (("off", "a baseline 3 points off"), ("true", "a true baseline")):
                 name = f"{100 * by:.0f} points worse than {words}: gate"
-                bars.append(_Bar(f"{name} FAIL", f"worse {by:.2f} {kind}", share, 1.0, (size,)))
+                measure = f"worse {by:.2f} {kind}"
+                bars.append(_Bar(f"{name} FAIL", measure, share, 1.0, (size,), ideal=f"ideal {measure}"))
                 bars.append(_Bar(f"{name} PASS", f"missed {by:.2f} {kind}", 0, 0.05, (size,)))
     bars.append(_Bar("equal or better candidate: gate FAIL", "no worse", 0, 0.02))
+    bars.append(_Bar("error as large, of the other sign: gate FAIL", "mirrored", 0, 0.10))
     for metric in ("e2e", "ttft"):
         name = f"{metric} p99 off by six standard deviations: seen"
         bars.append(_Bar(name, f"alarm {metric} p99", 0.9, 1.0, SIZES[1:]))
@@ -280,7 +312,9 @@ def verdict_rows(seed: int, quick: bool, progress: Progress | None = None) -> li
     rows = []
     for bar in _bars():
         for size in bar.sizes:
-            rows.append(_row(bar, f"{size:,} requests", np.array(of_size[size][bar.measure])))
+            of = of_size[size]
+            ideal = f"; {np.mean(of[bar.ideal]):.0%} if the noise were known" if bar.ideal else ""
+            rows.append(_row(bar, f"{size:,} requests", np.array(of[bar.measure]), ideal))
     for kind, measures in of_kind.items():
         for metric in THRESHOLDS:
             name = f"{metric} mean"
@@ -290,8 +324,8 @@ def verdict_rows(seed: int, quick: bool, progress: Progress | None = None) -> li
     return rows
 
 
-def _row(bar: _Bar, configuration: str, values: Floats) -> VerificationRow:
+def _row(bar: _Bar, configuration: str, values: Floats, more: str = "") -> VerificationRow:
     measured = bar.of(values)
-    bounds = f"{bar.low:g} to {bar.high:g}; {len(values):,} recordings"
+    bounds = f"{bar.low:g} to {bar.high:g}; {len(values):,} recordings{more}"
     nearest = min(max(measured, bar.low), bar.high)
     return VerificationRow(bar.check, configuration, measured, nearest, measured == nearest, bounds)

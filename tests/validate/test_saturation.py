@@ -16,13 +16,14 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.overload import CHECK, client_limits, growths, overloaded, queue
-from blis_replay.ingest.recording import Finding, Recording, Stage
+from blis_replay.ingest.readers.formats import request_formats
+from blis_replay.ingest.recording import Finding, Recording, SourceFile, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.saturation import (
@@ -402,3 +403,16 @@ def test_rows_of_an_overloaded_run_are_what_is_judged() -> None:
     assert [(row[4], row[-1]) for row in alone.rows] == [
         ("NOT JUDGED", "overloaded, and a load stage by itself is not judged")
     ]
+
+
+@pytest.mark.parametrize(("rejected", "verdict"), [(1, "PASS"), (30, "NOT JUDGED")])
+def test_one_rejected_record_of_many_is_judged_and_said(rejected: int, verdict: str) -> None:
+    """Also of what is kept of many experiments, without the requests."""
+    run = replayed(loaded(20))
+    sent = run.recording.requests.height
+    file = SourceFile("requests.csv", request_formats()[0].name, 1, "0" * 64, sent, rejected)
+    whole = compare_replay(replace(run, recording=replace(run.recording, files=(file,))), queues=True)
+    for comparison in (whole, light(whole)):
+        assert comparison.verdict == verdict
+        assert "rejected_records" in {one.code for one in comparison.judgement.remarks}
+        assert [one.values for one in comparison.lost] == ([{"rejected": 30, "all": sent + 30}] if rejected > 1 else [])

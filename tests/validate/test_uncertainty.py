@@ -93,9 +93,9 @@ def test_a_repeat_narrows_or_widens_the_interval(seconds_apart: float) -> None:
 def test_what_would_decide() -> None:
     """8 % of at most 10, give or take 4: half of that needs four times as many requests.  An extrapolation stays."""
     estimate = Estimate(0.08, 0.04, 0.12, 6, {"requests": 0.04})
-    assert requests_needed(estimate, 0.10, 300) == 1_200
-    assert requests_needed(estimate.beyond(0.03), 0.10, 300) is None
-    assert requests_needed(replace(estimate, parts={"requests": inf}), 0.10, 300) is None
+    assert requests_needed(estimate, 0.02, 300) == 1_200
+    assert requests_needed(estimate.beyond(0.03), 0.02, 300) is None
+    assert requests_needed(replace(estimate, parts={"requests": inf}), 0.02, 300) is None
 
 
 @pytest.mark.parametrize(("error", "unsure", "low", "high"), [(-0.156, 0.07, -0.215, -0.097), (0.4, 0.4, -0.16, 0.96)])

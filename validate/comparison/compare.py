@@ -63,6 +63,7 @@ def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
         recording=a.recording,
         replay=b.run,
         selection=selection,
+        recorded=a.recording.requests.height,
         compared=(_count(a, chosen[0]), _count(b, chosen[1])),
         metrics=metrics,
         paired={} if both is None or None in samples else _pairings(samples, metrics),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
-from blis_replay.ingest.recording import PUBLISHED, RECORDED, Finding, GroundTruth, Recording
+from blis_replay.ingest.recording import PUBLISHED, RECORDED, Finding, GroundTruth, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.comparison.saturation import Measure, Saturation, saturation_remarks
@@ -26,6 +26,7 @@ from blis_replay.validate.judgement import (
     Use,
     Verdict,
     held,
+    quantity_decides,
     remark,
 )
 from blis_replay.validate.metrics.latency import (
@@ -37,7 +38,7 @@ from blis_replay.validate.metrics.latency import (
     relative_error,
 )
 from blis_replay.validate.metrics.observed import Selection, overloaded
-from blis_replay.validate.metrics.uncertainty import Estimate, requests_needed
+from blis_replay.validate.metrics.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.objectives import Attainment
@@ -100,7 +101,8 @@ class Promised:
 class Comparison:
     """Two sides compared.
 
-    ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
+    ``recording``: of side A, of ``recorded`` requests.  ``replay``: side B, if it is a replay.  ``compared``: how many
+    requests on each side.
     ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
     of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
     change the replay.  ``use``: what the coefficients were fitted on, as far as the recording is concerned.
@@ -115,6 +117,7 @@ class Comparison:
     recording: Recording
     replay: ReplayRun | None
     selection: Selection
+    recorded: int
     compared: tuple[int, int]
     metrics: dict[str, dict[str, MetricCell]]
     paired: dict[str, Pairing]
@@ -289,9 +292,9 @@ class Comparison:
         whole = [f for f in self.findings if f.severity == "unusable" and not f.metric]
         reasons = [remark("not_simulated", what=what) for what in not_simulated]
         reasons += [remark("unusable", check=finding.check, message=finding.message) for finding in whole]
-        sent, rejected = self.recording.requests.height, rejected_requests(self.recording)
-        if rejected > _MOST_REJECTED * (sent + rejected):
-            reasons.append(remark("rejected", rejected=rejected, all=sent + rejected))
+        rejected = sum(file.rejected_count for file in rejecting_files(self.recording))
+        if rejected > _MOST_REJECTED * (self.recorded + rejected):
+            reasons.append(remark("rejected", rejected=rejected, all=self.recorded + rejected))
         without = self.excluded.get(WITHOUT_LATENCIES, 0)
         if without > _MOST_WITHOUT * (without + self.requests):
             reasons.append(remark("without_latencies", requests=self.requests, all=without + self.requests))
@@ -307,19 +310,15 @@ class Comparison:
         return remark("stage_alone" if self.selection.stage is not None else "too_few_served")
 
 
-def rejected_requests(recording: Recording) -> int:
-    """Rejected records of the files that the requests are from."""
-    rejected = [file for file in recording.files if file.rejected_count]
-    if not rejected:
-        return 0
+def rejecting_files(recording: Recording) -> list[SourceFile]:
+    """Files of requests of which records were rejected when they were read."""
+    rejecting = [file for file in recording.files if file.rejected_count]
+    if not rejecting:
+        return []
     from blis_replay.ingest.readers.formats import request_formats  # every reader, which few recordings need
 
     formats = {form.name for form in request_formats()}
-    return sum(file.rejected_count for file in rejected if file.kind.split(" ")[0] in formats)
-
-
-# Nobody records this many times as many requests.
-_MOST_TIMES = 100
+    return [file for file in rejecting if file.kind.split(" ")[0] in formats]
 
 
 def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
@@ -327,28 +326,13 @@ def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
     if judgement.verdict != "UNDECIDED":
         return []
     needs: dict[str, Remark] = {}
-    requests = 0
     for quantity in judgement.in_state("undecided"):
-        estimate = quantity.estimate
-        needed = None if estimate is None else requests_needed(estimate, quantity.limit, comparison.requests)
-        if estimate is None or quantity.interval is None:
-            needs["needs_longer_run"] = remark("needs_longer_run")
-        elif needed is not None and needed > _MOST_TIMES * comparison.requests:
-            needs["at_limit"] = remark("at_limit", times=_MOST_TIMES)
-        elif needed is not None:
-            requests = max(requests, needed)
-            needs["needs_requests"] = remark("needs_requests", requests=requests)
-        else:
-            widest = max(estimate.parts, key=lambda part: estimate.parts[part], default="")
-            code = _NEEDS.get(widest, "needs_repeat")
-            needs[code] = remark(code)
+        one = quantity_decides(quantity, comparison.requests)
+        if one.values.get("requests", 0) >= needs.get(one.code, one).values.get("requests", 0):
+            needs[one.code] = one
     if comparison.use == "unknown":
         needs["needs_fitted_on"] = remark("needs_fitted_on", release=comparison.run.release.name)
     return list(needs.values())
-
-
-# What decides, by the part of an interval that is widest and that no number of requests makes narrower.
-_NEEDS = {"reconstructions": "needs_arrivals", "beyond the fit": "needs_steps", "requests": "needs_repeat"}
 
 
 # A release that names no data type is taken for one of these, unless it was fitted on this run.
@@ -378,6 +362,11 @@ def draws_remarks(comparison: Comparison) -> list[Remark]:
     return [remark("draws", count=draws.count, ranges=ranges)]
 
 
+def rejected_remarks(recording: Recording) -> list[Remark]:
+    """Records that were rejected when they were read, where there are few of them."""
+    return [remark("rejected_records", loss=file.loss()) for file in rejecting_files(recording)]
+
+
 def _remarks(comparison: Comparison) -> list[Remark]:
     repeats, found, beyond = comparison.repeats, comparison.saturation, comparison.run.outside
     remarks = []
@@ -397,5 +386,6 @@ def _remarks(comparison: Comparison) -> list[Remark]:
     remarks += argument_remarks(comparison.recording, comparison.open_arguments)
     if left_out := sum(comparison.excluded.values()):
         remarks.append(remark("left_out", requests=left_out))
+    remarks += rejected_remarks(comparison.recording)
     changed = [(f.severity, f.check, f.metric or "") for f in comparison.findings if f.severity != "note"]
     return [*remarks, *([remark("checks", findings=changed)] if changed else [])]

@@ -12,7 +12,7 @@ from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.arguments import argument_remarks
-from blis_replay.validate.comparison.comparison import Comparison, MetricCell, hardware_remarks
+from blis_replay.validate.comparison.comparison import Comparison, MetricCell, hardware_remarks, rejected_remarks
 from blis_replay.validate.comparison.saturation import saturation_json, saturation_remarks
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.comparison.verdict_text import (
@@ -96,6 +96,7 @@ def notes(comparison: Comparison) -> list[Remark]:
         *hardware_remarks(comparison),
         *argument_remarks(comparison.recording, comparison.open_arguments),
         *(remark("left_out", requests=count, why=why) for why, count in comparison.excluded.items()),
+        *rejected_remarks(comparison.recording),
         *(remark("not_simulated", what=what) for what in comparison.run.not_simulated),
         *(remark("known_difference", what=what) for what in simulated.differences),
         *(

@@ -18,7 +18,7 @@ from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.comparison.spread import Repeats
 from blis_replay.validate.comparison.verdict_text import held_text
 from blis_replay.validate.gating.policy import Check, Gated, Ordered, Policy, Standing
-from blis_replay.validate.judgement import FITTED, HELD_OUT, Judgement, State, Verdict
+from blis_replay.validate.judgement import FITTED, HELD_OUT, Judgement, State, Verdict, quantity_decides, what_decides
 from blis_replay.validate.metrics.latency import METRIC_NAMES, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
 from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates, half_width, request_order
@@ -51,7 +51,10 @@ def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, ch
     message = f"{named}: |error| {100 * (after - change.error):.2f} % with the baseline, {100 * after:.2f} % now, "
     message += f"change {100 * change.error:+.2f} [{100 * change.low:+.2f}, {100 * change.high:+.2f}] points"
     message += f", at most {100 * margin:g}"
-    outcome: Verdict = "FAIL" if change.low > margin else "PASS" if change.high <= margin else "UNDECIDED"
+    outcome = policy.regression.verdict(change)
+    if outcome == "UNDECIDED":
+        missing = change.error if change.error > margin else margin - change.error
+        message += f"; {words(what_decides(named, change, missing, candidate.requests))}"
     interval = (change.low, change.high) if isfinite(change.half) else None
     return Check("regression", candidate.alias, metric, statistic, outcome, message, change.error, margin, interval)
 
@@ -155,7 +158,7 @@ def _judged(judgement: Judgement, comparison: Comparison, policy: Policy) -> lis
             why = comparison.metrics[quantity.metric][quantity.statistic].reason
             message = f"{quantity.name}: {why or 'nothing observed'}"
         elif quantity.state == "undecided":
-            message = "; ".join([message, *map(words, judgement.decides)])
+            message += f"; {words(quantity_decides(quantity, judgement.subject.requests))}"
         outcome = _OUTCOMES[quantity.state]
         checks.append(Check(rule, alias, *cell, outcome, message, quantity.error, quantity.limit, quantity.interval))
     if judgement.subject.use == "unknown":

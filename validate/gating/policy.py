@@ -21,6 +21,7 @@ from blis_replay.replay.release_file import page_of_text
 from blis_replay.validate.errors import PolicyError
 from blis_replay.validate.judgement import Judgement, Verdict, worst
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS, Metric, Statistic, of_requests
+from blis_replay.validate.metrics.uncertainty import Estimate
 
 DEFAULT_NAME = "default"
 
@@ -35,13 +36,18 @@ class Regression:
     """When a candidate is worse than the baseline.
 
     ``cells``: ``(metric, statistic)`` judged; ``margin``: by how much, as a fraction of the
-    observed value, the absolute error may grow; ``confidence`` of the interval whose lower
-    end must not be beyond the margin.
+    observed value, the absolute error may grow; ``confidence``: of the interval of the change.
     """
 
     cells: tuple[tuple[str, str], ...] = tuple(_MEANS)
     margin: Percentage = 0.005
     confidence: Confidence = 0.90
+
+    def verdict(self, change: Estimate) -> Verdict:
+        """FAIL: the whole interval is worse, and the change beyond the margin; PASS: at most the margin, all of it."""
+        if change.low > 0 and change.error > self.margin:
+            return "FAIL"
+        return "PASS" if change.high <= self.margin else "UNDECIDED"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ CONFIDENCE = 0.95
 _RESIDENCES, _FEWEST, _MOST, _SHORT = 4, 2, 6, 4
 # Numbers of cosines, as multiples of the slowest ones.
 _MULTIPLES = (1, 2, 4)
+# Residences at the start of a run in which the server fills and warms up: a load stage of its own.
+_RAMP = 1.5
 # Fewer requests than this give no interval.
 MIN_REQUESTS = 8
 # A quantile is tried without each of so many stretches of the run.
@@ -101,9 +103,8 @@ def _largest_ratio(above: float, below: float) -> float:
     return float(fdtri(above, below, CONFIDENCE))
 
 
-def requests_needed(estimate: Estimate, limit: float, requests: int) -> int | None:
-    """About how many requests of the same load decide whether the error is within the limit; None: no number does."""
-    margin = abs(limit - abs(estimate.error))
+def requests_needed(estimate: Estimate, margin: float, requests: int) -> int | None:
+    """About how many requests of the same load make half the interval shorter than ``margin``; None: no number does."""
     fixed = sum(half for part, half in estimate.parts.items() if part != "requests")
     sampled = estimate.parts.get("requests", inf)
     if not isfinite(sampled) or margin <= fixed:
@@ -118,11 +119,13 @@ class TimeOrder:
     """Rows (requests, or parts of a run) in order of time, stage by stage.
 
     ``stage``: int64[rows], from 0, in order of time.  ``slowest``: int64[stages], how many cosines see the longest
-    memory in each.  Each stage has a level of its own, because which stages there are is no chance.
+    memory in each.  Each stage has a level of its own, because which stages there are is no chance.  ``ramp``: the
+    first stage is the start of the run; its variance counts, but gives no degree of freedom.
     """
 
     stage: Int64s
     slowest: Int64s
+    ramp: bool = False
 
     @property
     def place(self) -> Floats:
@@ -146,7 +149,7 @@ class TimeOrder:
         halves = []
         for multiple in _MULTIPLES:
             cut = [of_stage[: multiple * slowest] for slowest, of_stage in squares]
-            degrees, variance = sum(map(len, cut)), sum(float(of_stage.mean()) for of_stage in cut)
+            degrees, variance = sum(map(len, cut[self.ramp :])), sum(float(of_stage.mean()) for of_stage in cut)
             halves.append((student_t(degrees, confidence) * sqrt(variance), degrees + 1.0))
         return max(halves)
 
@@ -163,11 +166,33 @@ def request_order(recording: Recording, chosen: Bools, e2e_us: Floats | Int64s) 
 
 
 def time_order(arrival_us: Int64s, stage: Int64s, e2e_us: Floats | Int64s) -> TimeOrder:
-    """The same of arrays: when each request came, in which load stage, and how long it took."""
+    """The same of arrays: when each request came, in which load stage, and how long it took.
+
+    Every recording begins with an empty server, and often with a cold one, so the start is a stage of its own if the
+    rest is long enough for an interval.
+    """
     stage = np.unique(stage, return_inverse=True)[1]
     if len(arrival_us) == 0:
         return TimeOrder(stage, np.zeros(0, np.int64))
-    residences = float((arrival_us + e2e_us).max() - arrival_us.min()) / max(float(np.mean(e2e_us)), 1.0)
+    starts = arrival_us - arrival_us.min() < _RAMP * float(np.mean(e2e_us))
+    if min(starts.sum(), (~starts).sum()) >= MIN_REQUESTS:
+        rest = arrival_us[~starts], stage[~starts], e2e_us[~starts]
+        if _residences(rest[0], rest[2]) >= _SHORT:
+            order = _stage_order(*rest)
+            stages = np.zeros(len(stage), np.int64)
+            stages[~starts] = order.stage + 1
+            return TimeOrder(stages, np.concatenate([[1], order.slowest]), ramp=True)
+    return _stage_order(arrival_us, stage, e2e_us)
+
+
+def _residences(arrival_us: Int64s, e2e_us: Floats | Int64s) -> float:
+    """How many mean residences of a request a run lasts."""
+    return float((arrival_us + e2e_us).max() - arrival_us.min()) / max(float(np.mean(e2e_us)), 1.0)
+
+
+def _stage_order(arrival_us: Int64s, stage: Int64s, e2e_us: Floats | Int64s) -> TimeOrder:
+    stage = np.unique(stage, return_inverse=True)[1]
+    residences = _residences(arrival_us, e2e_us)
     total = 1 if residences < _SHORT else min(max(int(residences / _RESIDENCES), _FEWEST), _MOST)
     spans = np.array([np.ptp(arrival_us[stage == one]) for one in range(int(stage.max()) + 1)], np.float64)
     share = spans / spans.sum() if spans.sum() else np.full(len(spans), 1 / len(spans))
@@ -219,7 +244,8 @@ def change_estimates(
     there are none.  ``errors``: of the candidate.  ``confidence``: of the intervals.
 
     In ``c - b`` of the signed errors c and b the noise of the recording cancels, in ``c + b`` it counts twice; the
-    change |c| - |b| is one or the other, and never more than |c - b|.
+    change |c| - |b| is one or the other, and never more than |c - b|.  So its sign is that of ``c + b`` times that of
+    ``c - b``, and as sure as one error is: the middle of the two, not their difference, is held against 0.
     """
     sides = candidate, baseline, observed
     return {cell: _change(cell, error.sampled, sides, order, confidence) for cell, error in errors.items()}
@@ -257,7 +283,8 @@ def _change(
 
     most = abs(c - b) + apart
     low, high = (max(change(-1.0), -most), min(change(1.0), most)) if isfinite(together) else (-most, most)
-    return Estimate(abs(c) - abs(b), low, high, error.blocks, error.parts)
+    parts = {"requests": together} if by_requests else error.parts
+    return Estimate(abs(c) - abs(b), low, high, error.blocks, parts)
 
 
 Weighted = Sequence[tuple[float, LatencySamples]]

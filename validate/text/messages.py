@@ -131,10 +131,6 @@ def _client_limits(limits: Sequence[tuple[int | None, float, int]], answered: bo
     )
 
 
-def _requests(requests: int) -> str:
-    return f"about {requests:,} requests of this load would decide"
-
-
 MESSAGES: Mapping[str, Callable[..., str]] = {
     # Why there is no verdict, and what would decide.
     "unusable": lambda check, message: f"{check}: {message}",
@@ -147,8 +143,8 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "failures_unknown": lambda: "overloaded, and requests that failed are not known, so the load cannot be replayed",
     "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
-    "needs_requests": _requests,
-    "at_limit": lambda times: f"it is at its limit: even {times} times as many requests would not decide",
+    "needs_requests": lambda name, requests: f"about {requests:,} requests of this load would decide {name}",
+    "at_limit": lambda name, times: f"{name} is at its limit: even {times} times as many requests would not decide",
     "needs_longer_run": lambda: "the run is too short for an interval; record a longer one",
     "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
     "needs_arrivals": lambda: "it depends on when each request came; a recording of the requests would decide",
@@ -178,6 +174,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "sources_disagree": lambda what: f"sources disagree: {what}",
     "scheduler": lambda what: f"scheduler: {what}",
     "left_out": lambda requests, why="": f"left out: {counted(requests, 'request')}{why and f' {why}'}",
+    "rejected_records": lambda loss: f"left out: {loss}",
     "checks": _checks,
     "basis": lambda what, how: f"{what}: {how}",
     "schedule": lambda sentence: f"schedule: {sentence}",
