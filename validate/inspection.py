@@ -152,7 +152,7 @@ def _file(file: SourceFile) -> list[Cell]:
 _EXPERIMENT_COLUMNS = (
     *(Column("alias", "text"), Column("model", "text", spare=1)),
     *columns_named("tp", "requests", "failed", kind="count"),
-    *columns_named("ground truth", "load", kind="word"),
+    *(Column("ground truth", "word"), Column("load", "word", wide=4)),
     Column("workload", "text", wide=2),
     Column("findings", "count", wide=3),
     Column("slug", "text", wide=1),
@@ -180,12 +180,11 @@ def experiments_answer(store_path: Path) -> Answer:
     for row in bundled:
         row["alias"] = row["slug"] if row["alias"] in taken else row["alias"]
     rows = sorted([*stored, *bundled], key=lambda row: str(row["slug"]))
-    says_load = any(row["overloaded"] for row in rows)
-    kept = [i for i, column in enumerate(_EXPERIMENT_COLUMNS) if says_load or column.name != "load"]
-    shown = tuple(_EXPERIMENT_COLUMNS[i] for i in kept)
-    cells = [[row[i] for i in kept] for row in map(_cells, rows)]
-    every = tuple(Column(one.name, one.kind, part=_EXPERIMENT_PARTS.get(one.name, 1)) for one in shown)
-    return Answer([Table("", every, cells)], {"experiments": rows}, table_of(rows), brief=[Table("", shown, cells)])
+    cells = [*map(_cells, rows)]
+    every = tuple(Column(one.name, one.kind, part=_EXPERIMENT_PARTS.get(one.name, 1)) for one in _EXPERIMENT_COLUMNS)
+    overloaded = ", ".join(str(row["alias"]) for row in rows if row["overloaded"])
+    brief: list[Part] = [Table("", _EXPERIMENT_COLUMNS, cells), *([f"overloaded: {overloaded}"] if overloaded else [])]
+    return Answer([Table("", every, cells)], {"experiments": rows}, table_of(rows), brief=brief)
 
 
 def experiment_names(store_path: Path) -> list[str]:

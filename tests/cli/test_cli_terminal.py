@@ -56,3 +56,11 @@ def test_a_160_column_terminal_shows_percentiles_beside_each_other(run: Run) -> 
     assert max(map(len, shown)) <= 160
     wide, narrow = ([line for line in page if line.startswith("stage 1")] for page in (shown, piped))
     assert set(narrow[0].split()) < set(wide[0].split())
+
+
+def test_an_error_is_broken_between_words() -> None:
+    """In a pipe it stays one line, which programs look for."""
+    shown = lines(80, "validate", "34b-general", "--coefficients", "stepml-per-model-linear")
+    assert len(shown) > 1 and max(map(len, shown)) <= 80
+    words = " ".join(shown).split()
+    assert words[:3] == ["error:", "release", "stepml-per-model-linear"] and "negative" in words

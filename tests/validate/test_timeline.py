@@ -12,6 +12,7 @@ import pytest
 from planted import PLANTED, Planted, planted_recording
 
 from blis_replay.ingest.recording import (
+    ITERATION_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
     NOT_KNOWN,
@@ -217,6 +218,28 @@ def test_what_was_not_recorded_is_absent_and_named(planted: Planted) -> None:
     )
 
 
+def test_iterations_of_a_log_stand_in_for_step_records(planted: Planted) -> None:
+    """With the starts, batches and KV use of the step records; the log knows no queue."""
+    names = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "start_us", "kv_usage")
+    steps = planted.recording.steps.frame().with_row_index("iteration")
+    steps = steps.with_columns(pl.lit(0.25).alias("kv_usage"))
+    others = (pl.lit(None, kind).alias(name) for name, kind in ITERATION_SCHEMA.items() if name not in steps.columns)
+    logged = steps.with_columns(others).select(pl.col(name).cast(kind) for name, kind in ITERATION_SCHEMA.items())
+    logged = logged.with_columns(uncertainty_us=pl.lit(2_000, pl.Int64))
+    recording = replace(client_only(planted.recording), iterations=rows_of(logged))
+    shown = timeline(replay(recording, planted.release), 0, ALL_US)
+    drawn, expected = of_side(shown.steps, "observed"), steps.sort("start_us")
+    assert drawn["scheduled_us"].to_list() == expected["start_us"].to_list()
+    assert all(drawn[name].to_list() == expected[name].to_list() for name in names[:4])
+    kv_use = of_side(shown.counters, "observed").filter(pl.col("counter") == KV_USE)
+    assert kv_use["value"].unique().to_list() == [25.0]
+    assert shown.absent == (
+        "observed queue wait and prefill of requests (no stamps of the server)",
+        f"observed {WAITING}",
+    )
+    assert "known to 2.0 ms" in shown.remarks[0]
+
+
 def test_steps_on_a_clock_of_their_own_are_not_drawn(planted: Planted) -> None:
     """A step clock that nothing ties to that of the requests would put them anywhere."""
     loose = replace(planted.recording, clocks=(Clock("step", "monotonic", 0, placed=NOT_KNOWN),))
@@ -247,17 +270,21 @@ def test_the_default_window_is_five_seconds(run: ReplayRun) -> None:
     assert (shown.from_us, shown.until_us) == (3_000_000, 8_000_000)
 
 
-def test_the_worst_request_is_in_the_middle_of_its_window(planted: Planted, run: ReplayRun) -> None:
+def test_a_window_begins_with_the_send_of_the_worst_request(planted: Planted, run: ReplayRun) -> None:
     """One request of a perfect replay is recorded 900 ms longer; no other is off at all."""
     longer = pl.when(pl.col("request_index") == 57).then(pl.col("e2e_us") + 900_000).otherwise("e2e_us")
     requests = planted.recording.requests.frame().with_columns(longer.alias("e2e_us"))
     off = replace(run, recording=replace(planted.recording, requests=rows_of(requests)))
     chosen = window_named(off, None, 2_000_000, "worst", None)
     assert chosen.until_us - chosen.from_us == 2_000_000
-    row = requests.row(57, named=True)
-    middle_us = row["arrival_us"] + row["e2e_us"] / 2
-    assert (chosen.from_us + chosen.until_us) / 2 == pytest.approx(middle_us, abs=500_000)
-    assert chosen.remark == ("request 57 is off by the most time: its E2E is 900.0 ms shorter in the replay")
+    assert chosen.from_us == requests.row(57, named=True)["arrival_us"]
+    assert chosen.worst == 57
+    assert "request 57" in chosen.remark and "900.0 ms" in chosen.remark
+    shown = replace(timeline(off, chosen.from_us, chosen.until_us), worst=57)
+    names = [e["args"]["name"] for e in trace_events(shown) if e["name"] == "thread_name"]
+    lanes = [name for name in names if name.startswith("request")]
+    assert lanes[:2] == [f"request 57 {side}, largest error" for side in SIDES]
+    assert not any("57" in name for name in lanes[2:])
 
 
 def test_the_window_of_a_request_holds_it_and_no_lane_of_another(run: ReplayRun) -> None:

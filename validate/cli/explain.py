@@ -253,7 +253,7 @@ def timeline_verb(
     window = window_named(run, from_us, length_us, around, request)
     shown = timeline(run, window.from_us, window.until_us, window.request_index)
     if window.remark:
-        shown = replace(shown, remarks=(window.remark, *shown.remarks))
+        shown = replace(shown, remarks=(window.remark, *shown.remarks), worst=window.worst)
     write_timeline(shown, out)
     if shown.absent:
         click.echo(f"absent, because not recorded: {'; '.join(shown.absent)}", err=True)

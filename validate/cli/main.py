@@ -320,7 +320,10 @@ def _with_help(error: click.UsageError) -> str:
     command = error.ctx.command_path if error.ctx else "blis-replay"
     message = _missing(error) or " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and command == "blis-replay":
-        message = f"{error.option_name} is no option of the program; options of a verb stand behind it"
+        from blis_replay.validate.cli.options import COMMON
+
+        if error.option_name in {word for names in COMMON for word in names.replace(",", "").split()}:
+            message = f"{error.option_name} belongs behind the verb"
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
 
 
@@ -347,8 +350,13 @@ def _usage(parameter: click.Parameter, ctx: click.Context) -> str:
 
 
 def _complain(text: str, code: int) -> int:
+    from blis_replay.validate.text.terminal import wrap
+
     _answer_in_json(printable(text), code)
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {printable(text)}", err=True, color=_in_colour("auto"))
+    said = f"error: {printable(text)}"
+    shown = wrap(said) if sys.stderr is not None and sys.stderr.isatty() else said
+    shown = shown.replace("error:", click.style("error:", fg="red", bold=True), 1)
+    click.echo(shown, err=True, color=_in_colour("auto"))
     return code
 
 

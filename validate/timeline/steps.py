@@ -28,7 +28,7 @@ STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
     "start_us": pl.Int64,
     "end_us": pl.Int64,
     "scheduled_us": pl.Int64,  # its schedule()
-    "source": pl.String,  # of scheduled_us: simulated, or one of ingest.steps.timeline.SOURCES
+    "source": pl.String,  # of scheduled_us: simulated, LOGGED or one of ingest.steps.timeline.SOURCES
     "batch": pl.String,  # where the composition is from: simulated | recorded | reconstructed
     "prefill_requests": pl.Int64,
     "prefill_tokens": pl.Int64,
@@ -48,6 +48,8 @@ COUNTER_SCHEMA: dict[str, type[pl.DataType]] = {
 RUNNING, WAITING, KV_USE = "running requests", "waiting requests", "KV cache use (%)"
 COUNTERS = (RUNNING, WAITING, KV_USE)
 _COUNTED = ["step_id", "start_us", "running_depth", "waiting_depth", "kv_blocks_free", "kv_blocks_total", "kv_usage"]
+# Source of the start of an iteration: worked out from the requests that it served.
+LOGGED = "iteration of the log"
 _COMPOSITION = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
 
 
@@ -92,8 +94,11 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Calls of all steps (``TIMELINE_SCHEMA``), and ``STEP_SPAN_SCHEMA`` with what step records say of them.
 
     Empty without a step clock that is tied to that of the requests.  Steps between recorded calls are spaced evenly.
+    Iterations of a server log stand in for step records, where requests tell when they began; they have no calls.
     """
     starts = timeline_of(placed_anchors(recording))
+    if starts.is_empty():
+        return starts, _in_schema(OBSERVED, _iterations(recording), STEP_SPAN_SCHEMA)
     names = ["step_id", *_COMPOSITION, "running_depth", "waiting_depth"]
     records = one_a_step(recording.steps.frame(names)).select(
         pl.col("step_id").alias("step"),
@@ -106,11 +111,39 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
     return starts, _in_schema(OBSERVED, spans, STEP_SPAN_SCHEMA)
 
 
+def _iterations(recording: Recording) -> pl.DataFrame:
+    """The iterations of a server log as spans."""
+    logged = _logged(recording)
+    calls = logged.with_columns(pl.col("iteration").alias("step_id"), pl.lit(LOGGED).alias("source"))
+    records = logged.select(
+        pl.col("iteration").alias("step"),
+        *_COMPOSITION,
+        _LOGGED_RUNNING.alias("running"),
+        pl.lit("recorded").alias("batch"),
+    )
+    return _running(calls, recording).join(records, on="step", how="left", maintain_order="left")
+
+
+_LOGGED_RUNNING = pl.col("prefill_requests") + pl.col("decode_requests")
+
+
+def _logged(recording: Recording) -> pl.DataFrame:
+    """The iterations whose start is known, those of an idle rank left out."""
+    served = recording.iterations.frame().filter(~pl.col("dummy").fill_null(value=False))
+    return served.drop_nulls("start_us").sort("start_us")
+
+
 def observed_counters(recording: Recording, window: tuple[int, int]) -> pl.DataFrame:
-    """As ``_samples``: the step records, none if their clock is not tied to that of the requests."""
-    steps = one_a_step(recording.steps.frame(_COUNTED))
+    """As ``_samples``: the step records, where their clock is tied to that of the requests, else the iterations."""
     if placed_anchors(recording).frame.is_empty():
-        steps = steps.clear()
+        logged = _logged(recording).select(
+            pl.col("start_us").alias("at_us"),
+            _LOGGED_RUNNING.alias(RUNNING),
+            pl.lit(None, pl.Int64).alias(WAITING),
+            (100 * pl.col("kv_usage")).alias(KV_USE),
+        )
+        return _samples(OBSERVED, logged, window)
+    steps = one_a_step(recording.steps.frame(_COUNTED))
     free = 1 - pl.col("kv_blocks_free") / pl.col("kv_blocks_total")
     columns = steps.select(
         pl.col("start_us").alias("at_us"),

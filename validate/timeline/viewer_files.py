@@ -60,9 +60,11 @@ def trace_events(shown: Timeline) -> Iterator[Event]:
         for at_us, value in rows.select("at_us", "value").iter_rows():
             place = {"ts": max(at_us, shown.from_us), "pid": _PROCESS, "tid": number}
             yield {"ph": "C", "name": f"{counter} {side}", **place, "args": {"value": value}}
-    for (request, side), rows in _parts(shown.lanes.sort("request_index", "side", "start_us"), "request_index", "side"):
+    worst_first = (pl.col("request_index") != (-1 if shown.worst is None else shown.worst), "request_index")
+    for (request, side), rows in _parts(shown.lanes.sort(*worst_first, "side", "start_us"), "request_index", "side"):
         number += 1
-        yield from _thread(number, f"request {request} {side}")
+        largest = ", largest error" if request == shown.worst else ""
+        yield from _thread(number, f"request {request} {side}{largest}")
         name = shown.request_ids.get(request)
         more = {} if name is None else {"request_id": _text(name)}
         for row in rows.iter_rows(named=True):

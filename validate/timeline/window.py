@@ -33,6 +33,7 @@ from blis_replay.validate.timeline.lanes import (
 )
 from blis_replay.validate.timeline.steps import (
     COUNTERS,
+    LOGGED,
     observed_counters,
     observed_steps,
     simulated_counters,
@@ -51,7 +52,7 @@ class Timeline:
     ``lanes``: ``LANE_SCHEMA``, ``steps``: ``STEP_SPAN_SCHEMA``: all that reach into the window, with their whole
     times.  ``counters``: ``COUNTER_SCHEMA``, and of each the last value before the window.  ``request_ids``:
     the recording's names of the requests of the lanes.  ``absent``: what was not recorded, in words;
-    ``remarks``: what to know of what was.
+    ``remarks``: what to know of what was.  ``worst``: the request with the largest error, if the window is about it.
     """
 
     alias: str
@@ -63,6 +64,7 @@ class Timeline:
     request_ids: dict[int, str | None]
     absent: tuple[str, ...]
     remarks: tuple[str, ...]
+    worst: int | None = None
 
     @property
     def events(self) -> int:
@@ -83,6 +85,7 @@ def timeline(
     window = from_us, from_us + DEFAULT_LENGTH_US if until_us is None else until_us
     observed, absent = observed_lanes(run)
     calls, steps = observed_steps(recording)
+    observed_spans = steps
     counters = pl.concat([observed_counters(recording, window), simulated_counters(run, window)])
     spans = [observed, simulated_lanes(run), steps, simulated_steps(run, window)]
     if request_index is not None:
@@ -105,8 +108,8 @@ def timeline(
         steps=pl.concat([with_reconstruction(steps, recording), simulated_batches]),
         counters=_values_in(counters, window),
         request_ids=dict(chosen.iter_rows()),
-        absent=(*absent, *_absent(calls, counters)),
-        remarks=_remarks(recording, calls),
+        absent=(*absent, *_absent(observed_spans, counters)),
+        remarks=_remarks(recording, observed_spans),
     )
 
 
@@ -149,18 +152,23 @@ def worst_request(run: ReplayRun) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a run, us.  ``request_index``: the only request whose lanes are wanted; ``remark``: why this part."""
+    """A part of a run, us.
+
+    ``request_index``: the only request whose lanes are wanted; ``remark``: why this part; ``worst``: the request that
+    it is about, whose lanes come first.
+    """
 
     from_us: int
     until_us: int
     request_index: int | None = None
     remark: str = ""
+    worst: int | None = None
 
 
 def window_named(
     run: ReplayRun, from_us: int | None, length_us: int | None, around: str | None, request: str | None
 ) -> Window:
-    """The window that was asked for: from a time on, around the ``worst`` request, or all of a request.
+    """The window that was asked for: from a time on, or from the send of a request (the ``worst``, or one by name).
 
     Raises as ``worst_request`` and ``request_named`` do.
     """
@@ -168,28 +176,28 @@ def window_named(
         begin_us = from_us or 0
         return Window(begin_us, begin_us + (DEFAULT_LENGTH_US if length_us is None else length_us))
     index = worst_request(run) if request is None else request_named(run.recording, request)
-    low_us, high_us = _window_of_request(run, index)
+    sent_us, end_us = _times_of_request(run, index)
+    margin_us = max((end_us - sent_us) // 10, 1000)
+    low_us, high_us = max(sent_us - margin_us, 0), end_us + margin_us
     if length_us is not None:
-        low_us = max((low_us + high_us - length_us) // 2, 0)
-        high_us = low_us + length_us
+        low_us, high_us = sent_us, sent_us + length_us
     if request is not None:
         return Window(low_us, high_us, index)
     error_us = float(run.e2e_us[index]) - float(run.recording.requests["e2e_us"].to_numpy()[index])
     side = "longer" if error_us > 0 else "shorter"
     remark = f"request {index} is off by the most time: its E2E is {time_text(abs(error_us))} {side} in the replay"
-    return Window(low_us, high_us, None, remark)
+    return Window(low_us, high_us, None, remark, index)
 
 
-def _window_of_request(run: ReplayRun, request_index: int) -> tuple[int, int]:
-    """From its send to its end on the side where it ends last, us, with a tenth of that on either side."""
+def _times_of_request(run: ReplayRun, request_index: int) -> tuple[int, int]:
+    """Its send, and its end on the side where it ends last, us."""
     lanes = pl.concat([observed_lanes(run)[0], simulated_lanes(run)]).filter(pl.col("request_index") == request_index)
     if lanes.is_empty():
         raise NothingToJudgeError(
             f"{run.recording.alias}: nothing is known of the times of request {request_index}; choose another one"
         )
     start_us, end_us = lanes.select(pl.col("start_us").min(), pl.col("end_us").max()).row(0)
-    margin_us = max((end_us - start_us) // 10, 1000)
-    return max(start_us - margin_us, 0), end_us + margin_us
+    return start_us, end_us
 
 
 def timeline_answer(shown: Timeline, path: Path) -> Answer:
@@ -261,16 +269,20 @@ def _rounded_down(length_us: int) -> str:
     return f"{length_us // 1_000_000}s" if length_us >= 2_000_000 else f"{length_us // 1000}ms"
 
 
-def _absent(calls: pl.DataFrame, counters: pl.DataFrame) -> list[str]:
-    absent = ["the observed step track"] if calls.is_empty() else []
+def _absent(steps: pl.DataFrame, counters: pl.DataFrame) -> list[str]:
+    absent = ["the observed step track"] if steps.is_empty() else []
     there = set(counters.select("side", "counter").unique().rows())
     return absent + [f"{side} {name}" for side in SIDES for name in COUNTERS if (side, name) not in there]
 
 
-def _remarks(recording: Recording, calls: pl.DataFrame) -> tuple[str, ...]:
+def _remarks(recording: Recording, steps: pl.DataFrame) -> tuple[str, ...]:
     remarks = []
+    if not steps.is_empty() and steps["source"][0] == LOGGED:
+        off_us = recording.iterations.frame()["uncertainty_us"].to_numpy()
+        mean_ms = float(np.nanmean(off_us)) / 1000
+        remarks.append(f"the log does not say when iterations began; their starts are known to {mean_ms:.1f} ms")
     for clock in recording.clocks:
-        estimated = clock.name == "step" and clock.placed in (ESTIMATED, IDENTITIES) and not calls.is_empty()
+        estimated = clock.name == "step" and clock.placed in (ESTIMATED, IDENTITIES) and not steps.is_empty()
         if estimated and clock.uncertainty_us is not None:
             remarks.append(f"the observed step track may be {clock.uncertainty_us / 1000:.1f} ms off the lanes")
     for finding in recording.findings:
