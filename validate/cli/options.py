@@ -54,6 +54,7 @@ def store_option(command: Command) -> Command:
         type=FILE,
         default=STORE_DEFAULT,
         envvar="BLIS_REPLAY_STORE",
+        show_envvar=True,
         callback=_remembered,
     )(command)
 
