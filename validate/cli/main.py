@@ -381,7 +381,5 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-__all__ = ["cli", "main"]
-
 if __name__ == "__main__":
     main()
