@@ -13,6 +13,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
@@ -341,7 +342,10 @@ def recorded_delays(recording: Recording) -> tuple[dict[str, str], dict[str, str
 
 
 def _before_its_turn(others: tuple[Floats, Floats], cycles: ObservedCycles, queued_us: Floats) -> Floats:
-    """float64[n] us: a part of the cycle at the time, where another request was in the engine (``in_engine``)."""
+    """float64[n] us: a part of the cycle at the time, where another request was in the engine (``in_engine``).
+
+    nan where the server stood still.
+    """
     begin_us, end_us = others
     known = np.nan_to_num(queued_us)
     there = np.searchsorted(begin_us, known, side="left") - np.searchsorted(np.sort(end_us), known, side="right")
@@ -349,7 +353,9 @@ def _before_its_turn(others: tuple[Floats, Floats], cycles: ObservedCycles, queu
     # The same part for all would put every request at one point of the cycle, where a simulator whose
     # cycles begin at other times has it wait always long, or never.
     part = (np.arange(len(known)) + 0.5) * GOLDEN % 1.0
-    return np.where(there > 0, cycles.cycle_us[place] * part, 0.0)
+    # When a request was sent while the server stood still is not recorded.
+    still = cycles.cycle_us > np.median(cycles.cycle_us) + STALL_US
+    return np.where(there > 0, np.where(still[place], np.nan, cycles.cycle_us[place] * part), 0.0)
 
 
 def _arrival_us(recording: Recording) -> Floats:

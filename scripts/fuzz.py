@@ -48,7 +48,6 @@ VERBS = (
     ("inspect", "{}"),
     ("validate", "{}", "--json"),
     ("validate", "{}", "--replay", "scheduling=synchronous,prefix=none"),
-    ("segments", "{}"),
     ("explain", "{}", "--workers", "1"),
     ("compare", "{}", SOUND),
     ("report", "{}", "--out", "report.html"),

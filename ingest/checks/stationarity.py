@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import polars as pl
 
@@ -215,6 +216,11 @@ def _stall(window: Window, worst: dict[str, float], usual_us: float) -> Finding:
         what = f"{counted(steps - 1, 'step')} after step {measured['step_id']} without a record took {longer}"
     rule = "more than 1 s beyond the median cycle between two samples"
     return Finding(CHECK, "note", "", f"{named(window)}: {what}", measured, rule)
+
+
+def stood_still(findings: Iterable[Finding]) -> bool:
+    """Whether recorded steps show that the engine stood still."""
+    return any(finding.check == CHECK and "excess_us" in finding.measured for finding in findings)
 
 
 def _ratio(above: pl.DataFrame, below: pl.DataFrame, column: str) -> float | None:

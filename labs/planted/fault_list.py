@@ -240,4 +240,6 @@ FAULTS: tuple[Fault, ...] = (
     _live("tiny-live-e", c.other_revision()),
     _live("tiny-live-d", (c.time_zone(2), c.every_step(1.1))),
     _live("tiny-live-a", (c.second_client(), c.every_step(0.9))),
+    # A server that has just started.
+    *(_one("step time", c.stood_still(3_000_000, at_s=0), depth) for depth in _BOTH),
 )

@@ -1,11 +1,10 @@
-"""``blis-replay explain`` and ``segments`` as a user meets them."""
+"""``blis-replay explain`` as a user meets it."""
 
 from __future__ import annotations
 
 import re
 
 import duckdb
-import polars as pl
 import pytest
 from command_line import Run
 from json_docs import documented
@@ -41,8 +40,8 @@ def test_every_field_of_the_json_is_documented(run: Run) -> None:
     assert sorted(fields - documented("explain")) == []
     shares = sum(share["value"] for share in error["shares_ms"].values()) + error["residual_ms"]["value"]
     assert shares == pytest.approx(error["error_ms"]["value"])
-    segments = run("segments", *own).json
-    assert sorted({*segments, *segments["segments"][0]} - documented("segments")) == []
+    segments = document["segments"]
+    assert sorted({*segments, *segments["parts"][0]} - documented("explain")) == []
 
 
 @pytest.mark.usefixtures("calibrated")
@@ -72,10 +71,10 @@ def test_the_store_is_opened_once_for_all_replays(run: Run, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("calibrated")
-def test_segments_of_every_request_are_written(run: Run) -> None:
-    own = ("--experiment", "1b-general", "--coefficients", "mine.yaml")
-    answer = run("segments", *own, "--out", "requests.csv")
-    assert (answer.code, answer.err) == (0, "")
-    frame = pl.read_csv("requests.csv")
-    parts, whole = frame.filter(pl.col("segment") != "E2E"), frame.filter(pl.col("segment") == "E2E")
-    assert parts["difference_us"].sum() == pytest.approx(whole["difference_us"].sum())
+def test_where_the_time_of_a_request_goes_is_printed_where_asked_for(run: Run) -> None:
+    own = ("explain", "--experiment", "1b-general", "--coefficients", "mine.yaml")
+    shown = run(*own, "--segments").out
+    assert "to last token" in shown
+    assert "to last token" not in run(*own).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert run("explain", "34b-general", "--json").json["segments"] is None  # a summary has no single requests

@@ -21,7 +21,7 @@ from blis_replay.validate.explain.attribute import attribute
 from blis_replay.validate.explain.text import explanations
 from blis_replay_labs.planted.causes import line
 
-_COMMAND = re.compile(r"blis-replay ((?:segments|coefficients steps|calibrate) [^;`]*)")
+_COMMAND = re.compile(r"blis-replay ((?:explain|coefficients steps|calibrate) [^;`]*)")
 
 
 @pytest.mark.heavy

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 _RELEASE = ("--coefficients", "release.yaml")
 _VERBS = (
     ("validate", "--experiment", "1b-general", "--by-stage", *_RELEASE),
-    ("segments", "--experiment", "1b-general", *_RELEASE),
+    ("explain", "--experiment", "1b-general", "--segments", *_RELEASE),
     ("compare", "1b-general", "release.yaml", "--experiment", "1b-general"),
     ("coefficients", "steps", "--experiment", "1b-general", *_RELEASE),
     ("inspect", "--experiment", "1b-general"),

@@ -13,7 +13,8 @@ from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.validate.comparison.segments import Segments, segment_frame, segments_of
-from blis_replay.validate.comparison.segments_text import segments_answer
+from blis_replay.validate.comparison.segments_text import segments_json, segments_parts
+from blis_replay.validate.text.answer import page_text
 from blis_replay_labs.planted.causes import PRE_QUEUE, delay
 
 
@@ -58,24 +59,13 @@ def test_what_was_not_recorded_is_merged_and_named(planted: Planted) -> None:
     assert np.abs(segments.whole.difference_us).max() == 0
 
 
-def test_an_overloaded_recording_is_called_so(planted: Planted) -> None:
-    """TTFT of 600 requests grows from 0 to 20 s."""
-    requests = planted.recording.requests.frame().sort("arrival_us")
-    growing_us = pl.Series(np.linspace(0, 20_000_000, requests.height).astype(np.int64))
-    requests = requests.with_columns(ttft_us=growing_us, e2e_us=growing_us + requests["e2e_us"], stage=pl.lit(0))
-    overloaded = replace(planted.recording, requests=rows_of(requests))
-    for recording, expected in ((planted.recording, False), (overloaded, True)):
-        answer = segments_answer(segments_of(replay(recording, planted.release)))
-        assert ("is overloaded" in " ".join(str(answer).split())) == answer.document["overloaded"] == expected
-
-
 def test_table_frame_and_json_have_the_same_means(planted: Planted) -> None:
     segments = segments_of(replay(planted.recording, wrong_release(planted, delay(PRE_QUEUE, pre_queue_us=12_000))))
-    page, document, frame = str(segments_answer(segments)), segments_answer(segments).document, segment_frame(segments)
+    page, document, frame = page_text(segments_parts(segments)), segments_json(segments), segment_frame(segments)
     assert max(map(len, page.splitlines())) <= 80
     assert "+12.00" in page
-    assert document["segments"][0]["difference_ms"]["mean"] == 12
-    for part in document["segments"]:  # of each statistic, as the page has it
+    assert document["parts"][0]["difference_ms"]["mean"] == 12
+    for part in document["parts"]:  # of each statistic, as the page has it
         for name, difference_ms in part["difference_ms"].items():
             assert difference_ms == pytest.approx(part["simulated_ms"][name] - part["observed_ms"][name], abs=1e-6)
     means = dict(frame.group_by("segment").agg(pl.col("difference_us").mean()).iter_rows())

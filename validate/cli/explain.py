@@ -1,4 +1,4 @@
-"""The verbs that show what stands behind a verdict: ``explain``, ``segments``, ``report`` and ``timeline``."""
+"""The verbs that show what stands behind a verdict: ``explain``, ``report`` and ``timeline``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     DURATION,
     OUT_FILE,
+    WINDOW,
     coefficients_option,
     experiment_option,
     experiments_options,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     "--reference",
     help_text="Stands in for what was not recorded; or none.",
 )
+@click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Only requests of this share of the run, e.g. 0.6:1.")
+@click.option("--segments", is_flag=True, help="Add where the time of a request goes, observed and simulated.")
 @workers_option
 @store_option
 @form_options
@@ -45,6 +48,8 @@ def explain_verb(
     coefficients: str | None,
     mode_text: str,
     reference: str | None,
+    window: tuple[float, float],
+    segments: bool,
     store_path: Path,
     **workers: Unpack[Workers],
 ) -> None:
@@ -54,8 +59,12 @@ def explain_verb(
     each its Shapley value: its share of the error of mean and p99 of E2E, TTFT and ITL.  The
     shares and what no component explains sum to the error.
 
+    With --segments also the way of a request on both sides: send to queue, queue wait, prefill,
+    decode, delivery.  What was not recorded is merged into its neighbour and named.
+
     \b
     Examples:
+      blis-replay explain tiny-live-d --segments
       blis-replay explain 34b-general --replay scheduling=synchronous
       blis-replay explain 34b-general --coefficients stepml-direct \\
           --replay prefix=none,scheduling=synchronous
@@ -64,23 +73,27 @@ def explain_verb(
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.simulator import entry_of
+    from blis_replay.validate.comparison.segments import segments_of
+    from blis_replay.validate.comparison.segments_text import with_segments
     from blis_replay.validate.comparison.validated import compare_experiment
     from blis_replay.validate.comparison.verdict_text import below_verdict
     from blis_replay.validate.experiment import find_experiment, given_options, release_for
     from blis_replay.validate.explain.attribute import attribute
     from blis_replay.validate.explain.text import attribution_answer
-    from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
+    from blis_replay.validate.metrics.observed import Selection, observed_requests, on_both_sides, pooled_gaps
 
     release = release_for(coefficients, [name])
     mode = parse_mode(mode_text)
     # Open for all of it: each of many replays looks into the recording.
     with open_for_reading(store_path) as store, progress_line("replaying") as progress:
         recording = read_stored(store, find_experiment(store, name))
-        gaps = pooled_gaps(store, recording.slug, observed_requests(recording))
+        selection = Selection(window=window)
+        chosen = observed_requests(recording) & selection.of(recording.requests)
+        gaps = pooled_gaps(store, recording.slug, chosen)
         stand_in = None if reference == "none" else release_for(reference, [name])
         if stand_in and reference:
             entry_of(stand_in, recording)  # one that was named must have the model
-        judged = compare_experiment(store, recording.slug, release, mode)
+        judged = compare_experiment(store, recording.slug, release, mode, window)
         attribution = attribute(
             recording,
             release,
@@ -89,48 +102,13 @@ def explain_verb(
             token_gaps=gaps,
             options=given_options(coefficients, store_path),
             errors=judged.estimates,
+            window=window,
             progress=progress,
             **workers,
         )
-    print_answer(below_verdict(attribution_answer(attribution), judged))
-
-
-@verb("segments")
-@experiment_option
-@coefficients_option
-@replay_option
-@click.option("--out", "-o", type=OUT_FILE, help="Write every request (.parquet, .csv).")
-@store_option
-@form_options
-def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path | None, store_path: Path) -> None:
-    """Lay the way of a request side by side, observed and simulated.
-
-    Send to queue, queue wait, prefill, decode, delivery: on either side they sum to E2E.  What
-    was not recorded is merged into its neighbour and named.
-
-    \b
-    Examples:
-      blis-replay segments tiny-live-d
-      blis-replay segments mine --replay scheduling=synchronous --out requests.csv
-    """
-    from blis_replay.base.files import whole_file
-    from blis_replay.replay.driver import replay
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.validate.comparison.segments import segment_frame, segments_of
-    from blis_replay.validate.comparison.segments_text import segments_answer
-    from blis_replay.validate.comparison.verdict_text import with_use
-    from blis_replay.validate.experiment import release_for, stored_experiment
-
-    if out is not None and out.suffix not in (".parquet", ".csv"):
-        raise click.UsageError(f"--out {out}: name a .parquet or a .csv file")
-    release = release_for(coefficients, [name])
-    recording = stored_experiment(store_path, name)
-    segments = segments_of(replay(recording, release, parse_mode(mode_text)))
-    if out is not None:
-        frame = segment_frame(segments)
-        with whole_file(out) as file:
-            frame.write_parquet(file) if out.suffix == ".parquet" else frame.write_csv(file)
-    print_answer(with_use(segments_answer(segments), release, recording))
+        shown = on_both_sides(judged.run) & chosen
+        way = segments_of(judged.run, selection) if shown.any() else None
+    print_answer(below_verdict(with_segments(attribution_answer(attribution), way, shown=segments), judged))
 
 
 @verb("report")

@@ -32,7 +32,6 @@ SECTIONS = {
     "Judge": {
         "validate": ("validate", "How far is the simulator from a recorded experiment?"),
         "explain": ("explain", "Which component of the simulator does its error come from?"),
-        "segments": ("explain", "Where the time of a request goes, observed and simulated."),
         "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
         "report": ("explain", "One HTML page with the verdicts and all of their evidence."),
         "timeline": ("explain", "A window of a run for a trace viewer, observed and simulated."),

@@ -15,9 +15,8 @@ from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.observed import CLIENT_ONLY, SPANS, server_stamps
-from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.metrics.observed import on_both_sides
+from blis_replay.validate.metrics.observed import Selection, on_both_sides
 
 OF_SERVER = ("send to queue", "queue wait", "prefill", "decode", "delivery")
 OF_CLIENT = ("to first token", "to last token")
@@ -78,7 +77,7 @@ class Segments:
     """The segments of the requests ``request_index`` (int64[m]), in the order of the way.
 
     ``merged``: what a side lacks, and where it is counted.  ``source``: what A's stamps are from.
-    ``left_out``: compared requests of which a stamp is missing.  ``overload``: what to say of an overloaded recording.
+    ``left_out``: compared requests of which a stamp is missing.
     """
 
     slug: str
@@ -88,7 +87,6 @@ class Segments:
     segments: tuple[Segment, ...]
     merged: tuple[str, ...]
     left_out: int
-    overload: str = ""
 
     @property
     def whole(self) -> Segment:
@@ -97,17 +95,16 @@ class Segments:
         return Segment("E2E", a_us, np.sum([s.b_us for s in self.segments], axis=0))
 
 
-def segments_of(run: ReplayRun) -> Segments:
+def segments_of(run: ReplayRun, selection: Selection | None = None) -> Segments:
     """The segments of a replay (B) beside its recording's (A); ``NothingToJudgeError`` without recorded latencies."""
     recording = run.recording
-    recorded = on_both_sides(run)
+    recorded = on_both_sides(run) & (selection or Selection()).of(recording.requests)
     if not recorded.any():
         raise NothingToJudgeError(
             f"{recording.alias}: no latencies of single requests were recorded; "
             "choose a recording that `list` calls recorded"
         )
-    found = segments_between(recording, timeline_of_recording(recording), timeline_of_run(run), recorded)
-    return replace(found, overload=overload_sentence(recording))
+    return segments_between(recording, timeline_of_recording(recording), timeline_of_run(run), recorded)
 
 
 def segments_between(recording: Recording, a: RequestTimeline, b: RequestTimeline, chosen: Bools) -> Segments:

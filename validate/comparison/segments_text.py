@@ -1,14 +1,14 @@
-"""The segments of a request side by side, as a table and as JSON."""
+"""The segments of a request side by side, in an answer about a replay."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from blis_replay.base.arrays import Floats
-from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
+from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.comparison.segments import Segment, Segments
 from blis_replay.validate.metrics.latency import statistics
-from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.text.answer import Answer, Block, Part
 
 _SHOWN = ("mean", "p50", "p90", "p99")
 _SEGMENT_COLUMNS = (
@@ -20,29 +20,34 @@ _SEGMENT_COLUMNS = (
 )
 
 
-def segments_answer(segments: Segments) -> Answer:
-    """Mean, median and p99 of every segment as observed, and how much more the simulated one has; the means sum up.
+def with_segments(answer: Answer, segments: Segments | None, *, shown: bool) -> Answer:
+    """The answer with the segments in its JSON, and ``shown`` on its page."""
+    document = {**answer.document, "segments": None if segments is None else segments_json(segments)}
+    page = [*answer.page, *segments_parts(segments)] if shown and segments is not None else answer.page
+    return replace(answer, page=page, document=document)
 
-    The rows are ``segment, statistic, observed_ms, simulated_ms, difference_ms, paired_difference_ms``; the last one
-    is E2E.  The last column has the statistic of the differences of single requests, the one before it that of one
-    side less that of the other.
-    """
-    parts = (*segments.segments, segments.whole)
+
+def segments_parts(segments: Segments) -> list[Part]:
+    """Mean, median and p99 of every segment as observed, and how much more the simulated one has; the means sum up."""
     notes = [f"- {line}" for line in segments.merged]
     if segments.left_out:
         notes.append(f"- {segments.left_out:,} requests left out: a stamp of theirs was not recorded")
-    head: list[Part] = [
-        Line(f"{segments.alias}  ({segments.slug})", mark=Toned(segments.alias, "heading")),
-        f"  {len(segments.request_index):,} requests; stamps: {segments.source}",
-    ]
-    page: list[Part] = [
-        Block(head),
-        Table("", _SEGMENT_COLUMNS, [_row(part) for part in parts]),
+    head = f"Where the time of {len(segments.request_index):,} requests goes; stamps: {segments.source}"
+    rows = [_row(part) for part in (*segments.segments, segments.whole)]
+    return [
+        Block([head, Table("", _SEGMENT_COLUMNS, rows)]),
         "diff.: simulated less observed; the differences of the means sum to that of E2E",
         Block(notes, "merged"),
-        *([segments.overload] if segments.overload else []),
     ]
-    described: list[dict[str, Any]] = [
+
+
+def segments_json(segments: Segments) -> dict[str, object]:
+    """``parts``: the segments in the order of the way, then E2E, each with its statistics in ms.
+
+    ``difference_ms`` is the statistic of one side less that of the other, ``paired_difference_ms`` that of the
+    differences of single requests.
+    """
+    parts: list[dict[str, object]] = [
         {
             "name": part.name,
             "observed_ms": _in_ms(part.a_us),
@@ -50,25 +55,10 @@ def segments_answer(segments: Segments) -> Answer:
             "difference_ms": {name: _in_ms(part.b_us)[name] - value for name, value in _in_ms(part.a_us).items()},
             "paired_difference_ms": _in_ms(part.difference_us),
         }
-        for part in parts
+        for part in (*segments.segments, segments.whole)
     ]
-    document = {
-        "experiment": segments.slug,
-        "alias": segments.alias,
-        "requests": len(segments.request_index),
-        "stamps": segments.source,
-        "left_out": segments.left_out,
-        "overloaded": bool(segments.overload),
-        "merged": list(segments.merged),
-        "segments": described,
-    }
-    names = ("observed_ms", "simulated_ms", "difference_ms", "paired_difference_ms")
-    rows = [
-        {"segment": one["name"], "statistic": statistic, **{name: one[name][statistic] for name in names}}
-        for one in described
-        for statistic in one["observed_ms"]
-    ]
-    return Answer(page, document, table_of(rows))
+    counts = {"requests": len(segments.request_index), "left_out": segments.left_out}
+    return {**counts, "stamps": segments.source, "merged": list(segments.merged), "parts": parts}
 
 
 def _in_ms(values_us: Floats) -> dict[str, float]:

@@ -205,6 +205,7 @@ def attribute(
     reference: CoefficientRelease | None = None,
     token_gaps: Gaps | None = None,
     errors: Mapping[MetricStatistic, RelativeEstimate] | None = None,
+    window: tuple[float, float] = (0.0, 1.0),
     options: str = "",
     **pool: Unpack[Pool],
 ) -> Attribution:
@@ -212,6 +213,7 @@ def attribute(
 
     ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
     replace those of parts that were not recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    ``window``: share of the run whose requests are compared; ``token_gaps`` and ``errors`` are of them.
     ``errors``: with the intervals that a comparison gives them; None: the errors have none.
     ``options``: of the command line, repeated in the commands that are printed.  ``pool``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
@@ -220,10 +222,10 @@ def attribute(
     release.refuse_if_invalid()
     if reference is not None and (reference.sha256 == release.sha256 or not has_entry(reference, recording)):
         reference = None
-    replayed = Replayed(recording, mode, entry_of(release, recording), release, options)
+    replayed = Replayed(recording, mode, entry_of(release, recording), release, options, window)
     components, not_replaced = candidates(replayed, reference)
     run = replayed.run()
-    observed = _observed(recording, token_gaps)
+    observed = _observed(recording, window, token_gaps)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     usable = [quantity not in forbidden for quantity in QUANTITIES]
     observed = replace(observed, numbers_us=np.where(usable, observed.numbers_us, nan))
@@ -369,12 +371,13 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     return StepsOff(len(recorded.time_us), excess) if enough else None
 
 
-def _observed(recording: Recording, token_gaps: Gaps | None) -> _Observed:
+def _observed(recording: Recording, window: tuple[float, float], token_gaps: Gaps | None) -> _Observed:
     """The requests to compare with a replay, and what was observed of them."""
-    chosen = observed_requests(recording)
+    selection = Selection(window=window)
+    chosen = observed_requests(recording) & selection.of(recording.requests)
     if chosen.any():
         samples = samples_of(recording, chosen)
-        cells = numbers_from_requests(recording, samples, Selection(), token_gaps)
+        cells = numbers_from_requests(recording, samples, selection, token_gaps)
         cells["itl"]["mean"] = replace(cells["itl"]["mean"], value_us=samples.itl_mean_us)  # of the replay likewise
     elif recording.is_summed_up:
         chosen, samples = (recording.requests["status"] == "ok").to_numpy(), None

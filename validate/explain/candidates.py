@@ -10,6 +10,7 @@ from blis_replay.validate.explain.inputs import contradicted, to_try
 from blis_replay.validate.explain.parts import parts_of
 from blis_replay.validate.explain.schedule import said_by_schedule
 from blis_replay.validate.explain.search import Explanation, best_input
+from blis_replay.validate.explain.standstill import standstill
 
 MAX_INPUTS = 2  # open inputs that are wrong at once; a third cannot be distinguished from chance
 
@@ -29,6 +30,10 @@ def candidates(replayed: Replayed, reference: CoefficientRelease | None) -> tupl
         server = replayed.put_right(inputs)
         proof, _ = said_by_schedule(server.recording, server.mode)
     proved = {SCHEDULE: proof} if proof else {}
+    still = None if lost else standstill(server)
+    if still is not None:
+        inputs.append(still)
+        server = replayed.put_right(inputs)
     for _ in range(0 if lost else MAX_INPUTS):
         groups = to_try(server.recording, server.mode, may_be_warm=True)
         open_ones = [[one for one in group if one.proved_by not in proved] for group in groups]

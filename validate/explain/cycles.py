@@ -8,7 +8,7 @@ on the server's batches, and what is left of that second by second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles, durations_us
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import observed_cycles
@@ -56,6 +57,12 @@ def forced_steps(
     return ForcedSteps(steps["start_us"], steps["end_us"] - steps["start_us"], modelled_us, np.stack(tokens, axis=1))
 
 
+def stalled_us(step_us: Int64s) -> Int64s:
+    """int64[steps]: by how much each step takes longer than the median where the server stood still; else 0."""
+    longer_us = (step_us - np.median(step_us)).astype(np.int64)
+    return np.where(longer_us > STALL_US, longer_us, 0)
+
+
 _WINDOW_US = 1_000_000  # corrections are constant for this long: 50 to 150 steps
 
 
@@ -72,6 +79,9 @@ def corrected_model(
     cycles, basis = observed_cycles(recording)
     plan = plan_replay(recording, mode)
     steps = forced_steps(plan.trace, plan.engine, entry.lifecycle, cycles, entry.latency)
+    # A standstill is a cause of its own.
+    stood_still = stalled_us(steps.observed_us) > 0
+    steps = replace(steps, observed_us=np.where(stood_still, steps.modelled_us, steps.observed_us))
     excess_us = (steps.observed_us - steps.modelled_us).astype(np.float64)
     interval = np.searchsorted(cycles.from_us, steps.start_us, side="right")
     line_us = _line(steps, excess_us, interval)

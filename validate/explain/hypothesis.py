@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.latency.models import CorrectedModel, Latency
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.ingest.checks import stationarity
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
@@ -20,6 +22,7 @@ from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens
 from blis_replay.replay.schedule.recorded import RecordedSchedule
+from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.explain.trial import Trial, trial_of
 from blis_replay.validate.metrics.observed import overloaded
 
@@ -40,7 +43,8 @@ class Hypothesis:
 
     The change is in these.  ``mode``: fields of the replay mode.  ``engine``: engine arguments.  ``warm``: whether the
     prefix cache has all prompts before the first request.  ``latency``: a step-time model.  ``lifecycle``: delays.
-    ``schedule``: the recorded schedule read in another way, which only the schedule check can replay.
+    ``stalls``: times in which the server stood still.  ``schedule``: the recorded schedule read in another way, which
+    only the schedule check can replay.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Hypothesis:
     warm: bool = False
     latency: Latency | CorrectedModel | None = None
     lifecycle: Mapping[str, Any] = field(default_factory=dict)
+    stalls: Stalls | None = field(default=None, repr=False)
     schedule: RecordedSchedule | None = field(default=None, repr=False)
     command: str = ""
 
@@ -67,7 +72,7 @@ class Hypothesis:
     @property
     def is_input(self) -> bool:
         """Whether the simulator is given it, rather than models it."""
-        return self.warm or bool(self.engine) or bool(self.mode.keys() - _MODELLED)
+        return self.warm or self.stalls is not None or bool(self.engine) or bool(self.mode.keys() - _MODELLED)
 
     @property
     def is_engine_only(self) -> bool:
@@ -77,7 +82,7 @@ class Hypothesis:
     def put_right(
         self, recording: Recording, mode: ReplayMode, entry: ModelEntry
     ) -> tuple[Recording, ReplayMode, ModelEntry]:
-        """Recording, mode and coefficients of a replay with every change of this hypothesis except ``schedule``."""
+        """Recording, mode and coefficients of a replay with every change except ``stalls`` and ``schedule``."""
         latency = entry.latency if self.latency is None else self.latency
         changed = replace(entry, latency=latency, lifecycle=replace(entry.lifecycle, **self.lifecycle))
         return self.of(recording), replace(mode, **self.mode), changed
@@ -102,12 +107,29 @@ def with_warm_cache(recording: Recording) -> Recording:
     return replace(recording, requests=rows_of(recording.requests.frame().with_columns(cached)))
 
 
+def _with_stalls(latency: Latency | CorrectedModel, stalls: Stalls) -> Latency | CorrectedModel:
+    """A model that stands still at those times; what it is corrected by at any time is added."""
+    if not isinstance(latency, CorrectedModel):
+        return stalls.on(latency)
+    still = stalls.on(latency.model)
+    if not isinstance(still, CorrectedModel):
+        return latency
+    times_us = np.union1d(latency.from_us, still.from_us)
+    parts = [one.correction_us[_last_before(one.from_us, times_us)] for one in (latency, still)]
+    return replace(latency, from_us=times_us, correction_us=np.sum(parts, axis=0))
+
+
+def _last_before(from_us: Int64s, times_us: Int64s) -> Int64s:
+    return np.maximum(np.searchsorted(from_us, times_us, side="right") - 1, 0)
+
+
 @dataclass(frozen=True)
 class Replayed:
     """What a replay is made of: the recording's requests and engine, the mode, the coefficients.
 
     ``release``: where the coefficients ``entry`` are from.  ``options``: of the command line that made it, repeated in
-    the commands that are printed.
+    the commands that are printed.  ``window``: the share of the run whose requests are compared.  ``stalls``: times in
+    which the server stands still.
     """
 
     recording: Recording
@@ -115,34 +137,58 @@ class Replayed:
     entry: ModelEntry
     release: CoefficientRelease
     options: str = ""
+    window: tuple[float, float] = (0.0, 1.0)
+    stalls: Stalls | None = None
 
     def put_right(self, hypotheses: Iterable[Hypothesis]) -> Replayed:
         """The same replay with the changes of these hypotheses."""
-        recording, mode, entry = self.recording, self.mode, self.entry
+        recording, mode, entry, stalls = self.recording, self.mode, self.entry, self.stalls
         for one in hypotheses:
             recording, mode, entry = one.put_right(recording, mode, entry)
-        return replace(self, recording=recording, mode=mode, entry=entry)
+            stalls = one.stalls or stalls
+        return replace(self, recording=recording, mode=mode, entry=entry, stalls=stalls)
 
     @cached_property
     def trial(self) -> Trial | None:
         """As ``trial_of``."""
-        return trial_of(self.recording, self.mode, self.entry)
+        return trial_of(self.recording, self.mode, self.entry_with_stalls, self.window)
+
+    @property
+    def entry_with_stalls(self) -> ModelEntry:
+        """The coefficients, in which the server stands still at the times that are known."""
+        if self.stalls is None:
+            return self.entry
+        return replace(self.entry, latency=_with_stalls(self.entry.latency, self.stalls))
 
     def run(self) -> ReplayRun:
         """Replay it.  Raises what ``replay`` raises."""
-        return replay(self.recording, replace(self.release, models=(self.entry,)), self.mode)
+        return replay(self.recording, replace(self.release, models=(self.entry_with_stalls,)), self.mode)
 
-    def follow_up(self, verb: str) -> str:
-        """``blis-replay VERB`` on this recording, with the options that were given."""
+    @property
+    def segments(self) -> str:
+        """The command that shows where the time of a request goes."""
+        return f"{self._follow_up('explain')} --segments"
+
+    def within(self, window: str) -> str:
+        """The command that explains the errors of a part of the run, written ``FROM:TO``."""
+        return f"{self._follow_up('explain')} --window {window}"
+
+    def _follow_up(self, verb: str) -> str:
         return f"blis-replay {verb} --experiment {quote(self.recording.alias)}{self.options}"
 
-    def calibrate(self, verb: str) -> tuple[str, str]:
-        """Remedy and command for coefficients: fit them, or where that is done or impossible, ``verb`` to see why."""
+    def calibrate(self, verb: str = "") -> tuple[str, str]:
+        """Remedy and command for coefficients: fit them, or where that is done or impossible, see why.
+
+        ``verb``: what shows it; empty: the segments do.
+        """
+        see = self._follow_up(verb) if verb else self.segments
         if overloaded(self.recording.findings):
-            return "calibrate to a load that the server keeps up with; of this one see", self.follow_up(verb)
+            return "calibrate to a load that the server keeps up with; of this one see", see
+        if self.stalls is not None or stationarity.stood_still(self.recording.findings):
+            return "calibrate to a run in which the server does not stand still; of this one see", see
         fit = self.entry.fit
         if fit is not None and any(score.experiment == self.recording.slug for score in fit.scores):
-            return "the coefficients are fitted to this recording; see what is left", self.follow_up(verb)
+            return "the coefficients are fitted to this recording; see what is left", see
         _, store_option, store = self.options.partition(" --store ")  # calibrate takes no coefficients
         train = f"blis-replay calibrate --train {quote(self.recording.alias)}{store_option}{store}"
         return "calibrate", f"{train} --out mine.yaml"

@@ -103,7 +103,7 @@ def parts_of(
         as_it_is = "the latencies of the requests do not ask for another"
         kept = {part.name: as_it_is for part in _in_order_of_costs() if part.name not in names}
         return fitted, kept | {DECISIONS: "journeys of requests were not recorded"}
-    found, unable = _delays(replayed, reference)
+    found, unable = _delays(replace(replayed, stalls=replayed.put_right(inputs).stalls), reference)
     unable |= {one.name: proved[one.proved_by] for one in found if one.proved_by in proved}
     found = [one for one in found if one.proved_by not in proved]
     if replayed.mode.step_time == "modelled":
@@ -122,12 +122,12 @@ def _in_order_of_costs() -> list[Part]:
 def _delays(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Hypothesis], dict[str, str]]:
     """Delays and decisions as recorded, else those of the reference."""
     able, unable = recorded_delays(replayed.recording)
-    remedies = {DECISIONS: ("see what is waited for", replayed.follow_up("segments"))}
+    remedies = {DECISIONS: ("see what is waited for", replayed.segments)}
     found, left = [], {}
     for part in PARTS:
         if part is _STEP_TIME or getattr(replayed.mode, part.key) == "recorded":
             continue
-        remedy, command = remedies.get(part.name) or replayed.calibrate("segments")
+        remedy, command = remedies.get(part.name) or replayed.calibrate()
         if part.key in able:
             found.append(part.hypothesis(remedy, able[part.key], mode={part.key: "recorded"}, command=command))
         elif reference is None or not part.fields:
@@ -176,7 +176,7 @@ def _fitted(server: Replayed) -> list[Hypothesis] | None:
         of_steps = part is _STEP_TIME and any(fit.costs.line_ns)
         if not of_steps and replace(server.entry.lifecycle, **lifecycle) == server.entry.lifecycle:
             continue
-        also, (remedy, command) = _as_well(fit, part), server.calibrate("segments")
+        also, (remedy, command) = _as_well(fit, part), server.calibrate()
         unlike = _unlike_a_step(recording, trial, fit) if part is _STEP_TIME else ""
         if unlike:
             also, remedy = (*also, unlike), f"to be sure record {_DECIDES[unlike]}; {remedy}"
@@ -214,7 +214,7 @@ def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
 def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypothesis | str:
     """The step time of the server, or why it is not known; ``server``: the replay with all else put right."""
     steps = not server.recording.steps.is_empty()
-    remedy, command = server.calibrate("coefficients steps" if steps else "segments")
+    remedy, command = server.calibrate("coefficients steps" if steps else "")
     try:
         latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)
     except (ReplayError, TraceError) as error:
@@ -242,7 +242,7 @@ def _why_not(step_time: Hypothesis, server: Replayed) -> str:
     if server.trial is None:
         return ""
     changed, before = server.put_right([step_time]), server.trial.left
-    left = Trial(changed.recording, changed.mode, changed.entry, server.trial.target).left
+    left = Trial(changed.recording, changed.mode, changed.entry_with_stalls, server.trial.target).left
     inferred = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
     if explains(before, left) if inferred else not worsens(before, left):
         return ""

@@ -27,7 +27,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import server_stamps
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.rule import MIN_ERROR, tie_limit
-from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay.validate.metrics.observed import Selection, observed_requests
 
 MIN_REQUESTS, MAX_REQUESTS = 20, 1_000  # enough to decide, few enough to be simulated some thousand times
 MAX_COSTS = 3  # costs fitted at once
@@ -58,11 +58,13 @@ class Target:
     stamped: bool
 
 
-def target_of(recording: Recording) -> Target | None:
-    """What was observed of the first requests; None if they are too few, or only aggregates are known."""
-    chosen = observed_requests(recording)[:MAX_REQUESTS]
-    if int(chosen.sum()) < MIN_REQUESTS:
+def target_of(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> Target | None:
+    """What was observed of the first requests of a window; None if they are too few, or only aggregates are known."""
+    chosen = observed_requests(recording) & Selection(window=window).of(recording.requests)
+    places = np.flatnonzero(chosen)[:MAX_REQUESTS]
+    if len(places) < MIN_REQUESTS:
         return None
+    chosen = chosen[: places[-1] + 1]
     forbidden = {finding.metric for finding in recording.findings if finding.severity == "unusable"}
     requests = recording.requests.frame(["arrival_us", "ttft_us", "e2e_us"])[: len(chosen)].filter(chosen)
     sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.float64) for name in requests.columns)
@@ -108,10 +110,13 @@ class Costs:
         return replace(entry, latency=self._corrected(entry), lifecycle=lifecycle)
 
     def _corrected(self, entry: ModelEntry) -> CorrectedModel | ObservedCycles:
-        if isinstance(entry.latency, ObservedCycles | CorrectedModel):
+        if isinstance(entry.latency, ObservedCycles):
             if any(self.line_ns):
                 raise TypeError("observed step times have nothing to fit")
             return entry.latency
+        if isinstance(entry.latency, CorrectedModel):
+            line_ns = [own + more for own, more in zip(entry.latency.line_ns, self.line_ns, strict=True)]
+            return replace(entry.latency, line_ns=(line_ns[0], line_ns[1], line_ns[2], line_ns[3]))
         return CorrectedModel(entry.latency, self.line_ns, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
@@ -304,9 +309,11 @@ class Trial:
         return self._points[key]
 
 
-def trial_of(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> Trial | None:
+def trial_of(
+    recording: Recording, mode: ReplayMode, entry: ModelEntry, window: tuple[float, float] = (0.0, 1.0)
+) -> Trial | None:
     """A replay to fit; None with observed step times or too few requests.  Raises what planning it raises."""
-    target = None if isinstance(entry.latency, ObservedCycles | CorrectedModel) else target_of(recording)
+    target = None if isinstance(entry.latency, ObservedCycles) else target_of(recording, window)
     return None if target is None else Trial(recording, mode, entry, target)
 
 

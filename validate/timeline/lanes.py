@@ -24,7 +24,7 @@ SIDES = (OBSERVED, SIMULATED)
 LANE_SCHEMA: dict[str, type[pl.DataType]] = {
     "side": pl.String,
     "request_index": pl.Int64,
-    "segment": pl.String,  # as `blis-replay segments` has it, `preempted`, or the status of a request that failed
+    "segment": pl.String,  # as in the segments of a request, `preempted`, or the status of a failed request
     "start_us": pl.Int64,
     "end_us": pl.Int64,
     "prompt_tokens": pl.Int64,

@@ -74,10 +74,10 @@ def test_nobody_is_sent_to_calibrate_to_an_overloaded_recording(recording: Recor
     planted = planted_recording(seed=3)
     queue = replace(recording, findings=(Finding("overloaded", "note", "", "the queue grows"),))
     ways = [
-        Replayed(one, ReplayMode(), planted.release.models[0], planted.release).calibrate("segments")
+        Replayed(one, ReplayMode(), planted.release.models[0], planted.release).calibrate()
         for one in (recording, queue)
     ]
-    assert [command.split()[1] for _remedy, command in ways] == ["calibrate", "segments"]
+    assert [command.split()[1] for _remedy, command in ways] == ["calibrate", "explain"]
 
 
 def test_one_rule_says_what_explains_an_error_and_what_explains_it_as_well() -> None:

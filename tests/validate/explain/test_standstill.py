@@ -1,0 +1,52 @@
+"""A server that stood still: what that delays, from steps and from what a client got, and what can be left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.explain.attribute import QUANTITIES, attribute
+from blis_replay.validate.explain.hypothesis import Replayed
+from blis_replay.validate.explain.standstill import standstill
+from blis_replay_labs.planted.causes import stood_still
+from blis_replay_labs.planted.faults import Case, Depth, Fault, planted_case
+
+pytestmark = pytest.mark.slow
+
+
+def case_of(at_s: int, depth: Depth) -> Case:
+    return planted_case(Fault("", (stood_still(3_000_000, at_s),), depth))
+
+
+@pytest.mark.parametrize("depth", ["full", "client"])
+@pytest.mark.parametrize(("at_s", "name"), [(0, "cold start"), (20, "server stood still")])
+def test_a_standstill_makes_the_error_and_the_window_after_it_has_none(at_s: int, name: str, depth: Depth) -> None:
+    """Three seconds in one step make all of the error of TTFT, and in the advised window no mean is off."""
+    case = case_of(at_s, depth)
+    attribution = attribute(case.recording, case.release, token_gaps=case.token_gaps)
+    (cause,) = (cause for cause in attribution.causes if cause.component.name == name)
+    column = QUANTITIES.index(("ttft", "mean"))
+    assert cause.changes[column].value_us == pytest.approx(attribution.error[column].value_us, rel=0.05)
+    low, high = map(float, cause.component.command.rpartition(" --window ")[2].split(":"))
+    without = attribute(case.recording, case.release, window=(low, high))
+    assert not [cause for cause in without.causes if cause.component.name == name]
+    assert abs(without.error[column].value_us) < 0.03 * without.observed_us[column]
+
+
+def test_no_latency_on_the_way_is_negative() -> None:
+    """Requests that came while the server stood still are not taken to have come before they were sent."""
+    case = case_of(0, "full")
+    attribution = attribute(case.recording, case.release)
+    for i, at_us in enumerate(attribution.simulated_us):
+        reached_us = at_us - np.cumsum([cause.changes[i].value_us for cause in attribution.causes])
+        assert (reached_us > 0).all()
+
+
+def test_nobody_is_sent_to_calibrate_to_a_server_that_stood_still() -> None:
+    case = case_of(20, "full")
+    replayed = Replayed(case.recording, ReplayMode(), case.release.models[0], case.release)
+    still = standstill(replayed)
+    assert still is not None
+    assert replayed.calibrate()[1].startswith("blis-replay calibrate")
+    assert replayed.put_right([still]).calibrate()[1].startswith("blis-replay explain")

@@ -1,0 +1,112 @@
+"""Hypothesis on a server that stood still: a cold start or a stall, in which no step of the model takes as long.
+
+It is read off the recorded steps, or off what the client got.  What it delays is counted by two
+replays, without and with it.  A run of requests that it does not delay is what can be explained without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, floor
+
+import numpy as np
+
+from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.blis.errors import TraceError
+from blis_replay.ingest.checks.stationarity import STALL_US
+from blis_replay.ingest.errors import counted
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.observed import observed_cycles
+from blis_replay.replay.warm_up import Stalls
+from blis_replay.validate.explain.cycles import stalled_us
+from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
+from blis_replay.validate.explain.rule import explains
+from blis_replay.validate.metrics.observed import Selection, observed_requests
+
+COLD_START, STOOD_STILL = "cold start", "server stood still"
+MIN_DELAY = 0.5  # a stall delays a request if its E2E grows by this share of the median
+MIN_WINDOW = 0.2  # a shorter share of the run is not advised as a window
+MIN_REQUESTS = 50  # nor one with fewer requests
+
+
+def standstill(replayed: Replayed) -> Hypothesis | None:
+    """That the server stood still where the recording shows it; None where that delays no request that is compared."""
+    mode, recording = replayed.mode, replayed.recording
+    if mode.warm_up == "recorded" or mode.step_time == "recorded" or mode.arrivals != "recorded" or mode.rate != 1:
+        return None
+    try:
+        if recording.steps.is_empty():
+            stalls, basis = _seen_by_client(replayed), "not recorded; no open request got a token in that time"
+        else:
+            stalls, basis = _recorded(replayed), "recorded: times of steps"
+        if stalls is None:
+            return None
+        without, having = (replay.run().e2e_us for replay in (replayed, replace(replayed, stalls=stalls)))
+    except (ReplayError, TraceError):
+        return None
+    delayed = having - without > MIN_DELAY * np.median(without)
+    compared = Selection(window=replayed.window).of(recording.requests)
+    return _hypothesis(replayed, stalls, delayed, basis) if (delayed & compared).any() else None
+
+
+def _recorded(replayed: Replayed) -> Stalls | None:
+    """Steps that took over a second longer than the median."""
+    cycles = observed_cycles(replayed.recording)[0]
+    longer_us = stalled_us(cycles.cycle_us)
+    long = longer_us > 0
+    return Stalls(cycles.from_us[long], longer_us[long]) if long.any() else None
+
+
+def _seen_by_client(replayed: Replayed) -> Stalls | None:
+    """Times in which requests were open and none got its first token or ended, if requests are right with them."""
+    trial = replayed.trial
+    chosen = observed_requests(replayed.recording)
+    if trial is None or not trial.has_first_tokens:
+        return None
+    requests = replayed.recording.requests.frame(["arrival_us", "ttft_us", "e2e_us"]).filter(chosen)
+    sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.int64) for name in requests.columns)
+    end_us = np.sort(sent_us + e2e_us)
+    seen_us = np.sort(np.concatenate([sent_us[:1] - 1, sent_us + ttft_us, end_us]))
+    sent = np.searchsorted(sent_us, seen_us, side="right")
+    is_open = sent > np.searchsorted(end_us, seen_us, side="right")
+    next_sent_us = np.append(sent_us, seen_us[-1])[sent]
+    begin_us = np.where(is_open, seen_us, next_sent_us)[:-1]
+    longer_us = seen_us[1:] - begin_us - int(np.median(ttft_us))
+    still = longer_us > STALL_US
+    if not still.any():
+        return None
+    stalls = Stalls(begin_us[still], longer_us[still])
+    having = replace(replayed, stalls=stalls).trial
+    return stalls if having is not None and explains(trial.left, having.left) else None
+
+
+def _hypothesis(replayed: Replayed, stalls: Stalls, delayed: Bools, basis: str) -> Hypothesis:
+    arrival_us = replayed.recording.requests["arrival_us"].to_numpy()
+    still_s, from_s = stalls.longer_us.sum() / 1e6, stalls.at_us[0] / 1e6
+    cold = int(delayed.argmax()) == 0 or stalls.at_us[0] <= arrival_us[0] + STALL_US
+    name = COLD_START if cold else STOOD_STILL
+    when = "at its start" if cold else f"from second {from_s:.1f} on"
+    several = "" if len(stalls.at_us) == 1 else f" in {len(stalls.at_us)} steps"
+    requests = counted(int(delayed.sum()), "request")
+    why = f"the server stood still for {still_s:.1f} s{several} {when}, which delays {requests}"
+    window = _window(arrival_us, delayed)
+    remedy, command = "record a run in which the server does not stand still", ""
+    if window:
+        remedy, command = "leave these requests out", replayed.within(window)
+    return Hypothesis(name, why, remedy, basis, less=why, stalls=stalls, command=command)
+
+
+def _window(arrival_us: Int64s, delayed: Bools) -> str:
+    """The longest part of the run without a delayed request, as ``FROM:TO``; empty if it is short."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[True], delayed, [True]]).astype(np.int8)))
+    begins, ends = edges[::2], edges[1::2]  # requests begins..ends-1 are not delayed
+    if not len(begins):
+        return ""
+    best = int((ends - begins).argmax())
+    first, last = int(begins[best]), int(ends[best]) - 1
+    whole_us = float(arrival_us[-1])
+    low = ceil(100 * arrival_us[first] / whole_us) / 100
+    high = floor(100 * arrival_us[last] / whole_us) / 100
+    if last - first + 1 < MIN_REQUESTS or high - low < MIN_WINDOW:
+        return ""
+    return f"{low:g}:{high:g}"
