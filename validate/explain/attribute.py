@@ -26,7 +26,6 @@ from blis_replay.replay.simulator import entry_of, has_entry
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.explain.candidates import candidates
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
-from blis_replay.validate.explain.tails import hidden_errors
 from blis_replay.validate.fit.step_errors import predicted_us, step_targets
 from blis_replay.validate.metrics.latency import LatencySamples, MetricStatistic, latency_statistics, of_requests
 from blis_replay.validate.metrics.observed import (
@@ -133,8 +132,7 @@ class Attribution:
     number, or an instrument check (``unusable``) forbids it; the shares are known even then.  ``not_replaced``:
     components that stay, and why.  ``lost``: why the recording is not the load that was served, so that nothing is
     blamed.  ``steps_off``: of such a recording, what the model makes of its recorded batches, which lost requests do
-    not change.  ``hidden``: sentences on errors that the means hide, of tails and of load stages.
-    ``queue``: whether the recording is overloaded, so that its latencies measure its queue.
+    not change.  ``queue``: whether the recording is overloaded, so that its latencies measure its queue.
     """
 
     slug: str
@@ -154,7 +152,6 @@ class Attribution:
     unusable: dict[str, str]
     lost: tuple[str, ...] = ()
     steps_off: StepsOff | None = None
-    hidden: tuple[str, ...] = ()
     queue: bool = False
 
     @property
@@ -261,7 +258,6 @@ def attribute(
         unusable=_reasons(forbidden),
         lost=lost,
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
-        hidden=() if lost else _hidden(run, observed.chosen, {metric for metric, _ in forbidden}),
         queue=overloaded(recording.findings),
     )
 
@@ -347,11 +343,6 @@ def _not_followers(
     fewer = {frozenset(i - (i > place) for i in one): it for one, it in answers.items() if place not in one}
     kept = [*components[:place], *components[place + 1 :]]
     return kept, {subset: fewer[subset] for subset in all_subsets(len(kept))}
-
-
-def _hidden(run: ReplayRun, chosen: Bools, forbidden: set[str]) -> tuple[str, ...]:
-    single = observed_requests(run.recording).any()
-    return tuple(hidden_errors(run, chosen, forbidden)) if single else ()
 
 
 def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:

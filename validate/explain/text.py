@@ -49,17 +49,15 @@ def explanations(attribution: Attribution) -> list[str]:
 
 def advice_of(attribution: Attribution) -> list[Advice]:
     """A sentence for each mean that is off by 1 % or more, the largest first: how much, why, what to do."""
-    hidden = [Advice(sentence) for sentence in attribution.hidden]
     if attribution.lost:
         lost = [f"nothing is blamed: the recording itself is at fault: {why}" for why in attribution.lost]
         lost += [] if attribution.steps_off is None else [_steps_off(attribution.steps_off)]
         return [Advice(sentence) for sentence in lost]
     if named := blames(attribution):
-        return [*(_explained(attribution, blame) for blame in named), *hidden]
+        return [_explained(attribution, blame) for blame in named]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in MEANS):
         return [Advice("no mean was observed, so there is no error to explain")]
-    nothing = ", but some requests are" if attribution.hidden else ": there is nothing to blame"
-    return [Advice(f"no mean is off by 1 % or more{nothing}"), *hidden]
+    return [Advice("no mean is off by 1 % or more: there is nothing to blame")]
 
 
 def _steps_off(off: StepsOff) -> str:
