@@ -202,6 +202,13 @@ class _Assembly:
         remedy = "repair the file, or copy it again" if lost else "give the directory of one experiment"
         if unknown and not lost:
             remedy = discovery.how_to_go_on(self.source, self.others)
+        if self.known and not lost:
+            read = ", ".join(f"{file.name} ({kind})" for kind, found in self.known.items() for file in found[:1])
+            problem += f", but {read} was read"
+            remedy = (
+                "name with it what says how requests fared: a load generator's result "
+                "(vllm bench, SGLang, GuideLLM, AIPerf, inference-perf), a table of requests, traces or a step log"
+            )
         paths = self.source.paths or ()
         return RecordingError(paths[0] if len(paths) == 1 else self.source.root, "", problem, remedy)
 
@@ -272,7 +279,9 @@ class _Assembly:
                     "the server traced its requests; --columns says that this table is the client's"
                 )
                 continue
-            read = form.read(file, self.folder / "stamps.int64")
+            read = form.read(file, stamps_path := self.folder / "stamps.int64")
+            if form.with_stamps and (stamps := self._one(form.stamps)):
+                read = form.with_stamps(read, stamps, stamps_path)
             self.versions[file.name] = read.version
             if best is not None and sums_up:
                 best = with_summary(best, read)

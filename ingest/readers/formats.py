@@ -27,7 +27,8 @@ from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC
 
 TABLE = "table"
 EXPERIMENT, PROFILE, RESOLVED = "experiment configuration", "load profile", "inference-perf configuration"
-SUMMARY, STAGE, TRACE_HEADER = "inference-perf summary", "inference-perf stage", "TraceV2 header"
+SUMMARY, STAGE = "inference-perf summary", "inference-perf stage"
+TRACE_HEADER, CHUNKS = "TraceV2 header", "TraceV2 chunks"
 OTLP, STEP_LOG, METRICS = "otlp", "step-log", "metrics"
 SERVER_LOG = "server log"
 
@@ -63,14 +64,17 @@ class RequestFormat(FileKind):
     there are any.  ``latencies``: false for traces that say when requests came and how long they were, and nothing
     else.  ``sums_up``: the format whose requests such a file sums up; it has none of its own.  ``levels``: of a file
     with a load level a row, the name of each, ``""`` without one; each is a recording (``file.point``).
-    ``fields``: of a table, what ``--columns`` can say of it; ``tells(first row, given)``: whether a table with such
-    columns, some of them given, is of this format.
+    ``stamps``: the kind of a file with the stream stamps of such requests, which ``with_stamps(requests, file,
+    stamps_path)`` adds.  ``fields``: of a table, what ``--columns`` can say of it; ``tells(first row, given)``: whether
+    a table with such columns, some of them given, is of this format.
     """
 
     read: Callable[[RecordedFile, Path], RequestsRead] = requests_table.read_requests
     latencies: bool = True
     sums_up: str = ""
     levels: Callable[[RecordedFile], list[str]] | None = None
+    stamps: str = ""
+    with_stamps: Callable[[RequestsRead, RecordedFile, Path], RequestsRead] | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
     tells: Callable[[Mapping[str, object], Columns], bool] | None = None
 
@@ -87,9 +91,16 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     ),
     RequestFormat("guidellm", guidellm.recognises, read=guidellm.read_requests),
     RequestFormat("vllm-bench", vllm_bench.recognises, read=vllm_bench.read_requests),
-    RequestFormat("sglang-bench", vllm_bench.recognises_sglang, read=vllm_bench.read_sglang),
+    RequestFormat(
+        "sglang-bench", vllm_bench.recognises_sglang, server=vllm_bench.sglang_server, read=vllm_bench.read_sglang
+    ),
     RequestFormat("aiperf", aiperf.recognises, read=aiperf.read_requests),
-    RequestFormat("tracev2", tracev2.recognises, r"trace\.csv", read=tracev2.read_requests),
+    RequestFormat(
+        *("tracev2", tracev2.recognises, r"trace\.csv"),
+        read=tracev2.read_requests,
+        stamps=CHUNKS,
+        with_stamps=tracev2.with_chunks,
+    ),
     RequestFormat("parquet", lambda head: head.startswith(PARQUET_MAGIC)),
     RequestFormat("aiperf-summary", aiperf.recognises_summary, read=aiperf.read_summary, sums_up="aiperf"),
     # The last, as a tool's own file may name its columns like this.
@@ -113,6 +124,7 @@ _CONFIGURATIONS = (
     FileKind(STAGE, usual=rf"{_RESULTS}{_PREFIX}stage_(\d{{1,6}})_lifecycle_metrics\.json", several=True),
     FileKind(TRACE_HEADER, usual=r"trace\.ya?ml", server=tracev2.read_header),
 )
+_CHUNKS = FileKind(CHUNKS, tracev2.recognises_chunks, r"trace\.itl\.csv")
 _OTLP = FileKind(OTLP, otlp_framing.recognises, r"traces(?:-[\w.:+-]+)?\.(?:jsonl?|pb)", several=True)
 # Files of the server, in the order in which their content is looked at.
 _SERVER = (
@@ -145,7 +157,7 @@ def given_columns(said: str) -> dict[str, Column]:
 def file_kinds() -> dict[str, FileKind]:
     """All kinds of files by name, in the order in which a file is asked for them."""
     others = (kind for kind in _plugged_in() if not isinstance(kind, RequestFormat))
-    return {kind.name: kind for kind in (*_CONFIGURATIONS, _OTLP, *request_formats(), *others, *_SERVER)}
+    return {kind.name: kind for kind in (*_CONFIGURATIONS, _CHUNKS, _OTLP, *request_formats(), *others, *_SERVER)}
 
 
 @cache

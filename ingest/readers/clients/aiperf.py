@@ -231,12 +231,14 @@ def _reported(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Repor
 
 
 def _load(configured: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Requests per second, or clients of a closed loop: ``loadgen`` up to 0.6, the phase that is measured in 0.13.
+    """Requests per second, or clients of a closed loop: ``loadgen`` up to 0.6, the phase that is measured from 0.10 on.
 
-    Neither where there are both: then clients hold back what the rate would send.
+    0.10 names a phase (``name``), 0.13 says its ``kind``.  Neither number where there are both: then clients hold back
+    what the rate would send.
     """
     phases = at(configured, "phases")
-    measured = (phase for phase in phases if at(phase, "kind") == "profiling") if isinstance(phases, list) else iter(())
+    listed = phases if isinstance(phases, list) else []
+    measured = (phase for phase in listed if at(phase, "kind", "name") == "profiling")
     asked = section(configured, "loadgen") or next(measured, {})
     rate, clients = finite(at(asked, "request_rate", "rate")), finite(at(asked, "concurrency"))
     if rate is not None and clients is not None:

@@ -27,6 +27,7 @@ from blis_replay.ingest.readers.documents import (
     WHOLE_RUN,
     Reported,
     aggregate_frame,
+    at,
     distribution,
     finite,
     microseconds,
@@ -41,6 +42,7 @@ from blis_replay.ingest.readers.requests import (
     Request,
     RequestsRead,
     Row,
+    ServerFacts,
     UnusableError,
     failure,
     gathered,
@@ -103,6 +105,15 @@ def read_sglang(file: RecordedFile, stamps_path: Path) -> RequestsRead:
     return replace(read, version="sglang bench_serving", lacks=() if read.rows.height else (lacks,))
 
 
+def sglang_server(file: RecordedFile) -> ServerFacts:
+    """What SGLang's server says of itself in the first result of a file (``server_info``)."""
+    read_again = RecordedFile(file.path, file.name)  # what is wrong with the file is counted when its requests are read
+    said = next((value for _path, value in wanted_values(read_again, lambda path: path == (0, "server_info"))), {})
+    return ServerFacts(
+        text(at(said, "served_model_name", "model_path")), tokens(at(said, "tp_size")), name="server_info of SGLang"
+    )
+
+
 def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
     """The requests in file order, a load stage for each object; stamps go to the flat file ``stamps_path``.
 
@@ -121,7 +132,9 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
         for i in range(run.requests())
     )
     by_server = [_counted_by_server(run) for run in runs]
-    rows, events = gathered(file, records, lambda at: _request(runs[at[0]], *at, gaps_s, by_server[at[0]]), stamps_path)
+    rows, events = gathered(
+        file, records, lambda place: _request(runs[place[0]], *place, gaps_s, by_server[place[0]]), stamps_path
+    )
     aggregates = aggregate_frame(
         (stage, *reported)
         for number, run in enumerate(runs)

@@ -7,7 +7,7 @@ hold several starts of the server; the last one served the requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blis_replay.ingest.readers.documents import text
@@ -20,6 +20,9 @@ MAX_LINE_BYTES = 1 << 20
 MAX_ARGUMENTS_CHARS = 256 << 10
 
 _ARGUMENTS = "non-default args: "
+# How vLLM begins a line, and how many lines a terminal may have made of one.
+_BEGINS_A_LINE = re.compile(rb"\s*(?:\(\w+ pid=\d+\)|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)")
+_MOST_WRAPPED_LINES = 100
 _CONFIG = " with config: "
 _VERSION = re.compile(
     r"vLLM API server version (\S{1,60})|Initializing a V\d LLM engine \(v([^)]{1,60})\)|█  version (\d\S{0,60})"
@@ -123,12 +126,37 @@ def read_server_log(
     ``iterations``: takes the lines that tell what a step computed; ``log``: what earlier parts of a rotated log said.
     """
     log = log or ServerLog()
-    for number, raw in lines(file, MAX_LINE_BYTES):
+    for number, raw in _unwrapped(lines(file, MAX_LINE_BYTES)):
         if iterations is not None and iterations.take(file, number, raw):
             continue
         if _MARKS.search(raw) and _read_line(file, log, f"line {number}", raw.decode("utf-8", "replace")):
             file.tally.records += 1
     return log
+
+
+def _unwrapped(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log; a line of arguments that a terminal wrapped is whole again, with the number of its first."""
+    wrapped: list[tuple[int, bytes]] = []
+    for number, raw in numbered:
+        if wrapped and (_BEGINS_A_LINE.match(raw) or len(wrapped) == _MOST_WRAPPED_LINES):
+            yield from wrapped
+            wrapped = []
+        if not wrapped and _ARGUMENTS.encode() not in raw:
+            yield number, raw
+            continue
+        wrapped.append((number, raw))
+        joined = b"".join(part.rstrip(b"\r") for _number, part in wrapped)
+        if _has_whole_arguments(joined):
+            yield wrapped[0][0], joined
+            wrapped = []
+    yield from wrapped
+
+
+def _has_whole_arguments(line: bytes) -> bool:
+    """Whether the arguments of a line end in it, or are longer than any, or not of their form."""
+    printed = line.partition(_ARGUMENTS.encode())[2].decode("utf-8", "replace")
+    entries = read_mapping(printed[:MAX_ARGUMENTS_CHARS])
+    return entries is None or entries.whole or len(printed) > MAX_ARGUMENTS_CHARS
 
 
 def _read_line(file: RecordedFile, log: ServerLog, place: str, line: str) -> bool:

@@ -154,17 +154,21 @@ class TableColumns:
         self.by_field.update(self.given)
 
     def learn(self, record: Mapping[str, object]) -> None:
-        """Take the columns of a record; :class:`RecordingError` if one is a time, and says no unit."""
+        """Take the columns of a record; :class:`RecordingError` if times among them say no unit."""
         if record.keys() <= self.seen.keys():
             return
         new = {name: value for name, value in record.items() if name not in self.seen}
         for name in islice(new, MAX_COLUMNS - len(self.seen)):
             self.seen[name] = None
         for name, column in recognised(new, self.given).items():
-            known = self.by_field.setdefault(name, column)
-            if FIELDS[name].kind in TIMES and not known.unit:
-                say = f"add --columns {name}={column.name}:UNIT with one of {', '.join(UNITS)}"
-                raise RecordingError(self.path, "", f"column {quoted(column.name)} says no unit of time", say)
+            self.by_field.setdefault(name, column)
+        times = {name: column for name, column in self.by_field.items() if FIELDS[name].kind in TIMES}
+        if unclear := {name: column.name for name, column in times.items() if not column.unit}:
+            names = ", ".join(map(quoted, unclear.values()))
+            say = ",".join(f"{name}={column}:UNIT" for name, column in unclear.items())
+            problem = f"columns {names} say" if len(unclear) > 1 else f"column {names} says"
+            remedy = f"add --columns {say} with one of {', '.join(UNITS)}"
+            raise RecordingError(self.path, "", f"{problem} no unit of time", remedy)
 
     def check(self) -> None:
         """:class:`RecordingError` if a given column was in no record, or nothing is the arrival."""

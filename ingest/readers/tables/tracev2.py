@@ -1,4 +1,4 @@
-"""TraceV2, the request trace of BLIS: ``trace.yaml`` and ``trace.csv``.
+"""TraceV2, the request trace of BLIS: ``trace.yaml``, ``trace.csv``, and ``trace.itl.csv`` with the stream's stamps.
 
 Columns are read by name, so both generations of the header (with and without the newer columns) are one.  Stamps of a
 real run are Unix epoch microseconds; those of a generated or replayed one count from its start, and such a row without
@@ -7,8 +7,12 @@ chunk stamps is a request that nobody has served yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import io
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
+import polars as pl
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import (
@@ -23,6 +27,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import named_rows
 from blis_replay.ingest.readers.requests import (
     EARLIEST_EPOCH_US,
+    RawEvents,
     Request,
     RequestsRead,
     Row,
@@ -73,6 +78,55 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     return RequestsRead(rows, "client", kind, reading.model, prefix=prefix, remarks=remarks)
 
 
+_CHUNK_SCHEMA = {"request_id": pl.String, "chunk_index": pl.Int64, "timestamp_us": pl.Int64}
+MAX_CHUNK_BYTES = 1 << 30  # some 25 million stamps
+
+
+def recognises_chunks(head: bytes) -> bool:
+    """Whether a file that begins like this has the stream stamps of a TraceV2 table."""
+    return head.startswith(",".join(_CHUNK_SCHEMA).encode())
+
+
+def with_chunks(read: RequestsRead, file: RecordedFile, stamps_path: Path) -> RequestsRead:
+    """The requests with the stamps of their tokens, which go to the flat file ``stamps_path``.
+
+    A stream has an event for the role before its tokens, if it is a chat, and one for the server's usage behind them:
+    these are left out.  A row that cannot be used, or of a request that the table does not have, is rejected.
+    Stamps of some requests only are not used: gaps of a part of the run would be compared with those of all.
+    """
+    try:
+        content = io.BytesIO(file.content(MAX_CHUNK_BYTES))
+        chunks = pl.read_csv(content, schema=_CHUNK_SCHEMA, ignore_errors=True, truncate_ragged_lines=True)
+    except pl.exceptions.PolarsError as error:
+        problem = str(error).splitlines()[0][:120]
+        raise RecordingError(file.path, "", f"not a table of chunks ({problem})", "copy the file again") from error
+    requests = read.rows.frame(["request_id", "output_tokens_reported", "status"]).with_row_index("row")
+    events = pl.len().over("row") - pl.col("output_tokens_reported")
+    stamps = (
+        chunks.drop_nulls()
+        .join(requests, on="request_id")
+        .sort("row", "chunk_index")
+        .with_columns(place=pl.int_range(pl.len()).over("row"), last=pl.len().over("row") - 1, extra=events)
+    )
+    of_role = (pl.col("place") == 0) & (pl.col("extra") == _WITH_ROLE_AND_USAGE)
+    of_usage = (pl.col("place") == pl.col("last")) & pl.col("extra").is_in([_WITH_USAGE, _WITH_ROLE_AND_USAGE])
+    tokens_of = stamps.filter(~(of_role | of_usage).fill_null(False))
+    tokens_of["timestamp_us"].to_numpy().tofile(stamps_path)
+    counts = np.bincount(tokens_of["row"].to_numpy(), minlength=requests.height).astype(np.int64)
+    file.tally.records = stamps.height
+    if unusable := chunks.height - stamps.height:
+        file.tally.reject("whole file", f"{unusable:,} chunks without a stamp, or of no request of the table")
+    without = int(((requests["status"] == "ok").to_numpy() & (counts == 0)).sum())
+    if without:
+        remark = f"token times of {without:,} of {requests.height:,} requests: those in {file.name} are not used either"
+        return replace(read, remarks=(*read.remarks, remark))
+    return replace(read, events=RawEvents(stamps_path, np.cumsum(counts) - counts, counts))
+
+
+# Events of a stream beyond its tokens.
+_WITH_USAGE, _WITH_ROLE_AND_USAGE = 1, 2
+
+
 @dataclass
 class _Reading:
     """What is gathered beside the rows; ``seen``: of each name the hash of its row."""
@@ -107,11 +161,16 @@ def _row(values: dict[str, str]) -> Row:
         raise UnusableError(f"the last chunk comes {sent_us - last_us} us before the send")
     if ok and first_us and not sent_us <= first_us <= last_us:
         raise UnusableError("the first chunk does not lie between the send and the last chunk")
+    output_tokens = whole(values["output_tokens"]) if ok else None
+    events = whole(values.get("num_chunks"))
+    # An event beyond the tokens, and that of the role, carries the usage: then the length is the server's.
+    counted = None not in (events, output_tokens) and events - output_tokens in (_WITH_USAGE, _WITH_ROLE_AND_USAGE)
     incomplete = "not finished at the horizon" if values["status"] == "incomplete" else None
     return {
         "request_id": text(values.get("request_id")),
         "prompt_tokens": tokens(values.get("server_input_tokens")) or _requested_tokens(values),
-        "output_tokens_reported": whole(values["output_tokens"]) if ok else None,
+        "output_tokens_reported": output_tokens,
+        "usage_output_tokens": output_tokens if counted else None,
         "ttft_us": first_us - sent_us if ok and first_us else None,
         "e2e_us": last_us - sent_us if last_us else None,
         "sent_us": sent_us,

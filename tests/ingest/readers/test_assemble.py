@@ -153,7 +153,15 @@ def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
         ),
         (
             {"trace_DOT_yaml": "server: {model: m}\n"},
-            "no requests, no aggregates and no steps in it; give",
+            r"no steps in it, but trace.yaml \(TraceV2 header\) was read; name with it",
+        ),
+        (
+            {"benchmarks_DOT_yaml": "args:\n  data_column_mapper: {}\nbenchmarks:\n- config: {}\n"},
+            r"benchmarks.yaml is GuideLLM's YAML: give its JSON",
+        ),
+        (
+            {"server_DOT_log": "(APIServer pid=1) INFO x: non-default args: {'model': 'm/a', 'max_num_seqs': 32}"},
+            r"no steps in it, but server.log \(server log\) was read; name with it",
         ),
         (
             {"trace_DOT_csv": TRACE, "profile_DOT_yaml": "a: [", "trace_DOT_yaml": "server: {model: m}\n"},

@@ -174,13 +174,14 @@ def test_the_summary_says_what_all_requests_asked_for(tmp_path: Path, configured
         ({"loadgen": {"concurrency": 6, "request_rate": 8.0}}, None, None),  # which of the two holds is not known
         ({"phases": [{"kind": "warmup", "concurrency": 2}, {"kind": "profiling", "rate": 8.0}]}, 8.0, None),
         ({"phases": [{"kind": "profiling", "type": "concurrency", "concurrency": 6}]}, None, 6.0),
+        ({"phases": [{"name": "warmup", "concurrency": 2}, {"name": "profiling", "concurrency": 1}]}, None, 1.0),
         ({"phases": "none", "loadgen": {"request_rate": 1e-30}}, None, None),
     ],
 )
 def test_the_summary_says_how_requests_were_sent(
     tmp_path: Path, configured: dict[str, Any], rate: float | None, clients: float | None
 ) -> None:
-    """As 0.3 to 0.6 write it, and as 0.13 does: 100 requests at 8 a second take 12.5 s."""
+    """As 0.3 to 0.6, 0.10 and 0.13 write it: 100 requests at 8 a second take 12.5 s."""
     found = summary(tmp_path, input_config=configured, request_count={"unit": "requests", "avg": 100.0})
     assert found.stages == (() if rate is None else (Stage(0, rate, 12_500_000),))
     said = found.aggregates.filter(metric="concurrency")["value"].to_list()

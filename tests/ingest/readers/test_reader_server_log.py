@@ -44,6 +44,26 @@ def test_the_data_type_is_the_quantization_or_that_of_the_weights(tmp_path: Path
     assert log.resolved.get("dtype") == dtype
 
 
+WRAPPED = ("(APIServer pid=1) INFO 11-26 10:00:01 [utils.py:233] non-default args: {'model': 'codellama/Cod",)
+
+
+@pytest.mark.parametrize("ending", ["", "\r"])
+def test_arguments_that_a_terminal_wrapped_are_read_whole(tmp_path: Path, ending: str) -> None:
+    following = ("eLlama-34b', 'max_model_len': 40", "96, 'max_num_seqs': 32}", "GPU KV cache size: 160 tokens")
+    log = read_server_log(recorded(tmp_path, *(line + ending for line in (*WRAPPED, *following))))
+    assert (log.model, log.given, log.cut) == (
+        "codellama/CodeLlama-34b",
+        {"max_model_len": 4096, "max_num_seqs": 32},
+        False,
+    )
+    assert log.kv_tokens == 160
+
+
+def test_a_line_that_was_cut_takes_nothing_from_those_behind_it(tmp_path: Path) -> None:
+    log = read_server_log(recorded(tmp_path, *WRAPPED, "INFO 11-26 [x] GPU KV cache size: 160 tokens", "}"))
+    assert (log.cut, log.listed, log.given, log.kv_tokens) == (True, False, {}, 160)
+
+
 def test_the_last_of_several_starts_counts(tmp_path: Path) -> None:
     log = read_server_log(
         recorded(

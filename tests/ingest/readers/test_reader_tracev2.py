@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.tables.tracev2 import read_header, read_requests
+from blis_replay.ingest.readers.tables.tracev2 import read_header, read_requests, with_chunks
 
 TIMES = ["arrival_time_us", "send_time_us", "first_chunk_time_us", "last_chunk_time_us"]
 OLD = ["request_id", "prefix_group", "input_tokens", "output_tokens", *TIMES, "num_chunks", "status", "error_message"]
@@ -52,6 +53,33 @@ def test_the_servers_prompt_length_is_preferred_where_it_is_known(tmp_path: Path
     stamps = {"send_time_us": 1, "first_chunk_time_us": 2, "last_chunk_time_us": 3}
     first, second = row(NEW, server_input_tokens=101, **stamps), row(NEW, server_input_tokens=0, **stamps)
     assert read_requests(recorded(tmp_path, first, second)).frame["prompt_tokens"].to_list() == [101, 100]
+
+
+@pytest.mark.parametrize(("events", "length"), [(7, 5), (6, 5), (5, None), (0, None), (4, None)])
+def test_a_length_is_the_servers_where_an_event_brought_its_usage(
+    tmp_path: Path, events: int, length: int | None
+) -> None:
+    """BLIS's ``observe``: the role, a chunk a token, the usage; a completion has no role."""
+    counted = row(NEW, send_time_us=1, first_chunk_time_us=2, last_chunk_time_us=3, num_chunks=events)
+    assert read_requests(recorded(tmp_path, counted)).frame["usage_output_tokens"].to_list() == [length]
+
+
+def test_the_stream_stamps_are_those_of_tokens(tmp_path: Path) -> None:
+    """Of the first the role and the usage are left out, of the second the usage, of the third nothing."""
+    read = read_requests(recorded(tmp_path, ok(0), ok(1), ok(2)))
+    path = tmp_path / "trace.itl.csv"
+    stamps = {"1": [20, 21, 22, 23, 24, 30], "0": [5, 5, 6, 7, 8, 9, 9], "2": [40, 41], "7": [1]}
+    rows = [f"{name},{place},{us}" for name, times in stamps.items() for place, us in enumerate(times)]
+    path.write_text("\n".join(["request_id,chunk_index,timestamp_us", *rows, "0,x,1"]) + "\n")
+    file = RecordedFile(path, path.name)
+    events = with_chunks(read, file, tmp_path / "stamps").events
+    assert events is not None
+    assert np.fromfile(events.path, np.int64).tolist() == [5, 6, 7, 8, 9, 20, 21, 22, 23, 24, 40, 41]
+    assert (events.offsets.tolist(), events.counts.tolist()) == ([0, 5, 10], [5, 5, 2])
+    assert (file.tally.records, file.tally.rejected_count) == (15, 1)
+    read = read_requests(recorded(tmp_path, *map(ok, range(4))))
+    some = with_chunks(read, RecordedFile(path, path.name), tmp_path / "stamps")
+    assert (some.events, len(some.remarks)) == (None, 1), "of the fourth request there are none"
 
 
 def test_a_timed_out_request_has_no_ttft_and_the_time_the_client_held_on(tmp_path: Path) -> None:

@@ -230,6 +230,17 @@ def test_a_data_set_that_makes_fewer_prompts_than_asked_for_lost_nothing(tmp_pat
     assert sent(result(2, num_prompts=6, completed=6)) == 6, "two records of six: the others are missing"
 
 
+def test_what_sglangs_server_says_of_itself_is_read(tmp_path: Path) -> None:
+    """Of the first result, and nothing is counted twice of a file that is cut off."""
+    said = {"server_info": {"model_path": "org/m-7b", "tp_size": 2}, "request_rate": float("inf")}
+    path = tmp_path / "out.jsonl"
+    path.write_text(json.dumps(said) + '\n{"server_info": {"tp_size": 4}')
+    file = RecordedFile(path, path.name)
+    facts = vllm_bench.sglang_server(file)
+    assert (facts.model, facts.tensor_parallelism, facts.engine) == ("org/m-7b", 2, ())
+    assert file.tally.rejected_count == 0
+
+
 def test_a_request_that_was_never_sent_does_not_make_the_zero(tmp_path: Path) -> None:
     found, file = read(tmp_path, result(2, start_times=[0.0, 1001.0]))
     assert found.frame["sent_us"].to_list() == [1_001_000_000]

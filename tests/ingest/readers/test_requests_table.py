@@ -202,6 +202,12 @@ def test_nothing_is_written_in_several_ways(tmp_path: Path, nothing: object) -> 
         (TABLE, "e2e=e2e_mss:ms", "no column 'e2e_mss', which --columns gives to e2e; did you mean e2e_ms?"),
         ([{"a": 1}], "arrival=b:s", "no column 'b', which --columns gives to arrival; remove it, or use one of a"),
         (TABLE.replace("ttft_ms", "ttft"), "", "column 'ttft' says no unit of time; add --columns ttft=ttft:UNIT"),
+        (
+            TABLE.replace("arrival_s", "start").replace("ttft_ms", "ttft").replace("e2e_ms", "latency"),
+            "",
+            "columns 'start', 'ttft', 'latency' say no unit of time; "
+            "add --columns arrival=start:UNIT,ttft=ttft:UNIT,e2e=latency:UNIT",
+        ),
         (TABLE.replace("arrival_s", "when"), "", "no column is the arrival of a request; its columns are id, when"),
     ],
 )
