@@ -3,8 +3,7 @@
 ::
 
     built = reconstruct(recording)
-    reconstructed_steps(built)              # totals of every step
-    for batch in reconstructed_batches(built): ...      # which request had what in which step
+    reconstructed_steps(built)      # totals of every step
 
 What is exact and what is not is said row by row (``certain``): hits in the prefix cache are recorded of some
 admissions only (``prefill_work``), and journeys that were not recorded are in no total.
@@ -12,7 +11,7 @@ admissions only (``prefill_work``), and journeys that were not recorded are in n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -124,21 +123,10 @@ TOTALS_SCHEMA: dict[str, type[pl.DataType]] = {
     "certain": pl.Boolean,  # they follow from the records, if all journeys were recorded
 }
 
-# One row per request and step.
-BATCH_SCHEMA: dict[str, type[pl.DataType]] = {
-    "step_id": pl.Int64,
-    "journey": pl.Int64,
-    "prefill_tokens": pl.Int64,
-    "decode_tokens": pl.Int64,
-    "context_tokens": pl.Int64,  # KV tokens of the request with those of this step
-    "certain": pl.Boolean,
-}
-
 # Chunks and steps beyond which records are taken for mistaken rather than worked on.
 MOST_CHUNKS = 20_000_000
 MOST_STEPS = 5_000_000
 _FEW = 0.01  # share of journeys with more tokens than steps; up to it they are mistakes in the recording
-_STEPS_A_BATCH = 2048
 
 
 @dataclass(frozen=True)
@@ -214,13 +202,6 @@ def reconstructed_steps(built: Reconstruction, step_ids: Int64s | None = None) -
         "certain": (counts["doubtful"] == 0).to_numpy() & (unsure == 0),
     }
     return pl.DataFrame(columns, schema=TOTALS_SCHEMA)
-
-
-def reconstructed_batches(built: Reconstruction, steps_a_batch: int = _STEPS_A_BATCH) -> Iterator[pl.DataFrame]:
-    """``BATCH_SCHEMA`` by step and order of admission, ``steps_a_batch`` steps at a time; the same error as above."""
-    steps = _steps(built)
-    for start in range(0, len(steps), steps_a_batch):
-        yield _batch(built, int(steps[start]), int(steps[min(start + steps_a_batch, len(steps)) - 1]))
 
 
 def computed_prompts(built: Reconstruction) -> pl.DataFrame:
@@ -302,37 +283,3 @@ def _steps(built: Reconstruction) -> Int64s:
     if last - first >= MOST_STEPS:
         raise ReconstructionError(f"steps {first} to {last} are more than {MOST_STEPS}: name the steps that are wanted")
     return np.arange(first, last + 1)
-
-
-def _batch(built: Reconstruction, first: int, last: int) -> pl.DataFrame:
-    """The requests of the steps from ``first`` to ``last``."""
-    frame, decodes, chunks = built.admissions.frame, built.decodes, built.chunks
-    open_now = np.flatnonzero((decodes.first <= last) & (decodes.last >= first))
-    begin, end = np.maximum(decodes.first[open_now], first), np.minimum(decodes.last[open_now], last)
-    decoded = chunk_steps(begin, end, np.ones(len(begin), bool))
-    which = open_now[decoded.admission]
-    inside = np.flatnonzero((chunks.steps.step_id >= first) & (chunks.steps.step_id <= last))
-    admission = chunks.steps.admission[inside]
-    tokens = chunks.tokens[inside]
-    short = _is_decode(built)[inside]
-    certain = frame["certain"].to_numpy()
-    prefills = {
-        "step_id": chunks.steps.step_id[inside],
-        "admission": admission,
-        "prefill_tokens": np.where(short, 0, tokens),
-        "decode_tokens": short.astype(np.int64),
-        "context_tokens": built.chunk_context_tokens[inside],
-        "certain": chunks.certain[inside],
-    }
-    decoding = {
-        "step_id": decoded.step_id,
-        "admission": decodes.admission[which],
-        "prefill_tokens": np.zeros(len(which), np.int64),
-        "decode_tokens": np.ones(len(which), np.int64),
-        "context_tokens": decodes.context_less_step[which] + decoded.step_id,
-        "certain": certain[decodes.admission[which]],
-    }
-    both = pl.concat([pl.DataFrame(prefills), pl.DataFrame(decoding)]).sort("step_id", "admission")
-    return both.with_columns(frame["journey"].gather(both["admission"]).alias("journey")).select(
-        pl.col(name).cast(kind) for name, kind in BATCH_SCHEMA.items()
-    )

@@ -190,16 +190,11 @@ def _step_ranges(recording: Recording) -> list[tuple[int, int]]:
     return list(zip([_LOWEST, *(end + 1 for end in ends)], [*ends, _HIGHEST], strict=True))
 
 
-def step_timeline(recording: Recording) -> pl.DataFrame:
+def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
     """Every step from the first anchor to the last, ``TIMELINE_SCHEMA``; empty without an anchor.
 
     Steps between two anchors lie evenly between them.  Raises ``ReconstructionError`` for more than MOST_STEPS steps.
     """
-    return timeline_of(step_anchors(recording))
-
-
-def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
-    """``step_timeline`` of anchors that are known already."""
     at = anchors.frame
     if at.is_empty():
         return pl.DataFrame(schema=TIMELINE_SCHEMA)

@@ -19,7 +19,7 @@ from blis_replay.ingest.ingest import ingest_recording, ingest_source
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.steps.timeline import SAMPLED, step_timeline
+from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, timeline_of
 from blis_replay.ingest.store import list_experiments, open_store, read_findings, read_stored, resolve
 
 GENERAL_34B = "20260218-150304-codellama-34b-tp2-general"
@@ -237,7 +237,7 @@ def test_the_step_clock_has_the_recorded_starts_and_their_cycles(ingested: Path,
     them the timeline has their mean cycle."""
     with open_store(ingested, read_only=True) as store:
         recording = read_stored(store, resolve(list_experiments(store), name))
-    timeline, steps = step_timeline(recording), recording.steps.frame().sort("step_id")
+    timeline, steps = timeline_of(step_anchors(recording)), recording.steps.frame().sort("step_id")
     known = timeline.filter(pl.col("source") == SAMPLED)
     assert known.select("step_id", "start_us").rows() == steps.select("step_id", "start_us").rows()
     assert timeline.height == steps["step_id"][-1] - steps["step_id"][0] + 1

@@ -8,13 +8,13 @@ from typing import Any
 import polars as pl
 import pytest
 from builders import steps
-from engine_journeys import journeys, settings_of
+from engine_journeys import journeys, prefills_of, settings_of
 
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.prefill import ASSUMED, CACHING_OFF, DEALT_OUT, SNAPSHOT, STEP_TOTALS
-from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_batches, reconstructed_steps
+from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 
 Story = list[tuple[str, int] | tuple[str, int, int] | tuple[str, int, int, str]]
 
@@ -64,12 +64,11 @@ def test_a_long_prompt_takes_what_the_decodes_and_the_earlier_prompt_leave() -> 
     b: Story = [("SCHEDULED", 2), ("FIRST_TOKEN", 4, 1), ("FINISHED", 5, 2)]
     made = told({0: a, 1: b}, {0: 30, 1: 210})
     assert totals(made, *SPLIT) == [(1, 30, 0, 0), (2, 99, 1, 31), (2, 99, 1, 32), (2, 12, 1, 33), (1, 0, 1, 211)]
-    rows = pl.concat(reconstructed_batches(reconstruct(made), steps_a_batch=2))
+    rows = prefills_of(reconstruct(made))
     assert rows.filter(pl.col("journey") == 1).drop("journey", "certain").rows() == [
-        (2, 99, 0, 99),
-        (3, 99, 0, 198),
-        (4, 12, 0, 210),
-        (5, 0, 1, 211),
+        (2, 99, 99),
+        (3, 99, 198),
+        (4, 12, 210),
     ]
     assert rows["certain"].all()
 
@@ -78,8 +77,8 @@ def test_the_prompt_that_is_cut_was_admitted_last_in_its_step() -> None:
     """B and C are admitted in step 1, with 60 and 80 tokens: C ends there, so B, which arrived first, is cut to 20."""
     b: Story = [("SCHEDULED", 1), ("FIRST_TOKEN", 2, 1), ("FINISHED", 2, 1)]
     c: Story = [("SCHEDULED", 1), ("FIRST_TOKEN", 1, 1), ("FINISHED", 1, 1)]
-    rows = pl.concat(reconstructed_batches(reconstruct(told({0: b, 1: c}, {0: 60, 1: 80}))))
-    assert rows.select("step_id", "journey", "prefill_tokens").rows() == [(1, 1, 80), (1, 0, 20), (2, 0, 40)]
+    rows = prefills_of(reconstruct(told({0: b, 1: c}, {0: 60, 1: 80})))
+    assert rows.select("step_id", "journey", "tokens").rows() == [(1, 1, 80), (1, 0, 20), (2, 0, 40)]
 
 
 def test_a_preempted_request_computes_prompt_and_output_again() -> None:
@@ -161,8 +160,8 @@ def test_hits_come_from_snapshots_and_from_the_tokens_of_recorded_steps() -> Non
     made = told(stories, dict.fromkeys(range(5), 50), fields, enable_prefix_caching=True)
     built = reconstruct(made)
     assert built.hit_sources.to_list() == [SNAPSHOT, STEP_TOTALS, DEALT_OUT, DEALT_OUT, ASSUMED]
-    rows = pl.concat(reconstructed_batches(built))
-    assert rows["prefill_tokens"].to_list() == [34, 26, 20, 21, 26]
+    rows = prefills_of(built)
+    assert rows["tokens"].to_list() == [34, 26, 20, 21, 26]
     assert rows["certain"].to_list() == [True, True, False, False, False]
     # The sum of step 2 is certain, its parts are not.
     found = reconstructed_steps(built)

@@ -13,11 +13,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 from builders import in_database
+from engine_journeys import prefills_of
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_batches, reconstructed_steps
+from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.timeline import step_anchors, timeline_of
 
 MONOTONIC_ZERO_US = 226_106_700_000
@@ -181,21 +182,16 @@ def test_a_tenth_of_the_journeys_is_a_lower_bound(data_pack: Path, recordings: d
 def test_chunks_follow_the_snapshots(recordings: dict[str, Recording]) -> None:
     """long-prompts-sync: 3 to 5 chunks a prompt, and the snapshots of every sampled step say how far each one was."""
     recording = recordings["long-prompts-sync"]
-    rows = pl.concat(reconstructed_batches(reconstruct(recording)))
+    rows = prefills_of(reconstruct(recording))
     ids = recording.lifecycles.frame(["journey", "core_request_id"]).rename({"core_request_id": "request_id"})
-    seen = (
-        recording.snapshots.frame()
-        .join(ids, on="request_id")
-        .join(rows, on=["journey", "step_id"], how="full", suffix="_made")
-    )
-    seen = seen.filter(pl.col("request_id").is_not_null())
-    assert seen.height == recording.snapshots.height == 1987
-    tokens = seen["prefill_tokens"].fill_null(0) + seen["decode_tokens"].fill_null(0)
-    assert tokens.to_list() == seen["scheduled_tokens"].to_list()
-    served = seen.filter(pl.col("scheduled_tokens") > 0)
+    seen = recording.snapshots.frame().join(ids, on="request_id")
+    assert seen.height == 1987
+    both = seen.filter(pl.col("phase") == "PREFILL").join(rows, on=["journey", "step_id"], how="left", suffix="_made")
+    served = both.filter(pl.col("scheduled_tokens") > 0, pl.col("computed_tokens") < pl.col("prompt_tokens"))
+    assert served.height == 76
+    assert served["tokens"].to_list() == served["scheduled_tokens"].to_list()
     assert served["context_tokens"].to_list() == (served["computed_tokens"] + served["scheduled_tokens"]).to_list()
-    chunks = rows.filter(pl.col("prefill_tokens") > 0).group_by("journey").len()["len"]
-    assert chunks.max() == 5
+    assert rows.group_by("journey").len()["len"].max() == 5
 
 
 @pytest.mark.parametrize(

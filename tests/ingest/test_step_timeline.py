@@ -17,7 +17,7 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps import records as step_records
 from blis_replay.ingest.steps import timeline as step_timelines
 from blis_replay.ingest.steps.records import detected_async
-from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, step_timeline
+from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, timeline_of
 
 
 def event(name: str, time_us: int, step_id: int, journey: int = 0, **values: Any) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def event(name: str, time_us: int, step_id: int, journey: int = 0, **values: Any
 
 
 def test_steps_between_two_samples_lie_evenly_and_show_no_cycle() -> None:
-    timeline = step_timeline(recording(steps=steps([1000, 1900, 2000], [3, 6, 7])))
+    timeline = timeline_of(step_anchors(recording(steps=steps([1000, 1900, 2000], [3, 6, 7]))))
     assert timeline["step_id"].to_list() == [3, 4, 5, 6, 7]
     assert timeline["start_us"].to_list() == [1000, 1300, 1600, 1900, 2000]
     assert timeline["source"].to_list() == ["sampled", "interpolated", "interpolated", "sampled", "sampled"]
@@ -47,7 +47,7 @@ def test_every_event_with_a_step_tells_a_start(asynchronous: bool, after_output:
         event("SCHEDULED", 9020, 9, journey=1),
     ]
     made = journeys(rows, lifecycles=[], engine=settings_of(async_scheduling=asynchronous))
-    recorded = step_timeline(made).filter(pl.col("source") != "interpolated")
+    recorded = timeline_of(step_anchors(made)).filter(pl.col("source") != "interpolated")
     assert recorded.select("step_id", "start_us", "source").rows() == [
         (2, 2010, "scheduled event"),
         (after_output, 5000, "output event"),
@@ -97,11 +97,11 @@ def test_one_mistaken_stamp_costs_one_step(wrong_us: int) -> None:
 
 
 def test_nothing_recorded_is_no_timeline_and_far_apart_ids_take_no_room() -> None:
-    assert step_timeline(recording()).is_empty()
+    assert timeline_of(step_anchors(recording())).is_empty()
     far = recording(steps=steps([0, 1000], [1, 2**50]))
     assert (step_anchors(far).steps, step_anchors(far).frame.height) == (2**50, 2)
     with pytest.raises(ReconstructionError, match="more than 20000000: their ids are mistaken"):
-        step_timeline(far)
+        timeline_of(step_anchors(far))
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_nothing_recorded_is_no_timeline_and_far_apart_ids_take_no_room() -> Non
 @given(st.sets(st.integers(1, 3000), min_size=2, max_size=200), st.integers(1, 50_000))
 def test_a_steady_engine_is_timed_right_whichever_steps_were_sampled(ids: set[int], cycle_us: int) -> None:
     sampled = sorted(ids)
-    timeline = step_timeline(recording(steps=steps([i * cycle_us for i in sampled], sampled)))
+    timeline = timeline_of(step_anchors(recording(steps=steps([i * cycle_us for i in sampled], sampled))))
     assert timeline["start_us"].to_list() == [i * cycle_us for i in range(sampled[0], sampled[-1] + 1)]
     assert timeline.filter(pl.col("source") == SAMPLED)["step_id"].to_list() == sampled
 
