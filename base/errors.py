@@ -1,10 +1,11 @@
-"""The root of all errors that a user can cause, and the exit codes of the command line."""
+"""All errors that a user can cause and act on, by room, and the exit codes of the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar
 
 WRONG_USE, BAD_DATA, FAULT, INTERRUPTED = 2, 4, 70, 130
@@ -70,3 +71,128 @@ def faults_named(name: str) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] in ("duckdb", "_duckdb"):
             raise
         raise FaultError(f"{name}: {fault_text(error)}") from error
+
+
+class SimulatorError(ExperimentError, ValueError):
+    """The simulator cannot run this; the text is one line for the user."""
+
+
+class TraceError(SimulatorError):
+    """A request trace or engine configuration that the engine cannot run."""
+
+
+def evicting_for_ever(now_us: int, requests: str = "requests") -> TraceError:
+    """The error of an engine in which nothing will ever move again."""
+    return TraceError(
+        f"at {now_us} us {requests} evict each other for ever without a token; "
+        "raise num_gpu_blocks, or break the ties in priority and arrival time"
+    )
+
+
+class ReleaseError(SimulatorError):
+    """A coefficient release that is malformed, invalid, or has no entry for the model."""
+
+
+def printable(text: str) -> str:
+    r"""``text`` on one line, with what a terminal would obey or cannot show written out (``\x1b``)."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 request``, ``2,000 requests``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+class IngestError(BlisReplayError):
+    """A recording or a store is wrong; the text is one line for the user, free of control characters."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
+
+
+class RecordingError(IngestError):
+    """A recorded file cannot be used.
+
+    ``path``: the file; ``place``: where in it (``"line 12"``, ``"field load.stages"``,
+    ``""`` for the whole file); ``problem``: what is wrong; ``remedy``: what to do.
+    """
+
+    def __init__(self, path: Path | str, place: str, problem: str, remedy: str) -> None:
+        self.path, self.place, self.problem, self.remedy = Path(path), place, problem, remedy
+        where = f"{path}, {place}" if place else f"{path}"
+        super().__init__(f"{where}: {problem}; {remedy}")
+
+
+class StoreError(IngestError):
+    """The store cannot be opened, is newer than this program, or lacks what was asked for."""
+
+
+class UnknownExperimentError(StoreError):
+    """An unknown experiment, or an alias of several."""
+
+    exit_code = WRONG_USE
+
+
+class ReconstructionError(IngestError):
+    """The steps or batches of a recording cannot be reconstructed, with the reason."""
+
+
+class UnknownCheckError(IngestError):
+    """An unknown instrument check."""
+
+    exit_code = WRONG_USE
+
+
+class ReplayError(ExperimentError):
+    """A replay that cannot be made from this recording; the text is one line for the user."""
+
+
+class FileExistsAlreadyError(ReplayError):
+    """A file that would be overwritten without having been asked to."""
+
+    exit_code = WRONG_USE
+
+
+def exists_already(path: object) -> FileExistsAlreadyError:
+    """The error of a file that is there, with what to do."""
+    return FileExistsAlreadyError(f"{path}: is there already; give --force to replace it, or another --out")
+
+
+class UnknownNameError(ReplayError):
+    """A replay mode or a coefficient release that does not exist."""
+
+    exit_code = WRONG_USE
+
+
+def argument_not_known(experiment: str, argument: str) -> ReplayError:
+    """The error of a replay that an engine argument is missing for, with how to give it."""
+    return ReplayError(
+        f"{experiment}: {argument} is not known; write `{argument}: VALUE` into a file and ingest the recording again "
+        "with --engine FILE.yaml"
+    )
+
+
+class ValidateError(ExperimentError):
+    """Nothing to judge, or nothing to fit; the text is one line for the user."""
+
+
+class NothingToJudgeError(ValidateError):
+    """No request is left to compare."""
+
+
+class PolicyError(ValidateError):
+    """A gate policy that cannot be used: the file, the field, what is wrong, what to do."""
+
+
+class RecordError(ValidateError):
+    """A server that cannot be recorded: the directory or the command, what is wrong, what to do."""
+
+
+class StudyError(ValidateError):
+    """A study that cannot be used: the file, the field, what is wrong, what to do."""
+
+
+class UnknownStudyError(ValidateError):
+    """A study that does not exist."""
+
+    exit_code = WRONG_USE

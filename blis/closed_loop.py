@@ -13,8 +13,8 @@ from operator import itemgetter
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.setup import eligible_times

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.blis.errors import TraceError, evicting_for_ever
+from blis_replay.base.errors import TraceError, evicting_for_ever
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import KernelModel, step_duration_us

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int32s, Int64s
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.result import SimResult, outcomes_of, result_of

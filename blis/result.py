@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools, Int32s, Int64s
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
 

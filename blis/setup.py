@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int32s, Int64s
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.trace import MOST_STEPS, MOST_TABLE_CELLS, MOST_TOKENS, EngineConfig, RequestTrace

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blis_replay.base.arrays import Int8s, Int64s
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 
 MOST_DRAFTS = 64
 # vLLM settings that change the schedule and are not simulated.

@@ -11,7 +11,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Int32s, Int64s
 from blis_replay.base.engine_packs import choose_pack
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 
 if TYPE_CHECKING:
     from blis_replay.blis.speculation import Drafts, Speculation

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.identity import alias_of, workload_of
 from blis_replay.ingest.readers import discovery, experiment_config, formats
 from blis_replay.ingest.readers.clients import inference_perf

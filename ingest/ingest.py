@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blis_replay.base.addons import addons
+from blis_replay.base.errors import RecordingError, counted
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.errors import RecordingError, counted
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
 from blis_replay.ingest.store.recordings import (

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError, ReplayError, printable
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.blis_files import (
     TRACE_FORMS,
@@ -31,7 +30,6 @@ from blis_replay.replay.blis_files import (
     write_trace,
 )
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import CapturedOutput, ended, last_line, run_to_end
 from blis_replay.replay.simulator import Simulated, entry_of, model_of

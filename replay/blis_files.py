@@ -12,8 +12,8 @@ import numpy as np
 import yaml
 
 from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.trace import NEVER_US, RequestTrace
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import left_by
 

@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.errors import ReplayError, printable
 from blis_replay.blis.latency.datasheets import bundled_architectures, config_of
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release
 from blis_replay.blis.trace import RequestTrace
-from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import CapturedOutput, ended, last_line, left_by, run_to_end
 from blis_replay.replay.simulator import Simulated, entry_of, has_entry, model_of

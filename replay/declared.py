@@ -6,9 +6,9 @@ from typing import Protocol
 
 from blis_replay.base.addons import needed_addon
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.errors import ReplayError
 
 
 class DeclaredRequests(Protocol):

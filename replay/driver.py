@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.engine import engine_values, not_simulated, refuse_sizes
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.base.engine_packs import choose_pack
+from blis_replay.base.errors import ReplayError, argument_not_known
 from blis_replay.blis.latency.models import Latency, PaddedLatency
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.ingest.recording import UNKNOWN, Recording, Setting
-from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
 
 if TYPE_CHECKING:

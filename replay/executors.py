@@ -21,7 +21,7 @@ from multiprocessing import active_children, get_context, parent_process
 from time import perf_counter
 from typing import Any, TypedDict, TypeVar
 
-from blis_replay.replay.errors import ReplayError
+from blis_replay.base.errors import ReplayError
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from blis_replay.base.errors import UnknownNameError
 from blis_replay.blis.trace import EngineConfig
-from blis_replay.replay.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from blis_replay.blis.closed_loop import ClosedLoop

@@ -12,14 +12,13 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.errors import ReplayError, counted
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.checks.stationarity import STALL_US
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.steps.timeline import StepAnchors, step_anchors
-from blis_replay.replay.errors import ReplayError
 
 Answer = TypeVar("Answer")
 

@@ -10,14 +10,13 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.errors import ReplayError, counted
 from blis_replay.blis.latency.models import FirstUse, Latency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import PUBLISHED, RECORDED, Recording, Setting
 from blis_replay.ingest.rows import Rows
 from blis_replay.replay.engine import replayed_engine, with_captured_sizes
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_of
 from blis_replay.replay.warm_up import Stalls, recorded_stalls, waits_for_kernels

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Int32s, Int64s
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.trace import BlockKeys, RequestTrace
 from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
-from blis_replay.replay.errors import ReplayError
 
 
 def engine_block_keys(tree: PromptTree, prompt_tokens: Int64s, block_size: int) -> BlockKeys:

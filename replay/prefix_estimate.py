@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.checks.prefix_cache import uncached_error_tokens, uncached_prompt_tokens
 from blis_replay.ingest.checks.reconstruction import ADMISSIONS_A_STRETCH, reconstruct_by_stretches
-from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording, SharedPrefix
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.steps.admissions import of_journeys

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import printable
 
 _LAST_LINE_CHARACTERS = 200
 # Largest file that a program can write.

@@ -6,13 +6,12 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError, UnknownNameError, exists_already
 from blis_replay.blis.releases.release import (
     CoefficientRelease,
     bundled_releases,
     parse_release,
 )
-from blis_replay.replay.errors import UnknownNameError, exists_already
 
 # A release, or a policy, is a page of text; a larger file is something else.
 _LARGEST_BYTES = 1_000_000

@@ -8,12 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.errors import ReleaseError, ReplayError, TraceError
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import ReleaseError, TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 
 

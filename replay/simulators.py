@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blis_replay.base.addons import addon, addons, in_labs
+from blis_replay.base.errors import UnknownNameError
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.errors import StoreError
 from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.blis.trace import RequestTrace
-from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.recording import empty_frame
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import RUN_STEP_SCHEMA, TABLES, RunRecord, Store, open_store, writable, write_run

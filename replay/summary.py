@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Stage
 from blis_replay.ingest.rows import rows_of
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 
 _SEED = 42

@@ -38,7 +38,7 @@ import blis_replay.blis.releases
 import blis_replay.fixtures
 import blis_replay.replay
 import blis_replay.validate
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import printable
 from blis_replay.validate.cli.main import main as run_command
 
 LIMIT_S, LIMIT_BYTES = 60, 4 << 30  # of one command

@@ -21,8 +21,7 @@ from pathlib import Path
 from scenario import digest_of, first_difference, read_scenario, recorded_schedule
 
 from blis_replay.base.engine_packs import choose_pack, engine_packs
-from blis_replay.blis.errors import SimulatorError
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError, SimulatorError
 
 FOLDER = Path(__file__).parents[1] / "tests" / "blis" / "digests"
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from blis_replay.base.errors import UnknownExperimentError
 from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
-from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import (
     ExperimentRow,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.store import Store, read_stored, read_token_layout
 from blis_replay.ingest.tables import Table, Toned, Value, columns_named
 from blis_replay.replay.engine import replayed_engine
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import COUNTS, Divergence, ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import NOT_KNOWN_US, recorded_schedule

@@ -22,14 +22,12 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from blis_replay import recorder
-from blis_replay.base.errors import require_extra
+from blis_replay.base.errors import RecordError, counted, printable, require_extra
 from blis_replay.base.files import whole_file
-from blis_replay.ingest.errors import counted, printable
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.step_log import MAX_LINE_BYTES
 from blis_replay.recorder.plugin import DIRECTORY
 from blis_replay.recorder.writer import FLUSH_S
-from blis_replay.validate.errors import RecordError
 
 LOG, BEFORE, AFTER = "vllm.log", "metrics-before.prom", "metrics-after.prom"
 STEPS = "steps-*.jsonl.gz"

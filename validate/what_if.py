@@ -12,14 +12,12 @@ from typing import Unpack
 
 import numpy as np
 
-from blis_replay.base.errors import ExperimentError, faults_named
+from blis_replay.base.errors import ExperimentError, NothingToJudgeError, UnknownNameError, counted, faults_named
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import (
     EngineOverrides,
@@ -29,7 +27,6 @@ from blis_replay.replay.mode import (
     parse_engine_value,
 )
 from blis_replay.validate.comparison.saturation import simulated_queue
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import (
     Attainment,

@@ -1,4 +1,4 @@
 """How long a step takes: latency models, and the facts about models and GPUs behind them.
 
-May import: base, blis.errors, blis.kernel.
+May import: base, blis.kernel.
 """

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, structs
 
 from blis_replay.base.document import Bytes, BytesPerS, FieldError, FlopsPerS, Text, read_values, read_yaml
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.gpu_names import same_gpu
 
 # Matrices of a gated feed-forward network: gate, up and down.

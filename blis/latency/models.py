@@ -35,7 +35,7 @@ from blis_replay.base.document import (
     shown,
     written_as,
 )
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel

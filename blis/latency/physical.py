@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.document import UNWRITTEN, FieldError, NonNegativeTime
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.latency.datasheets import Architecture, Gpu
 

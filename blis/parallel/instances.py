@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import evicting_for_ever
 from blis_replay.base.functions import decorators
 from blis_replay.base.tables import AS_PYTHON, Tables, reader
-from blis_replay.blis.errors import evicting_for_ever
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, i64, state_of

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.errors import TraceError
 from blis_replay.base.tables import table_of
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, build_batch, start_batch
 from blis_replay.blis.kernel.state import NEVER
 from blis_replay.blis.kernel.step_time import batch_duration_us

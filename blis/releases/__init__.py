@@ -1,4 +1,4 @@
 """Coefficient releases: files of coefficients with what they were fitted on.
 
-May import: base, blis.errors, blis.kernel, blis.latency, blis.result.
+May import: base, blis.kernel, blis.latency, blis.result.
 """

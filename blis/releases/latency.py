@@ -8,7 +8,7 @@ from msgspec import Meta, inspect
 
 from blis_replay.base.addons import addon, addons, in_labs
 from blis_replay.base.document import FieldError, document_of, shown
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel
 
 # The type of the models of a ``kind``.  An add-on ``latency.KIND`` plugs in another, as this distribution does with

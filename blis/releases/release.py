@@ -18,7 +18,7 @@ import yaml
 from msgspec import Meta
 
 from blis_replay.base.document import IF_SET, REQUIRED, UNWRITTEN, Number, Text, document_of, read_yaml
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.models import FirstUse, LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.latency import LatencyOfKind

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
-from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, Scratch, whole_groups
 from blis_replay.ingest.steps.admissions import (

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from blis_replay.base.errors import UnknownCheckError
 from blis_replay.ingest.checks import (
     clocks,
     completeness,
@@ -23,7 +24,6 @@ from blis_replay.ingest.checks.evidence import CheckEvidence, Context, Instrumen
 from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, RECORDER
 from blis_replay.ingest.checks.stationarity import OVERLOAD
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
-from blis_replay.ingest.errors import UnknownCheckError
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import give_back
 from blis_replay.ingest.store.file import Store

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.served import completed_requests, published

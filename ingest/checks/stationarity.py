@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
+from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import (
     Context,
     InstrumentCheck,
@@ -21,7 +22,6 @@ from blis_replay.ingest.checks.evidence import (
     step_intervals,
     steps_in,
 )
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
 from blis_replay.ingest.overload import failed_share, overloaded, queue_counts
 from blis_replay.ingest.recording import Finding, Recording

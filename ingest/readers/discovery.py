@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from blis_replay.base.addons import in_labs
-from blis_replay.ingest.errors import RecordingError, printable
+from blis_replay.base.errors import RecordingError, printable
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import HEAD_BYTES, Progress, RecordedFile
 from blis_replay.ingest.readers.formats import (

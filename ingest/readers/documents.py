@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from blis_replay.base.document import YAML_ERRORS, load_yaml, yaml_problem
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA
 

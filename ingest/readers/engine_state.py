@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.recording import ARRIVAL_TIME
 
 Row = dict[str, object]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import (
     MAX_TOKENS,
     at,

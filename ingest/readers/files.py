@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from blis_replay.ingest.errors import RecordingError, printable
+from blis_replay.base.errors import RecordingError, printable
 from blis_replay.ingest.recording import CUT_OFF, SourceFile
 
 CHUNK_BYTES = 1 << 20

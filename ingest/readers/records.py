@@ -10,7 +10,7 @@ from typing import Any
 import ijson
 import msgspec
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import RecordedFile, Tally, lines
 

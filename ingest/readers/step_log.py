@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from blis_replay.ingest.errors import counted
+from blis_replay.base.errors import counted
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, section, text, tokens, whole
 from blis_replay.ingest.readers.engine_state import Arrival, Engine, Step, numbers_of, pairs_of
 from blis_replay.ingest.readers.files import RecordedFile, lines

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.admissions import SEVERAL_TOKENS, Admissions, admissions_of
 from blis_replay.ingest.steps.prefill import (

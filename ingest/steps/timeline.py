@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of
 from blis_replay.ingest.steps.records import INSIDE_SCHEDULE, LOOKED_UP_ROWS, OF_OUTPUT, is_asynchronous, steps_by_id

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from blis_replay.ingest.errors import StoreError
+from blis_replay.base.errors import StoreError
 from blis_replay.ingest.queries import first_row
 
 if TYPE_CHECKING:

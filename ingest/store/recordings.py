@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from blis_replay.base.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest import queries
-from blis_replay.ingest.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.queries import fetch, first_row
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import polars as pl
 
+from blis_replay.base.errors import StoreError
 from blis_replay.ingest import queries
-from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.queries import fetch, first_row, insert_stream
 from blis_replay.ingest.store.file import Store, transaction
 

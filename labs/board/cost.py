@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
@@ -23,7 +24,6 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.explain.attribute import Subset, all_subsets, shapley_values
 from blis_replay.validate.explain.hypothesis import Hypothesis
 from blis_replay.validate.explain.inputs import to_try

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import ReplayError, UnknownExperimentError, UnknownNameError
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry
-from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, open_for_reading, read_stored
-from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.simulator import Simulated, model_of
 from blis_replay.replay.simulators import SimulatorInputs

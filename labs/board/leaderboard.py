@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.base.errors import ExperimentError
+from blis_replay.base.errors import ExperimentError, NothingToJudgeError
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun, replay
@@ -21,7 +21,6 @@ from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.segments import segments_of
 from blis_replay.validate.comparison.sides import recording_side
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
 from blis_replay.validate.metrics.observed import Observed, Selection, on_both_sides, read_observed
 from blis_replay_labs.board.published import published_simulators

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from blis_replay.ingest.errors import counted
+from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.judgement import HELD_OUT
 from blis_replay.validate.text.answer import Answer, Block, Line, Part

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from blis_replay.base.errors import ReplayError, UnknownNameError
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.replay.command import CommandError, CommandSimulator
-from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.program import run_to_end
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.simulators import SimulatorInputs, kind_of, simulator_kinds, simulator_named

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from blis_replay.base.document import Number, read_values
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 
 
 class RoundRobin(Struct, frozen=True, tag_field="kind", tag="round-robin"):

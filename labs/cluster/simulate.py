@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.parallel.instances import instance_result, new_run, run_to_the_end
 from blis_replay.blis.result import SimResult

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 from msgspec import Meta, Struct
 
 from blis_replay.base.document import Number, Text, read_values, yaml_values
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 from blis_replay.replay.release_file import page_of_text

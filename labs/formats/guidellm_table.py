@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import TPOT, TPOT_OF_0_3
 from blis_replay.ingest.readers.documents import (
     US_PER_MS,

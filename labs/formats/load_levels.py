@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from blis_replay.ingest.errors import RecordingError, printable
+from blis_replay.base.errors import RecordingError, printable
 from blis_replay.ingest.readers.documents import (
     MAX_TOKENS,
     US_PER_S,

@@ -13,13 +13,13 @@ import numpy as np
 from msgspec.structs import astuple
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.physical import CONTEXT, DECODE, PREFILL
 from blis_replay.blis.releases.fit import CoefficientFit, Told
 from blis_replay.blis.releases.release import DELAYS, CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.replay.summary import of_aggregates
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import (
     Data,
     ModelFit,

@@ -21,7 +21,7 @@ from blis_replay.base.document import (
     shown,
     written_as,
 )
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.state import LONGEST_STEP_US
 from blis_replay_labs.silicon import operators_kernel as kernel

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
 from blis_replay.blis.latency.physical import (
     ATTENDED,
@@ -32,7 +33,6 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.replay.summary import of_aggregates
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import Data
 from blis_replay.validate.fit.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
 from blis_replay.validate.fit.evidence import is_load_level, rows_from_levels

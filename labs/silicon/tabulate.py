@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError, ReplayError
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import Lifecycle, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
-from blis_replay.replay.errors import ReplayError
 from blis_replay_labs.silicon.operators import (
     AS_MEASURED,
     DecodeAttention,

@@ -9,8 +9,7 @@ from typing import Literal, Unpack
 
 import numpy as np
 
-from blis_replay.base.errors import ExperimentError, faults_named
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ExperimentError, NothingToJudgeError, ReleaseError, ValidateError, faults_named
 from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalModel
@@ -23,7 +22,6 @@ from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
 from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR

@@ -133,8 +133,8 @@ def simulate_verb(
       blis-replay simulate --requests load.csv --engine engine.yaml \\
           --coefficients mine.yaml --out run --concurrency 2 --slo ttft.p95=500ms,itl.mean=20ms
     """
+    from blis_replay.base.errors import TraceError
     from blis_replay.blis.closed_loop import ClosedLoop
-    from blis_replay.blis.errors import TraceError
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import stored_experiment
     from blis_replay.validate.text.answer import page_json

@@ -18,9 +18,9 @@ from itertools import pairwise
 import numpy as np
 
 from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.errors import ReplayError, argument_not_known
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.recording import PUBLISHED, LoadProfile, Recording, SharedPrefix, Stage
-from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.prefix import group_of_prompts, prompt_tokens
 
 _SEED = 42

@@ -9,12 +9,12 @@ from functools import partial
 from importlib.metadata import version
 from typing import Literal, Unpack
 
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, columns_named, table_of
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import EngineOverrides, override_text
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import Objectives, written
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.messages import missed_text

@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import ReplayError, printable
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace, chain_blocks
-from blis_replay.ingest.errors import printable
-from blis_replay.replay.errors import ReplayError
 
 # Microseconds in a unit; a table has one of these columns.
 ARRIVALS = {"arrival_us": 1, "arrival_ms": 1_000, "arrival_s": 1_000_000}

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.base.errors import ReplayError, TraceError, UnknownNameError
 from blis_replay.base.files import whole_file, whole_files
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.speculation import speculation_of
@@ -24,7 +24,6 @@ from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import without_formulas
 from blis_replay.replay.engine import not_simulated, with_captured_sizes, with_engine
-from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.release_file import page_of_text

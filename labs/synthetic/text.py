@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.ingest.errors import counted
+from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
 from blis_replay.validate.metrics.objectives import Objectives, attained

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.document import FieldError, Text, read_yaml
-from blis_replay.blis.errors import SimulatorError
+from blis_replay.base.errors import SimulatorError
 
 
 class WorkloadError(SimulatorError):

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.blis.result import SimResult

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult

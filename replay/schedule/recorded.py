@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.errors import ReplayError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.followed import NONE, Followed, followed_requests, served_requests
 from blis_replay.ingest.steps.placed import remark_of, whole_iterations, why_not
-from blis_replay.replay.errors import ReplayError
 
 NEVER = 1 << 40
 NOT_KNOWN_US = -(1 << 60)  # what a client sends first has the time 0, and servers are warmed up before

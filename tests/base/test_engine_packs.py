@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 import pytest
 
 from blis_replay.base.engine_packs import choose_pack, engine_packs, known_release, release_numbers
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.trace import Behaviours, EngineConfig, release_arguments
 
 

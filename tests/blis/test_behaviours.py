@@ -11,8 +11,8 @@ from engine_cases import ENGINE, make_trace
 from scenario import first_difference, read_scenario
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import SimulatorError, TraceError
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import SimulatorError, TraceError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import Behaviours, BlockKeys, EngineConfig
 

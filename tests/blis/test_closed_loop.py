@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.closed_loop import Answered, ClosedLoop, answered_of, simulate_answered, simulate_closed_loop
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
 
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
 from blis_replay.blis.parallel.ranks import simulate_ranks
 from blis_replay.blis.trace import EngineConfig, release_arguments

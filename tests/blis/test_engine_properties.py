@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference_engine import Request, serve
 
+from blis_replay.base.errors import TraceError
 from blis_replay.blis import engine as engine_module
 from blis_replay.blis import long_run
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, intern_blocks

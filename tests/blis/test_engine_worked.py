@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
 
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import EngineConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.datasheets import Architecture, gpu_named, gpus_of
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.physical import most_kv_blocks

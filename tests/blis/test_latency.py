@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.step_time import step_duration_us

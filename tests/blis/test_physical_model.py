@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.engine import Engine
-from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.datasheets import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.base.document import TimeNs
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.kernel.step_time import KernelModel
 from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
 from blis_replay.blis.releases import latency

@@ -14,9 +14,9 @@ from engine_cases import ENGINE, make_trace
 from oracle_workloads import SERIES, random_spec
 from scenario import digest_of, engine_of, latency_of, simulated_schedule, trace_of
 
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.speculation import Drafts, Speculation, speculation_of

@@ -9,7 +9,7 @@ import click
 import pytest
 from command_line import Run
 
-from blis_replay.ingest.errors import StoreError
+from blis_replay.base.errors import StoreError
 from blis_replay.validate.cli.main import VERBS
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 from builders import recording
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest import assemble, ingest
 from blis_replay.ingest.checks.evidence import step_intervals
 from blis_replay.ingest.checks.step_times import cycle_us
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_recording, ingest_source
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Finding

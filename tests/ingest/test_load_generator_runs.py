@@ -19,10 +19,10 @@ import polars as pl
 import pytest
 from client_truth import ClientRun, clocks, compare, table_row, values
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import decode_gap_us
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.clients import guidellm
 from blis_replay.ingest.readers.files import RecordedFile

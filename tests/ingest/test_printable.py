@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.ingest.errors import RecordingError, StoreError, printable
+from blis_replay.base.errors import RecordingError, StoreError, printable
 
 
 def test_control_characters_are_written_out_and_white_space_is_a_space() -> None:

@@ -10,7 +10,7 @@ import pytest
 from builders import steps
 from engine_journeys import journeys, prefills_of, settings_of
 
-from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.prefill import ASSUMED, CACHING_OFF, DEALT_OUT, SNAPSHOT, STEP_TOTALS

@@ -12,7 +12,7 @@ from engine_journeys import journeys, settings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps import records as step_records
 from blis_replay.ingest.steps import timeline as step_timelines

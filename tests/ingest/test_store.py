@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from builders import aggregates, recording, requests, server_traces, steps, write_events
 
-from blis_replay.ingest.errors import StoreError, UnknownExperimentError
+from blis_replay.base.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import Clock, Finding, SharedPrefix
 from blis_replay.ingest.store import (
     TABLES,

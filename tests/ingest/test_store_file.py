@@ -15,7 +15,7 @@ import duckdb
 import pytest
 from builders import recording, requests
 
-from blis_replay.ingest.errors import StoreError
+from blis_replay.base.errors import StoreError
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,

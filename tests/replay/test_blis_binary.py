@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordings import make_recording
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError, ReplayError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.replay.blis_binary import OWN, BlisBinary, BlisError, find_build, own_release
 from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
-from blis_replay.replay.errors import ReplayError
 from blis_replay.validate.comparison.compare import compare_replay
 
 

@@ -10,14 +10,13 @@ import pytest
 from blis_runs import release_of, small_recording
 from load_levels import level
 
+from blis_replay.base.errors import ReleaseError, ReplayError
 from blis_replay.blis.closed_loop import ClosedLoop
-from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import FirstUse, LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated

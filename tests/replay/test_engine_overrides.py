@@ -10,12 +10,11 @@ from blis_runs import release_of, small_recording
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError, UnknownNameError
 from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import Behaviours, EngineConfig
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.mode import ENGINE_ARGUMENTS, EngineValue, ReplayMode, captured_sizes, parse_mode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.store import provenance_of

@@ -15,8 +15,8 @@ from typing import Any
 import executor_jobs as work
 import pytest
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.replay import executors
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.executors import Progress, map_jobs, pool_map, pool_pays
 
 Map = Callable[..., list[Any]]

@@ -10,13 +10,13 @@ import pytest
 from load_levels import level
 from recordings import make_recording
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.latency.models import CorrectedModel, FirstUse, FirstUseModel, LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.ingest.recording import UNKNOWN, Recording, Setting, SharedPrefix, Stage
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.warm_up import Stalls

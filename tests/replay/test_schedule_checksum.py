@@ -16,6 +16,7 @@ from logged import ENGINE, LATENCY, Request, logged, served, workload
 from steplog import with_step_log
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.result import SimResult
@@ -25,7 +26,6 @@ from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Recordin
 from blis_replay.ingest.rows import Scratch, no_rows, rows_of
 from blis_replay.ingest.steps.placed import place
 from blis_replay.replay.engine import replayed_engine
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import COUNTS, ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RECORDS, recorded_schedule

@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 from planted import PLANTED, Planted, planted_recording
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.observed import (
     ServerStamps,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
 from blis_replay.blis.releases.fit import CoefficientFit
 from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
@@ -15,7 +16,6 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import DataChoice, ModelFit, Options, calibrate, common_dtype, groups_of
 from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Setting
@@ -17,7 +18,6 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay_labs.planted.servers import Noise, Server, any_server, bent, run_of

@@ -13,16 +13,15 @@ from gating_cases import LARGE, SMALL, release, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blis_replay.base.errors import NothingToJudgeError, UnknownNameError
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, format_release, parse_release
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
-from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.differences import CELLS, Differences, differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, runs_json, side_of
 from blis_replay.validate.comparison.validated import validate_experiment
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.uncertainty import half_width, in_order
 

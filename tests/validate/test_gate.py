@@ -11,12 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from gating_cases import LARGE, SMALL, corrupted, release, written
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError, UnknownExperimentError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import FittedOn, format_release, parse_release
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest import overload
-from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.store import Store, open_store

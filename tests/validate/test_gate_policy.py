@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.validate.errors import PolicyError
+from blis_replay.base.errors import PolicyError
 from blis_replay.validate.gating.policy import Coverage, Policy, Ranking, Regression, load_policy, parse_policy
 
 HEAD = "schema: blis-replay/gate-policy/1\n"

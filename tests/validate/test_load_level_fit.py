@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from load_levels import TRUE, level, measured, table
 
+from blis_replay.base.errors import ValidateError
 from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.evidence import load_level
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR

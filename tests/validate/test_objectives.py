@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blis_replay.replay.errors import UnknownNameError
+from blis_replay.base.errors import UnknownNameError
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.objectives import (
     Objective,

@@ -16,9 +16,8 @@ import pytest
 from docs_generated import example_of
 
 import blis_replay.validate as br
-from blis_replay.ingest.errors import UnknownExperimentError
+from blis_replay.base.errors import UnknownExperimentError, ValidateError
 from blis_replay.validate import face
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
 from blis_replay.validate.report.svg import ON_PAPER
 from blis_replay_labs.planted.files import write_demo

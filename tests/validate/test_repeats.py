@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gating_cases import SMALL, release, written
 
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
@@ -17,7 +18,6 @@ from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.comparison.text import validation_answer
 from blis_replay.validate.comparison.validated import Validated, validate_many
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.gating.gate import gate
 
 # The same requests on a machine that took 20 % longer for each step that day, and others at half the rate.

@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.models import LatencyModel, Regime, RegimeModel
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.fit.step_errors import (
     RecordedSteps,

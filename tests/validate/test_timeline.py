@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from planted import PLANTED, Planted, planted_recording
 
+from blis_replay.base.errors import NothingToJudgeError, ValidateError
 from blis_replay.ingest.recording import (
     ITERATION_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
@@ -26,7 +27,6 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.timeline import window as module
 from blis_replay.validate.timeline.lanes import SIDES, simulated_lanes, simulated_preemptions, with_preemptions
 from blis_replay.validate.timeline.steps import (

@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 from planted import PLANTED, Planted, planted_recording
 
+from blis_replay.base.errors import ValidateError
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.timeline.viewer_files import write_timeline
 from blis_replay.validate.timeline.window import Timeline, timeline
 

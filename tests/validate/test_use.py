@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, format_release, parse_release
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER
 from blis_replay.ingest.assemble import read_recording

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from planted import PLANTED, planted_recording
 
-from blis_replay.ingest.errors import StoreError
+from blis_replay.base.errors import NothingToJudgeError, StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import list_runs, open_store, read_run
@@ -25,7 +25,6 @@ from blis_replay.validate.comparison.validated import (
     validate_experiment,
     validate_many,
 )
-from blis_replay.validate.errors import NothingToJudgeError
 
 pytestmark = pytest.mark.slow
 

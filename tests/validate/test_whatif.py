@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from blis_runs import release_of, small_recording
 
+from blis_replay.base.errors import NothingToJudgeError, ReplayError, UnknownNameError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.recording import (
@@ -23,11 +24,9 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.executors import pool_map
 from blis_replay.replay.mode import EngineOverrides
 from blis_replay.replay.prefix import sessions_of
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import parse_objectives
 from blis_replay.validate.what_if import (
     WhatIfPoint,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from blis_replay.base.errors import BAD_DATA, FAULT, INTERRUPTED, WRONG_USE
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import BAD_DATA, FAULT, INTERRUPTED, WRONG_USE, printable
 
 if TYPE_CHECKING:
     from blis_replay.validate.text.answer import Answer

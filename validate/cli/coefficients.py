@@ -83,7 +83,7 @@ def release_answer(release: CoefficientRelease) -> Answer:
     """
     import yaml
 
-    from blis_replay.blis.errors import ReleaseError
+    from blis_replay.base.errors import ReleaseError
     from blis_replay.blis.releases.release import format_release
 
     written = _folded(partial(format_release, release))

@@ -99,11 +99,11 @@ def compare_verb(
 def _two(
     store: Store, sides: tuple[str, ...], experiment: str | None, coefficients: str | None, blis_binary: str | None
 ) -> Answer:
+    from blis_replay.base.errors import NothingToJudgeError
     from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.named_sides import Choice, side_of
     from blis_replay.validate.comparison.validated import judged_replay
     from blis_replay.validate.comparison.verdict_text import below_verdicts
-    from blis_replay.validate.errors import NothingToJudgeError
 
     choice = Choice(experiment, coefficients, blis_binary)
     a, b = (side_of(store, side, choice) for side in sides)

@@ -23,8 +23,7 @@ from typing import Any
 import click
 
 from blis_replay.base.addons import addon, addons, in_labs
-from blis_replay.base.errors import BAD_DATA, FAULT, INTERRUPTED, WRONG_USE, BlisReplayError, fault_text
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import BAD_DATA, FAULT, INTERRUPTED, WRONG_USE, BlisReplayError, fault_text, printable
 
 # Under their headings, in the order of a first visit: verb -> (module, one line of help).  The command of a verb is
 # called like it, `list_verb`.

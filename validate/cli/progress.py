@@ -11,7 +11,7 @@ from typing import Protocol
 
 import click
 
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import printable
 from blis_replay.validate.cli.answers import quiet
 
 _SHOWN_EVERY_S = 0.1

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.base.addons import in_labs
-from blis_replay.base.errors import BAD_DATA
-from blis_replay.ingest.errors import counted, printable
+from blis_replay.base.errors import BAD_DATA, counted, printable
 from blis_replay.validate.cli.answers import asked_form, form_options, has_out_file, print_answer, quiet
 from blis_replay.validate.cli.options import FILE, FOLDER, complete_checks, one_experiment, store_option, verb
 from blis_replay.validate.cli.progress import progress_line
@@ -142,8 +141,8 @@ def ingest_verb(
       blis-replay ingest bench/benchmarks.json 'bench/traces*.json' --name my-run
       blis-replay ingest requests.csv --columns ttft=first_after:ms,arrival=sent:s
     """
+    from blis_replay.base.errors import RecordingError
     from blis_replay.fixtures.catalogue import profile_of
-    from blis_replay.ingest.errors import RecordingError
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
     from blis_replay.ingest.readers.discovery import sources_of
     from blis_replay.ingest.readers.formats import given_columns, input_formats, labs_formats

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from blis_replay.ingest.errors import counted
+from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Toned, table_of
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
@@ -85,7 +85,7 @@ def _package(name: str) -> Found:
 
 
 def _store(path: Path) -> Found:
-    from blis_replay.ingest.errors import IngestError
+    from blis_replay.base.errors import IngestError
     from blis_replay.ingest.store import SCHEMA_VERSION, list_experiments, open_store
 
     if not path.exists():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blis_replay.base.arrays import Bools
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
@@ -21,7 +22,6 @@ from blis_replay.validate.comparison.saturation import capacity, load_is_known, 
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.comparison.spread import Repeats, draw_errors, drawn_estimates, unsure_of
 from blis_replay.validate.comparison.warm_up import warm_up
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import (
     METRICS,
     STATISTICS,

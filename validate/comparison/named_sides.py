@@ -11,20 +11,17 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import NothingToJudgeError, ReleaseError, UnknownExperimentError, UnknownNameError
 from blis_replay.blis.releases.latency import format_latency
 from blis_replay.blis.releases.release import DELAYS, ModelEntry, bundled_releases
-from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store import RunRecord, Store, list_runs, read_run, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
 from blis_replay.validate.comparison.segments import RequestTimeline, timeline_of_recording, timeline_of_run
 from blis_replay.validate.comparison.sides import Side, StoredRun, numbers_or_reason, recording_side, replay_side
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import find_experiment, release_that_ships
 from blis_replay.validate.metrics.latency import LatencySamples, numbers_of
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps

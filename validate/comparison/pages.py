@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from blis_replay.ingest.errors import counted
+from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.arguments import argument_remarks

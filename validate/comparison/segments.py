@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.observed import CLIENT_ONLY, SPANS, server_stamps
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.observed import Selection, on_both_sides
 
 OF_SERVER = ("send to queue", "queue wait", "prefill", "decode", "delivery")

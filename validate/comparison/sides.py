@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from blis_replay.base.arrays import Bools
+from blis_replay.base.errors import ValidateError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import RunRecord
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
 from blis_replay.validate.metrics.observed import (
     Gaps,

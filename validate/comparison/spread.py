@@ -14,6 +14,7 @@ from math import hypot, sqrt
 import numpy as np
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.bundled import RECONSTRUCTIONS, redrawn
 from blis_replay.ingest.recording import RECORDED, Recording
@@ -22,7 +23,6 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.sides import recording_side
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.judgement import Draws
 from blis_replay.validate.metrics.latency import MetricStatistic, number, of_requests

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import polars as pl
 
-from blis_replay.base.errors import ExperimentError, faults_named
+from blis_replay.base.errors import ExperimentError, NothingToJudgeError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
@@ -29,7 +29,6 @@ from blis_replay.replay.store import (
 from blis_replay.validate.comparison.compare import compare_replay, light, with_draws, with_objectives, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.spread import repeats_of
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
 

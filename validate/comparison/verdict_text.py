@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from shlex import quote
 
+from blis_replay.base.errors import counted
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.comparison import Comparison

@@ -17,13 +17,13 @@ from typing import Unpack
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats
+from blis_replay.base.errors import NothingToJudgeError, ValidateError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import entry_of, has_entry
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.explain.candidates import candidates
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.fit.step_errors import predicted_us, step_targets

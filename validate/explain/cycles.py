@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.engine import Engine
-from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles, durations_us
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, RequestTrace

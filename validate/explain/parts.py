@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import ReplayError, TraceError
 from blis_replay.blis.latency.models import CorrectedModel
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.observed import recorded_delays
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.cycles import corrected_model

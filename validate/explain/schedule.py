@@ -14,12 +14,11 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.engine_packs import engine_packs
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import ReplayError, TraceError
 from blis_replay.blis.trace import RELEASE_ARGUMENTS, EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.followed import SERVED_SCHEMA, served_requests
 from blis_replay.replay.engine import replayed_engine, with_engine
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RecordedSchedule, recorded_schedule

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.validate.explain.hypothesis import Hypothesis

@@ -12,10 +12,8 @@ from math import ceil, floor
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.blis.errors import TraceError
+from blis_replay.base.errors import ReplayError, TraceError, counted
 from blis_replay.ingest.checks.stationarity import STALL_US
-from blis_replay.ingest.errors import counted
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.explain.cycles import stalled_us

@@ -15,8 +15,8 @@ from functools import cached_property, partial
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import CorrectedModel, Latency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult

@@ -13,6 +13,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import ValidateError, counted
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, PrefillBeyond, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, StepRange, Told
@@ -24,7 +25,6 @@ from blis_replay.blis.releases.release import (
     format_release,
     parse_release,
 )
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments
@@ -32,7 +32,6 @@ from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import WILDCARDS, select_experiments
 from blis_replay.validate.fit.cycle_rows import COEFFICIENTS
 from blis_replay.validate.fit.every_step import FORM, has_every_step, measure, was_recorded

@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.errors import ValidateError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.prefix_estimate import estimate_prefix
-from blis_replay.validate.errors import ValidateError
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
@@ -20,7 +21,6 @@ from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
 from blis_replay.validate.fit.minimise import losses
 from blis_replay.validate.fit.step_form import StepForm

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError, ValidateError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit, Status
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.cycle_rows import COEFFICIENTS, fit_line, rows_from_latencies, rows_from_steps
 from blis_replay.validate.fit.evidence import (
     CycleEvidence,

@@ -14,11 +14,11 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.cycle_rows import BUSY_DEPTH, mean_lengths
 from blis_replay.validate.metrics.latency import correlation
 

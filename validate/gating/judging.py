@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from blis_replay.base.errors import ExperimentError, faults_named
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ExperimentError, ReleaseError, faults_named
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording

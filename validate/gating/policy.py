@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from blis_replay.base.document import PERCENT, FieldError, Percentage, Text, read_yaml
+from blis_replay.base.errors import PolicyError
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.replay.release_file import page_of_text
-from blis_replay.validate.errors import PolicyError
 from blis_replay.validate.judgement import Judgement, Verdict, worst
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS, Metric, Statistic, of_requests
 from blis_replay.validate.metrics.uncertainty import Estimate

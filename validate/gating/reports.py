@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from blis_replay.base.errors import printable
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.errors import printable
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.comparison.verdict_text import counts_text, error_cell, judgement_json, toned
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools
+from blis_replay.base.errors import UnknownNameError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.errors import UnknownNameError
 from blis_replay.validate.metrics.latency import (
     METRICS,
     LatencySamples,

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import ValidateError
 from blis_replay.base.files import write_whole
 from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.prefix import prompt_tokens
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.html import html_text

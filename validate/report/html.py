@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import printable
 from blis_replay.ingest.tables import Cell, Table, plain
 from blis_replay.validate.text.cells import cell_text
 from blis_replay.validate.text.terminal import bar_lengths

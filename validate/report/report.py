@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from blis_replay.base.errors import ExperimentError, faults_named, require_extra
+from blis_replay.base.errors import ExperimentError, NothingToJudgeError, faults_named, require_extra
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.validated import compare_experiment
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import release_for, release_that_ships
 from blis_replay.validate.judgement import Judgement
 from blis_replay.validate.report.evidence import gather

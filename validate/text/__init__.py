@@ -1,4 +1,4 @@
 """Answers as text for a terminal.
 
-May import: ingest, validate.judgement, validate.metrics.
+May import: base.errors, ingest, validate.judgement, validate.metrics.
 """

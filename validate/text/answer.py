@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import printable
 from blis_replay.ingest.tables import Column, Table, Toned, Value, table_of, without_formulas
 from blis_replay.validate.text.cells import cell_text
 from blis_replay.validate.text.terminal import table_text, toned, wrap

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.globals import resolve_color_default
 
-from blis_replay.ingest.errors import printable
+from blis_replay.base.errors import printable
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, plain
 from blis_replay.validate.text.cells import cell_text
 

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND, totals_of_steps
-from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous, one_a_step
 from blis_replay.ingest.steps.timeline import timeline_of

@@ -9,9 +9,8 @@ from typing import Any
 
 import polars as pl
 
+from blis_replay.base.errors import ValidateError, printable
 from blis_replay.base.files import whole_file
-from blis_replay.ingest.errors import printable
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.timeline.lanes import SIDES
 from blis_replay.validate.timeline.window import Timeline
 

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from blis_replay.base.errors import NothingToJudgeError, ValidateError, counted
 from blis_replay.ingest.checks.reconstruction import CHECK
-from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics.observed import on_both_sides
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import time_text

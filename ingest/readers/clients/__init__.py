@@ -1,5 +1,5 @@
 """What load generators leave behind.
 
-May import: base, ingest.errors, ingest.readers.documents, ingest.readers.files, ingest.readers.records,
-ingest.readers.requests, ingest.recording.
+May import: base, ingest.readers.documents, ingest.readers.files, ingest.readers.records, ingest.readers.requests,
+ingest.recording.
 """

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Floats
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import (
     US_PER_MS,
     US_PER_S,

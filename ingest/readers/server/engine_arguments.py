@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import convert
 
 from blis_replay.base.document import yaml_values
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import MAX_TOKENS, finite, quoted, text, tokens, whole
 
 Argument = int | float | bool | str

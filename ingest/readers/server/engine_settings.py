@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from blis_replay.base.engine_packs import choose_pack, known_release
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, argument_value, checked_arguments

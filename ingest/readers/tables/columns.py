@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from blis_replay.base.document import nearest
-from blis_replay.ingest.errors import RecordingError, printable
+from blis_replay.base.errors import RecordingError, printable
 from blis_replay.ingest.readers.documents import quoted, text
 
 # us in one of each; a date and time of ISO 8601 says its unit itself.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ijson
 import msgspec
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import cells_of, decoded_records, json_objects, named_rows, numbered_lines
 from blis_replay.ingest.readers.tables.columns import Columns

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from recordings import make_recording
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.driver import replay
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.experiment import DEFAULT_RELEASE

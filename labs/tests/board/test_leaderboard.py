@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from recordings import make_recording
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.store import open_for_reading, open_store
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.experiment import DEFAULT_RELEASE

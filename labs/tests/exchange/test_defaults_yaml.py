@@ -9,7 +9,7 @@ import pytest
 import yaml
 from command_line import Run
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.models import Latency, Lifecycle

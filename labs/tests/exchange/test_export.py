@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from recordings import make_recording
 
+from blis_replay.base.errors import FileExistsAlreadyError, ReplayError
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.recording import ARRIVALS, Clock, Recording, SharedPrefix
 from blis_replay.ingest.rows import rows_of
-from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
 from blis_replay_labs.exchange import cli
 from blis_replay_labs.exchange.export import TARGETS, export
 

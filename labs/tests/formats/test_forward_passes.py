@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from mutations import mutated
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.rows import Scratch

@@ -8,8 +8,8 @@ from shutil import copyfile
 import polars as pl
 import pytest
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.discovery import find, only_source, sources_of
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import Stage

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from mutations import damaged, mutated
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients import vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead

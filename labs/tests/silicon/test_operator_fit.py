@@ -7,10 +7,10 @@ import pytest
 from blis_runs import release_of, small_recording
 from load_levels import measured, table
 
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.replay.driver import replay
 from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.calibrate import Options
 from blis_replay_labs.silicon.operator_fit import OperatorRows, calibrate_operators, fit_coefficients
 from blis_replay_labs.silicon.operators import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.models import Lifecycle, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 from blis_replay_labs.silicon.operators import (

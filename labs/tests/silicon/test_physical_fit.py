@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, gpu_named
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, batch_times_us
 from blis_replay.blis.releases.release import FittedOn
-from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.fit.linear import Prior, deviations
 from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalRows, fit_physical, known_architecture
 

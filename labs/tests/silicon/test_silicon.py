@@ -13,13 +13,11 @@ import pytest
 from blis_runs import release_of
 from recordings import make_recording
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import NothingToJudgeError, ReleaseError, ReplayError
 from blis_replay.blis.latency.models import durations_us
 from blis_replay.ingest.recording import Setting
 from blis_replay.replay.driver import replay
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import EngineOverrides
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.what_if import what_if, whatif_answer
 from blis_replay_labs.silicon.operators import OperatorModel
 from blis_replay_labs.silicon.tabulate import Deployment, prompts_of, silicon_release, system_named, tabulate

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from blis_replay.base.errors import NothingToJudgeError, ValidateError
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
@@ -18,7 +19,6 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import Finding, Setting, SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics.observed import Observed
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.files import write_experiment

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import make_recording
 
+from blis_replay.base.errors import ReplayError
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import LoadProfile, Recording, SharedPrefix, Stage
 from blis_replay.replay.declared import declared_requests
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode, parse_mode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.prefix_estimate import cached_tokens

@@ -6,10 +6,10 @@ import polars as pl
 import pytest
 from blis_runs import release_of, small_recording
 
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
-from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import parse_objectives
 from blis_replay_labs.synthetic.load_search import find_most, highest, load_answer
 

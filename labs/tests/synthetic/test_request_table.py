@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blis_replay.base.errors import RecordingError, ReplayError, UnknownNameError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import Behaviours, EngineConfig
-from blis_replay.ingest.errors import RecordingError
-from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay_labs.synthetic.request_table import RequestTableError, read_request_table
 from blis_replay_labs.synthetic.simulation import (
     Simulation,

@@ -10,10 +10,10 @@ import pytest
 from builders import aggregates, recording, requests, steps, write_events
 from other_forms import write_experiment
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.ledger import JOURNEYS, SENT, entries
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.overload import overloaded
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
 from blis_replay.ingest.rows import rows_of

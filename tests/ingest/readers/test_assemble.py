@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 from pack import h100_folders
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.server.engine_settings import GivenArguments

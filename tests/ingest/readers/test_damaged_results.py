@@ -17,7 +17,7 @@ from test_reader_guidellm import WHOLE
 from test_reader_inference_perf_requests import record
 from test_reader_vllm_bench import result
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients import aiperf, guidellm, inference_perf, vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead

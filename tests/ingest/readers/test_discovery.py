@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.discovery import Source, find, only_source, sources_of
 
 TRACE = (

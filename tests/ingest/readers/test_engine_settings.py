@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_defaults import Machine, gpu_gib_of
 from blis_replay.ingest.readers.server.engine_settings import (

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile, Tally, lines
 from blis_replay.ingest.readers.records import json_objects

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from otlp_trees import documents
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces

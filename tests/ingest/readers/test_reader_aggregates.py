@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from mutations import damaged, mutated
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients.inference_perf import count_of, read_aggregates
 from blis_replay.ingest.readers.files import RecordedFile
 

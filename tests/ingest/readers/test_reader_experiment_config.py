@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack import h100_folders
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.experiment_config import declared_load, read_experiment_config, read_load_config
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.tables.tracev2 import read_header, read_requests, with_chunks
 

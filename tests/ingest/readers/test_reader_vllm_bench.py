@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from step_log import step_log_requests
 
-from blis_replay.ingest.errors import RecordingError
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients import vllm_bench
 from blis_replay.ingest.readers.clients.vllm_bench import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile

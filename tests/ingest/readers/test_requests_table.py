@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.files import RecordedFile
