@@ -1,4 +1,4 @@
-"""The file of a recording, written by its own thread: gzipped JSON lines (``docs/recorder.md``).
+"""The file of a recording, written by its own thread: gzipped JSON lines (``docs/record.md``).
 
 The engine only appends to a bounded buffer; records that do not fit are dropped and counted.  Every half second
 becomes a gzip member that ends with counters.  So a server may be killed at any time, as vLLM kills its engine at
@@ -45,7 +45,7 @@ _CONFIGURATIONS = ("scheduler_config", "cache_config", "parallel_config", "specu
 
 
 def facts_of(scheduler: Any) -> dict[str, Any]:
-    """The header of a file, as JSON has it: see ``docs/recorder.md``."""
+    """The header of a file, as JSON has it: see ``docs/record.md``."""
     config = getattr(scheduler, "vllm_config", None)
     pool = _at(scheduler, "kv_cache_manager.block_pool")
     found = {name: _plain(_at(config, place)) for name, place in _SETTINGS.items()}

@@ -23,14 +23,9 @@ from blis_replay.validate.metrics import latency as metrics
 
 
 def checks() -> list[str]:
-    """One section per instrument check: what it measures, and its thresholds with the reason."""
-    rows = [f"| [`{check.name}`](#{check.name}) | {cell(check.measures)} |" for check in CHECKS]
-    sections = [
-        line
-        for check in CHECKS
-        for line in ("", f"### {check.name}", "", f"Measures {check.measures}.", "", f"Threshold: {check.rule}.")
-    ]
-    return ["| check | measures |", "|---|---|", *rows, *sections]
+    """One row per instrument check: what it measures, and its thresholds with the reason."""
+    rows = [f"| `{check.name}` | {cell(check.measures)} | {cell(check.rule)} |" for check in CHECKS]
+    return ["| check | measures | thresholds |", "|---|---|---|", *rows]
 
 
 def metric_definitions() -> list[str]:
@@ -49,10 +44,12 @@ def replay_modes() -> list[str]:
 
 
 def commands() -> list[str]:
-    """The help of every verb."""
+    """Options before every verb and common ones, as the help of the program has them, and the help of every verb."""
     settings = cli.context_settings
     top = click.Context(cli, info_name="blis-replay", max_content_width=80, terminal_width=80, **settings)
-    return [line for verb in _verbs(cli, top) for line in _help_of(verb)]
+    options = [part for part in top.get_help().split("\n\n") if part.startswith(("Options:", "Common options"))]
+    common = "\n\n".join(options).splitlines()
+    return ["", "```text", *common, "```", *(line for verb in _verbs(cli, top) for line in _help_of(verb))]
 
 
 def public_functions() -> list[str]:
@@ -92,9 +89,12 @@ def _verbs(group: click.Group, context: click.Context) -> Iterator[click.Context
 
 
 def _help_of(verb: click.Context) -> list[str]:
+    """As ``--help`` prints it; of a verb of the labs without examples and options, which its ``--help`` has."""
     with verb:
-        text = verb.get_help()
-    return ["", f"## {verb.command_path}", "", "```text", *(line.rstrip() for line in text.splitlines()), "```"]
+        text = "\n".join(line.rstrip() for line in verb.get_help().splitlines())
+    if (verb.command.callback or _help_of).__module__.startswith("blis_replay_labs"):
+        text = "\n\n".join(text.split("\n\n")[:2])
+    return ["", f"## {verb.command_path}", "", "```text", *text.splitlines(), "```"]
 
 
 def _first_line(function: Callable[..., object]) -> str:

@@ -28,39 +28,31 @@ ROOT = Path(__file__).parents[1]
 
 # Section of the navigation -> its pages in the order of a first visit, and how many words each may have.
 NAVIGATION: dict[str, dict[str, int]] = {
-    "Pages to be merged": {
-        "docs/attribution.md": 2561,
-        "docs/calibration.md": 4909,
-        "docs/checks.md": 1908,
-        "docs/cookbook.md": 2163,
-        "docs/engine.md": 2881,
-        "docs/gating.md": 1633,
-        "docs/install.md": 453,
-        "docs/json.md": 4538,
-        "docs/judgement.md": 1059,
-        "docs/load-generators.md": 3489,
-        "docs/metrics.md": 1243,
-        "docs/physical.md": 1977,
-        "docs/python.md": 1327,
-        "docs/recorder.md": 1951,
-        "docs/report.md": 817,
-        "docs/terminal.md": 908,
-        "docs/timeline.md": 671,
-        "docs/whatif.md": 261,
-        "docs/your-recording.md": 2435,
-    },
     "Start": {
-        "docs/quick-start.md": 1624,
-        "docs/case-study.md": 1806,
+        "docs/index.md": 450,
+        "docs/quick-start.md": 900,
+        "docs/your-server.md": 1_700,
+        "docs/release-in-ci.md": 1_300,
+        "docs/case-study.md": 950,
     },
-    "Guides": {},
+    "Guides": {
+        "docs/verdict.md": 1_700,
+        "docs/cause.md": 1_900,
+        "docs/trust.md": 2_000,
+        "docs/fit.md": 2_000,
+        "docs/what-if.md": 1_400,
+        "docs/compare.md": 1_300,
+        "docs/record.md": 1_200,
+    },
     "Reference": {
-        "docs/commands.md": 7729,
-        "docs/formats.md": 4164,
+        "docs/commands.md": 3_600,
+        "docs/formats.md": 1_900,
+        "docs/json-and-python.md": 1_100,
+        "docs/how-it-works.md": 1_750,
     },
 }
 # Pages that are no part of the site: the entrance, and those for contributors.
-BESIDE = {"README.md": 1_300, "ARCHITECTURE.md": 1_300, "CONTRIBUTING.md": 1_000, "SECURITY.md": 500}
+BESIDE = {"README.md": 1_000, "ARCHITECTURE.md": 1_300, "CONTRIBUTING.md": 1_000, "SECURITY.md": 500}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The scheduling kernel: vLLM V1 over arrays, compiled.
 
-Each module implements sections of the scheduler's semantics (docs/engine.md):
+Each module implements sections of the scheduler's semantics (research/engine.md):
 
 - ``state``: what a run is made of.
 - ``free_queue``, ``pool``: blocks, eviction and prefix cache (sections 4 and 6).

@@ -1,4 +1,4 @@
-"""The step log that ``blis-replay record`` has a server write: every engine step and every arrival (docs/recorder.md).
+"""The step log that ``blis-replay record`` has a server write: every engine step and every arrival (docs/record.md).
 
 The first line is a header, each other one an array that begins with its kind.  Times are ns of the monotonic clock
 since the header's ``started``.  A log that breaks off is read as far as it goes; every member of it ends with counters.

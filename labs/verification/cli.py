@@ -90,7 +90,7 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdict
 
     With --verdicts the intervals of `validate` and `gate` are checked: 42 noisy servers with 120, 400 and 1,200
     requests are judged with simulators whose true error is known. It fails where a verdict is wrong, or missing, more
-    often than docs/judgement.md allows.
+    often than docs/how-it-works.md allows.
 
     \b
     Examples:

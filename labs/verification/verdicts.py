@@ -299,7 +299,7 @@ def _median(values: Floats) -> float:
 
 
 def verdict_rows(seed: int, quick: bool, progress: Progress | None = None) -> list[VerificationRow]:
-    """The bars of the judgement (docs/judgement.md), measured; ``quick``: a tenth of the recordings."""
+    """The bars of the judgement (docs/how-it-works.md), measured; ``quick``: a tenth of the recordings."""
     servers, draws = (_QUICK_SERVERS, _QUICK_DRAWS) if quick else (_SERVERS, _DRAWS)
     jobs = [(size, noisy) for size in SIZES for noisy in noisy_servers(seed, servers, size)]
     answers = map_jobs(partial(judged, draws=draws), [noisy for _, noisy in jobs], progress=progress)

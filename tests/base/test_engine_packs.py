@@ -87,7 +87,7 @@ def test_what_the_engine_takes_from_a_release() -> None:
 
 
 def test_a_pack_names_the_arguments_that_are_not_simulated() -> None:
-    """In use, or with a value; the oracle's runs of 0.11.0 and 0.12.0 show both (`docs/engine.md`)."""
+    """In use, or with a value; the oracle's runs of 0.11.0 and 0.12.0 show both (`research/engine.md`)."""
     given = {"speculative_config": "method=ngram", "enable_chunked_prefill": False, "scheduling_policy": "priority"}
     named = [line.split(":")[0] for line in choose_pack("0.11.0").pack.not_simulated(given)]
     assert named == ["speculative_config", "enable_chunked_prefill=False", "scheduling_policy=priority"]

@@ -101,7 +101,7 @@ def test_equal_to_each_release(pack: EnginePack) -> None:
 
 def test_the_page_of_the_engine_has_the_table() -> None:
     """`python scripts/recorded_schedules.py table` prints it."""
-    assert table() in (Path(__file__).parents[2] / "docs" / "engine.md").read_text("utf-8")
+    assert table() in (Path(__file__).parents[2] / "docs" / "how-it-works.md").read_text("utf-8")
 
 
 def how_to_see(release: str, name: str) -> str:

@@ -53,8 +53,8 @@ def test_json_has_the_documented_form(run: Run) -> None:
 
 @pytest.mark.heavy
 def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Path, made_fit: Path) -> None:
-    """The steps of docs/gating.md in a repository as it describes, but for those that install."""
-    (block,) = re.findall(r"```yaml\n(name: .*?)```", (_DOCS / "gating.md").read_text("utf-8"), re.DOTALL)
+    """The steps of docs/release-in-ci.md in a repository as it describes, but for those that install."""
+    (block,) = re.findall(r"```yaml\n(name: .*?)```", (_DOCS / "release-in-ci.md").read_text("utf-8"), re.DOTALL)
     job = yaml.safe_load(block)["jobs"]["gate"]
     commands = [step["run"] for step in job["steps"] if "run" in step and step["name"] != "Install"]
     assert len(commands) == 4

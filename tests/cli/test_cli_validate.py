@@ -214,7 +214,7 @@ def _schedules() -> list[dict[str, object]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("calibrated")
 def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run) -> None:
-    """docs/json.md names each field in back quotes; a single name there that is no field is a value."""
+    """docs/schema.json names each field in back quotes; a single name there that is no field is a value."""
     bundled = run("validate", "--experiment", "34b-general", "--by-stage", "--json").json
     recorded = run("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
     queueing = run(

@@ -28,7 +28,7 @@ from blis_replay.ingest.readers.clients import guidellm
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 
-PAGE = (Path(__file__).parents[2] / "docs" / "load-generators.md").read_text("utf-8").splitlines()
+PAGE = (Path(__file__).parents[2] / "research" / "load-generators.md").read_text("utf-8").splitlines()
 
 # Run -> the token layout that its stamps have.
 LAYOUTS = {

@@ -1,23 +1,32 @@
-"""docs/json.md against answers: the fields that a section names, and those of a document."""
+"""docs/schema.json against answers: the fields that it describes for a command, and those of a document."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
 
-_PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+from schemas import SCHEMA
+
 # Mappings whose keys are free: coefficients, reasons, engine arguments.
 FREE = ("measured", "excluded", "not_judged", "engine", "basis", "delays")
 
 
-def documented(verb: str, *, first_column: bool = False) -> set[str]:
-    """The names in back quotes of the section about a verb's JSON; ``first_column``: fields, without values."""
-    section = _PAGE.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n## ")[0]
-    if first_column:
-        section = " ".join(line.split("|")[1] for line in section.splitlines() if "|" in line)
-    named = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
+def documented(command: str, *, first_column: bool = False) -> set[str]:
+    """The names in the description of a command's JSON; ``first_column``: fields, without those that texts name."""
+    entry = SCHEMA["x-fields"][command]
+    fields, texts = zip(*_leaves(entry["fields"]), strict=True)
+    said = [] if first_column else re.findall(r"`([^`]+)`", " ".join([entry.get("description", ""), *texts]))
+    named = set(re.findall(r"[a-z_0-9]+", " ".join([*fields, *said])))
     return named if first_column else named | {"schema", "version"}  # of every document
+
+
+def _leaves(fields: Mapping[str, str | Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    """Each field with its text; a mapping among them groups the fields of a part of the document."""
+    for name, text in fields.items():
+        if isinstance(text, str):
+            yield name, text
+        else:
+            yield from _leaves(text)
 
 
 def fields_of(value: object, free: Collection[str] = ()) -> set[str]:

@@ -14,7 +14,7 @@ from blis_replay.base.errors import PolicyError
 from blis_replay.validate.gating.policy import Coverage, Policy, Ranking, Regression, load_policy, parse_policy
 
 HEAD = "schema: blis-replay/gate-policy/1\n"
-DOCS = Path(__file__).parents[2] / "docs" / "gating.md"
+DOCS = Path(__file__).parents[2] / "docs" / "release-in-ci.md"
 
 
 def test_every_field_may_be_left_out_and_the_defaults_are_those_of_the_documents() -> None:

@@ -114,7 +114,7 @@ def test_what_there_is_and_what_is_wrong_with_it(store: Path) -> None:
 
 
 def test_what_is_public_is_documented_and_nothing_else_is() -> None:
-    """Each function has a docstring and a line in docs/python.md."""
+    """Each function has a docstring and a line in docs/json-and-python.md."""
     assert br.__all__ == sorted(br.__all__)
     functions = {
         name
@@ -122,7 +122,7 @@ def test_what_is_public_is_documented_and_nothing_else_is() -> None:
         if isfunction(f) and f.__module__ == face.__name__ and not name.startswith("_")
     }
     assert functions == set(br.__all__)
-    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "json-and-python.md").read_text("utf-8")
     for name in br.__all__:
         assert getdoc(getattr(br, name))
         assert f"| `br.{name}` |" in page

@@ -213,7 +213,7 @@ def coefficients_option(command: Command) -> Command:
 
 def gpu_file_option(command: Command) -> Command:
     """``--gpu-file`` as ``gpu_file``: datasheets of GPUs that do not ship."""
-    help_text = "YAML with datasheets of other GPUs (docs/physical.md)."
+    help_text = "YAML with datasheets of other GPUs (docs/fit.md)."
     return click.option("--gpu-file", type=FILE, metavar="FILE", help=help_text)(command)
 
 

@@ -1,4 +1,4 @@
-"""Gate policies: what a coefficient release must show before it is used (docs/gating.md), and what a gate found.
+"""Gate policies: what a coefficient release must show before it is used (docs/release-in-ci.md), and what a gate found.
 
 A policy is a YAML text under version control, read as strictly as a release: an unknown
 field, a percentage without its sign, a metric that does not exist are refused.  Every
