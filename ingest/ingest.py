@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blis_replay.base.addons import addons
-from blis_replay.base.errors import RecordingError, counted
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 class IngestOutcome:
     """What an ingest did, in numbers.
 
-    ``rejected``: records that could not be used; ``not_read``: spans of unknown names; ``bytes``: of all files.
+    ``rejected``: records that could not be used; ``bytes``: of all files.
     ``engine_given_before``: file and names of engine arguments that an earlier ingest was given and this one reuses.
     ``left_out``: directories beside this one with recorded files that belong to no experiment.  ``not_used``: files
     that were named, or have requests, and are not read, with the reason.
@@ -53,7 +52,6 @@ class IngestOutcome:
     iterations: int
     findings: int
     rejected: int
-    not_read: str
     bytes: int
     seconds: float
     engine_given_before: str = ""
@@ -191,24 +189,11 @@ def _unchanged(
     if counts is None:
         return None
     kept = {name: value for name, value in asdict(counts).items() if name in _KEPT_COUNTS}
-    return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, not_read=not_read(counts.missing), **kept)
+    return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, **kept)
 
 
 _KEPT_COUNTS = ("alias", "requests", "steps", "iterations", "findings", "rejected", "bytes")
-_UNREAD_SPANS = re.compile(r"(\d+) spans '(.*)' of scope '.*': not read")
 _MOST_NAMES = 12
-
-
-def not_read(missing: Sequence[str]) -> str:
-    """Spans of unknown names in what a recording lacks: ``12 spans (Load model, 2 Worker init)``."""
-    names = Counter[str]()
-    for match in filter(None, map(_UNREAD_SPANS.fullmatch, missing)):
-        names[match[2]] += int(match[1])
-    if not names:
-        return ""
-    listed = [f"{count:,} {name}" if count > 1 else name for name, count in names.most_common()]
-    more = [f"{len(listed) - _MOST_NAMES} more names"] if len(listed) > _MOST_NAMES else []
-    return f"{counted(names.total(), 'span')} ({', '.join([*listed[:_MOST_NAMES], *more])})"
 
 
 @cache
@@ -251,7 +236,6 @@ def _outcome(recording: Recording, outcome: WriteOutcome, seconds: float) -> Ing
         steps=recording.steps.height,
         iterations=recording.iterations.height,
         findings=len(recording.findings),
-        not_read=not_read(recording.missing),
         rejected=sum(file.rejected_count for file in recording.files),
         bytes=sum(file.bytes for file in recording.files),
         seconds=seconds,

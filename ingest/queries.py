@@ -100,7 +100,7 @@ SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
        (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
        (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
-       ground_truth, content_hash, read_by, missing
+       ground_truth, content_hash, read_by
 FROM experiments e WHERE slug = ?
 """
 

@@ -160,8 +160,8 @@ def is_stored_experiment(store: Store, slug: str) -> bool:
 class StoredCounts:
     """What an experiment that was ingested before has.
 
-    ``rejected``: records, ``bytes``: of all its files; ``missing``: what it lacks, in words; ``read_by``: hash of the
-    program that read its files, None if it has none.
+    ``rejected``: records, ``bytes``: of all its files; ``read_by``: hash of the program that read its files, None if it
+    has none.
     """
 
     alias: str
@@ -174,13 +174,12 @@ class StoredCounts:
     ground_truth: GroundTruth
     content_hash: str
     read_by: str | None
-    missing: tuple[str, ...]
 
 
 def stored_counts(store: Store, slug: str) -> StoredCounts | None:
     """What is stored of a slug; ``None`` if nothing is."""
     row = first_row(store.connection, queries.STORED_COUNTS, [slug])
-    return None if row is None else replace(StoredCounts(*row), missing=tuple(json.loads(row[-1])))
+    return None if row is None else StoredCounts(*row)
 
 
 def stored_unchanged(store: Store, slug: str, content_hash: str, read_by: str) -> StoredCounts | None:

@@ -190,10 +190,9 @@ def outcome_lines(outcome: IngestOutcome) -> list[str]:
     """What an ingest did, and below it what it took from earlier ones or left out."""
     iterations = f"{counted(outcome.iterations, 'iteration')}, " if outcome.iterations else ""
     rejected = f", {counted(outcome.rejected, 'record')} rejected" if outcome.rejected else ""
-    unread = f"; not read: {printable(outcome.not_read)}" if outcome.not_read else ""
     lines = [
         f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {counted(outcome.requests, 'request')}, "
-        f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}{unread}; "
+        f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}; "
         f"{outcome.seconds:.1f} s"
     ]
     if outcome.engine_given_before:
