@@ -16,6 +16,7 @@ from blis_replay.blis.latency.models import CorrectedModel
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.observed import recorded_delays
+from blis_replay.replay.prefix import prefix_identity
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.cycles import corrected_model
 from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis, Replayed
@@ -177,6 +178,8 @@ def _fitted(server: Replayed) -> list[Hypothesis] | None:
             continue
         also, (remedy, command) = _as_well(fit, part), server.calibrate()
         unlike = _unlike_a_step(recording, trial, fit) if part is _STEP_TIME else ""
+        if unlike == PREFIX_CACHE:  # a fit to it would make prefill too cheap
+            remedy, command = "of what was recorded see", server.segments
         if unlike:
             also, remedy = (*also, unlike), f"to be sure record {_DECIDES[unlike]}; {remedy}"
         elif also:
@@ -186,7 +189,9 @@ def _fitted(server: Replayed) -> list[Hypothesis] | None:
     return found
 
 
+PREFIX_CACHE = "prefix cache"
 _DECIDES = {
+    PREFIX_CACHE: "cached tokens in the server's usage, or restart the server before",
     "prompt lengths": "the usage that the server sends",
     "speculative decoding": "the server's start-up log (speculative_config)",
 }
@@ -194,6 +199,10 @@ _DECIDES = {
 
 def _unlike_a_step(recording: Recording, trial: Trial, fit: Fit) -> str:
     """What a client cannot tell from another step time; empty where it can."""
+    caching = recording.engine.get("enable_prefix_caching")
+    unknown = recording.requests["cached_prompt_tokens"].null_count() and prefix_identity(recording) is None
+    if fit.costs.line_ns[PREFILL_COST] < 0 and unknown and (caching is None or caching.value):
+        return PREFIX_CACHE
     if fit.equal and fit.equal[0] == (PREFILL_COST, frozenset({PREFILL_COST})) and fit.before < MAX_MISCOUNT:
         return "prompt lengths"
     sped_up = float(np.nanmean(trial.difference_as_is[1])) > SPED_UP and fit.left > SCATTER * fit.before

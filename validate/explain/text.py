@@ -54,7 +54,8 @@ def advice_of(attribution: Attribution) -> list[Advice]:
         lost += [] if attribution.steps_off is None else [_steps_off(attribution.steps_off)]
         return [Advice(sentence) for sentence in lost]
     if named := blames(attribution):
-        return [_explained(attribution, blame) for blame in named]
+        told: set[tuple[str, bool]] = set()
+        return [_explained(attribution, blame, told) for blame in named]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in MEANS):
         return [Advice("no mean was observed, so there is no error to explain")]
     return [Advice("no mean is off by 1 % or more: there is nothing to blame")]
@@ -138,8 +139,11 @@ def _known(value: float) -> float | None:
     return None if isnan(value) else value
 
 
-def _explained(attribution: Attribution, blame: Blame) -> Advice:
-    """How much, by what, and what else adds to it or hides a part of it."""
+def _explained(attribution: Attribution, blame: Blame, told: set[tuple[str, bool]]) -> Advice:
+    """How much, by what, and what else adds to it or hides a part of it.
+
+    ``told``: reasons that an earlier sentence gave with their remedies; those of this one are added.
+    """
     off = f"{blame.metric} is {predicted(blame.error)}"
     off += _uncertainty(attribution, attribution.error[blame.quantity], blame.quantity, ", {}")
     if blame.cause is None:
@@ -149,9 +153,14 @@ def _explained(attribution: Attribution, blame: Blame) -> Advice:
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
     causes = (blame.cause, *blame.beside)
-    points = "; and ".join(_points(attribution, cause, blame) for cause in causes)
+    reasons = {(cause.component.name, _is_less(attribution, cause, blame)): cause for cause in causes}
+    new = [cause for reason, cause in reasons.items() if reason not in told]
+    told.update(reasons)
+    points = "; and ".join(_points(attribution, cause, blame, with_reason=cause in new) for cause in causes)
     # A command comes last: then it stands on a line of its own, as it can be given.
-    remedies = {cause.component.advice: cause.component for cause in causes}
+    remedies = {cause.component.advice: cause.component for cause in new}
+    if not remedies:
+        return Advice(f"{off}; {points}")
     *others, last = sorted(remedies.values(), key=lambda component: bool(component.command))
     said = [off, points, *(component.advice for component in others)]
     if not last.command:
@@ -167,16 +176,20 @@ def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str
     return form.format(f"within its uncertainty of {f'±{percent:.1f}' if percent < 100 else 'over 100'} %")
 
 
-def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
+def _is_less(attribution: Attribution, cause: Cause, blame: Blame) -> bool:
+    return attribution.part(cause, blame.quantity).value_us < 0
+
+
+def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason: bool) -> str:
     """The part of an error that is a cause's, and why."""
     component, part = cause.component, attribution.part(cause, blame.quantity)
-    why = component.less if component.less and part.value_us < 0 else component.why
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
     other_way = blame.cause is not None and attribution.part(blame.cause, blame.quantity).value_us * part.value_us < 0
     points = 100 * abs(part.value_us) / attribution.observed_us[blame.quantity]
     share = f"{points:.1f} points{_uncertainty(attribution, part, blame.quantity, ' ({})')}"
     come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
-    return f"{come}: {why}"
+    why = component.less if component.less and _is_less(attribution, cause, blame) else component.why
+    return f"{come}: {why}" if with_reason else come
 
 
 def _head(attribution: Attribution) -> Block:
