@@ -36,7 +36,7 @@ from blis_replay.validate.experiment import (
 )
 from blis_replay.validate.explain.attribute import attribute as attributed
 from blis_replay.validate.explain.text import attribution_answer
-from blis_replay.validate.fit.calibrate import Options, recorded_experiments
+from blis_replay.validate.fit.calibrate import Options, training_recordings
 from blis_replay.validate.fit.calibrate import calibrate as calibrated
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.fit.text import calibration_answer
@@ -251,13 +251,13 @@ def calibrate(
     Example: ``br.calibrate("mine", out="mine.yaml").frame``
     """
     with open_for_reading(_store(store)) as opened:
-        recordings = [read_stored(opened, slug) for slug in recorded_experiments(opened, names)]
+        recordings, left_out = training_recordings(opened, names)
     release, fits = calibrated(recordings, Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR)))
     written = force or not any(fit.missed for fit in fits)
     if written:
         write_whole(out, format_release(release))
     again = given_options(str(out), _store(store))
-    return calibration_answer(str(out), fits, recordings, again, written=written)
+    return calibration_answer(str(out), fits, recordings, again, written=written, left_out=left_out)
 
 
 def gate(

@@ -33,10 +33,10 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.replay.summary import of_aggregates
-from blis_replay.validate.fit.calibrate import Data
 from blis_replay.validate.fit.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
 from blis_replay.validate.fit.evidence import is_load_level, rows_from_levels
 from blis_replay.validate.fit.linear import Prior, fit_costs, soft_l1
+from blis_replay.validate.fit.refused import Data
 from blis_replay.validate.fit.scores import served
 from blis_replay.validate.metrics.observed import on_both_sides
 

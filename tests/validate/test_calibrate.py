@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +11,25 @@ import pytest
 
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
-from blis_replay.blis.releases.fit import CoefficientFit
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
 from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
 from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.fit.calibrate import DataChoice, ModelFit, Options, calibrate, common_dtype, groups_of
+from blis_replay.validate.fit.calibrate import (
+    ModelFit,
+    Options,
+    calibrate,
+    common_dtype,
+    groups_of,
+    training_recordings,
+)
 from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
+from blis_replay.validate.fit.refused import DataChoice, refuse_impossible, why_not_fitted
 from blis_replay.validate.fit.text import calibration_answer
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.files import write_experiment
@@ -259,4 +270,72 @@ def test_what_a_check_calls_unusable_is_not_fitted_to(busy: Recording, data: Dat
     with pytest.raises(ValidateError, match=f"{metric} unusable \\(clocks: 3 requests end before they begin"):
         fitted(broken, data)
     other: DataChoice = "steps" if data == "latencies" else "latencies"
+    assert why_not_fitted(broken, other) is None
     assert [kind for _, kind in fitted(broken, other, split=(1.0, 1.0)).used] == [other]
+
+
+def test_latencies_of_an_overloaded_run_are_not_fitted_to_and_its_steps_may_be(busy: Recording) -> None:
+    overloaded = replace(busy, findings=(Finding("overloaded", "note", "", "the queue grows"),))
+    for data in ("auto", "latencies"):
+        with pytest.raises(ValidateError, match=r"overloaded: .* leave it out, or fit with --from steps"):
+            fitted(overloaded, data)
+    assert why_not_fitted(overloaded, "steps") is None
+
+
+def test_nothing_is_fitted_to_what_contradicts_itself(busy: Recording) -> None:
+    """A finding without a metric: all of the recording is in doubt."""
+    contradicted = replace(busy, findings=(Finding("ledger", "unusable", "", "client 100, server 118 requests"),))
+    assert all(why_not_fitted(contradicted, data) for data in ("auto", "steps", "latencies"))
+
+
+def test_a_first_token_that_waits_for_the_output_is_none(busy: Recording) -> None:
+    """As a reasoning model streams: half of the tokens have no event, at 10 ms each."""
+    import polars as pl
+
+    outputs = pl.Series("output_tokens", np.arange(busy.requests.height) % 97 + 20)
+    sent = busy.requests.frame().with_columns(outputs, ttft_us=pl.lit(50_000) + outputs * 5_000)
+    why = why_not_fitted(replace(busy, requests=rows_of(sent)), "auto")
+    assert why is not None and "correlation 1.00" in why
+    assert why_not_fitted(busy, "auto") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "us", "hardware", "dtype", "refused"),
+    [
+        # 33.7 billion parameters, 67 GFLOP a token: 34 us on two H100s with 16 bits, 17 with 8.
+        ("per_prefill_token", 2.8, "H100-SXM", "bfloat16", True),
+        ("per_prefill_token", 20.0, "H100-SXM", "bfloat16", True),
+        ("per_prefill_token", 20.0, "H100-SXM", None, False),
+        ("per_prefill_token", 2.8, None, None, True),
+        ("per_prefill_token", 20.0, None, None, False),
+        ("pre_queue", 1_858_000.0, None, None, True),
+        ("pre_queue", 80_000.0, None, None, False),
+    ],
+)
+def test_coefficients_of_no_server_are_refused(
+    busy: Recording, name: str, us: float, hardware: str | None, dtype: str | None, refused: bool
+) -> None:
+    engine = busy.engine | {"tensor_parallel_size": Setting(2, "file")}
+    engine |= {"dtype": Setting(dtype, "file")} if dtype else {}
+    model = "codellama/CodeLlama-34b-Instruct-hf"
+    served = replace(busy, model=model, tensor_parallelism=None, hardware=hardware, engine=engine)
+    fit = CoefficientFit(name, us, us, us, "fitted", "")
+    record = FitRecord("line", 1.0, 1.0, "synchronous", "not told apart", "", (fit,), ())
+    with pytest.raises(ValidateError, match="no release") if refused else nullcontext():
+        refuse_impossible(record, [served])
+    refuse_impossible(replace(record, coefficients=(replace(fit, status="prior"),)), [served])
+
+
+def test_a_pattern_skips_what_may_not_be_fitted_to_and_says_so(tmp_path: Path) -> None:
+    """By name it is refused, by a pattern it is left out."""
+    served = {"run-growing": 200.0, "run-served": 16.0}  # requests/s; some 80 can be served
+    for name, rate in served.items():
+        stage = Stage(0, rate, 10_000_000)
+        write_experiment(generate(replace(BUSY, slug=name, stages=(stage,))), tmp_path / name)
+        ingest_source(tmp_path / "store.duckdb", tmp_path / name)
+    with open_store(tmp_path / "store.duckdb") as store:
+        named, _ = training_recordings(store, list(served))
+        matched, left_out = training_recordings(store, ["run-*"])
+    assert [recording.slug for recording in named] == list(served)
+    assert [recording.slug for recording in matched] == ["run-served"]
+    assert [why.split(":")[0] for why in left_out] == ["run-growing"]

@@ -96,18 +96,18 @@ def calibrate_verb(
     """
     from blis_replay.base.addons import needed_addon
     from blis_replay.blis.releases.release import format_release
-    from blis_replay.ingest.store import open_for_reading, read_stored
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release, refuse_other_file
     from blis_replay.replay.simulator import model_of
     from blis_replay.validate.experiment import given_options
-    from blis_replay.validate.fit.calibrate import Options, calibrate, recorded_experiments
+    from blis_replay.validate.fit.calibrate import Options, calibrate, training_recordings
     from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
     from blis_replay.validate.fit.text import calibration_answer
 
     if not names:
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 34b-general --out mine.yaml`")
     with open_for_reading(store_path) as store:
-        recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
+        recordings, left_out = training_recordings(store, names, data)  # type: ignore[arg-type]  # click checked it
     if not force:  # said before the fit, which takes a while
         refuse_other_file(out, name or out.stem, [model_of(recording) for recording in recordings])
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed, window)  # type: ignore[arg-type]  # click checked it
@@ -125,7 +125,7 @@ def calibrate_verb(
     if written:
         write_whole(out, format_release(release))
     again = given_options(str(out), store_path)
-    return print_answer(calibration_answer(str(out), fits, recordings, again, written=written))
+    return print_answer(calibration_answer(str(out), fits, recordings, again, written=written, left_out=left_out))
 
 
 @verb("gate")

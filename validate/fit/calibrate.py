@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from blis_replay.blis.releases.release import (
 )
 from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
-from blis_replay.ingest.store import Store, list_experiments
+from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import model_of
@@ -56,12 +56,18 @@ from blis_replay.validate.fit.model_fit import (
     line_start,
     prior_for,
 )
+from blis_replay.validate.fit.refused import (
+    DATA_WORDS,
+    Data,
+    DataChoice,
+    refuse_impossible,
+    used_data,
+    why_not_fitted,
+)
 from blis_replay.validate.fit.scores import Edges, first_use_of, missed, part_scores, with_stalls
 from blis_replay.validate.fit.step_form import PREFILL, StepForm
 from blis_replay.validate.metrics.resampling import SEED
 
-Data = Literal["steps", "latencies"]
-DataChoice = Literal["auto", "steps", "latencies"]
 Split = tuple[float, float]
 
 # Fit to the first 60 %, choose by the next 20 %, test on the last 20 %.
@@ -108,19 +114,26 @@ class ModelFit:
     remarks: tuple[str, ...] = ()
 
 
-def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
-    """As ``select_experiments``; of what a pattern matches, single requests without overload only, if there are some.
+def training_recordings(
+    store: Store, selectors: Sequence[str], data: DataChoice = "auto"
+) -> tuple[list[Recording], list[str]]:
+    """The recordings that ``select_experiments`` gives, and in words what of them is left out.
 
+    Of what a pattern matches, recorded requests only, and nothing that may not be fitted to, if anything else is left.
     Raises ``UnknownExperimentError`` as that does.
     """
-    slugs: list[str] = []
+    chosen: dict[str, Recording] = {}
+    left_out: dict[str, str] = {}
     for selector in selectors:
-        matched = select_experiments(store, [selector])
-        rows = [row for row in list_experiments(store) if row.slug in matched]
-        recorded = {row.slug for row in rows if row.ground_truth == RECORDED and not row.overloaded}
-        named = not set(selector) & WILDCARDS
-        slugs += matched if named or not recorded else [slug for slug in matched if slug in recorded]
-    return list(dict.fromkeys(slugs))
+        matched = [read_stored(store, slug) for slug in select_experiments(store, [selector])]
+        if set(selector) & WILDCARDS:
+            matched = [r for r in matched if r.ground_truth == RECORDED] or matched
+            refused = {r.slug: why for r in matched if (why := why_not_fitted(r, data)) is not None}
+            if len(refused) < len(matched):
+                matched = [recording for recording in matched if recording.slug not in refused]
+                left_out |= refused
+        chosen |= {recording.slug: recording for recording in matched}
+    return list(chosen.values()), [why for slug, why in left_out.items() if slug not in chosen]
 
 
 def calibrate(
@@ -134,12 +147,14 @@ def calibrate(
 
     Recordings are grouped as in ``groups_of``.  Equal input and seed, equal release, whatever the
     ``pool`` (of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
-    a group cannot be fitted, or the recordings are of more than one kind of GPU.
+    a group cannot be fitted, its fit is of no GPU, or the recordings are of more than one kind of GPU.
     """
     _refuse_two_gpus(recordings)
     fit_group = partial(fit_model, options=options)
     fitted = map_jobs(fit_group, groups_of(recordings), **pool)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
+    for fit in fits:
+        refuse_impossible(fit.record, [recording for recording, _data in fit.used])
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = stated_fits(used for fit in fits for used in fit.used)
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
@@ -223,7 +238,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     search for, and form and coefficients are measured.  Raises ``ValidateError`` if there is neither,
     fewer windows than coefficients, no prompt lengths, or a check calls what would be used unusable.
     """
-    used = _usable(recordings, options.data)
+    used = used_data(recordings, options.data)
     if options.data != "latencies" and all(map(has_every_step, recordings)):
         return _measured(recordings, options)
     begin, fitted_until, chosen_until, _end = options.edges
@@ -409,7 +424,7 @@ def _gathered(
                 "--operators"
             )
         raise ValidateError(
-            f"{names}: {counted(rows, 'window')} of {_words(options.data)} between "
+            f"{names}: {counted(rows, 'window')} of {DATA_WORDS[options.data]} between "
             f"{window[0]:.0%} and {window[1]:.0%} of the run cannot determine {COEFFICIENTS} coefficients; use a wider "
             "--split or more recordings"
         )
@@ -456,44 +471,3 @@ def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, Coefficie
     return {
         name: float(100 * SCALE[name] * np.abs(np.concatenate(parts)).mean()) for name, parts in rows.items() if parts
     }
-
-
-def _usable(recordings: Sequence[Recording], data: DataChoice) -> tuple[tuple[Recording, Data], ...]:
-    """The recordings with what is used of each.  Raises ``ValidateError`` if that is nothing, or must not be used."""
-    for recording in recordings:
-        if not is_load_level(recording) and recording.requests["prompt_tokens"].drop_nulls().is_empty():
-            raise ValidateError(
-                f"{recording.slug}: no request with a known prompt length, so prefills cannot be told from decodes; "
-                "ingest its per-request records"
-            )
-    used: list[tuple[Recording, Data]] = []
-    for recording in recordings:
-        if data != "latencies" and recording.steps.height > 1:
-            used.append((recording, "steps"))
-        timed = not recording.requests.select("ttft_us", "e2e_us").drop_nulls().is_empty()
-        if data != "steps" and (timed or is_load_level(recording)):
-            used.append((recording, "latencies"))
-    if not used:
-        names = ", ".join(recording.alias for recording in recordings)
-        raise ValidateError(
-            f"{names}: no {_words(data)} to fit; ingest step records or per-request latencies of {recordings[0].model}"
-        )
-    for recording, kind in used:
-        _refuse_unusable(recording, kind)
-    return tuple(used)
-
-
-def _words(data: DataChoice) -> str:
-    return "steps or latencies" if data == "auto" else data
-
-
-def _refuse_unusable(recording: Recording, kind: Data) -> None:
-    """Raise if an instrument check says that what is fitted to must not be used."""
-    fitted_to = ("step_time",) if kind == "steps" else ("e2e", "ttft")
-    other = "latencies" if kind == "steps" else "steps"
-    for finding in recording.findings:
-        if finding.severity == "unusable" and finding.metric in fitted_to:
-            raise ValidateError(
-                f"{recording.slug}: {finding.metric} unusable ({finding.check}: {finding.message}); "
-                f"leave the experiment out, fix the recording, or fit with --from {other}"
-            )

@@ -29,13 +29,20 @@ _SCORE_COLUMNS = (
 
 
 def calibration_answer(
-    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], options: str, *, written: bool
+    release: str,
+    fits: Sequence[ModelFit],
+    recordings: Sequence[Recording],
+    options: str,
+    *,
+    written: bool,
+    left_out: Sequence[str] = (),
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
     ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
     ``recordings``: what it was fitted to; ``options``: those that name the release, and the store if not the usual
-    one.  In the document coefficients are in us, errors of windows in percent, and scores are fractions.
+    one.  ``left_out``: in words, what a pattern matched and was not fitted to.  In the document coefficients are in
+    us, errors of windows in percent, and scores are fractions.
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
     command = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
@@ -47,7 +54,7 @@ def calibration_answer(
     misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
     done = Verbatim(f"wrote {release}; try it:\n  {command}") if written else Line(f"{release} not written; {_REMEDY}")
     document = {"release": release, "written": written, "fits": [_document(fit) for fit in fits]}
-    page: list[Part] = []
+    page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
         page += [Block(_fit(fit)), *_scores(fit, aliases)]
     ended: Part = Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), done])
