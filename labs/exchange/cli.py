@@ -8,7 +8,7 @@ import click
 
 from blis_replay.base.errors import counted
 from blis_replay.validate.cli.answers import form_options, print_answer
-from blis_replay.validate.cli.coefficients_made import release_file_option, show_hint, write_release
+from blis_replay.validate.cli.coefficients import release_file_option, show_hint, write_release
 from blis_replay.validate.cli.options import FILE, PlacePath, experiment_option, store_option, verb
 from blis_replay.validate.text.answer import one_line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from blis_replay.validate.cli.answers import form_options
-from blis_replay.validate.cli.coefficients_made import (
+from blis_replay.validate.cli.coefficients import (
     DEFAULT_GPU,
     deployment_options,
     release_file_option,

@@ -21,7 +21,6 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.replay.summary import of_aggregates
 from blis_replay.validate.fit.calibrate import (
-    Data,
     ModelFit,
     Options,
     fitted_release,
@@ -32,6 +31,7 @@ from blis_replay.validate.fit.calibrate import (
 from blis_replay.validate.fit.cycle_rows import mean_lengths
 from blis_replay.validate.fit.evidence import configured_scheduling, is_load_level, load_level
 from blis_replay.validate.fit.linear import Prior
+from blis_replay.validate.fit.refused import Data
 from blis_replay.validate.fit.scores import missed
 from blis_replay.validate.metrics.observed import observed_requests
 from blis_replay_labs.silicon.operators import OperatorCoefficients, OperatorModel, batch_times_us

@@ -28,14 +28,12 @@ def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run) -> No
 
 
 @pytest.mark.usefixtures("stored_demo")
-def test_steps_are_told_in_eighty_columns_for_both_targets(run: Run) -> None:
+def test_steps_are_told_in_eighty_columns(run: Run) -> None:
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     answer = run("coefficients", "steps", "--experiment", "1b-general", "--coefficients", "mine.yaml")
     assert (answer.code, answer.err) == (0, "")
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     assert "against the step cycle" in answer.out
-    assert "against step.duration_us" in answer.out
-    assert "\ncycle, batch after " in answer.out
 
 
 @pytest.mark.parametrize("verb", ["calibrate", "coefficients steps"])

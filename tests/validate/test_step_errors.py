@@ -1,4 +1,4 @@
-"""Single steps against their recorded times: by regime, by batch size, and against both targets."""
+"""Single steps against their recorded times: by regime, by batch size, and against step cycles."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from blis_replay.blis.latency.models import LatencyModel, Regime, RegimeModel
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.store import Store, read_stored
-from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.fit.step_errors import (
     RecordedSteps,
-    line_fits,
     predicted_us,
+    step_cycles,
     step_errors,
     step_mape,
-    step_targets,
 )
 
 LINE = LatencyModel("blackbox", 5_000_000, 30_000, 60_000)
@@ -69,29 +66,33 @@ def test_errors_by_regime_and_batch_size() -> None:
 
 
 def test_the_cycle_runs_from_start_to_start_with_the_batch_of_the_later_step() -> None:
-    """Steps 1, 2 and 4 were sampled: one consecutive pair; 2 to 4 is twice 9000 us; durations are the CPU's."""
-    targets = step_targets(recording_with([1, 2, 4], [0, 8_000, 26_000], [0, 40, 0], [7, 8, 9]))
-    assert targets.cycle.time_us.tolist() == [8_000]
-    assert targets.cycle.batch[:, :2].tolist() == [[40, 8]]
-    assert targets.cycle_before.batch[:, :2].tolist() == [[0, 7]]
-    assert targets.cycle_mean.time_us.tolist() == [8_000, 9_000]
-    assert targets.duration.time_us.tolist() == [100, 100, 100]
+    """Steps 1, 2 and 4 were sampled: one consecutive pair."""
+    cycles = step_cycles(recording_with([1, 2, 4], [0, 8_000, 26_000], [0, 40, 0], [7, 8, 9]))
+    assert cycles.time_us.tolist() == [8_000]
+    assert cycles.batch[:, :2].tolist() == [[40, 8]]
 
 
 def test_a_synchronous_cycle_has_the_batch_of_the_earlier_step() -> None:
     """schedule() of the next step waits for the result of this one, so its prefill is what takes the time."""
     steps = recording_with([1, 2], [0, 8_000], [40, 0], [7, 8])
     synchronous = replace(steps, engine=steps.engine | {"async_scheduling": Setting(False, "recorded")})
-    assert step_targets(synchronous).cycle.batch[:, :2].tolist() == [[40, 7]]
+    assert step_cycles(synchronous).batch[:, :2].tolist() == [[40, 7]]
 
 
 def test_a_cycle_in_which_the_engine_may_have_idled_is_no_step_time() -> None:
     """Three steps in a row, of which the second ran 3 requests: only the first cycle is sure to have no pause."""
     steps = recording_with([1, 2, 3], [0, 8_000, 2_000_000], [0, 0, 0], [7, 8, 9])
     depth = pl.Series("running_depth", [4, 3, 4])
-    targets = step_targets(replace(steps, steps=rows_of(steps.steps.frame().with_columns(depth))))
-    assert targets.cycle.time_us.tolist() == [8_000]
-    assert targets.cycle_after.time_us.tolist() == [8_000, 1_992_000]
+    cycles = step_cycles(replace(steps, steps=rows_of(steps.steps.frame().with_columns(depth))))
+    assert cycles.time_us.tolist() == [8_000]
+
+
+def test_a_server_that_takes_two_requests_is_busy_with_two() -> None:
+    steps = recording_with([1, 2, 3], [0, 8_000, 2_000_000], [0, 0, 0], [2, 1, 2])
+    depth = pl.Series("running_depth", [2, 1, 2])
+    two = steps.engine | {"max_num_seqs": Setting(2, "file")}
+    small = replace(steps, engine=two, steps=rows_of(steps.steps.frame().with_columns(depth)))
+    assert step_cycles(small).time_us.tolist() == [8_000]
 
 
 def test_the_mean_error_of_single_cycles_by_hand() -> None:
@@ -100,65 +101,15 @@ def test_the_mean_error_of_single_cycles_by_hand() -> None:
     assert step_mape(recording_with([1, 3], [0, 8_000], [0, 0], [7, 8]), LINE) is None
 
 
-def test_a_line_through_lines_fits_them() -> None:
-    """Cycles of exactly 9000 + 20 * prefill + 50 * decode us."""
-    prefill, decode = [0, 5, 0, 8, 3, 0, 12], [3, 9, 4, 1, 7, 2, 5]
-    cycles = [9_000 + 20 * p + 50 * d for p, d in zip(prefill[1:], decode[1:], strict=True)]
-    targets = step_targets(recording_with(list(range(7)), [0, *np.cumsum(cycles).tolist()], prefill, decode))
-    fit = next(fit for fit in line_fits(targets) if fit.target == "cycle, batch after")
-    assert fit.coefficients_us == pytest.approx((9_000, 20, 50))
-    assert fit.mape < 1e-9
-
-
 def test_without_consecutive_steps_there_is_no_cycle() -> None:
     with pytest.raises(ValidateError, match="34b-general: no two consecutive steps of a busy engine were sampled"):
-        step_targets(recording_with([1, 3], [0, 9_000], [0, 0], [1, 1]))
+        step_cycles(recording_with([1, 3], [0, 9_000], [0, 0], [1, 1]))
 
 
 def test_numbers_that_no_server_has_are_named() -> None:
     """2^61 tokens times a length is no int64; without requests there are no lengths."""
     with pytest.raises(ValidateError, match="a step of 2,305,843,009,213,693,951 tokens or requests"):
-        step_targets(recording_with([1, 2], [0, 9_000], [0, 0], [7, 2**61 - 1]))
+        step_cycles(recording_with([1, 2], [0, 9_000], [0, 0], [7, 2**61 - 1]))
     steps = recording_with([1, 2], [0, 9_000], [0, 0], [7, 8])
     with pytest.raises(ValidateError, match="no requests are recorded"):
-        step_targets(replace(steps, requests=rows_of(steps.requests.frame().clear())))
-
-
-@pytest.mark.parametrize(
-    ("name", "duration", "before", "after"),
-    # Published table of fits (n, b0, b1, b2, MAPE %): duration, cycle of consecutive steps with either batch.
-    [
-        (
-            "70b-general",
-            (5_992, -2_081, 2.0, 73.1, 92.9),
-            (593, 16_896, 18.4, 46.5, 3.2),
-            (593, 16_903, 56.4, 44.5, 3.3),
-        ),
-        (
-            "70b-hf-codegen",
-            (6_679, -1_308, 0.7, 69.3, 145.3),
-            (658, 15_684, -0.4, 71.0, 1.7),
-            (658, 15_671, 22.7, 70.4, 1.7),
-        ),
-        (
-            "34b-general",
-            (7_441, -2_206, 4.1, 83.3, 158.0),
-            (716, 13_631, -10.2, 40.5, 2.7),
-            (716, 13_546, 30.5, 40.3, 2.5),
-        ),
-    ],
-)
-def test_the_cycle_is_a_line_of_the_batch_and_the_duration_is_not(
-    real_store: Store, name: str, duration: tuple[float, ...], before: tuple[float, ...], after: tuple[float, ...]
-) -> None:
-    recording = read_stored(real_store, find_experiment(real_store, name))
-    fits = {fit.target: fit for fit in line_fits(step_targets(recording))}
-    for target, (steps, b0, b1, b2, mape) in {
-        "duration": duration,
-        "cycle, batch before": before,
-        "cycle, batch after": after,
-    }.items():
-        fit = fits[target]
-        assert fit.steps == steps
-        assert fit.coefficients_us == pytest.approx((b0, b1, b2), abs=0.6)
-        assert 100 * fit.mape == pytest.approx(mape, abs=0.06)
+        step_cycles(replace(steps, requests=rows_of(steps.requests.frame().clear())))

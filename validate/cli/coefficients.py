@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from blis_replay.base.files import write_whole
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
-from blis_replay.validate.cli.answers import form_options, print_answer
-from blis_replay.validate.cli.coefficients_made import (
-    for_model,
-)
+from blis_replay.validate.cli.answers import Command, form_options, print_answer
 from blis_replay.validate.cli.options import (
+    FILE,
+    OUT_FILE,
     VerbGroup,
     coefficients_option,
     experiment_option,
+    gpu_file_option,
+    release_option,
     store_option,
     verb,
 )
-from blis_replay.validate.text.answer import Answer, Line, Verbatim
+from blis_replay.validate.text.answer import Answer, Line, Verbatim, one_line
 from blis_replay.validate.text.terminal import LINE_COLUMNS, wrap
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from blis_replay.blis.latency.datasheets import Gpu
     from blis_replay.blis.releases.release import CoefficientRelease
 
 
@@ -188,10 +194,8 @@ def show(release: str) -> None:
 def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     """How well do coefficients predict single engine steps?
 
-    MAPE, signed error of the mean and Pearson's r, by regime (decode-only, mixed with few
-    or many prefill tokens) and by batch size: against the step cycle, and against
-    step.duration_us, which published step models were fitted to. And lines fitted to
-    either, to show which of the two is a step time.
+    MAPE, signed error of the mean and Pearson's r against the step cycle, by regime
+    (decode-only, mixed with few or many prefill tokens) and by batch size.
 
     \b
     Examples:
@@ -201,16 +205,104 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     """
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.experiment import release_for, stored_experiment
-    from blis_replay.validate.fit.step_errors import line_fits, step_errors, step_targets
+    from blis_replay.validate.fit.step_errors import step_cycles, step_errors
     from blis_replay.validate.fit.text import steps_answer
 
     recording = stored_experiment(store_path, name)
     release = release_for(coefficients, [name])
     latency = EmbeddedEngine(release).entry_for(recording).latency
-    targets = step_targets(recording)
     named = {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name}
-    errors = step_errors(latency, targets.cycle), step_errors(latency, targets.duration), line_fits(targets)
-    print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, *errors))
+    errors = step_errors(latency, step_cycles(recording))
+    print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, errors))
+
+
+# What verbs of labs that make a release share with ``for-model``.
+release_file_option = click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
+
+
+def deployment_options(command: Command) -> Command:
+    """``CONFIG``, ``--model``, ``--tensor-parallelism`` and ``--hardware``: the model, and what it runs on."""
+    parts = (
+        click.argument("config", type=FILE),
+        click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it."),
+        click.option(
+            "--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs."
+        ),
+        click.option("--hardware", help="And their kind.  [default: H100-SXM]"),
+    )
+    for part in reversed(parts):
+        command = part(command)
+    return command
+
+
+def write_release(out: Path, release: CoefficientRelease, said: str, fields: Mapping[str, object]) -> None:
+    """Write the release and say so; ``said`` follows the file's name in text, ``fields`` are added to the JSON."""
+    from blis_replay.blis.releases.release import format_release
+
+    write_whole(out, format_release(release))
+    print_answer(one_line(f"wrote {out}{said}", {"release": str(out), **fields, "sha256": release.sha256}))
+
+
+def show_hint(out: Path) -> str:
+    """The command that shows the release."""
+    return f"; look at it: blis-replay coefficients show {quote(str(out))}"
+
+
+DEFAULT_GPU = "H100-SXM"
+
+
+def gpu_of_options(hardware: str | None, gpu_file: Path | None) -> Gpu:
+    """The GPU of ``--hardware`` and ``--gpu-file``."""
+    from blis_replay.replay.other_hardware import chosen_gpu
+
+    return chosen_gpu(hardware or (DEFAULT_GPU if gpu_file is None else None), gpu_file)
+
+
+@verb("for-model", short_help="Make a release for a model that nobody recorded.")
+@deployment_options
+@gpu_file_option
+@release_option(
+    "--shared", default="h100-physical", show_default=True, help_text="The physical release whose coefficients to take."
+)
+@release_file_option
+@form_options
+def for_model(
+    config: Path,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str | None,
+    gpu_file: Path | None,
+    shared: str,
+    out: Path,
+) -> None:
+    """Make a release for a model that nobody recorded, from its CONFIG (config.json).
+
+    Step times follow from its architecture, the GPU's datasheet and coefficients that were
+    fitted to other models; `blis-replay study generalize --lomo` says how far off that is.
+
+    \b
+    Example:
+      blis-replay coefficients for-model config.json --model org/new-13b \\
+          --tensor-parallelism 2 --out new-13b.yaml
+      blis-replay coefficients for-model config.json --model org/new-13b \\
+          --gpu-file gpus.yaml --hardware RTX-4090 --out new-13b.yaml
+      blis-replay simulate --requests load.csv --engine engine.yaml \\
+          --coefficients new-13b.yaml --out run
+    """
+    from blis_replay.blis.latency.physical import most_kv_blocks
+    from blis_replay.replay.other_hardware import architecture_of_file, release_for_model
+    from blis_replay.replay.release_file import load_release
+
+    architecture, gpu = architecture_of_file(config), gpu_of_options(hardware, gpu_file)
+    release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, gpu, architecture)
+    blocks = most_kv_blocks(architecture, gpu, tensor_parallelism)
+    room = "" if blocks is None else f"; at most {blocks:,} KV blocks of 16 tokens fit beside them"
+    write_release(
+        out,
+        release,
+        f" for {model} ({architecture.parameters / 1e9:.2f} billion parameters{room}){show_hint(out)}",
+        {"model": model, "parameters": architecture.parameters, "most_kv_blocks": blocks},
+    )
 
 
 for made in (for_model, steps_verb):

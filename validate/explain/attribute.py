@@ -26,7 +26,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import entry_of, has_entry
 from blis_replay.validate.explain.candidates import candidates
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
-from blis_replay.validate.fit.step_errors import predicted_us, step_targets
+from blis_replay.validate.fit.step_errors import predicted_us, step_cycles
 from blis_replay.validate.metrics.latency import LatencySamples, MetricStatistic, latency_statistics, of_requests
 from blis_replay.validate.metrics.observed import (
     Gaps,
@@ -350,7 +350,7 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     if any(f.severity == "unusable" and f.metric == "step_time" for f in recording.findings):
         return None
     try:
-        recorded = step_targets(recording).cycle
+        recorded = step_cycles(recording)
     except ValidateError:
         return None
     modelled_us = predicted_us(entry.latency, recorded)

@@ -54,7 +54,13 @@ _WINDOW_US = 5_000_000
 _MOST_KNOWN = 0.9
 
 # Running requests below which the engine may have been idle between two sampled steps.
-BUSY_DEPTH = 4
+_BUSY_DEPTH = 4
+
+
+def busy_depth(recording: Recording) -> int:
+    """Running requests from which the engine is taken to be busy; as many as it takes, where these are fewer."""
+    most = recording.engine.get("max_num_seqs")
+    return _BUSY_DEPTH if most is None else min(_BUSY_DEPTH, int(most.value))
 
 
 @dataclass(frozen=True)
@@ -90,13 +96,13 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     rows: list[tuple[float, float, float, float]] = []
     cycles: list[float] = []
     spans_us: list[tuple[int, int]] = []
-    first = int(np.searchsorted(start_us, low))
+    first, busy = int(np.searchsorted(start_us, low)), busy_depth(recording)
     while first < len(start_us) - 1:
         last = min(int(np.searchsorted(start_us, start_us[first] + _WINDOW_US)), len(start_us) - 1)
         count, span_us = step_id[last] - step_id[first], start_us[last] - start_us[first]
         if start_us[last] > high:
             break
-        if count > 0 and running[first:last].min() >= BUSY_DEPTH:
+        if count > 0 and running[first:last].min() >= busy:
             rows.append((1.0, float(count), float(decode[first:last].mean()), 0.0))
             cycles.append(float(span_us / count))
             spans_us.append((int(start_us[first]), int(start_us[last])))

@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from blis_replay.base.errors import ValidateError
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.base.errors import ReleaseError, ValidateError
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, bundled_gpus, gpu_named
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.ingest.recording import Recording

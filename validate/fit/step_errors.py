@@ -1,8 +1,7 @@
-"""Step times against recorded steps: by regime, by batch size, and against the two targets there are.
+"""Step times against recorded step cycles, by regime and by batch size.
 
-The target is the step cycle: start of a step to start of the next, of two consecutive sampled steps.
-``step.duration_us`` is CPU time inside the scheduling call; it is kept beside it because published
-work was fitted to it.
+A cycle is the start of a step to the start of the next, of two consecutive sampled steps.  ``step.duration_us`` is CPU
+time inside the scheduling call, and no step time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
-from blis_replay.validate.fit.cycle_rows import BUSY_DEPTH, mean_lengths
+from blis_replay.validate.fit.cycle_rows import busy_depth, mean_lengths
 from blis_replay.validate.metrics.latency import correlation
 
 # Below this many prefill tokens a mixed step is light (the regimes of the published step models).
@@ -43,35 +42,6 @@ class RecordedSteps:
 
 
 @dataclass(frozen=True)
-class StepTargets:
-    """What step times can be held against.
-
-    ``cycle``: consecutive sampled steps of a busy engine.  A synchronous engine schedules the next step when the batch
-    of the earlier one is done; under asynchronous scheduling the later one is long in coming if it has a prefill.
-    As published fits had them, idle or not: ``cycle_after``: with the batch of the later step; ``cycle_before``: of the
-    earlier one; ``cycle_mean``: adjacent samples, whatever lies between; ``duration``: ``step.duration_us``.
-    """
-
-    cycle: RecordedSteps
-    cycle_after: RecordedSteps
-    cycle_before: RecordedSteps
-    cycle_mean: RecordedSteps
-    duration: RecordedSteps
-
-
-@dataclass(frozen=True)
-class LineFit:
-    """A least-squares line ``b0 + b1 * prefill + b2 * decode`` (us) and how it fits the rows it was fitted to."""
-
-    target: str
-    steps: int
-    coefficients_us: tuple[float, float, float]
-    mape: float
-    median_ape: float
-    r_squared: float
-
-
-@dataclass(frozen=True)
 class StepError:
     """Predicted against recorded time over a group of steps: fractions; None where there are too few."""
 
@@ -83,31 +53,23 @@ class StepError:
     correlation: float | None
 
 
-def step_targets(recording: Recording) -> StepTargets:
-    """The targets of a recording.  Raises ``ValidateError`` without two consecutive sampled steps of a busy engine."""
+def step_cycles(recording: Recording) -> RecordedSteps:
+    """The cycles of consecutive sampled steps of a busy engine.  Raises ``ValidateError`` where there are none.
+
+    A synchronous engine schedules the next step when the batch of the earlier one is done; under asynchronous
+    scheduling the later step is long in coming if it has a prefill.
+    """
     steps = recording.steps.frame().unique("step_id").sort("step_id")
-    step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
-    batch = _batches(recording, steps)
-    apart, elapsed_us = np.diff(step_id), np.diff(start_us)
-    consecutive = (apart == 1) & (elapsed_us > 0)
-    busy = consecutive & (steps["running_depth"].fill_null(0).to_numpy()[:-1] >= BUSY_DEPTH)
+    batch, elapsed_us = _batches(recording, steps), np.diff(steps["start_us"].to_numpy())
+    depth = steps["running_depth"].fill_null(0).to_numpy()[:-1]
+    busy = (np.diff(steps["step_id"].to_numpy()) == 1) & (elapsed_us > 0) & (depth >= busy_depth(recording))
     if not busy.any():
         raise ValidateError(
             f"{recording.alias}: no two consecutive steps of a busy engine were sampled, so no step cycle is known; "
             "ingest step records (traces), or sample more of them"
         )
     timed_by = batch[1:] if is_asynchronous(recording) else batch[:-1]
-    adjacent = elapsed_us > 0
-    mean_us = np.rint(elapsed_us[adjacent] / apart[adjacent]).astype(np.int64)
-    duration_us = steps["duration_us"].fill_null(0).to_numpy()
-    timed = duration_us > 0
-    return StepTargets(
-        cycle=RecordedSteps(timed_by[busy], elapsed_us[busy]),
-        cycle_after=RecordedSteps(batch[1:][consecutive], elapsed_us[consecutive]),
-        cycle_before=RecordedSteps(batch[:-1][consecutive], elapsed_us[consecutive]),
-        cycle_mean=RecordedSteps(batch[1:][adjacent], mean_us),
-        duration=RecordedSteps(batch[timed], duration_us[timed]),
-    )
+    return RecordedSteps(timed_by[busy], elapsed_us[busy])
 
 
 _MOST_TOKENS = 2**31  # of a step: far above any batch, and small enough to be multiplied by a length
@@ -122,28 +84,6 @@ def _batches(recording: Recording, steps: pl.DataFrame) -> Int64s:
     return np.column_stack([counts, np.rint(contexts)]).astype(np.int64)
 
 
-def line_fits(targets: StepTargets) -> list[LineFit]:
-    """A line fitted to each target in turn: which of them is predictable.  Targets without steps are left out."""
-    named = {
-        "duration": targets.duration,
-        "cycle, batch before": targets.cycle_before,
-        "cycle, batch after": targets.cycle_after,
-        "cycle, samples": targets.cycle_mean,
-    }
-    return [_line(name, steps) for name, steps in named.items() if len(steps.time_us) > 2]
-
-
-def _line(name: str, steps: RecordedSteps) -> LineFit:
-    design = np.column_stack([np.ones(len(steps.batch)), steps.batch[:, 0], steps.batch[:, 1]])
-    coefficients = np.linalg.lstsq(design, steps.time_us, rcond=None)[0]
-    predicted = design @ coefficients
-    off = np.abs(predicted / steps.time_us - 1)
-    spread = float(((steps.time_us - steps.time_us.mean()) ** 2).sum())
-    r_squared = 1 - float(((steps.time_us - predicted) ** 2).sum()) / spread if spread else 0.0
-    b0, b1, b2 = map(float, coefficients)
-    return LineFit(name, len(off), (b0, b1, b2), float(off.mean()), float(np.median(off)), r_squared)
-
-
 def predicted_us(latency: Latency, steps: RecordedSteps) -> Floats:
     """float64[rows]: what a latency model makes of each batch, us."""
     batches = np.zeros(len(steps.batch), k.BATCH)
@@ -155,7 +95,7 @@ def predicted_us(latency: Latency, steps: RecordedSteps) -> Floats:
 def step_mape(recording: Recording, latency: Latency) -> float | None:
     """Mean absolute error of single step cycles, as a fraction; None where no cycle is known."""
     try:
-        steps = step_targets(recording).cycle
+        steps = step_cycles(recording)
     except ValidateError:
         return None
     return float(np.abs(predicted_us(latency, steps) / steps.time_us - 1).mean())

@@ -13,7 +13,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named,
 from blis_replay.validate.fit.calibrate import ModelFit
 from blis_replay.validate.fit.every_step import FORM
 from blis_replay.validate.fit.evidence import is_load_level
-from blis_replay.validate.fit.step_errors import LineFit, StepError
+from blis_replay.validate.fit.step_errors import StepError
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import percent_plain
 
@@ -144,56 +144,22 @@ def _score(score: PartScore, aliases: Mapping[str, str]) -> list[Cell]:
     return [*named, *(score.errors.get(name) for name in _SCORED), score.requests, part, score.experiment]
 
 
-_LINE_COLUMNS = columns_named("target", "n", "b0 us", "us/prefill", "us/decode", "MAPE", "median", "R2")
+def steps_answer(title: str, experiment: Mapping[str, str], errors: Sequence[StepError]) -> Answer:
+    """Errors against the step cycle, a row for each group of steps; fractions and us.
 
-
-def steps_answer(
-    title: str,
-    experiment: Mapping[str, str],
-    cycle: Sequence[StepError],
-    duration: Sequence[StepError],
-    lines: Sequence[LineFit],
-) -> Answer:
-    """Errors against the cycle and against ``step.duration_us``, and lines fitted to each; fractions and us.
-
-    ``experiment``: what the document says of the recording and the release.  The rows are one per group of steps, and
-    one per line (``line on ...``) with its own MAPE.
+    ``experiment``: what the document says of the recording and the release.
     """
-    against = {"cycle": cycle, "duration": duration}
-    fits: list[list[Cell]] = [
-        [
-            *(fit.target, fit.steps),
-            *(f"{value:,.{digits}f}" for value, digits in zip(fit.coefficients_us, (0, 1, 1), strict=True)),
-            *(percent_plain(fit.mape), percent_plain(fit.median_ape), f"{fit.r_squared:.2f}"),
-        ]
-        for fit in lines
-    ]
-    page: list[Part] = [
-        Line(title, mark=Toned(title, "heading")),
-        _errors("against the step cycle", "cycle ms", cycle),
-        "step cycle: start to start of consecutive sampled steps, with the batch of the earlier one, or of the later "
-        "one under asynchronous scheduling; r: Pearson's correlation; signed: of the mean",
-        _errors("against step.duration_us", "dur. ms", duration),
-        "step.duration_us: CPU time inside the scheduling call, not a step time; it stands here for comparison "
-        "with work that was fitted to it",
-        "A line fitted to each target by least squares, scored on the same steps:",
-        Table("", _LINE_COLUMNS, fits),
-    ]
-    document = {
-        **experiment,
-        **{target: [asdict(error) for error in errors] for target, errors in against.items()},
-        "lines": [asdict(fit) for fit in lines],
-    }
-    rows = [{"against": target, **asdict(error)} for target, errors in against.items() for error in errors]
-    scored = [{"against": f"line on {f.target}", "group": "all", "steps": f.steps, "mape": f.mape} for f in lines]
-    names = rows[0] if rows else scored[0] if scored else ()
-    return Answer(page, document, table_of([dict.fromkeys(names) | row for row in [*rows, *scored]]))
-
-
-def _errors(against: str, time: str, errors: Sequence[StepError]) -> Table:
     columns = (
-        Column(against),
-        *(Column("n", "count"), Column(time, "ms"), Column("MAPE", "share")),
+        Column("against the step cycle"),
+        *(Column("n", "count"), Column("cycle ms", "ms"), Column("MAPE", "share")),
         *(Column("signed", "error"), Column("r", "decimal")),
     )
-    return Table("", columns, [[e.group, e.steps, e.recorded_us, e.mape, e.signed, e.correlation] for e in errors])
+    cells = [[e.group, e.steps, e.recorded_us, e.mape, e.signed, e.correlation] for e in errors]
+    rows = [asdict(error) for error in errors]
+    page: list[Part] = [
+        Line(title, mark=Toned(title, "heading")),
+        Table("", columns, cells),
+        "step cycle: start to start of consecutive sampled steps, with the batch of the earlier one, or of the later "
+        "one under asynchronous scheduling; r: Pearson's correlation; signed: of the mean",
+    ]
+    return Answer(page, {**experiment, "cycle": rows}, table_of(rows))
