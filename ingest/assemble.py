@@ -46,6 +46,7 @@ from blis_replay.ingest.recording import (
     empty_frame,
 )
 from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows
+from blis_replay.ingest.served import published
 from blis_replay.ingest.server_side import ServerSide, ServerTimes
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream import with_counted_lengths, with_decode_lengths
@@ -94,6 +95,9 @@ def _content_hash(files: Sequence[SourceFile], profile: Mapping[str, object], gi
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
+_MOST_FOUND_AGAIN = 0.1  # share of the prefix hits that preempted requests can explain
+
+
 @dataclass(frozen=True)
 class _Configured:
     """What the configuration files, the log, the reports and the metrics state."""
@@ -108,8 +112,23 @@ class _Configured:
 
     def prefix_hit_rate(self) -> float | None:
         """Over all prompt tokens between two snapshots of metrics, else from the last lines of the server's log."""
+        return None if self.hits_of_preempted else self._hit_rate
+
+    @property
+    def _hit_rate(self) -> float | None:
         counted = self.metrics.prefix_hit_rate
         return self.log.prefix_hit_rate if counted is None else counted
+
+    @property
+    def hits_of_preempted(self) -> bool:
+        """Whether the hits may be those of preempted requests that came back, and found what they had computed."""
+        if self.metrics.prefix_hit_rate is None:
+            return self.log.kv_full and bool(self.log.prefix_hit_rate)
+        names = ("prompt_tokens", "output_tokens", "preemptions", "prefix_hits")
+        sums = (published(self.metrics.aggregates, -1, f"server_{name}", "sum") or 0.0 for name in names)
+        prompts, outputs, preempted, hits = sums
+        requests = published(self.metrics.aggregates, -1, "server_requests", "succeeded") or 1.0
+        return preempted * (prompts + outputs) / requests > _MOST_FOUND_AGAIN * hits > 0
 
 
 class _Assembly:
@@ -156,6 +175,11 @@ class _Assembly:
         self.missing += iterations.remarks
         slug, hardware = self.source.slug, self._hardware(configured)
         workload = workload_of(slug, configured.experiment.app)
+        if configured.hits_of_preempted:
+            self.missing.append(
+                "prefix hits of prompts: requests were preempted, and the hits that the server counts may be what "
+                "these found of their own when they came back; not used"
+            )
         files = self._files()
         recording = Recording(
             slug=slug,

@@ -21,6 +21,7 @@ from blis_replay.ingest.served import (
     by_arrival,
     completed_requests,
     failed_count,
+    late_first_tokens,
     published,
     recorded_requests,
     request_count,
@@ -128,7 +129,9 @@ def growths(requests: pl.DataFrame) -> tuple[Growth, ...]:
 
 
 def recorded_growths(recording: Recording) -> tuple[Growth, ...]:
-    """``growths`` of what was recorded, of requests that were answered."""
+    """``growths`` of what was recorded, of requests that were answered; first tokens that came late show no queue."""
+    if late_first_tokens(recording) is not None:
+        return ()
     return growths(completed_requests(recording, *_TIMES))
 
 

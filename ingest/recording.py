@@ -338,6 +338,7 @@ class SourceFile:
 
 
 Severity = Literal["note", "corrected", "unusable"]
+NOT_CHECKED = "nothing to check"  # threshold of a finding that says what a check lacks
 
 
 @dataclass(frozen=True)
@@ -356,6 +357,11 @@ class Finding:
     message: str
     measured: dict[str, float | int | str | None] = field(default_factory=dict)
     threshold: str = ""
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the check had something to look at."""
+        return self.threshold != NOT_CHECKED
 
 
 # The check whose findings are those of the readers: which sources of an engine argument disagree.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import polars as pl
 
-from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.base.arrays import Floats
+from blis_replay.ingest.recording import RECORDED, RETOKENISED, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 
 
@@ -45,6 +47,66 @@ def request_count(recording: Recording, stage: int = -1) -> int | None:
 def by_arrival(requests: pl.DataFrame) -> pl.DataFrame:
     """Requests in the order of their sends, which they mostly have: sorting would copy them."""
     return requests if requests["arrival_us"].is_sorted() else requests.sort("arrival_us")
+
+
+# -- First tokens that are not first ---------------------------------------------------------------------------------
+
+_FEWEST_LATE = 20  # requests of several tokens
+_SEVERAL = 4  # output tokens
+_NO_STEP_US = 200.0  # per token: no engine takes a step in less, so what came like that was held back
+_FOLLOWS = 0.5  # correlation of changes from one request to the next; a queue follows no request's own length
+_CERTAIN = 5.0  # standard errors of that correlation
+_SHARE_OF_PACE = 0.1  # of E2E per token that TTFT grows by
+_OWN_SPREAD = 0.01  # of the variance of output lengths, beyond what prompt lengths explain
+
+
+@dataclass(frozen=True)
+class LateFirstTokens:
+    """A stream whose first event is not its first token: reasoning without events, or a proxy that holds tokens back.
+
+    ``us_per_token``: what TTFT grows by per output token, with ``correlation``; ``gap_us``: the median of
+    ``(E2E - TTFT) / (output tokens - 1)``.
+    """
+
+    us_per_token: float
+    correlation: float
+    gap_us: float
+
+    @property
+    def comes_at_once(self) -> bool:
+        """Whether all of a stream comes at its end."""
+        return self.gap_us < _NO_STEP_US
+
+
+def late_first_tokens(recording: Recording) -> LateFirstTokens | None:
+    """TTFT that grows with a request's own output, which no server knows at its first token; None if it does not."""
+    names = ("arrival_us", "prompt_tokens", "output_tokens", "output_tokens_source", "ttft_us", "e2e_us")
+    several = (pl.col("output_tokens") >= _SEVERAL) & pl.col("output_tokens_source").ne_missing(RETOKENISED)
+    timed = by_arrival(completed_requests(recording, *names).filter(several).drop_nulls(["ttft_us", "e2e_us"]))
+    if timed.height < _FEWEST_LATE:
+        return None
+    gap = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
+    gap_us = float(timed.select(gap.median()).item())
+    # Changes from one request to the next leave out what all of a time have in common: a queue, a drift.
+    changes = timed.select(pl.col("prompt_tokens", "output_tokens", "ttft_us", "e2e_us").cast(pl.Float64).diff())
+    by_prompt, *others = (changes[name].slice(1).fill_null(0.0).to_numpy() for name in changes.columns)
+    tokens, ttft_us, e2e_us = (_beyond(by_prompt, of) for of in others)
+    spread = float(tokens @ tokens)
+    if spread < _OWN_SPREAD * float(others[0] @ others[0]) or not spread or not ttft_us.any():
+        slope = pace = correlation = 0.0
+    else:
+        slope, pace = float(tokens @ ttft_us) / spread, float(tokens @ e2e_us) / spread
+        correlation = float(tokens @ ttft_us) / math.sqrt(spread * float(ttft_us @ ttft_us))
+    late = LateFirstTokens(slope, correlation, gap_us)
+    errors = correlation * math.sqrt((timed.height - 2) / max(1 - correlation**2, 1e-9))
+    grows = correlation > _FOLLOWS and errors > _CERTAIN and slope > max(_SHARE_OF_PACE * pace, _NO_STEP_US)
+    return late if grows or late.comes_at_once else None
+
+
+def _beyond(prompt: Floats, values: Floats) -> Floats:
+    """What of ``values`` the prompt lengths do not explain: a long prompt takes longer, and may have a long answer."""
+    spread = float(prompt @ prompt)
+    return values - prompt * (float(prompt @ values) / spread) if spread else values
 
 
 # -- Published aggregates ------------------------------------------------------------------------------------------

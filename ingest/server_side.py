@@ -10,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import counted
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import OTLP, STEP_LOG
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
@@ -164,8 +165,9 @@ class ServerSide:
             self.missing.append("step records")
         if traces.dropped_events:
             self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
-        for (scope, name), count in sorted(traces.other_spans.items()):
-            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read")
+        if others := traces.other_spans:
+            names = ", ".join(sorted({name for _scope, name in others}))
+            self.missing.append(f"{counted(sum(others.values()), 'span')} that are no steps or requests ({names})")
         self.missing += traces.remarks
         if remark:
             self.missing.append(remark)

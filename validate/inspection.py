@@ -63,7 +63,13 @@ def inspected(store_path: Path, name: str) -> Answer:
 
 def inspection_answer(recording: Recording, findings: Sequence[Finding]) -> Answer:
     """What a recording holds, in what it is incomplete, and what its instrument checks found."""
-    page: list[Part] = [
+    severities = ("unusable", "corrected", "note")
+    ordered = sorted((f for f in findings if f.is_checked), key=lambda f: severities.index(f.severity))
+    lines = [*dict.fromkeys(map(finding_line, ordered))]  # a finding of two metrics is one line
+    unchecked = [f for f in findings if not f.is_checked]
+    names = ", ".join(dict.fromkeys(f.check for f in unchecked))
+    folded = [f"- nothing to check for {names} (-v says why)"] if names else []
+    head: list[Part] = [
         Block(_identity(recording)),
         Table(
             "",
@@ -74,9 +80,10 @@ def inspection_answer(recording: Recording, findings: Sequence[Finding]) -> Answ
         Table("", _FILE_COLUMNS, [_file(file) for file in recording.files], cut=True),
         *([ledger] if (ledger := ledger_table(recording)).rows else []),
         Block([f"- {line}" for line in recording.missing], "not in the recording"),
-        Block([*map(finding_line, findings)], "instrument checks"),
     ]
-    return Answer(page, _document(recording, findings), findings_table(findings))
+    page = [*head, Block([*lines, *map(finding_line, unchecked)], "instrument checks")]
+    brief = [*head, Block([*lines, *folded], "instrument checks")]
+    return Answer(page, _document(recording, findings), findings_table(findings), brief=brief)
 
 
 _SETTING = ("value", "source", "detail")

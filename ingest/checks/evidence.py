@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import NOT_CHECKED, Finding, Recording
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.served import completed_requests, recorded_requests, true_mean_gap_us
 from blis_replay.ingest.tables import Table
@@ -211,7 +211,7 @@ def named(window: Window) -> str:
 
 def not_checked(check: str, metric: str, reason: str) -> Finding:
     """The note that a check had nothing to look at."""
-    return Finding(check, "note", metric, f"not checked: {reason}")
+    return Finding(check, "note", metric, f"not checked: {reason}", threshold=NOT_CHECKED)
 
 
 def mean(frame: pl.DataFrame, column: str) -> float | None:

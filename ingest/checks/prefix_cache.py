@@ -7,6 +7,7 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
+    decode_gap_us,
     equal_windows,
     mean,
     not_checked,
@@ -16,7 +17,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.checks.ledger import holds_the_run, step_totals
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.served import recorded_requests
+from blis_replay.ingest.served import completed_requests, recorded_requests
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "prefix_cache"
@@ -40,7 +41,32 @@ def check(recording: Recording, context: Context) -> list[Finding]:
             return [finding]
     if recording.prefix_hit_rate is not None:
         return [_from_aggregate(recording.prefix_hit_rate, prompts)]
-    return [not_checked(CHECK, "ttft", "no step records, no cached-token counts and no published hit rate")]
+    return _by_latency(recording)
+
+
+_FEWEST = 20  # requests, and output tokens of one
+_FAST = 1 / 1500  # of a decode step: time per prompt token, where every prompt token is computed
+
+
+def _by_latency(recording: Recording) -> list[Finding]:
+    """Prompts that take too little time to be computed: only TTFT tells, and it tells a warm cache from nothing else.
+
+    A step waits for all weights, a prompt token for its arithmetic with them; on every accelerator the former takes as
+    long as some hundred of the latter.
+    """
+    names = ("prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
+    timed = completed_requests(recording, *names).drop_nulls().filter(pl.col("output_tokens") >= _FEWEST)
+    gap_us = decode_gap_us(timed.with_columns(output_tokens_source=pl.lit("")))
+    slope_us = timed.select(pl.cov("prompt_tokens", "ttft_us") / pl.col("prompt_tokens").var()).item()
+    if timed.height < _FEWEST or not gap_us or slope_us is None or abs(slope_us) >= _FAST * gap_us:
+        return [not_checked(CHECK, "ttft", "no step records, no cached-token counts and no published hit rate")]
+    message = (
+        f"TTFT grows by {slope_us:.1f} us per prompt token, where a step takes {gap_us / 1e3:.1f} ms: a warm prefix "
+        "cache or a fast prefill, which nothing here tells apart; record /metrics or a step log"
+    )
+    measured: Measured = {"us_per_prompt_token": slope_us, "gap_us": gap_us}
+    rule = "time per prompt token below 1/1500 of a decode step"
+    return [Finding(CHECK, "note", "ttft", message, measured, rule)]
 
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
 import polars as pl
 
 from blis_replay.base.errors import counted
@@ -23,7 +24,7 @@ from blis_replay.ingest.checks.evidence import (
     steps_in,
 )
 from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
-from blis_replay.ingest.overload import failed_share, overloaded, queue_counts
+from blis_replay.ingest.overload import client_limits, failed_share, overloaded, queue_counts
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import query
 from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests
@@ -51,7 +52,7 @@ _GAP_MARGIN = 7.0
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Findings on cold start, on several load stages, on drift and on stalls."""
     requests = completed_requests(recording, *_COLUMNS).drop_nulls(["arrival_us", "e2e_us"])
-    findings = [*_load_stages(requests), *_step_stalls(recording, context)]
+    findings = [*_load_stages(requests), *_closed_loop(recording), *_step_stalls(recording, context)]
     for window in context.windows:
         of_stage = _of_stage(requests, window)
         if of_stage.is_empty():
@@ -62,6 +63,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
             *_drift(of_stage, window),
             *_long_gaps(sent["arrival_us"].drop_nulls().sort(), window, "no request was sent"),
             *_finish_gaps(of_stage, window),
+            *_late_together(of_stage, window),
         ]
     if requests.is_empty():
         findings.append(not_checked(CHECK, "", "no completed requests with times"))
@@ -102,6 +104,31 @@ def _load_stages(requests: pl.DataFrame) -> list[Finding]:
     e2e = " / ".join(f"{value / 1e3:.0f}" for value in stages.sort("stage")["e2e_us"])
     message = f"{stages.height} load stages with mean E2E {e2e} ms: quantiles of the whole run mix them"
     return [Finding(CHECK, "note", "", message, measured, "more than one load stage")]
+
+
+def _closed_loop(recording: Recording) -> list[Finding]:
+    """A client that sent a request only when another was done: its sends follow the server's pace."""
+    findings = []
+    for limit in client_limits(recording) if _follow_ends(recording) else ():
+        where = "the run" if limit.stage is None else f"stage {limit.stage}"
+        message = (
+            f"{where}: a closed loop, the client kept {counted(limit.in_flight, 'request')} in flight from "
+            f"{limit.from_us / 1e6:.1f} s on; a replay of its sends amplifies an error of the pace"
+        )
+        findings.append(Finding(CHECK, "note", "", message, vars(limit), "one number in flight for most of a stage"))
+    return findings
+
+
+_AT_ONCE_US = 5_000  # from the end of a request to the next send of a client
+_MOSTLY = 0.5  # share of the sends
+
+
+def _follow_ends(recording: Recording) -> bool:
+    """Whether most sends come right when another request is done; those at a constant rate do not."""
+    spans = recorded_requests(recording).select("arrival_us", "e2e_us").drop_nulls()
+    sent_us, ended_us = spans["arrival_us"].to_numpy(), np.sort(spans["arrival_us"] + spans["e2e_us"])
+    last = np.searchsorted(ended_us, sent_us, side="right") - 1
+    return bool(((last >= 0) & (sent_us - ended_us[last] <= _AT_ONCE_US)).mean() > _MOSTLY) if len(spans) else False
 
 
 def _cold_start(requests: pl.DataFrame, window: Window) -> list[Finding]:
@@ -166,6 +193,31 @@ def _finish_gaps(requests: pl.DataFrame, window: Window) -> list[Finding]:
     finishes = (requests["arrival_us"] + requests["e2e_us"]).sort()
     settled = finishes.filter((finishes >= window.start_us) & (finishes < window.end_us))
     return _long_gaps(settled, window, "no request finished")
+
+
+_LATE_TOGETHER = 3  # requests that end late one after the other
+_TIMES_USUAL = 5  # of the median E2E: so late a request stood still, or waited behind one that did
+_LATE_RULE = "three requests in a row, by their sends, that take 1 s and five times the median longer than it"
+
+
+def _late_together(requests: pl.DataFrame, window: Window) -> list[Finding]:
+    """Neighbours that all took far longer than usual once: a stall of the server or of the client."""
+    sent = by_arrival(requests)
+    e2e_us = sent["e2e_us"].to_numpy()
+    usual_us = float(np.median(e2e_us))
+    late = e2e_us - usual_us > max(STALL_US, _TIMES_USUAL * usual_us)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], late, [False]]).astype(np.int8))).reshape(-1, 2)
+    runs = [(int(first), int(end)) for first, end in edges if end - first >= _LATE_TOGETHER]
+    if not runs:
+        return []
+    requests_late, longest_us = sum(end - first for first, end in runs), float(e2e_us[late].max() - usual_us)
+    at_us = int(sent["arrival_us"][runs[0][0]])
+    message = (
+        f"{named(window)}: a stall, {counted(requests_late, 'request')} in {counted(len(runs), 'group')} took up to "
+        f"{longest_us / 1e6:.1f} s longer than usual, the first sent at {at_us / 1e6:.1f} s"
+    )
+    measured: Measured = {"requests": requests_late, "groups": len(runs), "longest_us": longest_us, "at_us": at_us}
+    return [Finding(CHECK, "note", "e2e", message, measured, _LATE_RULE)]
 
 
 # Counted, as the database would have all values of ten million steps in memory for their median.

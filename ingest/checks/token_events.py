@@ -13,7 +13,15 @@ from blis_replay.ingest.checks.evidence import (
     true_output_tokens,
 )
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.served import PAIRED_QUANTILES, completed_requests, is_paired, published, published_itl
+from blis_replay.ingest.served import (
+    PAIRED_QUANTILES,
+    LateFirstTokens,
+    completed_requests,
+    is_paired,
+    late_first_tokens,
+    published,
+    published_itl,
+)
 from blis_replay.ingest.stream import NO_EVENTS, EventTotals, TokenLayout
 from blis_replay.ingest.tables import Cell, Table, columns_named
 
@@ -21,6 +29,10 @@ CHECK = "token_events"
 MEASURES = "stream stamps per output token, and the reported ITL against the true gap"
 RULE = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
+)
+LATE_RULE = (
+    "no server knows at the first token how many will follow: changes of TTFT from request to request must not "
+    "follow changes of the output length (r 0.5, a tenth of the pace), and a token takes 0.2 ms at least"
 )
 _AGREES = 0.01
 # No engine has a first token without a step; a busy client may stamp a few requests late.
@@ -37,6 +49,8 @@ _TPOT_DEFINITIONS = {
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Reported ITL against the true gap, from the stamps or, without them, from aggregates; other notions of TPOT."""
+    if (late := late_first_tokens(recording)) is not None:
+        return [_late(late, metric) for metric in ("ttft", "itl")]
     layout, totals = context.layout, context.events
     # Stamps of failed requests alone say less than aggregates over the others.
     if totals is not None and layout != NO_EVENTS and (totals.requests or not layout.identified):
@@ -45,6 +59,23 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         itl = _from_aggregates(recording)
     others = [*_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
     return [itl, *_before_any_step(recording), *others]
+
+
+def _late(late: LateFirstTokens, metric: str) -> Finding:
+    """First tokens that are not first: what is left is E2E."""
+    measured: Measured = vars(late)
+    if late.comes_at_once:
+        message = (
+            f"streams come at once, {late.gap_us:.0f} us per token: a proxy holds them back, or nothing was streamed; "
+            "TTFT and ITL are not used"
+        )
+    else:
+        message = (
+            f"TTFT grows by {late.us_per_token / 1e3:.2f} ms per output token of the request itself "
+            f"(r {late.correlation:.2f}), so the first event is not the first token (reasoning without events, tokens "
+            "held back); TTFT and ITL are not used"
+        )
+    return Finding(CHECK, "unusable", metric, message, measured, LATE_RULE)
 
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:

@@ -48,8 +48,11 @@ def held_text(quantity: Quantity) -> str:
 
 def reason(judgement: Judgement) -> str:
     """The largest reason of a verdict."""
+    named: dict[str, list[str]] = {}
+    for metric, why in judgement.refused.items():
+        named.setdefault(why, []).append(METRIC_NAMES[metric])
     lost = [words(one) for one in judgement.lost] or [
-        f"{METRIC_NAMES[metric]} unusable ({why})" for metric, why in judgement.refused.items()
+        f"{' and '.join(metrics)} unusable ({why})" for why, metrics in named.items()
     ]
     largest, verdict = judgement.largest, judgement.verdict
     if verdict == "NOT JUDGED" or largest is None:

@@ -31,6 +31,8 @@ _KV_TOKENS = re.compile(r"\b([A-Z]{1,10})(?: \+ host)? KV cache size: ([\d,]{1,2
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,20}) tokens per request: (\d{1,12}\.\d\d)x")
 _CONTEXT_PARALLEL = re.compile(r"Multiplying the GPU KV cache size by the [cd]c?p_world_size (\d{1,6})\b")
 _HIT_RATE = re.compile(r"Prefix cache hit rate: (\d{1,3}(?:\.\d+)?)%")
+_KV_USAGE = re.compile(r"KV cache usage: (\d{1,3}(?:\.\d+)?)%")
+_FULL = 95.0  # % of the KV cache; beyond it requests are preempted
 # What vLLM says of models that keep several kinds of KV cache (sliding windows, state space layers).
 _HYBRID = re.compile(
     r"Setting attention block size to (\d{1,6}) tokens|Add \d+ padding layers, may waste|Padding mamba page size|"
@@ -79,7 +81,7 @@ class ServerLog:
     their line has no end.
     ``kv_tokens``: KV cache in tokens; ``hybrid``: what shows that the model keeps several kinds of KV cache.
     ``offline``: not a server but vLLM's ``LLM`` class.  ``prefix_hit_rate``: that of the last throughput line, 0..1;
-    it is over a sliding window of recent queries and not per request.
+    it is over a sliding window of recent queries and not per request.  ``kv_full``: the KV cache was, at some time.
     """
 
     version: str | None = None
@@ -94,6 +96,7 @@ class ServerLog:
     hybrid: str = ""
     offline: bool | None = None
     prefix_hit_rate: float | None = None
+    kv_full: bool = False
     starts: int = 0
 
     def num_gpu_blocks(self, block_size: int) -> int | None:
@@ -162,6 +165,7 @@ def _has_whole_arguments(line: bytes) -> bool:
 def _read_line(file: RecordedFile, log: ServerLog, place: str, line: str) -> bool:
     if match := _HIT_RATE.search(line):
         log.prefix_hit_rate = min(1.0, float(match[1]) / 100)
+        log.kv_full |= (usage := _KV_USAGE.search(line)) is not None and float(usage[1]) >= _FULL
     elif (at := line.find(_ARGUMENTS)) >= 0:
         _start(file, log, place, line, at + len(_ARGUMENTS))
     elif match := _VERSION.search(line):

@@ -17,6 +17,7 @@ from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.overload import overloaded
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
 from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.served import late_first_tokens
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.generate import generate
 
@@ -119,6 +120,44 @@ def test_from_aggregates_a_slow_median_is_overloaded() -> None:
     )
 
 
+def without_events(hidden: float, count: int = 100) -> Recording:
+    """A reasoning model at 20 ms a token and 50 ms to the first: so much of each output has no event; 20 requests/s."""
+    tokens = [50 + 37 * i % 200 for i in range(count)]
+    lost = [round(hidden * (n - 1)) for n in tokens]
+    return recording(
+        requests=requests(
+            count,
+            arrival_us=[i * SECOND // 20 for i in range(count)],
+            output_tokens=tokens,
+            output_tokens_source="server usage",
+            ttft_us=[50_000 + 20_000 * n for n in lost],
+            e2e_us=[50_000 + 20_000 * (n - 1) for n in tokens],
+        )
+    )
+
+
+@pytest.mark.parametrize(("hidden", "comes_at_once"), [(0.5, False), (1.0, True)])
+def test_a_first_event_that_is_not_the_first_token_leaves_e2e_alone(hidden: float, comes_at_once: bool) -> None:
+    """TTFT follows the output length of a request: no overload and no TTFT or ITL, whatever its mean."""
+    made = without_events(hidden)
+    found = [finding for finding in run_checks(made)[0] if finding.severity == "unusable"]
+    assert [(finding.check, finding.metric) for finding in found] == [("token_events", "ttft"), ("token_events", "itl")]
+    late = late_first_tokens(made)
+    assert late is not None and late.comes_at_once is comes_at_once
+    assert late.us_per_token == pytest.approx(20_000 * hidden, rel=0.01)
+    assert not overloaded(made)[0]
+
+
+def test_first_tokens_that_wait_in_a_queue_are_first_tokens() -> None:
+    assert late_first_tokens(without_events(0.0)) is None
+    lengths = [5 + 37 * i % 200 for i in range(100)]
+    of_prompts = {"prompt_tokens": 100, "output_tokens": 1, "ttft_us": 5_000, "e2e_us": 25_000}
+    columns = {name: [each * n for n in lengths] for name, each in of_prompts.items()}
+    long_prompts = requests(100, output_tokens_source="server usage", **columns)
+    assert late_first_tokens(recording(requests=long_prompts)) is None, "a prefill takes longer, and so may the answer"
+    assert overloaded(ttft_run(500_000, 10_000_000))[0]
+
+
 # Stationarity.
 
 
@@ -141,6 +180,20 @@ def test_a_cold_start_is_reported_by_window() -> None:
     assert finding.measured["e2e_0_3_s_us"] == 500_000
     assert finding.measured["e2e_10_20_s_us"] == 300_000
     assert finding.measured["e2e_later_us"] == 250_000
+
+
+@pytest.mark.parametrize(("late", "found"), [(12, True), (2, False)])
+def test_neighbours_that_are_late_once_are_a_stall(late: int, found: bool) -> None:
+    """Requests that take 20 s longer at one time, while others go on; two of them are none."""
+    e2e = [250_000 + (20 * SECOND if 100 <= i < 100 + late else 0) for i in range(240)]
+    stalls = [f for f in findings_of(long_run(e2e_us=e2e), "stationarity") if "longest_us" in f.measured]
+    assert [(f.measured["requests"], f.measured["longest_us"]) for f in stalls] == [(12, 20 * SECOND)] * found
+
+
+def test_a_closed_loop_is_named() -> None:
+    """Four clients that send at once when they have their answer, 1 s each."""
+    made = long_run(arrival_us=[i // 4 * SECOND for i in range(240)], e2e_us=SECOND)
+    assert [f.measured["in_flight"] for f in findings_of(made, "stationarity") if "in_flight" in f.measured] == [4]
 
 
 def test_drift_inside_a_stage_is_reported() -> None:

@@ -167,6 +167,18 @@ def test_an_aggregate_hit_rate_is_named_as_such() -> None:
     assert "25.0 % is an aggregate; which requests hit is not identified" in finding.message
 
 
+@pytest.mark.parametrize(("us_per_token", "both"), [(2.8, True), (100.0, False)])
+def test_a_warm_cache_and_a_fast_prefill_look_alike(us_per_token: float, both: bool) -> None:
+    """Prompts of 100 to 4,060 tokens at steps of 20 ms: 2.8 us per token is computed by nothing, or cached."""
+    prompts = [100 + 40 * i for i in range(100)]
+    ttft = [50_000 + round(us_per_token * n) for n in prompts]
+    made = requests(100, prompt_tokens=prompts, output_tokens=21, ttft_us=ttft, e2e_us=[t + 400_000 for t in ttft])
+    (finding,) = findings_of(recording(requests=made), "prefix_cache")
+    assert finding.is_checked is both
+    if both:
+        assert finding.measured["us_per_prompt_token"] == pytest.approx(2.8, rel=0.01)
+
+
 @pytest.mark.slow
 def test_without_steps_nothing_is_claimed() -> None:
     made = recording(aggregates=aggregates())

@@ -110,3 +110,17 @@ def test_the_table_says_what_each_source_states(data_pack: Path) -> None:
         rows = ledger_table(recording).records()
     stated = {(row["source"], row["states"]) for row in rows}
     assert {("/metrics", "36,633"), ("server log", "36,633"), ("server log", "7,075")} <= stated
+
+
+@pytest.mark.parametrize(("name", "rate"), [("with-hit-rate", None), ("control", 0.0)])
+def test_hits_of_preempted_requests_are_not_those_of_prompts(data_pack: Path, name: str, rate: float | None) -> None:
+    """24.8 % by a log whose KV cache is full: prompts share nothing, and are replayed whole."""
+    with read_recording(data_pack / "field" / "10-preemption-hit-rate" / name) as recording:
+        assert recording.prefix_hit_rate == rate
+        assert (estimate_prefix(recording).prefill_tokens == recording.requests["prompt_tokens"].to_numpy()).all()
+        assert any("preempted" in line for line in recording.missing) == (name == "with-hit-rate")
+
+
+def test_a_proxy_stops_ttft_and_e2e(data_pack: Path) -> None:
+    found = stops(data_pack / LIVE / "lies" / "proxy-40ms")
+    assert [(one.check, one.metric) for one in found] == [("server_metrics", "ttft"), ("server_metrics", "e2e")]

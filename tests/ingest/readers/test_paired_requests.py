@@ -185,9 +185,8 @@ def test_vllms_benchmark_and_the_spans_of_vllm_0_32(data_pack: Path, tmp_path: P
         assert traced["prompt_tokens"].to_list()[3:] == recording.requests["prompt_tokens"].to_list()
         (server,) = [clock for clock in recording.clocks if clock.name == "server"]
         assert (server.kind, server.placed, server.uncertainty_us) == ("epoch", "bridged by identities", 1079)
-        unread = [line for line in recording.missing if line.endswith("not read")]
-        assert len(unread) == 11
-        assert "1 spans 'Load model' of scope 'vllm.model_executor.model_loader.base_loader': not read" in unread
+        (others,) = [line for line in recording.missing if "Load model" in line]
+        assert others.startswith("11 spans that are no steps or requests (")
 
 
 def test_guidellm_and_the_spans_of_a_real_server(data_pack: Path) -> None:
