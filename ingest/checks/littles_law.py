@@ -17,7 +17,6 @@ from blis_replay.ingest.checks.evidence import (
     Window,
     equal_windows,
     mean,
-    mean_of,
     named,
     not_checked,
     requests_in,
@@ -82,7 +81,6 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
         "throughput_per_s": 1e6 * sent.height / (window.end_us - window.start_us),
         "residence_us": mean(sent, "e2e_us"),
         "ratio": ratio,
-        **_as_published(recording, window),
     }
     counted = (
         f"{named(window)}: {depth:.1f} running and {waiting:.1f} waiting requests are {ratio:.3f} of those in flight"
@@ -197,15 +195,3 @@ def _verdict(ratio: float) -> str:
     if abs(ratio - 1) <= CONSISTENT:
         return "consistent"
     return "doubtful" if abs(ratio - 1) <= CONTRADICTORY else "contradictory, do not join steps and requests"
-
-
-def _as_published(recording: Recording, window: Window) -> Measured:
-    """The coarser form in use elsewhere: mean over sampled steps, requested rate, whole stage."""
-    requests = completed_requests(recording, "stage", "e2e_us")
-    if window.stage < 0 or not window.rate_per_s:
-        return {}
-    residence_us = mean(requests.filter(pl.col("stage") == window.stage), "e2e_us")
-    depth = mean_of(steps_in(recording, window, "running_depth"), "running_depth")
-    if not residence_us or depth is None:
-        return {}
-    return {"ratio_requested_rate_whole_stage": depth / (window.rate_per_s * residence_us / 1e6)}

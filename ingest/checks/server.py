@@ -10,9 +10,7 @@ import polars as pl
 from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
-from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.served import completed_requests, published
-from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.tables import Table, columns_named
 
 METRICS_CHECK = "server_metrics"
@@ -177,30 +175,17 @@ def check_recorder(recording: Recording, context: Context) -> list[Finding]:
     return [Finding(RECORDER_CHECK, "note", "", message, dict(log), RECORDER_RULE)]
 
 
-def recorder_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """None: the numbers are those of the finding."""
-    return ()
-
-
 ITERATIONS_CHECK = "iterations"
-ITERATIONS_MEASURES = "steps in the server's log: when they began, and their elapsed time against the step cycle"
+ITERATIONS_MEASURES = "steps in the server's log, and when they began"
 ITERATIONS_RULE = (
-    "elapsed time is what the engine waited for the model. It leaves out schedule(), the processing of outputs and, "
-    "with asynchronous scheduling, what ran before the wait. So it is a lower bound of the cycle and no step time. "
-    "The log stamps whole seconds: starts are worked out from arrivals, times of tokens and the server's own "
-    "durations, and lie at most the stated uncertainty from the true ones"
+    "the log stamps whole seconds: starts are worked out from arrivals, times of tokens and the server's own "
+    "durations, and lie at most the stated uncertainty from the true ones.  The elapsed time in the log is what the "
+    "engine waited for the model, so it is a lower bound of the cycle and no step time"
 )
-_CYCLES = """
-SELECT * FROM (
-    SELECT *, lead(start_us) OVER by_index - start_us AS cycle_us, lead(decode_requests) OVER by_index > 0 AS goes_on
-    FROM steps WHERE NOT dummy WINDOW by_index AS (ORDER BY engine, iteration)
-)
-WHERE cycle_us > 0 AND goes_on AND decode_requests > 0
-"""
 
 
 def check_iterations(recording: Recording, context: Context) -> list[Finding]:
-    """One finding where the log has iterations: how many, how many of them placed, elapsed time and cycle."""
+    """One finding where the log has iterations: how many, and how many of them are placed."""
     rows = recording.iterations
     if rows.is_empty():
         return []
@@ -212,57 +197,23 @@ def check_iterations(recording: Recording, context: Context) -> list[Finding]:
         uncertainty_us="median(uncertainty_us)",
         elapsed_us="avg(elapsed_us)",
     )
-    cycles = _cycles(rows).aggregate(cycle_us="avg(cycle_us)", elapsed_of_cycle="sum(elapsed_us) / sum(cycle_us)")
-    measured |= cycles | {"asynchronous": int(is_asynchronous(recording))}
-    return [Finding(ITERATIONS_CHECK, "note", "step_time", _sentence(measured), measured, ITERATIONS_RULE)]
-
-
-def iterations_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Elapsed time and cycle by decoding requests, over steps that decode and are followed by one that does."""
-    binned = (
-        "SELECT decode_requests // 4 * 4 AS depth, count(*) AS steps, avg(cycle_us) AS cycle_us, "
-        "avg(elapsed_us) AS elapsed_us FROM steps GROUP BY depth ORDER BY depth"
-    )
-    schema = {"depth": pl.Int64, "steps": pl.Int64, "cycle_us": pl.Float64, "elapsed_us": pl.Float64}
-    rows = query(binned, schema, steps=_cycles(recording.iterations)).frame().rows()
-    return (
-        Table(
-            "elapsed time and step cycle by decoding requests",
-            columns_named("decoding", "steps", "cycle ms", "elapsed ms"),
-            tuple(
-                (f"{depth} to {depth + 3}", steps, round(cycle / 1e3, 3), round(elapsed / 1e3, 3))
-                for depth, steps, cycle, elapsed in rows
-            ),
-            bars="cycle ms",
-        ),
-    )
-
-
-def _cycles(rows: Rows) -> Rows:
-    schema = {**rows.schema, "cycle_us": pl.Int64, "goes_on": pl.Boolean}
-    return query(_CYCLES, schema, steps=rows)
-
-
-def _sentence(measured: Measured) -> str:
     several = f" of {measured['engines']} engines" if int(measured["engines"] or 0) > 1 else ""
     dummies = f", {measured['dummies']:,} of them without requests" if measured["dummies"] else ""
     message = f"{measured['iterations']:,} iterations{several}{dummies}; "
-    if not measured["placed"]:
-        message += "when they began is not known"
-    else:
+    if measured["placed"]:
         uncertainty_ms = float(measured["uncertainty_us"] or 0) / 1e3
         message += f"{measured['placed']:,} are placed, the median to within {uncertainty_ms:.1f} ms"
-    if (share := measured["elapsed_of_cycle"]) is not None:
-        cycle_ms = float(measured["cycle_us"] or 0) / 1e3
-        message += f"; their elapsed time is {100 * float(share):.0f} % of the cycle of {cycle_ms:.2f} ms"
-    if measured["asynchronous"]:
-        message += ", and with asynchronous scheduling it is not the step either"
-    return message
+    else:
+        message += "when they began is not known"
+    return [Finding(ITERATIONS_CHECK, "note", "step_time", message, measured, ITERATIONS_RULE)]
+
+
+def no_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """None: the numbers are those of the finding."""
+    return ()
 
 
 METRICS = InstrumentCheck(METRICS_CHECK, METRICS_MEASURES, METRICS_RULE, check_metrics, metrics_tables)
 ARGUMENTS = InstrumentCheck(ARGUMENTS_CHECK, ARGUMENTS_MEASURES, ARGUMENTS_RULE, check_arguments, arguments_tables)
-RECORDER = InstrumentCheck(RECORDER_CHECK, RECORDER_MEASURES, RECORDER_RULE, check_recorder, recorder_tables)
-ITERATIONS = InstrumentCheck(
-    ITERATIONS_CHECK, ITERATIONS_MEASURES, ITERATIONS_RULE, check_iterations, iterations_tables
-)
+RECORDER = InstrumentCheck(RECORDER_CHECK, RECORDER_MEASURES, RECORDER_RULE, check_recorder, no_tables)
+ITERATIONS = InstrumentCheck(ITERATIONS_CHECK, ITERATIONS_MEASURES, ITERATIONS_RULE, check_iterations, no_tables)
