@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 260,
-    "lines of the instrument": 53_270,
+    "lines of the instrument": 53_330,
     "lines of labs": 15_660,
     "lines of scripts": 5_000,
     "lines of tests": 39_420,
