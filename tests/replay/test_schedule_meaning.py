@@ -21,7 +21,6 @@ from blis_replay.validate.explain.schedule import (
     ARGUMENT,
     NOT_IDENTIFIED,
     PREFIX,
-    UNKNOWN,
     VERSION,
     Meaning,
     blocks_that_fit,
@@ -116,19 +115,6 @@ def test_a_request_that_ended_early() -> None:
     assert found is not None
     last = int(served(workload(4, **BUSY)).last_step[7])
     assert (found.cause, found.sentence) == (ABORTED, f"request 7 was given up before step {last + 1:,}")
-
-
-@pytest.mark.slow
-def test_a_request_that_no_file_records() -> None:
-    """Request 10 is taken out of the files; its lengths are worked out from the steps."""
-    recording = recorded()
-    _arrival, prompt, held, output = workload(4, **BUSY)[10]
-    rest = recording.requests.frame().filter(pl.col("request_index") != 10)
-    found = meaning(replace(recording, requests=rows_of(rest)))
-    assert held == 0
-    assert found is not None
-    assert found.cause == UNKNOWN
-    assert f"a request of {prompt:,} prompt tokens and {output:,} output tokens" in found.sentence
 
 
 def test_a_request_that_was_given_up_by_step_records() -> None:

@@ -1,7 +1,7 @@
 """Hypotheses on a recorded schedule: what makes the engine's steps equal to the recorded ones again.
 
-An engine argument, a release, a hit in the prefix cache, a request that was given up or that no file has.  Each is
-scored by the steps that are equal with it.  Where several make all equal, or none does, no cause is named.
+An engine argument, a release, a hit in the prefix cache, a request that was given up.  Each is scored by the steps
+that are equal with it.  Where several make all equal, or none does, no cause is named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blis_replay.base.engine_packs import engine_packs
 from blis_replay.base.errors import ReplayError, TraceError
 from blis_replay.blis.trace import RELEASE_ARGUMENTS, EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.steps.followed import SERVED_SCHEMA, served_requests
+from blis_replay.ingest.steps.followed import served_requests
 from blis_replay.replay.engine import replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
@@ -26,22 +26,13 @@ from blis_replay.validate.explain.hypothesis import Hypothesis
 from blis_replay.validate.explain.inputs import argument_hypothesis, stated_as
 from blis_replay.validate.explain.rule import best_first
 
-ARGUMENT, PREFIX, ABORTED, UNKNOWN, VERSION = (
-    "engine argument",
-    "prefix cache",
-    "aborted request",
-    "request that no file records",
-    "version",
-)
+ARGUMENT, PREFIX, ABORTED, VERSION = "engine argument", "prefix cache", "aborted request", "version"
 NOT_IDENTIFIED = "not identified"
 MAX_STEPS = 5_000  # steps after the first that differs: to score a hypothesis takes as long as its steps
 MAX_REQUESTS = 64  # requests that may have been given up
 MAX_NAMED = 3  # causes that a sentence lists
-MAX_AT_ONCE = 4  # requests that come with one that no file has
 _BLOCK_SIZES = (16, 32, 64, 128)
-_LONG = 1 << 20  # output tokens of a request whose end is not known
 _BLOCKS_TO_SPARE = 1 << 20
-_IDENTITY = ("request_index", "request_id")
 VLLM_VERSION = "vllm_version"
 # The arguments that go by the release, each without one.
 _NO_RELEASE: dict[str, Any] = {one.name: one.default for one in fields(EngineConfig) if one.name in RELEASE_ARGUMENTS}
@@ -118,7 +109,7 @@ def meaning_of(recording: Recording, check: ScheduleCheck) -> Meaning | None:
     better = _better(recording, check, _CAUSES)
     whole = list({one.sentence: one for one in best_first(better, 0.0, exact=True)}.values())
     causes = {one.cause for one in whole}
-    if len(whole) == 1 or causes == {UNKNOWN}:  # wherever it stood among those that came with it
+    if len(whole) == 1:
         return whole[0]
     either = "; or ".join(one.sentence for one in whole[:MAX_NAMED])
     if causes == {VERSION}:
@@ -307,8 +298,8 @@ def _name(requests: pl.DataFrame, row: int) -> str:
     return f"request {index}" if index is not None else str(name or "a request")
 
 
-def _other_requests(recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
-    """In a log whose counts cannot be those of the requests: one of them ended early, or there is one more."""
+def _ended_early(recording: Recording, check: ScheduleCheck) -> Iterator[Meaning]:
+    """In a log whose counts cannot be those of the requests: one of them ended early."""
     schedule, simulated = check.schedule, check.simulated
     if schedule.source != LOG or not schedule.why or simulated is None:
         return
@@ -321,62 +312,12 @@ def _other_requests(recording: Recording, check: ScheduleCheck) -> Iterator[Mean
         sentence = f"{_name(schedule.requests, place)} was given up before step {int(schedule.step[end]):,}"
         changed = served.with_columns(shorter.alias("output_tokens"))
         yield from _scheduled(recording, changed, ABORTED, sentence)
-    yield from _one_more(recording, check, served)
 
 
 def _is(requests: pl.DataFrame, row: dict[str, object]) -> pl.Series:
     same = pl.col("request_index").eq_missing(pl.lit(row["request_index"], pl.Int64))
     same &= pl.col("request_id").eq_missing(pl.lit(row["request_id"], pl.String))
     return requests.select(same).to_series()
-
-
-def _one_more(recording: Recording, check: ScheduleCheck, served: pl.DataFrame) -> Iterator[Meaning]:
-    """One request more among those whose prompts are not what the steps computed, at each place there is."""
-    schedule = check.schedule
-    admitted = pl.col("admitted")
-    known = set(schedule.requests.filter(admitted < schedule.since).select(_IDENTITY).rows())
-    first = next((i for i, row in enumerate(served.select(_IDENTITY).rows()) if row not in known), served.height)
-    begun = schedule.requests.filter(admitted.is_between(schedule.since, schedule.end)).height
-    tokens = int(schedule.counts["prefill_tokens"][schedule.since : schedule.end + 1].sum())
-    for number in range(max(begun - MAX_AT_ONCE, 1), begun + 1):
-        others = served["prompt_tokens"].slice(first, number - 1).fill_null(0)
-        prompt = tokens - int(others.sum())
-        if prompt < 1:
-            continue
-        for place in range(first, min(first + number, served.height + 1)):
-            yield from _with_lengths(recording, check, served, place, prompt)
-
-
-def _with_lengths(
-    recording: Recording, check: ScheduleCheck, served: pl.DataFrame, place: int, prompt: int
-) -> Iterator[Meaning]:
-    """With a request of that prompt, which decodes until the counts say that somebody has ended."""
-    step = int(check.schedule.step[check.schedule.since])
-    for one in _scheduled(recording, _with_one_more(served, place, prompt, _LONG), UNKNOWN, ""):
-        found = one.hypothesis.schedule
-        if found is None or found.end <= check.schedule.end or not found.why:
-            continue
-        for first in range(check.schedule.since, min(check.schedule.end + 1, found.end)):
-            output = found.end - first
-            sentence = (
-                f"a request of {prompt:,} prompt tokens and {output:,} output tokens that no file records was served "
-                f"from step {step:,} on"
-            )
-            changed = _with_one_more(served, place, prompt, output)
-            yield from _scheduled(recording, changed, UNKNOWN, sentence)
-
-
-def _with_one_more(served: pl.DataFrame, place: int, prompt: int, output: int) -> pl.DataFrame:
-    values: dict[str, object] = dict.fromkeys(SERVED_SCHEMA) | {
-        "arrived_us": served["arrived_us"][min(place, served.height - 1)],
-        "at_server": True,
-        "prompt_tokens": prompt,
-        "output_tokens": output,
-        "cached_prompt_tokens": 0,
-        "status": "ok",
-    }
-    more = pl.DataFrame([values], schema=SERVED_SCHEMA, orient="row")
-    return pl.concat([served.head(place), more, served.tail(served.height - place)])
 
 
 def _unexplained(check: ScheduleCheck, best: Meaning | None) -> Meaning:
@@ -393,4 +334,4 @@ def _unexplained(check: ScheduleCheck, best: Meaning | None) -> Meaning:
 
 # Every kind of cause; a further one is a function that yields meanings, and an entry here.
 _CAUSES_OF_ENGINE: tuple[_Causes, ...] = (_engine_arguments, _memory, _releases)
-_CAUSES = (*_CAUSES_OF_ENGINE, _prefix_hits, _given_up, _other_requests)
+_CAUSES = (*_CAUSES_OF_ENGINE, _prefix_hits, _given_up, _ended_early)
