@@ -5,7 +5,8 @@ An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SO
     verb         a click command; the name of a group of verbs, e.g. ``coefficients``: a command in that group
     simulator    a function that makes a simulator from its name and ``SimulatorInputs`` (replay/simulators.py)
     compare      what ``blis-replay compare --simulators`` and ``--published`` answer
-    whatif       ``find``, what ``blis-replay whatif --find`` answers
+    simulate     what ``blis-replay simulate`` answers: ``requests`` for ``--engine``, ``find`` for ``--find``,
+                 ``export`` for ``--to``
     requests     the type of ``DeclaredRequests`` (replay/declared.py) for a kind of ``--replay arrivals=KIND``
     latency      the type of latency models of a kind (``blis.releases.latency``); its step time is a function that
                  the kernel calls (``blis.kernel.step_time.registered``)

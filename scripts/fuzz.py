@@ -54,7 +54,7 @@ VERBS = (
     ("timeline", "{}", "--out", "trace.json"),
     ("calibrate", "{}", "--out", "mine.yaml", "--force", "--workers", "1"),
     ("gate", "--coefficients", RELEASE, "--experiment", "{}", "--junit", "gate.xml"),
-    ("whatif", "{}", "--set", "max_num_seqs=16"),
+    ("simulate", "{}", "--set", "max_num_seqs=16"),
     ("coefficients", "steps", "{}"),
     ("list",),
 )

@@ -186,8 +186,8 @@ def _missed(
 
 
 def _effect(release: Path, store: Path) -> list[str]:
-    """The effect of fewer sequences on E2E: as `whatif` has it from the recording with more, and as it was."""
-    rows = br.whatif(TRAINED[0], {"max_num_seqs": 4}, str(release), store).frame
+    """The effect of fewer sequences on E2E: as `simulate` has it from the recording with more, and as it was."""
+    rows = br.simulate(TRAINED[0], {"max_num_seqs": 4}, str(release), store).frame
     recorded, changed = rows["e2e_mean_ms"].to_list()[:2]
     predicted = 100 * (changed / recorded - 1)
     effect = 100 * observed(FEWER, store).over(observed(TRAINED[0], store))[0]

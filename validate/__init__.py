@@ -40,10 +40,10 @@ if TYPE_CHECKING:
         report_page,
         requests,
         segments,
+        simulate,
         steps,
         timeline_window,
         validate,
-        whatif,
     )
 
 __all__ = [
@@ -60,10 +60,10 @@ __all__ = [
     "report_page",
     "requests",
     "segments",
+    "simulate",
     "steps",
     "timeline_window",
     "validate",
-    "whatif",
 ]
 
 

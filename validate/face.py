@@ -228,12 +228,12 @@ def compare(
         return differences_answer(differences(side_of(opened, a, choice), side_of(opened, b, choice)))
 
 
-def whatif(
+def simulate(
     name: str, changes: Mapping[str, EngineValue], coefficients: str | None = None, store: _StorePath = None
 ) -> Answer:
     """The same requests with other engine arguments, such as ``{"max_num_seqs": 64}``; a row per replay.
 
-    Example: ``br.whatif("7b-train", {"max_num_seqs": 64}).frame``
+    Example: ``br.simulate("7b-train", {"max_num_seqs": 64}).frame``
     """
     changed = tuple(changes.items())
     found = what_if(load(name, store), release_for(coefficients, [name]), [changed])

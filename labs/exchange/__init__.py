@@ -1,4 +1,4 @@
 """Files of other tools: requests for other simulators, and BLIS's ``defaults.yaml``.
 
-Plugs in the verb ``export``, and ``coefficients convert``.
+Plugs in ``blis-replay simulate --to``, and ``coefficients convert``.
 """

@@ -1,65 +1,40 @@
-"""The verbs ``blis-replay export`` and ``coefficients convert``."""
+"""What ``blis-replay simulate --to`` answers, and the verb ``coefficients convert``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from blis_replay.base.errors import counted
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import form_options
 from blis_replay.validate.cli.coefficients import release_file_option, show_hint, write_release
-from blis_replay.validate.cli.options import FILE, PlacePath, experiment_option, store_option, verb
+from blis_replay.validate.cli.options import FILE, verb
 from blis_replay.validate.text.answer import one_line
 
-# As in exchange.export.TARGETS, whose import would make help slow; a test compares the two.
-TARGETS = ("tracev2", "mooncake")
+if TYPE_CHECKING:
+    from blis_replay.ingest.recording import Recording
+    from blis_replay.validate.text.answer import Answer
 
 
-@verb("export")
-@experiment_option
-@click.option("--to", "target", type=click.Choice(TARGETS), required=True, help="The format to write.")
-@click.option(
-    "--out",
-    "-o",
-    type=PlacePath(),
-    help="File, or folder for tracev2.  [default: called like the alias]",
-)
-@click.option("--force", is_flag=True, help="Replace what is there.")
-@store_option
-@form_options
-def export_verb(name: str, target: str, out: Path | None, force: bool, store_path: Path) -> None:
-    """Write the requests of an experiment so that other simulators can replay them.
-
-    tracev2 is BLIS's format (a folder with trace.yaml and trace.csv); mooncake is JSON
-    lines with ids of 512-token blocks, which AIPerf and Dynamo read too. `blis-replay
-    ingest` reads both and finds the same requests. Standard error names what a format
-    cannot carry.
-
-    \b
-    Examples:
-      blis-replay export 34b-general --to tracev2
-      blis-replay export 34b-general --to mooncake --out load.jsonl --force
-    """
-    from blis_replay.validate.experiment import stored_experiment
+def exported(recording: Recording, target: str, out: Path | None, *, force: bool) -> Answer:
+    """What ``blis-replay simulate --to`` answers; what the format cannot carry goes to standard error."""
     from blis_replay_labs.exchange.export import export
 
-    recording = stored_experiment(store_path, name)
     done = export(recording, target, out, force)
     if done.not_carried:
         click.echo(f"not carried by {target}: {', '.join(done.not_carried)}", err=True)
-    print_answer(
-        one_line(
-            f"{recording.alias}: {counted(done.requests, 'request')} in {', '.join(map(str, done.files))}",
-            {
-                "slug": recording.slug,
-                "alias": recording.alias,
-                "to": target,
-                "requests": done.requests,
-                "files": [str(path) for path in done.files],
-                "not_carried": list(done.not_carried),
-            },
-        )
+    return one_line(
+        f"{recording.alias}: {counted(done.requests, 'request')} in {', '.join(map(str, done.files))}",
+        {
+            "slug": recording.slug,
+            "alias": recording.alias,
+            "to": target,
+            "requests": done.requests,
+            "files": [str(path) for path in done.files],
+            "not_carried": list(done.not_carried),
+        },
     )
 
 

@@ -1,6 +1,6 @@
 """Requests that nobody recorded: request tables and made-up loads through the simulator, and a search for load limits.
 
-Plugs in the verb ``simulate`` and ``blis-replay whatif --find``.  From Python: ``simulate``.
+Plugs in ``blis-replay simulate --engine`` and ``simulate --find``.  From Python: ``simulate``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["simulate"]
 
 
-def simulate(
-    requests: Path | str, engine: Path | str, coefficients: str, model: str | None = None, gpus: int | None = None
-) -> Answer:
+def simulate(requests: Path | str, engine: Path | str, coefficients: str, model: str | None = None) -> Answer:
     """Simulate a request table (CSV, JSON lines or Parquet) on an engine (YAML); a row per number of the summary.
 
-    ``model`` and ``gpus`` (tensor parallelism) choose between the models of a release.
+    ``model`` and tensor_parallel_size of the engine choose between the models of a release.
 
     Example: ``simulate("requests.csv", "engine.yaml", "h100-vllm-0.15.1", "llama-2-7b-hf").frame``
     """
@@ -29,6 +27,6 @@ def simulate(
     from blis_replay_labs.synthetic.text import simulation_answer, summary
 
     release, given = load_release(coefficients), read_engine(Path(engine))
-    entry = given.entry(release, model, gpus)
+    entry = given.entry(release, model)
     table = read_request_table(Path(requests), given.engine.block_size)
     return simulation_answer(summary(simulate_table(table, given.engine, release, entry)))

@@ -137,7 +137,7 @@ def searched(
     again: str,
     **pool: Unpack[Pool],
 ) -> Answer:
-    """What ``blis-replay whatif --find`` answers: ``find_most`` as ``load_answer``."""
+    """What ``blis-replay simulate --find`` answers: ``find_most`` as ``load_answer``."""
     found = find_most(recording, release, load, objectives, changes, **pool)
     return load_answer(recording, release, load, objectives, found, again)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +21,6 @@ from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.tables import without_formulas
 from blis_replay.replay.engine import not_simulated, with_captured_sizes, with_engine
 from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
@@ -62,9 +60,9 @@ class EngineFile:
     tensor_parallelism: int | None
     captured_sizes: tuple[int, ...] | None = None
 
-    def entry(self, release: CoefficientRelease, model: str | None, tensor_parallelism: int | None) -> ModelEntry:
-        """As ``choose_entry``, with its tensor parallelism where None is given, and on its CUDA graphs."""
-        entry = choose_entry(release, model, tensor_parallelism or self.tensor_parallelism)
+    def entry(self, release: CoefficientRelease, model: str | None) -> ModelEntry:
+        """As ``choose_entry``, with its tensor parallelism and on its CUDA graphs."""
+        entry = choose_entry(release, model, self.tensor_parallelism)
         return replace(entry, latency=with_captured_sizes(entry.latency, self.captured_sizes))
 
 
@@ -79,16 +77,16 @@ class Simulation:
     result: SimResult
 
 
-def read_engine(path: Path) -> EngineFile:
+def read_engine(path: Path, overrides: Mapping[str, Any] | None = None) -> EngineFile:
     """Engine arguments from a YAML file, under vLLM's names, as ``ingest --engine`` takes them.
 
-    ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len`` and ``async_scheduling`` are
-    needed; the others have vLLM's defaults, and without ``num_gpu_blocks`` memory never
-    binds.  What changes no schedule is read over.  Raises ``RecordingError`` for an unknown
-    argument or a value of the wrong type, ``ReplayError`` for a missing one and for one that is
-    not simulated, ``TraceError`` for what the engine cannot be.
+    ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len`` and ``async_scheduling`` are needed; the others
+    have vLLM's defaults, and without ``num_gpu_blocks`` memory never binds.  What changes no schedule is read over.
+    ``overrides``: arguments in place of the file's.  Raises ``RecordingError`` for an unknown argument or a value of
+    the wrong type, ``ReplayError`` for a missing one and for one that is not simulated, ``TraceError`` for what the
+    engine cannot be.
     """
-    given = read_engine_file(RecordedFile(path, path.name))
+    given = {**read_engine_file(RecordedFile(path, path.name)), **(overrides or {})}
     missing = [name for name in _REQUIRED if given.get(name) is None]
     if missing:
         raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line for each, such as `max_num_seqs: 128`")
@@ -127,7 +125,7 @@ def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallel
         problem = f"has no coefficients for {model or 'any model'}{parallelism}; it has"
     entries = ", ".join(_label(entry) for entry in fitting or release.models)
     raise UnknownNameError(
-        f"release {release.name} {problem}: {entries}; choose one with --model and --tensor-parallelism"
+        f"release {release.name} {problem}: {entries}; choose one with --model, and tensor_parallel_size of the engine"
     )
 
 
@@ -230,8 +228,8 @@ def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) 
     return pl.DataFrame({"step": numbers, **{name: steps[column] for name, column in _STEP_COLUMNS.items()}})
 
 
-def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:
-    """Write ``requests.parquet`` and ``steps.parquet`` (and ``.csv``) into a folder: all of them, or none.
+def write_tables(simulation: Simulation, folder: Path) -> None:
+    """Write ``requests.parquet`` and ``steps.parquet`` into a folder: both, or none.
 
     Raises ``OSError`` if the folder cannot be written.
     """
@@ -239,25 +237,19 @@ def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:
     # A long run has more steps than should be in memory twice.
     parts = (step_frame(simulation, first, _STEPS_A_PART) for first in range(0, max(steps, 1), _STEPS_A_PART))
     with whole_files(folder) as scratch:
-        write_frame(scratch / "requests", iter([request_frame(simulation)]), as_csv)
-        write_frame(scratch / "steps", parts, as_csv)
+        write_frame(scratch / "requests.parquet", iter([request_frame(simulation)]))
+        write_frame(scratch / "steps.parquet", parts)
 
 
-def write_frame(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None:
-    """Write the parts of a table, one at least, as ``stem.parquet`` (and ``.csv``, ``without_formulas``)."""
+def write_frame(path: Path, parts: Iterator[pl.DataFrame]) -> None:
+    """Write the parts of a table, one at least, as Parquet."""
     from pyarrow.parquet import ParquetWriter
 
     head = next(parts)
     table = head.to_arrow()
-    with (
-        whole_file(stem.with_suffix(".parquet")) as file,
-        ParquetWriter(file, table.schema, compression="zstd") as parquet,
-        whole_file(stem.with_suffix(".csv")) if as_csv else nullcontext() as text,
-    ):
-        for number, part in enumerate(chain([head], parts)):
+    with whole_file(path) as file, ParquetWriter(file, table.schema, compression="zstd") as parquet:
+        for part in chain([head], parts):
             parquet.write_table(part.to_arrow())
-            if text is not None:
-                without_formulas(part).write_csv(text, include_header=number == 0)
 
 
 def _names(entry: ModelEntry) -> set[str]:
@@ -296,7 +288,7 @@ def simulate_on_cluster(
     return ClusterSimulation(table, cluster, result, instances)
 
 
-def write_cluster_tables(simulation: ClusterSimulation, folder: Path, as_csv: bool) -> None:
+def write_cluster_tables(simulation: ClusterSimulation, folder: Path) -> None:
     """Write ``requests`` and ``steps`` of all instances into a folder, all or none, ``instance`` the first column.
 
     Raises ``OSError`` if the folder cannot be written.
@@ -306,7 +298,7 @@ def write_cluster_tables(simulation: ClusterSimulation, folder: Path, as_csv: bo
             frames = [
                 frame_of(part).select(pl.lit(i).alias("instance"), "*") for i, part in enumerate(simulation.instances)
             ]
-            write_frame(scratch / name, iter([pl.concat(frames)]), as_csv)
+            write_frame(scratch / f"{name}.parquet", iter([pl.concat(frames)]))
 
 
 def _part(table: RequestTable, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RequestTable:

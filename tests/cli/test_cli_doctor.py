@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from command_line import Answer, Run
 
-from blis_replay_labs.cluster.config import router_of_text
-from blis_replay_labs.synthetic.cli import ROUTERS
-
 
 def found(answer: Answer) -> dict[str, dict[str, str]]:
     return {one["name"]: one for one in answer.json["found"]}
@@ -79,7 +76,6 @@ def test_a_shell_completes_verbs_and_options(run: Run, monkeypatch: pytest.Monke
     [
         ("report --baseline stepml-di", ["stepml-direct"]),
         ("simulate --coefficients stepml-di", ["stepml-direct"]),
-        ("simulate --router wei", ["weighted"]),
         ("simulate -e 34b-gen", ["34b-general"]),
         ("compare -e 34b-gen", ["34b-general"]),
         ("inspect --check step_cl", ["step_clock"]),
@@ -92,11 +88,6 @@ def test_a_shell_completes_what_an_option_takes(
     monkeypatch.setenv("COMP_WORDS", f"blis-replay {words}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
     assert run().out.splitlines() == [f"plain,{name}" for name in found]
-
-
-def test_routers_are_those_of_the_simulator() -> None:
-    for name in ROUTERS:
-        router_of_text(name)
 
 
 def rows_of(answer: Answer) -> list[dict[str, str]]:

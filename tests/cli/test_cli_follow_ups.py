@@ -103,7 +103,7 @@ def test_the_command_of_whatif_names_the_coefficients_and_the_store(run: Run, as
     STORE_DEFAULT.rename("my store.duckdb")
     Path("mine.yaml").rename("my fit.yaml")
     given = ["--coefficients", "my fit.yaml", "--store", "my store.duckdb"]
-    printed = run("whatif", "1b-general", *asked, *given).out
+    printed = run("simulate", "1b-general", *asked, *given).out
     (command,) = re.findall(r"^ +blis-replay (.*)$", printed, flags=re.M)
     assert command == "validate --experiment 1b-general --coefficients 'my fit.yaml' --store 'my store.duckdb'"
     assert run(*shlex.split(command)).code == 0

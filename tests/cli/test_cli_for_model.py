@@ -72,7 +72,7 @@ def test_any_gpu_with_a_datasheet(run: Run, tmp_path: Path) -> None:
     # 24 layers and the output projection: 1.28e9 parameters of 2 bytes, read at 0.98 of the bandwidth or so.
     assert itl_ms("rtx.yaml") - itl_ms("h100.yaml") == pytest.approx(2.56 / 1.008 - 2.56 / 3.35, rel=0.1)
     options = ["--coefficients", "h100-vllm-0.15.1", "--gpu-file", "gpus.yaml", "--set", "max_num_seqs=8"]
-    refused = run("whatif", "34b-general", *options)
+    refused = run("simulate", "34b-general", *options)
     assert (refused.code, len(refused.err.strip().splitlines())) == (4, 1)
     assert "are of H100-SXM-80GB and follow from no datasheet; use h100-physical" in refused.err
 

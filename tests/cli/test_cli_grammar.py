@@ -140,7 +140,7 @@ def test_help_promises_more_only_where_there_is_a_longer_form() -> None:
         ("list", "--store", ""),
         ("coefficients", "show", ""),
         ("validate", "tiny-live-a", "--coefficients", ""),
-        ("export", "tiny-live-a", "--to", "mooncake", "--out", ""),
+        ("simulate", "tiny-live-a", "--to", "mooncake", "--out", ""),
     ],
 )
 def test_an_empty_value_is_called_empty(run: Run, arguments: tuple[str, ...]) -> None:
@@ -183,7 +183,7 @@ TABLES = {
     ("compare", "--runs"): 0,
     # error, scheduling mode and no component, of mean and p99 of three metrics
     ("explain", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous"): 18,
-    ("whatif", "--experiment", "34b-general", "--set", "max_num_seqs=64"): 2,
+    ("simulate", "--experiment", "34b-general", "--set", "max_num_seqs=64"): 2,
     ("doctor",): None,
 }
 
@@ -204,7 +204,7 @@ def test_forms_hold_the_same_rows(run: Run, command: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_what_writes_files_answers_with_one_row(run: Run) -> None:
-    export = ("export", "--experiment", "34b-codegen", "--to", "tracev2", "--force")
+    export = ("simulate", "--experiment", "34b-codegen", "--to", "tracev2", "--force")
     (row,) = csv.DictReader(io.StringIO(run(*export, "--csv").out))
     assert row["files"] == "34b-codegen-tracev2/trace.yaml; 34b-codegen-tracev2/trace.csv"
     assert run(*export, "--json").json["requests"] == int(row["requests"]) == 9000

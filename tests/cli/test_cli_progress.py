@@ -82,7 +82,7 @@ def test_a_terminal_hears_something_before_the_store_is_read(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_sweep_counts_its_replays_on_a_terminal_and_wipes_the_line(tmp_path: Path) -> None:
-    whatif = [*COMMAND[:-1], "whatif", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"]
+    whatif = [*COMMAND[:-1], "simulate", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"]
     said = on_terminal([*whatif, "--store", str(tmp_path / "s.duckdb")])
     assert "] 1 of 2" in said
     assert said.endswith("\r\x1b[K")

@@ -19,7 +19,7 @@ from blis_replay.validate.text.answer import page_json
         ("validate", ("7b-train", "tiny-live-e")),
         ("gate", ("--coefficients", "cpu-vllm-0.32.0", "--experiment", "tiny-live-*", "--baseline", "cpu-vllm-0.32.0")),
         ("explain", ("tiny-live-c",)),
-        ("whatif", ("tiny-live-c", "--set", "max_num_seqs=4")),
+        ("simulate", ("tiny-live-c", "--set", "max_num_seqs=4")),
         ("report", ("tiny-live-c", "--out", "report.html")),
         ("list", ()),
         ("inspect", ("tiny-live-c",)),

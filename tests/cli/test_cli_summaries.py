@@ -110,7 +110,7 @@ def test_a_summary_is_replayed_as_the_load_that_it_states(
     rows = "".join(f"{gap_s * i:.3f},{450 + i % 101},{90 + i % 21}\n" for i in range(200))
     (tmp_path / "load.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
     options = ["--coefficients", "h100-vllm-0.15.1", "--model", MODEL, "--out", "made", "--json"]
-    loop = ["--concurrency", str(clients)] if clients else []
+    loop = ["--set", f"concurrency={clients}"] if clients else []
     simulated = run("simulate", "--requests", "load.csv", "--engine", "engine.yaml", *options, *loop).json
     folder = tmp_path / "34b-bench"
     folder.mkdir()

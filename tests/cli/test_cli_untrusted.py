@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import polars as pl
 import pytest
 from command_line import Answer, Run
-
-from blis_replay_labs.synthetic.simulation import write_frame
 
 pytestmark = pytest.mark.slow
 
@@ -67,20 +64,6 @@ def test_latencies_of_nothing_are_explained_in_ms(run: Run, tmp_path: Path) -> N
     answer = run("explain", "20260101-000000-x-34b-tp2-codegen", "--workers", "1")
     assert (answer.code, answer.err) == (0, "")
     assert " ms" in answer.out
-
-
-def test_ids_that_are_formulas_are_texts_in_a_table_for_spreadsheets(tmp_path: Path) -> None:
-    ids = pl.DataFrame({"request_id": ["=1+1", "@SUM(A1)", "-1", "cmpl-1"]})
-    write_frame(tmp_path / "requests", iter([ids]), as_csv=True)
-    written = (tmp_path / "requests.csv").read_text("utf-8").split()
-    assert written == [
-        "request_id",
-        "'=1+1",
-        "'@SUM(A1)",
-        "-1",
-        "cmpl-1",
-    ]
-    assert pl.read_parquet(tmp_path / "requests.parquet").equals(ids)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])

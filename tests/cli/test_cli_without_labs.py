@@ -28,7 +28,7 @@ def no_labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["coefficients", "silicon", "config.json"], "the verb 'coefficients silicon'"),
         (["compare", "--published"], "--published"),
         (["compare", "7b-train", "--simulators", "all"], "--simulators"),
-        (["whatif", "7b-train", "--find", "rate", "--slo", "ttft.p95=500ms"], "--find"),
+        (["simulate", "7b-train", "--find", "rate", "--slo", "ttft.p95=500ms"], "--find"),
         (["validate", "7b-train", "--simulator", "floor:line"], "floor:line: this simulator"),
     ],
 )

@@ -145,7 +145,7 @@ def test_each_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pyt
     frames = {name: answer for name, answer in answers.items() if isinstance(answer, pl.DataFrame)}
     assert set(answers) - set(frames) == {"figure", "replay", "report_page"}
     assert [name for name, frame in frames.items() if frame.is_empty()] == []
-    for name in ("attribute", "compare", "gate", "validate", "whatif"):  # numbers, not texts of them
+    for name in ("attribute", "compare", "gate", "validate", "simulate"):  # numbers, not texts of them
         assert {kind.base_type() for kind in frames[name].dtypes} & {pl.Float64}
 
 
@@ -160,7 +160,7 @@ def test_without_a_release_the_one_that_ships_for_the_experiments_is_used() -> N
 
 def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:
     """Half as many sequences as 34b-codegen had at once slow it down; a recording differs from its replay."""
-    answer = br.whatif("34b-codegen", {"max_num_seqs": 16}, store=store)
+    answer = br.simulate("34b-codegen", {"max_num_seqs": 16}, store=store)
     recorded, changed = answer.frame.select("overrides", "e2e_mean_ms").rows()
     assert changed[0] == "max_num_seqs=16"
     assert changed[1] > recorded[1]

@@ -92,8 +92,11 @@ def error_json(code: int, text: str) -> str:
 _KINDS = {WRONG_USE: "wrong use", BAD_DATA: "bad data", FAULT: "fault", INTERRUPTED: "interrupted"}
 
 
-def print_answer(answer: Answer) -> int:
-    """Print an answer as text, or in the form asked for, to where it is wanted; its exit code."""
+def print_answer(answer: Answer, schema: str = "") -> int:
+    """Print an answer as text, or in the form asked for, to where it is wanted; its exit code.
+
+    ``schema``: of the JSON, where it is not the one that is named like the verb.
+    """
     from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
 
     meta = click.get_current_context().meta
@@ -103,7 +106,7 @@ def print_answer(answer: Answer) -> int:
         brief = answer.brief and not meta.get(f"{_META}.verbose")
         text = page_text(answer.brief if brief else answer.page) + "\n"
     elif form == "json":
-        text = page_json(with_schema(verb_name(click.get_current_context()), answer.document)) + "\n"
+        text = page_json(with_schema(schema or verb_name(click.get_current_context()), answer.document)) + "\n"
     else:
         for sentence in () if quiet() else answer.beside_data:
             click.echo(printable(sentence), err=True)

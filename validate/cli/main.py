@@ -47,7 +47,7 @@ SECTIONS = {
         "coefficients": ("coefficients", "Coefficient releases: list, show, exchange, make, test."),
     },
     "Simulate": {
-        "whatif": ("whatif", "The same requests with other engine arguments."),
+        "simulate": ("simulate", "Requests with other engine arguments, or another load."),
     },
     "Tool": {
         "doctor": ("tool", "What is installed, where things are kept, and what stands in the way."),
@@ -57,8 +57,6 @@ VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.ite
 # Verbs of our labs, which plug them in as add-ons, in the same order: verb -> one line of help.
 LABS = {
     "verify": "Check the simulator itself: conservation, causality, queueing theory.",
-    "export": "Write the requests of an experiment for other simulators.",
-    "simulate": "Simulate any request table, without a recording.",
     "study": "Do coefficients hold for models and workloads they were not fitted to?",
 }
 

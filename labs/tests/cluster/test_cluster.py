@@ -20,6 +20,7 @@ from blis_replay_labs.cluster.config import (
     RoundRobin,
     Router,
     Weighted,
+    router_of_text,
 )
 from blis_replay_labs.cluster.simulate import simulate_cluster
 
@@ -29,6 +30,21 @@ TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0)
 
 def instances_chosen(trace: RequestTrace, router: Router, instances: int = 2) -> list[int]:
     return simulate_cluster(trace, ClusterConfig(instances, router), ENGINE, TEN_MS).instance.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "router"),
+    [
+        ("round-robin", RoundRobin()),
+        ("least-loaded", LeastLoaded()),
+        ("random", Random()),
+        ("always-busiest", AlwaysBusiest()),
+        ("weighted", Weighted()),
+        ("weighted:prefix-affinity=1,queue_depth=0.5", Weighted(1, 0.5, 0)),
+    ],
+)
+def test_a_router_is_named_by_a_text(text: str, router: Router) -> None:
+    assert router_of_text(text) == router
 
 
 # -- Routers ------------------------------------------------------------------------------------

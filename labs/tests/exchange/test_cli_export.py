@@ -1,4 +1,4 @@
-"""``blis-replay export`` as a user meets it."""
+"""``blis-replay simulate --to`` as a user meets it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_export_that_a_full_disk_has_no_room_for_leaves_nothing(run: Run, moo
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
     try:
-        answer = run("export", "mooncake", "--to", target, "--out", "made/here")
+        answer = run("simulate", "mooncake", "--to", target, "--out", "made/here")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert answer.code == 4
@@ -41,7 +41,7 @@ def test_an_export_that_a_full_disk_has_no_room_for_leaves_nothing(run: Run, moo
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["tracev2", "mooncake"])
 def test_an_export_ingested_again_has_the_same_rows(run: Run, mooncake: Path, target: str) -> None:
-    answer = run("export", "--experiment", "mooncake", "--to", target, "--out", f"out/{target}")
+    answer = run("simulate", "--experiment", "mooncake", "--to", target, "--out", f"out/{target}")
     assert answer.code == 0
     assert answer.out.startswith("mooncake: 3 requests in out/")
     assert run("ingest", f"out/{target}", "--name", "back").code == 0
@@ -54,7 +54,7 @@ def test_an_export_ingested_again_has_the_same_rows(run: Run, mooncake: Path, ta
 @pytest.mark.slow
 @pytest.mark.usefixtures("stored_demo")
 def test_a_recording_with_latencies_comes_back_and_what_is_lost_is_named(run: Run) -> None:
-    answer = run("export", "--experiment", "1b-general", "--to", "tracev2", "--out", "out", "--json")
+    answer = run("simulate", "--experiment", "1b-general", "--to", "tracev2", "--out", "out", "--json")
     assert answer.code == 0
     assert answer.err.startswith("not carried by tracev2: ")
     assert {"token times", "step records", "load stages"} <= set(answer.json["not_carried"])
@@ -66,7 +66,7 @@ def test_a_recording_with_latencies_comes_back_and_what_is_lost_is_named(run: Ru
 
 @pytest.mark.slow
 def test_errors_are_one_line(run: Run, mooncake: Path) -> None:
-    arguments = ("export", "--experiment", "mooncake", "--to", "mooncake", "--out", "trace.jsonl")
+    arguments = ("simulate", "--experiment", "mooncake", "--to", "mooncake", "--out", "trace.jsonl")
     there = run(*arguments)
     assert (there.code, there.out, there.err) == (
         2,
@@ -74,7 +74,7 @@ def test_errors_are_one_line(run: Run, mooncake: Path) -> None:
         "error: trace.jsonl: is there already; give --force to replace it, or another --out\n",
     )
     assert run(*arguments, "--force").code == 0
-    unknown = run("export", "--experiment", "nothing", "--to", "mooncake")
+    unknown = run("simulate", "--experiment", "nothing", "--to", "mooncake")
     assert (unknown.code, unknown.err.count("\n")) == (2, 1)
-    beneath = run("export", "--experiment", "mooncake", "--to", "mooncake", "--out", "trace.jsonl/below")
+    beneath = run("simulate", "--experiment", "mooncake", "--to", "mooncake", "--out", "trace.jsonl/below")
     assert (beneath.code, beneath.err.count("\n")) == (4, 1)

@@ -17,7 +17,6 @@ from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.recording import ARRIVALS, Clock, Recording, SharedPrefix
 from blis_replay.ingest.rows import rows_of
-from blis_replay_labs.exchange import cli
 from blis_replay_labs.exchange.export import TARGETS, export
 
 EPOCH_US = 1_770_000_000_123_456
@@ -167,7 +166,3 @@ def test_a_recording_without_requests_is_refused(tmp_path: Path) -> None:
     nothing = replace(arrivals(), requests=rows_of(arrivals().requests.frame().clear()))
     with pytest.raises(ReplayError, match="no requests to export"):
         export(nothing, "mooncake", tmp_path / "p")
-
-
-def test_the_command_line_offers_every_target() -> None:
-    assert tuple(TARGETS) == cli.TARGETS

@@ -186,7 +186,7 @@ def test_captured_sizes_come_from_a_file_of_engine_arguments(made_package: None,
     release, _made = silicon_release("mine", "org/model", Deployment(config, "H100-SXM", 2))
     needed = "max_num_seqs: 8\nmax_num_batched_tokens: 64\nmax_model_len: 99\nasync_scheduling: false\n"
     (tmp_path / "e.yaml").write_text(f"{needed}tensor_parallel_size: 2\ncudagraph_capture_sizes: [16]\n")
-    entry = read_engine(tmp_path / "e.yaml").entry(release, None, None)
+    entry = read_engine(tmp_path / "e.yaml").entry(release, None)
     assert isinstance(entry.latency, OperatorModel)
     batches = [{"decode_tokens": count, "context_tokens": 90} for count in (9, 16)]
     nine, sixteen = durations_us(replace(release.models[0].latency, captured_sizes=(16,)), batches)

@@ -31,7 +31,7 @@ def body(document: dict[str, object]) -> dict[str, object]:
 
 def test_tables_and_summary(run: Run, inputs: Path) -> None:
     """Worked example V1, twice: TTFT 2.22 ms, E2E 4.27 ms, ITL 1.025 ms."""
-    answer = run("simulate", *ARGUMENTS, "--csv-tables")
+    answer = run("simulate", *ARGUMENTS)
     assert (answer.code, answer.err) == (0, "")
     lines = {line.split()[0]: line.split()[1:] for line in answer.out.splitlines() if line}
     assert lines["TTFT"] == ["2.22"] * 4
@@ -41,13 +41,8 @@ def test_tables_and_summary(run: Run, inputs: Path) -> None:
     assert "columns not used: user" in answer.out
     assert "cut short" not in answer.out
     assert max(len(line) for line in answer.out.splitlines()) <= 80
-    assert sorted(path.name for path in (inputs / "run").iterdir()) == [
-        "requests.csv",
-        "requests.parquet",
-        "steps.csv",
-        "steps.parquet",
-        "summary.json",
-    ]
+    written = ["requests.parquet", "steps.parquet", "summary.json"]
+    assert sorted(path.name for path in (inputs / "run").iterdir()) == written
     assert pl.read_parquet(inputs / "run" / "requests.parquet")["e2e_us"].to_list() == [4270, 4270]
     assert len(pl.read_parquet(inputs / "run" / "steps.parquet")) == 6
 
@@ -131,7 +126,7 @@ clients:
 
 def test_two_instances_behind_round_robin(run: Run, inputs: Path) -> None:
     """Each of the two requests of worked example V1 on an instance of its own: the same latencies."""
-    answer = run("simulate", *CLUSTER, "--csv-tables")
+    answer = run("simulate", *CLUSTER)
     assert (answer.code, answer.err) == (0, "")
     rows = [line.split() for line in answer.out.splitlines()]
     assert ["all", "2", "2.22", "2.22", "4.27", "4.27", "0", "0.0", "%"] in rows
@@ -139,7 +134,7 @@ def test_two_instances_behind_round_robin(run: Run, inputs: Path) -> None:
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     requests = pl.read_parquet(inputs / "run" / "requests.parquet")
     assert requests.select("instance", "request_id", "e2e_us").rows() == [(0, "0", 4270), (1, "1", 4270)]
-    steps = pl.read_csv(inputs / "run" / "steps.csv")
+    steps = pl.read_parquet(inputs / "run" / "steps.parquet")
     assert steps["instance"].to_list() == [0, 0, 0, 1, 1, 1]
 
 
@@ -147,7 +142,7 @@ def test_the_pooled_summary_is_that_of_all_requests(run: Run, inputs: Path) -> N
     """Sums of the instances; latencies those of the requests in the table."""
     (inputs / "load.yaml").write_text(WORKLOAD, "utf-8")
     router = "weighted:prefix-affinity=3,queue-depth=2"
-    answer = run("simulate", "--workload", "load.yaml", *ARGUMENTS[2:], "--instances", 3, "--router", router, "--json")
+    answer = run("simulate", "--requests", "load.yaml", *ARGUMENTS[2:], "--instances", 3, "--router", router, "--json")
     assert (answer.code, answer.err) == (0, "")
     document = answer.json
     assert body(document) == json.loads((inputs / "run" / "summary.json").read_text("utf-8"))
@@ -188,7 +183,7 @@ def test_clients_that_wait_and_what_they_were_promised(run: Run, inputs: Path) -
 
     TTFT 2.22 ms is within 3 ms, the gaps of 1.025 ms are not within 1 ms: no request is good.
     """
-    closed = ("--concurrency", "1", "--think-time", "1000", "--slo", "ttft.p99=3ms,itl.p50=1ms")
+    closed = ("--set", "concurrency=1", "--set", "think_time_ms=1000", "--slo", "ttft.p99=3ms,itl.p50=1ms")
     answer = run("simulate", *ARGUMENTS, *closed)
     assert answer.code == 0, answer.err
     assert "SLO missed: ITL p50 1.02 of 1 ms; goodput 0.0% of the requests" in " ".join(answer.out.split())
@@ -205,7 +200,7 @@ def test_clients_that_wait_need_no_arrivals(run: Run, inputs: Path) -> None:
     (inputs / "load.csv").write_text("prompt_tokens,output_tokens\n100,3\n100,3\n", "utf-8")
     refused = run("simulate", *ARGUMENTS)
     assert (refused.code, "line 2: has no arrival; give one of arrival_us" in refused.err) == (4, True)
-    assert run("simulate", *ARGUMENTS, "--concurrency", "1").code == 0
+    assert run("simulate", *ARGUMENTS, "--set", "concurrency=1").code == 0
     assert pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list() == [0, 4_230]
 
 
@@ -213,7 +208,7 @@ def test_turns_of_a_session_go_one_after_the_other(run: Run, inputs: Path) -> No
     """One client, 4.27 ms a request: both of a's, then b's; without clients all come when they arrive."""
     table = "arrival_s,prompt_tokens,output_tokens,session\n0,100,3,a\n0,100,3,b\n0,100,3,a\n"
     (inputs / "load.csv").write_text(table, "utf-8")
-    assert run("simulate", *ARGUMENTS, "--concurrency", "1").code == 0
+    assert run("simulate", *ARGUMENTS, "--set", "concurrency=1").code == 0
     arrivals_us = pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list()
     assert arrivals_us[0] < arrivals_us[2] < arrivals_us[1]
     assert "columns not used: session" in run("simulate", *ARGUMENTS, "--force").out

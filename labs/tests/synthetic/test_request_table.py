@@ -289,9 +289,8 @@ class TestSimulating:
         """7 steps, 3 a part: the files hold what one frame holds."""
         monkeypatch.setattr("blis_replay_labs.synthetic.simulation._STEPS_A_PART", 3)
         simulation = simulated(write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n0,100,7\n"))
-        write_tables(simulation, tmp_path / "out", as_csv=True)
+        write_tables(simulation, tmp_path / "out")
         assert pl.read_parquet(tmp_path / "out" / "steps.parquet").equals(step_frame(simulation))
-        assert pl.read_csv(tmp_path / "out" / "steps.csv").equals(step_frame(simulation))
         assert len(step_frame(simulation)) == 7
         assert pl.read_parquet(tmp_path / "out" / "requests.parquet").equals(request_frame(simulation))
 
@@ -376,7 +375,7 @@ def test_equal_tables_give_equal_results(tmp_path: Path) -> None:
     ]
     path = write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n" + "\n".join(lines))
     for name in ("one", "two"):
-        write_tables(simulated(path), tmp_path / name, as_csv=False)
+        write_tables(simulated(path), tmp_path / name)
     for table in ("requests.parquet", "steps.parquet"):
         assert (tmp_path / "one" / table).read_bytes() == (tmp_path / "two" / table).read_bytes()
 
