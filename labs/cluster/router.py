@@ -273,13 +273,13 @@ def remember(stack: Stack, front: Front, router: Router, request: int, i: int) -
 @compiled
 def is_listed(lru: Table, number: int) -> bool:
     """Whether a number is in the list."""
-    return lru[number + 1].older != 0
+    return bool(lru[number + 1].older != 0)
 
 
 @compiled
 def oldest(lru: Table) -> int:
     """The least recently used; there is one."""
-    return lru[0].newer - 2
+    return int(lru[0].newer - 2)
 
 
 @compiled

@@ -51,7 +51,7 @@ NOT_RUN = (
         "compare --published",
     ),
     *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine"),
-    *("explain mine", "timeline mine", "export mooncake", "calibrate mine"),
+    *("explain mine", "timeline mine", "calibrate mine"),
     *("FILE", "defaults.yaml", "silicon"),
 )
 # Slow, and the same verb runs in another example or in a test of its own.
