@@ -29,6 +29,8 @@ def no_labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["compare", "--published"], "--published"),
         (["compare", "7b-train", "--simulators", "all"], "--simulators"),
         (["simulate", "7b-train", "--find", "rate", "--slo", "ttft.p95=500ms"], "--find"),
+        (["simulate", "7b-train", "--to", "mooncake"], "--to"),
+        (["simulate", "7b-train", "--engine", "e.yaml", "--coefficients", "mine.yaml", "-o", "run"], "--engine"),
         (["validate", "7b-train", "--simulator", "floor:line"], "floor:line: this simulator"),
     ],
 )
