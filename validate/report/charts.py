@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +20,16 @@ from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.html import html_text
 from blis_replay.validate.report.latency_charts import (
     SIDE_DASHES,
+    band_chart,
     distribution_chart,
     errors_chart,
     known_number,
     stages_note,
-    ttft_chart,
     waterfall_chart,
 )
 from blis_replay.validate.report.series import (
     DepthOverTime,
     QuantileCurve,
-    StepCycles,
     band,
     band_by,
     depth_edges,
@@ -43,66 +41,8 @@ from blis_replay.validate.report.series import (
     step_cycles,
     waiting_at_arrival,
 )
-from blis_replay.validate.report.svg import DASHED, Chart, Mark, Panel, drawn, standalone
+from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn, standalone
 from blis_replay.validate.text.answer import frame
-
-# Shares of the fullest cell, and how opaque cells beyond them are; the legend shows one of these.
-_SHADES = ((0.0, 0.12), (0.1, 0.28), (0.3, 0.48), (0.6, 0.75))
-_NAMED_SHADE = 0.48
-
-
-def step_chart(cycles: StepCycles) -> Chart:
-    """Recorded step cycles by batch size with the model's step times through them, and what is left below."""
-    shown = cycles.observed
-    medians = [
-        Mark(shown.x, shown.middle / 1e3, "ink", "recorded, median", width=0, dot=3.5),
-        Mark(shown.x, cycles.model_us / 1e3, "simulated", "latency model, median", DASHED),
-    ]
-    left_over = [
-        Mark((-inf, inf), (0, 0), "simulated", dashes=DASHED),
-        Mark(shown.x, cycles.residual_us / 1e3, "ink", width=0, dot=3.5),
-    ]
-    longest_ms = float(cycles.cycle_edges_us[-1]) / 1e3
-    panels = [
-        Panel([*_density(cycles), *medians], y_label="step cycle, ms", y_limits=(0.0, longest_ms), height=3),
-        Panel(left_over, "running requests", "residual, ms", whole_x=True),
-    ]
-    rows = tuple(
-        (int(x), int(count), *map(float, (low, middle, high)), known_number(model), known_number(model / middle - 1))
-        for x, count, low, middle, high, model in zip(
-            shown.x, shown.count, shown.low, shown.middle, shown.high, cycles.model_us, strict=True
-        )
-    )
-    columns = (
-        *(Column("running requests"), Column("cycles")),
-        *(Column(name, "ms") for name in ("p10 ms", "p50 ms", "p90 ms", "model ms")),
-        Column("model error", "error"),
-    )
-    known = cycles.residual_us[~np.isnan(cycles.residual_us)] / 1e3
-    left = f"Residuals of the medians from {known.min():+.2f} to {known.max():+.2f} ms. " if len(known) else ""
-    beyond = f" {cycles.beyond:,} cycles are longer than the axis." if cycles.beyond else ""
-    return Chart(
-        "Step cycle against batch size",
-        f"{int(shown.count.sum()):,} cycles between consecutive recorded steps, as a density and as medians by running "
-        f"requests, and the latency model's step time in the replay. {left}{beyond}".strip(),
-        drawn(panels, 3.7, 2.9, shown.x.tolist(), share_x=True),
-        Table("step cycle by running requests", columns, rows),
-    )
-
-
-def _density(cycles: StepCycles) -> list[Mark]:
-    """Cells of batch sizes and cycles, the fuller the darker: an outline for each shade."""
-    x, y = cycles.batch_edges, cycles.cycle_edges_us / 1e3
-    most = int(cycles.density.max(initial=0))
-    bounds = [share * most for share, _ in _SHADES] + [float(most)]
-    marks = []
-    for (_, opacity), low, high in zip(_SHADES, bounds[:-1], bounds[1:], strict=True):
-        i, j = np.nonzero((cycles.density > low) & (cycles.density <= high))
-        across = np.column_stack([x[i], x[i + 1], x[i + 1], x[i], np.full(len(i), np.nan)]).ravel()
-        down = np.column_stack([y[j], y[j], y[j + 1], y[j + 1], np.full(len(j), np.nan)]).ravel()
-        name = "recorded cycles" if opacity == _NAMED_SHADE else ""
-        marks.append(Mark(across, down, "observed", name, filled=True, opacity=opacity))
-    return marks
 
 
 def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Chart:
@@ -151,6 +91,7 @@ def _mean(values: Floats) -> str:
 
 
 _NO_REQUESTS = "no latencies of single requests were recorded"
+_OF_QUEUE = "the latencies of an overloaded run measure its queue"
 
 
 @dataclass(frozen=True)
@@ -184,6 +125,9 @@ def _charts(every: _Found) -> Charts:
 
 def _distributions(evidence: Evidence) -> _Found:
     for metric in ("e2e", "ttft", "itl"):
+        if evidence.comparison.overloaded and metric != "itl":
+            yield {f"distribution of {metric.upper()}": _OF_QUEUE}
+            continue
         observed = None if metric in _forbidden(evidence) else _observed_curve(evidence, metric)
         simulated = _simulated_curve(evidence, metric)
         if observed is None and simulated is None:
@@ -227,11 +171,14 @@ def _over_time(evidence: Evidence) -> _Found:
     else:
         arrival_us = run.recording.requests["arrival_us"].to_numpy()[evidence.compared]
         sides = samples_of(run.recording, evidence.compared), simulated_samples(run, evidence.compared)
-        yield errors_chart(errors_over_time(arrival_us, *sides), stage_starts(run.recording), metrics)
+        yield errors_chart(errors_over_time(arrival_us, *sides), _marked(evidence), metrics)
 
 
 def _ttft(evidence: Evidence) -> _Found:
     run, compared, title = evidence.run, evidence.compared, "TTFT against prompt tokens and queue depth"
+    if evidence.comparison.overloaded:
+        yield {title: _OF_QUEUE}
+        return
     if not compared.any():
         yield {title: _NO_REQUESTS}
         return
@@ -245,26 +192,36 @@ def _ttft(evidence: Evidence) -> _Found:
     depths = [waiting_at_arrival(sent, sent + side) for sent, side in zip(arrival_us, ttft_us, strict=True)]
     edges = depth_edges(max(int(depth.max()) for depth in depths))
     by_depth = [band_by(edges, depth, side) for depth, side in zip(depths, ttft_us, strict=True)]
-    yield ttft_chart("TTFT against prompt tokens", "prompt tokens", *by_prompt)
-    yield ttft_chart("TTFT against queue depth", "requests without a first token at the send", *by_depth)
+    yield band_chart("TTFT against prompt tokens", "prompt tokens", "TTFT", *by_prompt)
+    yield band_chart("TTFT against queue depth", "requests without a first token at the send", "TTFT", *by_depth)
 
 
 def _steps(evidence: Evidence) -> _Found:
     cycles = step_cycles(evidence.run)
-    absent = {"step cycle against batch size": "fewer than 20 pairs of consecutive steps were recorded"}
-    yield absent if cycles is None else step_chart(cycles)
+    if cycles is None:
+        yield {"step cycle against batch size": "fewer than 20 pairs of consecutive steps were recorded"}
+    else:
+        yield band_chart("Step cycle against batch size", "running requests", "step cycle", *cycles)
 
 
 def _depth(evidence: Evidence) -> _Found:
     depth = depth_over_time(evidence.run, evidence.compared)
     absent = {"running and waiting depth": f"no steps on the requests' clock, and {_NO_REQUESTS}"}
-    yield absent if depth is None else depth_chart(depth, stage_starts(evidence.run.recording))
+    yield absent if depth is None else depth_chart(depth, _marked(evidence))
+
+
+def _marked(evidence: Evidence) -> list[tuple[float, str]]:
+    """What a picture over time marks, with its second: load stages, and where the server is overloaded."""
+    saturation = evidence.comparison.saturation
+    between = () if saturation is None else ((saturation.from_us, "overloaded"), (saturation.until_us, "served again"))
+    overload = [(at_us / 1e6, name) for at_us, name in between if at_us is not None]
+    return sorted([*stage_starts(evidence.run.recording), *overload])
 
 
 def _waterfall(evidence: Evidence) -> _Found:
     attribution = evidence.attribution
     if evidence.comparison.overloaded and attribution is not None and not attribution.causes:
-        yield {"where the error comes from": "the latencies of an overloaded run measure its queue"}
+        yield {"where the error comes from": _OF_QUEUE}
         return
     chart = None if attribution is None else waterfall_chart(attribution)
     reason = evidence.not_attributed if attribution is None else "no mean was observed"

@@ -35,8 +35,11 @@ def html_verbatim(text: str) -> str:
     return escape(readable(text))
 
 
-def html(table: Table) -> str:
-    """A table in HTML; a bar is a span whose width is a share of its cell."""
+def html(table: Table, more: str = "", cells: Sequence[str] = ()) -> str:
+    """A table in HTML; a bar is a span whose width is a share of its cell.
+
+    ``more``: name of a last column, with ``cells`` in HTML.
+    """
     note = f' <span class="note">({html_text(table.note)})</span>' if table.note else ""
     # A header without a text would be announced as one.
     heads = [
@@ -44,13 +47,14 @@ def html(table: Table) -> str:
         for name, column in zip(table.names, table.columns, strict=True)
     ]
     names = "".join(f'<th scope="col"{text}>{html_text(name)}</th>' if name else "<td></td>" for name, text in heads)
-    bars = [_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows)
+    last = cells or ([_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows))
+    head = f'<th scope="col" class="text">{html_text(more)}</th>' if more else "<td></td>" if table.bars else ""
     return "\n".join(
         [
             f'<div class="scroll" role="group" tabindex="0" aria-label="{html_text(table.title or "table")}">',
             f"<table>\n<caption>{html_text(table.title)}{note}</caption>" if table.title or note else "<table>",
-            f"<thead><tr>{names}{'<td></td>' if table.bars else ''}</tr></thead>\n<tbody>",
-            *(f"<tr>{_cells(table, row)}{bar}</tr>" for row, bar in zip(table.rows, bars, strict=True)),
+            f"<thead><tr>{names}{head}</tr></thead>\n<tbody>",
+            *(f"<tr>{_cells(table, row)}{cell}</tr>" for row, cell in zip(table.rows, last, strict=True)),
             "</tbody>\n</table>\n</div>\n",
         ]
     )

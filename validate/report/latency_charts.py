@@ -25,8 +25,6 @@ _TIMES = tuple(Column(name, "time") for name in ("p10", "p50", "p90"))
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 SIDE_DASHES = {"observed": "", "simulated": DASHED}
 _METRIC_DASHES = {"e2e": "", "ttft": DASHED, "itl": DOTTED}
-# Bars below it, in %, would be drawn against an axis of rounding errors.
-_NOTHING = 0.05
 
 
 def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Chart:
@@ -127,8 +125,8 @@ def _limits(metric: str) -> tuple[float, float]:
 
 
 def stages_note(stages: Sequence[tuple[float, str]]) -> str:
-    """When every load stage began, in words; a picture may not have room for all of their names."""
-    return "load stages: " + "; ".join(f"{name} from {start_s:.0f} s" for start_s, name in stages) if stages else ""
+    """When every load stage or overload began; a picture may not have room for all of their names."""
+    return "; ".join(f"{name} from {start_s:.0f} s" for start_s, name in stages)
 
 
 def _extremes(errors: ErrorsOverTime, metric: str) -> str:
@@ -138,22 +136,22 @@ def _extremes(errors: ErrorsOverTime, metric: str) -> str:
     return f"{METRIC_NAMES[metric]} between {percent(float(known.min()))} and {percent(float(known.max()))}."
 
 
-def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Chart:
-    """TTFT against something that requests differ in: medians, and the middle 80 % as an area."""
-    unit_us, unit = time_unit(max(float(shown.high.max()) for shown in (observed, simulated)))
+def band_chart(title: str, x_label: str, what: str, observed: Band, simulated: Band) -> Chart:
+    """A time (``what``) against something that it may depend on: medians, and the middle 80 % as an area."""
+    unit_us, unit = time_unit(max(float(shown.high.max(initial=0)) for shown in (observed, simulated)))
     marks = []
     for side, shown in (("observed", observed), ("simulated", simulated)):
         outline = np.concatenate([shown.low, shown.high[::-1]]) / unit_us
         marks.append(Mark(np.concatenate([shown.x, shown.x[::-1]]), outline, side, filled=True, opacity=0.18))
         marks.append(Mark(shown.x, shown.middle / unit_us, side, side, SIDE_DASHES[side], dot=3))
-    panel = Panel(marks, x_label, f"TTFT, {unit}", y_limits=(0.0, None), whole_x=True)
+    panel = Panel(marks, x_label, f"{what}, {unit}", y_limits=(0.0, None), whole_x=True)
     rows = (*_band_rows("observed", observed), *_band_rows("simulated", simulated))
     return Chart(
         title,
-        f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
+        f"Medians of {what} by {x_label}, with the middle 80 %. Observed {_range(observed)}; "
         f"simulated {_range(simulated)}.",
         drawn([panel], 3.7, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
-        Table(title, (Column("side", "text"), Column(x_label, "count"), Column("requests"), *_TIMES), rows),
+        Table(title, (Column("side", "text"), Column(x_label, "count"), Column("number"), *_TIMES), rows),
     )
 
 
@@ -165,6 +163,8 @@ def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _range(shown: Band) -> str:
+    if not len(shown.x):
+        return "none"
     return f"medians between {time_text(float(shown.middle.min()))} and {time_text(float(shown.middle.max()))}"
 
 
@@ -234,7 +234,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
         f"intervals for another recording of the same load. {parts}.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
-        drawn(panels, 4.4, len(shown) * (0.55 + 0.2 * len(names)), range(len(names)), "y"),
+        drawn(panels, 4.4, len(shown) * (0.5 + 0.2 * len(names)), range(len(names)), "y", share_x=True),
         Table(
             "parts of the error of the mean, in % of observed",
             (Column("part", "text"), *columns),
@@ -263,15 +263,14 @@ def _waterfall(title: str, bars: Sequence[Fall]) -> Panel:
             whisker = (low, low, nan, low, high, nan, high, high), (*caps, nan, row, row, nan, *caps)
             marks.append(Mark(*whisker, "ink", width=1))
         texts.append((max(ends), row, percent(bar.part + 0.0)))
-    marks.append(Mark((0, 0), (-inf, inf), "ink", width=0.8))
-    nothing = max(abs(100 * bar.part) for bar in bars) < _NOTHING
+    # An axis of rounding errors says nothing: it has at least -1 to +1 %.
+    marks += [Mark((0, 0), (-inf, inf), "ink", width=0.8), Mark((-1, 1), (0, 0), "ink", width=0)]
     return Panel(
         marks,
         title=title,
-        x_limits=(-1.0, 1.0) if nothing else (None, None),
         y_limits=(len(bars) - 0.5, -0.5),
         y_ticks={bar.name: row for row, bar in enumerate(bars)},
-        margin=0.25,
+        margin=0.3,
         texts=texts,
     )
 

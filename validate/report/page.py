@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -20,16 +20,17 @@ from blis_replay.validate.comparison.comparison import draws_remarks
 from blis_replay.validate.comparison.pages import notes, observed_cell, pairs_sentence
 from blis_replay.validate.comparison.saturation import saturation_remarks
 from blis_replay.validate.comparison.verdict_text import (
+    INTERVALS,
     basis_text,
     command_text,
-    counts_text,
     held_text,
+    judged_table,
     reason,
     tail_lines,
     use_text,
 )
 from blis_replay.validate.explain.attribute import blames
-from blis_replay.validate.explain.text import Advice, advice_of
+from blis_replay.validate.explain.text import advice_of
 from blis_replay.validate.judgement import Judgement, Quantity, means_by_fit
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.report.charts import Charts, charts_of
@@ -39,12 +40,9 @@ from blis_replay.validate.report.svg import Chart, inline
 from blis_replay.validate.text.cells import (
     UNITS_US,
     cell_text,
-    limit_text,
-    number_text,
     percent,
     percent_plain,
     percent_span,
-    quantity_text,
     time_text,
 )
 from blis_replay.validate.text.messages import words
@@ -53,92 +51,63 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# Numbers of an overloaded run that have a card.
-_MOST_CARDS = 4
-
-
-@dataclass(frozen=True)
-class Card:
-    """One judged error: its texts, and its interval as a bar in % of a track that ends at ``_REACH`` limits.
-
-    ``state``: as of ``Quantity``; without an error ``numbers`` has what there is.
-    """
-
-    title: str
-    error: str
-    interval: str
-    state: str
-    limit: str
-    numbers: str
-    at: float
-    start: float
-    length: float
-
-
-def cards_of(judgement: Judgement) -> tuple[Card, ...]:
-    """What is judged; of an overloaded run the largest errors for their limits first."""
-    shown = judgement.worst_first[:_MOST_CARDS] if judgement.overloaded else judgement.judged
-    return tuple(map(_card, () if judgement.lost else shown))
-
-
 # Limits from the middle of a strip to its end; what lies farther is drawn there.
 _REACH = 3.0
+_WIDTH, _HEIGHT, _DOT = 440, 24, 4.0
 
 
 def _place(error: float, limit: float) -> float:
-    """Where an error lies on a track, 0 to 1."""
-    return 0.5 + 0.5 * min(max(error / limit / _REACH, -1.0), 1.0)
-
-
-def _card(quantity: Quantity) -> Card:
-    error, interval = quantity.error, quantity.interval
-    low, high = (_place(end, quantity.limit) for end in interval or (error or 0.0, error or 0.0))
-    observed, simulated = (quantity_text(value, quantity.unit) for value in (quantity.observed, quantity.simulated))
-    number, _, unit = observed.partition(" ")
-    return Card(
-        title=f"{quantity.name[0].upper()}{quantity.name[1:]}",
-        error="not available" if error is None else number_text(error, "error_brief"),
-        interval="" if interval is None else f"95 %: {percent_span(*interval)}",
-        state=quantity.state,
-        limit=limit_text(quantity.limit),
-        numbers=f"{number if unit and simulated.endswith(f' {unit}') else observed} → {simulated}",
-        at=100 * _place(error or 0.0, quantity.limit),
-        start=100 * low,
-        length=100 * (high - low),
-    )
+    """Where an error lies on a strip."""
+    return _WIDTH / 2 + (_WIDTH / 2 - _DOT - 1) * min(max(error / limit / _REACH, -1.0), 1.0)
 
 
 _COLOURS = {"within": "pass", "beyond": "fail", "undecided": "undecided", "absent": "muted"}
-_WIDTH, _HEIGHT = 440, 24
 
 
-def strip(judgement: Judgement, name: str) -> str:
-    """The judged errors as dots with their intervals, each divided by its own limit; p99s are hollow."""
-    y, band = _HEIGHT / 2, _WIDTH / 2 / _REACH
+def strip(quantities: Sequence[Quantity], tails: Sequence[Quantity], name: str, title: str) -> str:
+    """Errors as dots with their intervals, each divided by its own limit; ``tails``, which judge nothing, are hollow.
+
+    ``name``: of the drawing, of which a page has one; ``title``: what a screen reader says first.
+    """
+    y, band = _HEIGHT / 2, _place(1.0, 1.0) - _WIDTH / 2
     parts = [
         f'<path d="M {_WIDTH / 2 - band:.1f} 3 h {2 * band:.1f} V {_HEIGHT - 3} h {-2 * band:.1f} Z" '
         'style="fill: var(--pass); opacity: 0.14"/>',
         f'<path d="M {_WIDTH / 2} 1 V {_HEIGHT - 1}" style="fill: none; stroke: var(--muted); stroke-width: 1"/>',
     ]
-    tails = () if judgement.overloaded else judgement.tails
-    for quantity, is_tail in [*((q, True) for q in tails), *((q, False) for q in judgement.judged)]:
+    for quantity, is_tail in [*((q, True) for q in tails), *((q, False) for q in quantities)]:
         if quantity.error is None:
             continue
         colour = "muted" if is_tail else _COLOURS[quantity.state]
-        at = _WIDTH * _place(quantity.error, quantity.limit)
-        if quantity.interval is not None:
-            ends = " H ".join(f"{_WIDTH * _place(end, quantity.limit):.1f}" for end in quantity.interval)
-            line = f"M {ends.replace(' H', f' {y} H')}"
+        at = _place(quantity.error, quantity.limit)
+        if quantity.interval is not None and not is_tail:
+            low, high = (_place(end, quantity.limit) for end in quantity.interval)
+            line = f"M {low:.1f} {y} H {high:.1f}"
             parts.append(f'<path d="{line}" style="fill: none; stroke: var(--{colour}); stroke-width: 1.6"/>')
         fill = "none" if is_tail else f"var(--{colour})"
-        dot = f"M {at - 4:.1f} {y} a 4 4 0 1 0 8 0 a 4 4 0 1 0 -8 0"
+        dot = f"M {at - _DOT:.1f} {y} a 4 4 0 1 0 8 0 a 4 4 0 1 0 -8 0"
         parts.append(f'<path d="{dot}" style="fill: {fill}; stroke: var(--{colour}); stroke-width: 1.2"/>')
-    said = "; ".join(held_text(q) for q in judgement.judged if q.error is not None) or reason(judgement)
+    said = "; ".join(held_text(q) for q in quantities if q.error is not None) or "0 errors are known"
     head = f'<svg role="img" aria-labelledby="{name}-title" aria-describedby="{name}-desc" '
-    head += (
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}"><title id="{name}-title">Errors of {html_verbatim(judgement.subject.alias)}'
-    )
+    head += f'viewBox="0 0 {_WIDTH} {_HEIGHT}"><title id="{name}-title">{html_verbatim(title)}'
     return f'{head}</title><desc id="{name}-desc">{html_verbatim(said)}</desc>{"".join(parts)}</svg>'
+
+
+def _strip_of_all(judgement: Judgement, name: str) -> str:
+    tails = () if judgement.overloaded else judgement.tails
+    return strip(judgement.judged, tails, name, f"Errors of {judgement.subject.alias}")
+
+
+def judged_html(judgement: Judgement, name: str) -> str:
+    """What is judged as a table, with a strip in each row; nothing of a recording that carries no verdict."""
+    if judgement.lost or not judgement.judged:
+        return ""
+    table = replace(judged_table(judgement), title="What is judged", note=INTERVALS)
+    strips = [
+        f'<td class="strip">{strip((q,), (), f"{name}-{i}", f"Error of {q.name}")}</td>'
+        for i, q in enumerate(judgement.judged)
+    ]
+    return html(table, "error over limit, -3 to +3", strips)
 
 
 _ORDER = ("FAIL", "UNDECIDED", "PASS", "FITS", "NOT JUDGED")
@@ -173,7 +142,25 @@ def overview_of(judgements: Sequence[Judgement], not_judged: int) -> Overview:
     if tails:
         off = sum(tail.state == "beyond" for tail in tails)
         counts.append((f"{off} of {len(tails)}", "p99s off by more than their limit", ""))
-    return Overview(counts_text(verdicts), tuple(counts))
+    return Overview(headline(verdicts), tuple(counts))
+
+
+_SAID = {
+    "FAIL": ("fails", "fail"),
+    "UNDECIDED": ("is undecided", "are undecided"),
+    "PASS": ("passes", "pass"),
+    "FITS": ("fits (not held out)", "fit (not held out)"),
+    "NOT JUDGED": ("is not judged", "are not judged"),
+}
+
+
+def headline(verdicts: Sequence[str]) -> str:
+    """The answer in a sentence: ``2 of 12 recordings fail, 2 are undecided, 8 pass``."""
+    counts = {verdict: verdicts.count(verdict) for verdict in _ORDER if verdict in verdicts}
+    said = [(count, _SAID[verdict][count > 1]) for verdict, count in counts.items()]
+    (count, first), *others = said
+    subject = f"{count} of {len(verdicts)} recordings" if len(verdicts) > 1 else "The recording"
+    return ", ".join([f"{subject} {first}", *(f"{count} {words}" for count, words in others)])
 
 
 # What is shown of each load stage.
@@ -271,12 +258,11 @@ class Section:
     reason: str
     tails: tuple[str, ...]
     basis: str
-    cards: tuple[Card, ...]
     cause: str
     why: tuple[str, ...]
     remedy: str
     notes: tuple[str, ...]
-    metrics: Table
+    metrics: Table | None
     stages: Table | None
     charts: Charts
     checks: tuple[CheckEvidence, ...]
@@ -287,30 +273,28 @@ def section_of(evidence: Evidence, command: str, before: Judgement | str | None 
     """What the page says of an experiment; small, however large the recording."""
     comparison = evidence.comparison
     cause, why, remedy = _explained(evidence)
-    beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))]
+    # The latencies of an overloaded run measure its queue: only what is judged has numbers.
+    latencies = not comparison.overloaded
+    beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))] if latencies else []
     return Section(
         judgement=comparison.judgement,
         before=before,
         reason=reason(comparison.judgement),
         tails=tuple(line.text for line in tail_lines(comparison.judgement)),
         basis=basis_text(comparison),
-        cards=cards_of(comparison.judgement),
         cause=cause,
         why=why,
         remedy=remedy,
         notes=(*(sentence for sentence in beside if sentence), *map(words, notes(comparison))),
-        metrics=metric_table(evidence),
-        stages=stage_table(evidence),
+        metrics=metric_table(evidence) if latencies else None,
+        stages=stage_table(evidence) if latencies else None,
         charts=charts_of(evidence),
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),
     )
 
 
-_OVERLOADED = (
-    "the server was offered more than it could serve, so latencies measure how long the queue has grown; "
-    "they are shown and not judged"
-)
+_OVERLOADED = "the server was offered more than it could serve, so latencies measure how long the queue has grown"
 
 
 def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
@@ -328,13 +312,13 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     advised = [] if attribution is None else advice_of(attribution)
     blamed = [] if attribution is None else blames(attribution)
     cause = blamed[0].cause.component.name if blamed and blamed[0].cause is not None else ""
-    remedies = [advice.command for advice in advised if advice.command]
-    return cause, (*map(_without_command, advised), *queue), remedies[0] if remedies else ""
-
-
-def _without_command(advice: Advice) -> str:
-    """What the command is for becomes a sentence of its own."""
-    return f"{advice.problem}. Next, {advice.remedy}." if advice.command else advice.problem
+    # `calibrate` takes no latencies that a check calls unusable.
+    unusable = {"e2e", "ttft"} & set(comparison.refused())
+    remedies = [advice for advice in advised if advice.command and not unusable]
+    sentences = [advice.problem for advice in advised]
+    if remedies:
+        sentences[0] += f". Next, {remedies[0].remedy}."
+    return cause, (*sentences, *queue), remedies[0].command if remedies else ""
 
 
 def page(
@@ -381,7 +365,10 @@ def _environment() -> Environment:
         return Markup(inline(chart, prefix))  # noqa: S704
 
     def errors(judgement: Judgement, name: str) -> Markup:
-        return Markup(strip(judgement, name))  # noqa: S704
+        return Markup(_strip_of_all(judgement, name))  # noqa: S704
+
+    def judged(judgement: Judgement, name: str) -> Markup:
+        return Markup(judged_html(judgement, name))  # noqa: S704
 
     def table(shown: Table) -> Markup:
         return Markup(html(shown))  # noqa: S704
@@ -391,6 +378,7 @@ def _environment() -> Environment:
 
     environment.filters |= {
         "drawing": drawing,
+        "judged": judged,
         "measured": measured_text,
         "reason": reason,
         "strip": errors,

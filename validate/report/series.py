@@ -80,8 +80,8 @@ def stage_starts(recording: Recording) -> list[tuple[float, str]]:
 class DepthOverTime:
     """Mean running and waiting depth in bins of equal length, nan where nothing is known of a bin.
 
-    Over steps where steps were recorded.  Else ``in_flight``: requests sent and not done, on both sides,
-    as ``running``, and no ``waiting``.
+    Over steps where steps or iterations were recorded; ``waiting`` is None of iterations.  Else ``in_flight``: requests
+    sent and not done, on both sides, as ``running``, and no ``waiting``.
     """
 
     at_s: Floats
@@ -97,6 +97,10 @@ def depth_over_time(run: ReplayRun, compared: Bools) -> DepthOverTime | None:
     """
     steps = run.recording.steps.frame(["start_us", "running_depth", "waiting_depth"]).drop_nulls()
     loose = any(clock.name == "step" and clock.placed == NOT_KNOWN for clock in run.recording.clocks)
+    if steps.is_empty():
+        running = pl.col("prefill_requests") + pl.col("decode_requests")
+        logged = run.recording.iterations.frame(["start_us", "prefill_requests", "decode_requests"]).drop_nulls()
+        steps = logged.select("start_us", running.alias("running_depth"))
     if steps.height and not loose:
         return _of_steps(run, steps)
     if not compared.any():
@@ -113,7 +117,8 @@ def _of_steps(run: ReplayRun, steps: pl.DataFrame) -> DepthOverTime:
         seen = _mean_in(edges, observed_us, steps[column].to_numpy())
         return seen, _mean_in(edges, simulated["scheduled_us"], simulated[column])
 
-    return DepthOverTime(_middles_s(edges), both("running_depth"), both("waiting_depth"), in_flight=False)
+    waiting = both("waiting_depth") if "waiting_depth" in steps.columns else None  # a server log does not say it
+    return DepthOverTime(_middles_s(edges), both("running_depth"), waiting, in_flight=False)
 
 
 def _of_requests(run: ReplayRun, compared: Bools) -> DepthOverTime:
@@ -212,47 +217,20 @@ def waiting_at_arrival(arrival_us: Int64s, first_token_us: Int64s) -> Int64s:
 # With fewer requests running, the engine may have been idle between two steps.
 _BUSY_DEPTH = 4
 _MOST_BATCH_BINS = 32
-_CYCLE_BINS = 48
 _FEWEST_CYCLES = 20
 
 
-@dataclass(frozen=True)
-class StepCycles:
-    """Recorded cycles of consecutive steps by the requests running in the later one, and the model's.
+def step_cycles(run: ReplayRun) -> tuple[Band, Band] | None:
+    """us from one recorded step to the next, and the model's step times, by running requests.
 
-    ``observed``: bands of us.  ``model_us``: float64[k], median simulated step time at the same batch sizes (nan
-    where the replay had none).  ``density``: int64[batch bins, cycle bins] cycles between ``batch_edges`` and
-    ``cycle_edges_us``; ``beyond``: how many are longer than the last edge.
+    None with fewer than 20 consecutive recorded steps.
     """
-
-    observed: Band
-    model_us: Floats
-    density: Int64s
-    batch_edges: Floats
-    cycle_edges_us: Floats
-    beyond: int
-
-    @property
-    def residual_us(self) -> Floats:
-        """float64[k]: median recorded cycle less the model's."""
-        return self.observed.middle - self.model_us
-
-
-def step_cycles(run: ReplayRun) -> StepCycles | None:
-    """The picture of a replay's latency model; None with fewer than 20 consecutive recorded steps."""
     batch, cycle_us = recorded_cycles(run.recording)
     if len(batch) < _FEWEST_CYCLES:
         return None
-    edges = _batch_edges(batch)
-    observed = band_by(edges, batch, cycle_us)
-    steps = run.result.steps
+    edges, steps = _batch_edges(batch), run.result.steps
     model = band_by(edges, steps["running_depth"].astype(np.int64), steps["end_us"] - steps["start_us"])
-    # Either side leaves empty bins out, so bins are matched by their edges.
-    at = {int(np.searchsorted(edges, x, side="right")): value for x, value in zip(model.x, model.middle, strict=True)}
-    model_us = np.array([at.get(int(np.searchsorted(edges, x, side="right")), np.nan) for x in observed.x])
-    cycle_edges = np.linspace(0, 1.1 * float(np.quantile(cycle_us, 0.995)), _CYCLE_BINS + 1)
-    density = np.histogram2d(batch, cycle_us, bins=(edges, cycle_edges))[0].astype(np.int64)
-    return StepCycles(observed, model_us, density, edges, cycle_edges, int((cycle_us > cycle_edges[-1]).sum()))
+    return band_by(edges, batch, cycle_us), model
 
 
 def recorded_cycles(recording: Recording) -> tuple[Int64s, Int64s]:

@@ -242,7 +242,8 @@ class _Axes:
             turned = f' transform="rotate(-90 {_ROW_PT - 2:.2f} {(top + bottom) / 2:.2f})"'
             yield _text(_ROW_PT - 2, (top + bottom) / 2, panel.y_label, "middle", more=turned)
         for x, y, text in panel.texts:
-            yield _text(self.x_pt(x) + _GAP_PT, self.y_pt(y) + 3, text, size=_SMALL_PT, ground="panel")
+            at = min(self.x_pt(x) + _GAP_PT, right - _width_pt(text, _SMALL_PT))
+            yield _text(at, self.y_pt(y) + 3, text, size=_SMALL_PT, ground="panel")
         yield from self._headings()
 
     def _mark(self, mark: Mark) -> Iterator[str]:

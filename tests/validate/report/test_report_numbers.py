@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from planted_pages import PlantedPage
 
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
+from blis_replay.ingest.recording import ITERATION_SCHEMA, STEP_SCHEMA, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.driver import replay
@@ -122,17 +124,26 @@ def test_the_model_lies_on_the_cycles_of_the_server_that_follows_it(planted_page
     assert cycles is not None
     latency = planted_page.true.models[0].latency
     assert isinstance(latency, LatencyModel)
-    known = ~np.isnan(cycles.model_us) & (cycles.observed.count > 50)
-    planted_us = (latency.intercept_ns + latency.per_decode_token_ns * cycles.observed.x[known]) / 1e3
-    np.testing.assert_allclose(cycles.model_us[known], planted_us, rtol=0.02)
-    assert np.abs(cycles.residual_us[known] / cycles.model_us[known]).max() < 0.02
+    for side in cycles:
+        often = side.count > 50
+        planted_us = (latency.intercept_ns + latency.per_decode_token_ns * side.x[often]) / 1e3
+        np.testing.assert_allclose(side.middle[often], planted_us, rtol=0.02)
+    assert cycles[0].count.sum() == len(recorded_cycles(run.recording)[0]), "every recorded cycle is in it"
 
 
-def test_every_recorded_cycle_is_in_the_density_or_counted_beyond_it(wrong_evidence: Evidence) -> None:
-    cycles = step_cycles(wrong_evidence.run)
-    assert cycles is not None
-    batch, _ = recorded_cycles(wrong_evidence.run.recording)
-    assert cycles.density.sum() + cycles.beyond == len(batch) == cycles.observed.count.sum()
+def test_iterations_of_a_log_have_a_depth_and_no_queue(planted_page: PlantedPage) -> None:
+    run = replay(planted_page.recording, planted_page.true)
+    steps = run.recording.steps.frame()
+    split = {"prefill_requests": pl.lit(0), "decode_requests": pl.col("running_depth")}
+    others = {name: pl.lit(None) for name in ITERATION_SCHEMA if name not in steps.columns}
+    logged = steps.with_columns(**(others | split))
+    logged = logged.select(pl.col(name).cast(kind) for name, kind in ITERATION_SCHEMA.items())
+    bare = replace(run.recording, steps=rows_of(empty_frame(STEP_SCHEMA)), iterations=rows_of(logged))
+    everyone = np.ones(len(run.e2e_us), np.bool_)
+    of_steps, of_log = (depth_over_time(replace(run, recording=one), everyone) for one in (run.recording, bare))
+    assert of_steps is not None and of_log is not None
+    np.testing.assert_allclose(of_log.running[0], of_steps.running[0])
+    assert (of_log.waiting, of_log.in_flight) == (None, False)
 
 
 def test_stages_begin_with_their_first_request(planted_page: PlantedPage) -> None:

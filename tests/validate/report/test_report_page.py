@@ -30,7 +30,7 @@ from blis_replay.validate.metrics.uncertainty import Estimate
 from blis_replay.validate.report.charts import charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart
-from blis_replay.validate.report.page import by_worst, measured_text, metric_table, section_of, strip
+from blis_replay.validate.report.page import by_worst, headline, measured_text, metric_table, section_of, strip
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.report.series import QuantileCurve, quantile_curve
 from blis_replay.validate.report.svg import ON_PAPER
@@ -141,7 +141,7 @@ def test_the_metric_table_is_that_of_the_comparison(wrong_evidence: Evidence) ->
 def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) -> None:
     """30 ms before the queue against a TTFT of 31 ms: TTFT is off by 95 %, and the sentence says by what."""
     text = " ".join(element.text for element in read(planted_report.html).named("p")[:20])
-    assert "TTFT +95.5\u00a0%" in text, "no line ends between a number and its unit"
+    assert "over-predicted by 95.5\u00a0%" in text, "no line ends between a number and its unit"
     text = text.replace("\u00a0", " ")
     assert "TTFT over-predicted by 95.5 % (limit ±15 %)" in planted_report.html.replace("\u00a0", " ")
     assert re.search(r"TTFT mean is over-predicted by 95\.5 %; 95\.5 points come from delay before the queue", text)
@@ -176,12 +176,59 @@ def test_an_overloaded_run_shows_what_it_is_judged_by(wrong_evidence: Evidence) 
     queued = replace(overloaded(wrong_evidence.comparison), capacity=measures, estimates=estimates)
     judged = replace(wrong_evidence, comparison=queued)
     section = section_of(judged, "")
-    assert [(card.title, card.error, card.state, card.numbers) for card in section.cards] == [
-        ("Output tokens/s while the queue grows", "-12.0 %", "beyond", "1,000 → 880 tokens/s"),
-        ("ITL", "+5.0 %", "within", "20.00 → 21.00 ms"),
+    shown = [(q.name, q.error, q.state) for q in section.judgement.worst_first]
+    assert shown == [
+        ("output tokens/s while the queue grows", pytest.approx(-0.12), "beyond"),
+        ("ITL", pytest.approx(0.05), "within"),
     ]
-    assert strip(section.judgement, "x").count("var(--fail)") == 3, "one dot and its interval"
+    assert strip(section.judgement.judged, (), "x", "x").count("var(--fail)") == 3, "one dot and its interval"
     assert (section.cause, section.remedy) == ("saturation", "")
+    assert (section.metrics, section.stages) == (None, None), "no number that is not judged"
+    drawn = {chart.title for chart in section.charts.shown}
+    assert not drawn & {"Distribution of E2E", "Distribution of TTFT", "TTFT against queue depth"}
+
+
+def test_a_picture_over_time_marks_where_the_server_is_overloaded(wrong_evidence: Evidence) -> None:
+    queue = Queue(from_us=30_000_000, until_us=None, longest_us=4_000_000, longest_at_us=40_000_000, touched_us=0)
+    found = Saturation(queue, queue, (), 0, None, 30_000_000, None, 30, np.zeros(1, np.bool_))
+    marked = replace(wrong_evidence, comparison=replace(wrong_evidence.comparison, saturation=found))
+    over_time = [chart for chart in charts_of(marked).shown if chart.wide]
+    assert len(over_time) == 2
+    assert all(">overloaded<" in chart.svg and "overloaded from 30 s" in chart.numbers.note for chart in over_time)
+
+
+def test_no_fit_is_advised_where_latencies_are_unusable(wrong_evidence: Evidence) -> None:
+    """`calibrate` would refuse them."""
+    findings = (*wrong_evidence.comparison.findings, Finding("streaming", "unusable", "ttft", "planted"))
+    recording = replace(wrong_evidence.comparison.recording, findings=findings)
+    cells = {
+        statistic: replace(cell, unusable="streaming", reason="planted")
+        for statistic, cell in wrong_evidence.comparison.metrics["ttft"].items()
+    }
+    metrics = {**wrong_evidence.comparison.metrics, "ttft": cells}
+    broken = replace(wrong_evidence.comparison, recording=recording, metrics=metrics)
+    section = section_of(replace(wrong_evidence, comparison=broken), "")
+    assert section.remedy == "" and not any("calibrate" in sentence for sentence in section.why)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        (["FAIL"] * 2 + ["UNDECIDED"] * 2 + ["PASS"] * 8, "2 of 12 recordings fail, 2 are undecided, 8 pass"),
+        (["PASS", "FITS", "NOT JUDGED"], "1 of 3 recordings passes, 1 fits (not held out), 1 is not judged"),
+        (["PASS"], "The recording passes"),
+    ],
+)
+def test_the_page_begins_with_the_answer(verdicts: list[str], sentence: str) -> None:
+    assert headline(verdicts) == sentence
+
+
+def test_waterfalls_share_an_axis(wrong_evidence: Evidence) -> None:
+    """A bar of 1 % is as long in one of them as in another."""
+    chart = next(chart for chart in charts_of(wrong_evidence).shown if chart.beside)
+    grids = re.findall(r'<path d="((?:M [\d.]+ [\d.]+ V [\d.]+ ?)+)" style="[^"]*--grid', chart.svg)
+    lines = [re.findall(r"M ([\d.]+)", grid) for grid in grids]
+    assert len(lines) == 3 and lines[0] == lines[1] == lines[2]
 
 
 def test_times_and_shares_of_a_finding_have_their_units() -> None:
@@ -203,17 +250,16 @@ def test_seconds_begin_at_ten_and_labels_stay_apart() -> None:
     assert cell_text(chart.numbers.rows[2][1], "time") == "1,525 s"
 
 
-def test_cards_say_the_judged_errors_beside_their_limits(planted_report: Report) -> None:
-    """30 ms before the queue: mean TTFT is 95.5 % over, limit ±15 %, so its dot is at the end of its track."""
-    section = planted_report.html.split('aria-labelledby="experiment-1-name"')[1]
-    cards = re.findall(r'<div class="card (\w+)">\s*<p class="of">([^<]*)</p>\s*<p class="error">([^<]*)</p>', section)
-    assert [(state, title) for state, title, _ in cards[:3]] == [
-        ("within", "E2E"),
-        ("beyond", "TTFT"),
-        ("within", "ITL"),
+def test_the_judged_errors_stand_beside_their_limits(planted_report: Report) -> None:
+    """30 ms before the queue: mean TTFT is 95.5 % over, limit ±15 %, so its dot is at the end of its strip."""
+    section = planted_report.html.split('aria-labelledby="experiment-1-name"')[1].replace("\u00a0", " ")
+    rows = re.findall(r"<tr>(.*?)</tr>", section.split("<caption>What is judged")[1].split("</table>")[0])[1:]
+    cells = [re.findall(r"<t[hd][^>]*>([^<]+)</t[hd]>", row) for row in rows[:3]]
+    assert [(row[0], row[3], row[-1]) for row in cells[:2]] == [
+        ("E2E", "+1.7 %", "within"),
+        ("TTFT", "+95.5 %", "beyond"),
     ]
-    assert [error for _, _, error in cards[:2]] == ["+1.7\u00a0%", "+95.5\u00a0%"]
-    assert '<i style="left: 100.0%">' in section
+    assert "M 431.0 12.0 a 4 4" in rows[1], "which ends 4 pt before the edge of 440"
     assert re.search(r">FAIL</strong> TTFT over-predicted", section)
 
 
@@ -233,17 +279,18 @@ def test_the_worst_comes_first(planted_report: Report, wrong_evidence: Evidence)
 
 def test_red_is_a_failure_and_nothing_else(wrong_evidence: Evidence) -> None:
     judgement = wrong_evidence.comparison.judgement
-    assert "var(--fail)" in strip(judgement, "x")
+    assert "var(--fail)" in strip(judgement.judged, (), "x", "x")
     estimates = {cell: replace(e, low=-1.0, high=2.0) for cell, e in wrong_evidence.comparison.estimates.items()}
     open_ = replace(wrong_evidence.comparison, estimates=estimates)
     assert open_.verdict == "UNDECIDED"
-    assert "var(--fail)" not in strip(open_.judgement, "x") and "var(--undecided)" in strip(open_.judgement, "x")
+    drawn = strip(open_.judgement.judged, (), "x", "x")
+    assert "var(--fail)" not in drawn and "var(--undecided)" in drawn
 
 
 def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_report: Report) -> None:
     html = planted_report.html.split('aria-labelledby="experiment-2-name"')[1]
     document = read("<section>" + html.split(">", 1)[1].split("</main>")[0])
-    titles = [element.text for element in document.named("title")]
+    titles = [element.text for element in document.named("title") if not element.text.startswith("Error of ")]
     assert titles[:4] == ["Where the error comes from", *(f"Distribution of {name}" for name in ("E2E", "TTFT", "ITL"))]
     absent = [e.text for e in document.named("li") if "no latencies of single requests were recorded" in e.text]
     assert len(absent) == 3  # errors over time, TTFT, depths
@@ -269,7 +316,7 @@ def test_a_text_of_a_million_characters_is_cut_and_says_so(hostile_html: str) ->
 def test_a_recording_with_hardly_a_column_makes_a_page_that_says_so(bare_html: str) -> None:
     """Latencies are compared and drawn; what takes steps is named with the reason, and depths are those of clients."""
     document = read(bare_html)
-    titles = [element.text for element in document.named("title")[1:]]
+    titles = [element.text for element in document.named("title")[1:] if not element.text.startswith("Error of ")]
     assert titles == [
         "Where the error comes from",
         *("Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"),
@@ -381,4 +428,7 @@ def test_twelve_real_experiments_are_below_five_megabytes(real_store, tmp_path: 
     copied = shutil.copy(real_store.path, tmp_path / "store.duckdb")  # that one is open for all tests
     made = report(copied, slugs, load_release(DEFAULT_RELEASE), ReplayMode())
     assert len(made.html.encode()) * 6 < 5_000_000
-    assert made.html.count("<svg") == 9 + 8 + 2  # no step cycles of the second; a strip of errors of each
+    assert (
+        made.html.count("<svg")
+        == 9 + 8 + 2 + 6  # no step cycles of the second; a strip of all errors of each, and of each of three
+    )  # no step cycles of the second; strips of three errors of each, together and alone
