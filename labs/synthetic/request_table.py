@@ -1,21 +1,21 @@
-"""Request tables: what to simulate without a recording, from CSV, Parquet or JSON lines."""
+"""Request tables: what to simulate without a recording, from CSV, Parquet, JSON lines or an array of JSON objects."""
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.base.errors import ReplayError, printable
+from blis_replay.base.errors import RecordingError, printable
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace, chain_blocks
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC, first_record, table_of
 
 # Microseconds in a unit; a table has one of these columns.
 ARRIVALS = {"arrival_us": 1, "arrival_ms": 1_000, "arrival_s": 1_000_000}
@@ -23,14 +23,10 @@ BLOCK_COLUMNS = ("block_keys", "hash_ids")
 _OPTIONAL = ("priority", "cached_tokens", "request_id", "session")
 _KNOWN = {"prompt_tokens", "output_tokens", *_OPTIONAL, *ARRIVALS, *BLOCK_COLUMNS}
 _MOST_REQUESTS = 10_000_000
-_LONGEST_LINE = 1 << 24
 _LATEST_US = 1 << 60
 _MOST_TOKENS = 1 << 31
 _WHOLE = re.compile(r"[-+]?[0-9]{1,40}(\.0*)?")
-
-
-class RequestTableError(ReplayError):
-    """A request table that cannot be simulated; names the file, the place and the column."""
+_HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -60,37 +56,32 @@ class RequestTable:
         return replace(self, sessions=None, ignored=tuple(sorted((*self.ignored, "session"))))
 
     def refuse(self, request: int, problem: str, remedy: str) -> NoReturn:
-        """Raise ``RequestTableError`` at a request, numbered as in ``trace``."""
-        _refuse(self.path, self.word, int(self.numbers[self.rows[request]]), problem, remedy)
+        """Raise ``RecordingError`` at a request, numbered as in ``trace``."""
+        raise RecordingError(self.path, f"{self.word} {self.numbers[self.rows[request]]}", problem, remedy)
 
 
 def read_request_table(path: Path, block_size: int, *, arrivals: bool = True) -> RequestTable:
-    """The requests of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
+    """The requests of a table of any form that ``ingest`` reads.
 
-    Columns: ``arrival_us``, ``arrival_ms`` or ``arrival_s``, ``prompt_tokens``,
-    ``output_tokens``; optional ``request_id``, ``priority`` (lower first), ``cached_tokens`` (of the
-    prompt, known beforehand), ``session`` (its requests are turns of one client in a closed loop), and
-    ``block_keys`` or ``hash_ids``: an integer for each full block
-    of ``block_size`` tokens, equal where the tokens of that block are equal; in CSV separated
-    by spaces.  ``arrivals``: whether requests need one; without, and if one has none, all come at 0 in the
-    order of the file.  Raises ``RequestTableError``, one line with file and line, for what is amiss.
+    Columns: ``arrival_us``, ``arrival_ms`` or ``arrival_s``, ``prompt_tokens``, ``output_tokens``; optional
+    ``request_id``, ``priority`` (lower first), ``cached_tokens`` (of the prompt, known beforehand), ``session`` (its
+    requests are turns of one client in a closed loop), and ``block_keys`` or ``hash_ids``: an integer for each full
+    block of ``block_size`` tokens, equal where the tokens of that block are equal; in CSV separated by spaces.
+    ``arrivals``: whether requests need one; without, and if one has none, all come at 0 in the order of the file.
+    Raises ``RecordingError``, one line with file and line, for what is amiss.
     """
-    reader = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
-    if reader is None:
-        raise RequestTableError(f"{path}: its form is unknown; use a file named .csv, .jsonl or .parquet")
-    try:
-        # Closed at once also when a row is refused: the CSV reader has raised a limit of the process.
-        with closing(reader(path)) as rows:
-            return _Builder(path, block_size, arrivals=arrivals).build(rows)
-    except OSError as error:
-        raise RequestTableError(f"{path}: cannot be read ({error.strerror}); name a readable file") from None
-
-
-@dataclass(frozen=True)
-class _Row:
-    word: str
-    number: int
-    values: Mapping[str, object]
+    file = RecordedFile(path, path.name)
+    head = file.head(_HEAD_BYTES)
+    if head and not head.startswith(PARQUET_MAGIC) and not first_record(head):
+        raise RecordingError(path, "line 1", "no columns that each have a name of their own", "name each once")
+    builder = _Builder(path, block_size, arrivals=arrivals)
+    with TemporaryDirectory(prefix="blis-replay-") as scratch:
+        for place, record in table_of(file, Path(scratch) / "rows").rows:
+            builder.add(place, record)
+    if file.tally.rejected:
+        place, problem = file.tally.rejected[0]
+        raise RecordingError(path, place, problem, "correct it")
+    return builder.build()
 
 
 class _Builder:
@@ -113,13 +104,9 @@ class _Builder:
         self.key_count: list[int] = []
         self.seen: set[str] = set()
 
-    def build(self, rows: Iterator[_Row]) -> RequestTable:
-        for row in rows:
-            if len(self.prompt) >= _MOST_REQUESTS:
-                self.refuse(row, f"more than {_MOST_REQUESTS:,} requests", "simulate them in parts")
-            self.add(row)
+    def build(self) -> RequestTable:
         if not self.prompt:
-            raise RequestTableError(f"{self.path}: no requests; write one per line")
+            raise RecordingError(self.path, "", "no requests", "write one per line")
         arrival_us = np.array(self.arrival_us, np.int64)
         if self.in_order_of_file:
             arrival_us[:] = 0
@@ -140,11 +127,15 @@ class _Builder:
         numbers = np.array(self.numbers, np.int64)
         return RequestTable(trace, order, ids, ignored, self.path, self.word, numbers, sessions)
 
-    def add(self, row: _Row) -> None:
-        values = {name: value for name, value in row.values.items() if value is not None and value != ""}
+    def add(self, row: str, record: Mapping[str, object]) -> None:
+        """``row``: its place, such as line 3."""
+        if len(self.prompt) >= _MOST_REQUESTS:
+            self.refuse(row, f"more than {_MOST_REQUESTS:,} requests", "simulate them in parts")
+        stripped = {name: value.strip() if isinstance(value, str) else value for name, value in record.items()}
+        values = {name: value for name, value in stripped.items() if value is not None and value != ""}
         self.seen |= values.keys()
-        self.word = row.word
-        self.numbers.append(row.number)
+        self.word, _, number = row.partition(" ")
+        self.numbers.append(int(number))
         self.arrival_us.append(self.arrival(row, values))
         prompt = self.whole(row, values, "prompt_tokens", 1, _MOST_TOKENS)
         output = self.whole(row, values, "output_tokens", 1, _MOST_TOKENS)
@@ -173,7 +164,7 @@ class _Builder:
         self.keys += keys
         self.key_count.append(len(keys))
 
-    def arrival(self, row: _Row, values: Mapping[str, object]) -> int:
+    def arrival(self, row: str, values: Mapping[str, object]) -> int:
         names = [name for name in ARRIVALS if name in values]
         if not names and not self.arrivals:
             self.in_order_of_file = True
@@ -193,7 +184,7 @@ class _Builder:
         return round(value * unit_us)
 
     def whole(
-        self, row: _Row, values: Mapping[str, object], name: str, low: int, high: int, default: int | None = None
+        self, row: str, values: Mapping[str, object], name: str, low: int, high: int, default: int | None = None
     ) -> int:
         value = values.get(name, default)
         if value is None:
@@ -203,7 +194,7 @@ class _Builder:
             self.refuse(row, f"{name} is {_short(value)}", f"write a whole number from {low} on")
         return number
 
-    def blocks(self, row: _Row, values: Mapping[str, object]) -> list[int]:
+    def blocks(self, row: str, values: Mapping[str, object]) -> list[int]:
         names = [name for name in BLOCK_COLUMNS if name in values]
         if len(names) > 1:
             self.refuse(row, "has block_keys and hash_ids", "give one of the two")
@@ -226,90 +217,8 @@ class _Builder:
         start = np.cumsum(count) - count
         return BlockKeys(start[order], count[order], keys, self.block_size)
 
-    def refuse(self, row: _Row, problem: str, remedy: str) -> NoReturn:
-        _refuse(self.path, row.word, row.number, problem, remedy)
-
-
-def _csv_rows(path: Path) -> Generator[_Row, None, None]:
-    limit = csv.field_size_limit(_LONGEST_LINE)
-    try:
-        # Undecodable bytes become a mark that no number holds, and are refused in their place.
-        reader = csv.reader(line.decode("utf-8-sig", "replace") for _number, line in _lines(path))
-        header: list[str] | None = None
-        while (cells := _csv_row(path, reader)) is not None:
-            if not cells:
-                continue
-            if header is None:
-                header = [name.strip() for name in cells]
-                if twice := sorted({name for name in header if header.count(name) > 1}):
-                    _refuse(path, "line", reader.line_num, f"column {twice[0]!r} twice", "name each once")
-            elif len(cells) != len(header):
-                problem = f"{len(cells)} cells where the header has {len(header)}"
-                _refuse(path, "line", reader.line_num, problem, "write one for each column")
-            else:
-                stripped = (cell.strip() for cell in cells)
-                yield _Row("line", reader.line_num, dict(zip(header, stripped, strict=True)))
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _csv_row(path: Path, reader: Any) -> list[str] | None:
-    try:
-        row: list[str] | None = next(reader, None)
-    except csv.Error as error:
-        _refuse(path, "line", reader.line_num, f"no valid CSV ({error})", "correct it")
-    return row
-
-
-def _json_rows(path: Path) -> Generator[_Row, None, None]:
-    for number, line in _lines(path):
-        if line.isspace():
-            continue
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            _refuse(path, "line", number, "not JSON", "write one object per line")
-        if not isinstance(document, dict):
-            _refuse(path, "line", number, "not a JSON object", "write one per line")
-        yield _Row("line", number, document)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines, none longer than bearable."""
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(_LONGEST_LINE + 1):
-            number += 1
-            if len(line) > _LONGEST_LINE:
-                _refuse(path, "line", number, "longer than 16 MiB", "write one request per line")
-            yield number, line
-
-
-def _parquet_rows(path: Path) -> Generator[_Row, None, None]:
-    import pyarrow
-    from pyarrow import parquet
-
-    number = 0
-    try:
-        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
-            names = file.schema_arrow.names
-            unknown = {name: "ignored" for name in names if name not in _KNOWN}
-            for batch in file.iter_batches(batch_size=10_000, columns=[name for name in names if name in _KNOWN]):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield _Row("row", number, values | unknown)
-    except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # the file system's; pyarrow's own have none
-            raise
-        _refuse(path, "row", number + 1, f"no sound Parquet ({_first_line(error)})", "write it again")
-
-
-def _refuse(path: Path, word: str, number: int, problem: str, remedy: str) -> NoReturn:
-    raise RequestTableError(printable(f"{path}, {word} {number}: {problem}; {remedy}"))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:120]
+    def refuse(self, row: str, problem: str, remedy: str) -> NoReturn:
+        raise RecordingError(self.path, row, printable(problem), remedy)
 
 
 def _whole(value: object) -> int | None:

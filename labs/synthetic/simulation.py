@@ -163,7 +163,7 @@ def simulate_table(
 
     ``loop``: clients that send them in their order, and never give up, in the place of their arrivals; the turns of a
     session one after the other.
-    Raises ``RequestTableError`` for a request that this engine can never serve, ``TraceError``
+    Raises ``RecordingError`` for a request that this engine can never serve, ``TraceError``
     for an engine that cannot run, ``ReleaseError`` for a model that gives no step time.
     """
     refuse_unservable(table, engine)
@@ -174,7 +174,7 @@ def simulate_table(
 
 
 def refuse_unservable(table: RequestTable, engine: EngineConfig) -> None:
-    """Raise ``RequestTableError``, with its line, for the first request that the engine can never serve."""
+    """Raise ``RecordingError``, with its line, for the first request that the engine can never serve."""
     trace = table.trace
     too_long = trace.prompt_tokens >= engine.max_model_len
     if too_long.any():
