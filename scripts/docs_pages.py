@@ -33,7 +33,7 @@ NAVIGATION: dict[str, dict[str, int]] = {
         "docs/quick-start.md": 900,
         "docs/your-server.md": 1_700,
         "docs/release-in-ci.md": 1_300,
-        "docs/case-study.md": 950,
+        "docs/case-study.md": 900,
     },
     "Guides": {
         "docs/verdict.md": 1_700,
@@ -47,7 +47,7 @@ NAVIGATION: dict[str, dict[str, int]] = {
     "Reference": {
         "docs/commands.md": 3_600,
         "docs/formats.md": 1_900,
-        "docs/json-and-python.md": 1_100,
+        "docs/json-and-python.md": 1_000,
         "docs/how-it-works.md": 1_750,
     },
 }
