@@ -79,6 +79,28 @@ def seen_warm_up(recording: Recording, compared: Bools, simulated_ttft_us: Int64
     return Seen(requests, stalls)
 
 
+# us without a first token while a request waits, from the first request of a run on: longer than any prefill.
+MIN_COLD_US = 1_000_000.0
+MIN_TIMES_FASTEST = 10.0  # ... and this many times the TTFT that a tenth of the requests is within
+_FEWEST_COLD = 20  # requests, of which a tenth tells how fast the server is without a queue
+
+
+def cold_start(requests: pl.DataFrame) -> Stalls | None:
+    """The steps with which a server begins that make its first requests wait, by latencies alone; None without any.
+
+    ``requests``: ``arrival_us`` and ``ttft_us``.  The first request of a run waits for nothing but its own prefill, so
+    no replay is needed to tell: the first stall begins with it, and the next ones with the first token before.
+    """
+    arrival_us, ttft_us = requests.select("arrival_us", "ttft_us").drop_nulls().to_numpy().astype(np.float64).T
+    if len(ttft_us) < _FEWEST_COLD:
+        return None
+    usual_us = float(np.quantile(ttft_us, 0.1))
+    begin_us, longer_us = _waits(arrival_us, ttft_us, usual_us)
+    begun_long = longer_us > max(MIN_COLD_US, MIN_TIMES_FASTEST * usual_us)
+    count = int(np.argmin(begun_long)) if not begun_long.all() else len(begun_long)
+    return Stalls(begin_us[:count].astype(np.int64), longer_us[:count].astype(np.int64)) if count else None
+
+
 def recorded_stalls(
     recording: Recording, mode: ReplayMode, completed: Bools, simulated_ttft_us: Int64s
 ) -> tuple[Stalls | None, str]:
@@ -88,7 +110,10 @@ def recorded_stalls(
     known = (recording.requests["status"] == "ok") & recording.requests["ttft_us"].is_not_null()
     seen = seen_warm_up(recording, known.to_numpy() & completed, simulated_ttft_us)
     if seen is None:
-        return None, "none is seen in the first tokens"
+        cold = cold_start(recording.requests.frame(["arrival_us", "ttft_us"]).filter(known))
+        if cold is None:
+            return None, "none is seen in the first tokens"
+        return cold, f"{cold}, for which the first requests of the run wait"
     return seen.stalls, f"{seen.stalls}, as the first tokens of the first {int(seen.requests.sum())} requests show them"
 
 
@@ -129,17 +154,22 @@ def _slow(observed_us: Floats, simulated_us: Floats) -> int:
 
 
 def _stalls(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> Stalls | None:
-    """A step stalls where requests wait and none gets a first token for much longer than ``usual_us``.
+    """A step stalls where requests wait and none gets a first token for much longer than ``usual_us``."""
+    begin_us, longer_us = _waits(arrival_us, ttft_us, usual_us)
+    stalled = longer_us > MIN_STALL * usual_us
+    if not stalled.any():
+        return None
+    return Stalls(begin_us[stalled].astype(np.int64), longer_us[stalled].astype(np.int64))
 
-    It begins with the first token before it, or the first request that waits.  Its length is what exceeds the usual.
+
+def _waits(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> tuple[Floats, Floats]:
+    """float64[n] each, in order of first tokens: since when one was due, and how much longer than usual it took.
+
+    It is due with the first token before it, or with the first request that waits.
     """
     first_us = arrival_us + ttft_us
     order = np.argsort(first_us, kind="stable")
     since_us = np.minimum.accumulate(arrival_us[order][::-1])[::-1]
     before_us = np.concatenate([since_us[:1], first_us[order][:-1]])
     begin_us = np.maximum(since_us, before_us)
-    longer_us = first_us[order] - begin_us - usual_us
-    stalled = longer_us > MIN_STALL * usual_us
-    if not stalled.any():
-        return None
-    return Stalls(begin_us[stalled].astype(np.int64), longer_us[stalled].astype(np.int64))
+    return begin_us, first_us[order] - begin_us - usual_us

@@ -178,6 +178,17 @@ def test_a_cold_start_and_a_stall_are_left_out_and_their_requests_do_not_count_a
 
 
 @pytest.mark.slow
+def test_a_cold_start_is_left_out_of_a_fit_to_latencies_too(tmp_path: Path) -> None:
+    """Without it E2E of the run would be 40 % off, and nothing written."""
+    cold = recorded(tmp_path / "cold", step_log(150, 1, {0: 3_000_000.0}))
+    fit = calibrated(cold, data="latencies")
+    costs = {cost.name: cost.value_us for cost in fit.record.coefficients}
+    assert costs["intercept"] == pytest.approx(PLANTED_US[0], rel=0.15)
+    assert fit.missed == ()
+    assert fit.remarks[0].startswith("model-cold: 1 step took 3.0 s longer")
+
+
+@pytest.mark.slow
 def test_a_machine_that_became_slower_misses_nothing_and_wrong_arguments_do(tmp_path: Path) -> None:
     """With recorded step times the slower run is right; half of the decodes at once leave it wrong."""
     slower = calibrated(recorded(tmp_path / "slower", step_log(150, 1, slower=3.0)))

@@ -21,7 +21,7 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.replay.warm_up import Stalls
+from blis_replay.replay.warm_up import Stalls, cold_start
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.fit.scores import first_use_of
@@ -70,6 +70,34 @@ def test_a_stall_later_on_or_one_of_no_size_is_no_warm_up(run: ReplayRun, late_m
 
 def test_a_part_of_a_run_has_none(run: ReplayRun) -> None:
     assert warm_up(served(run, {0: 5_000}), Selection(window=(0.5, 1.0))) is None
+
+
+@pytest.mark.parametrize(
+    ("waits_until_ms", "ttft_ms", "stalls"),
+    [
+        ([2_000], 50, [(0, 1_950)]),  # of the requests that came in 2 s the first waits for a step, the others for it
+        ([2_000, 3_500], 50, [(0, 1_950), (2_000, 1_450)]),  # a second batch stalls as well
+        ([800], 50, []),  # a long prefill
+        ([2_000], 300, []),  # less than ten times what others wait
+    ],
+)
+def test_a_cold_start_is_seen_by_the_first_request_alone(
+    waits_until_ms: list[int], ttft_ms: int, stalls: list[tuple[int, int]]
+) -> None:
+    """A request each 100 ms; those of the first stalls get their first tokens one batch after the other."""
+    arrival_us = np.arange(0, 10_000, 100) * MS
+    first_us = arrival_us + ttft_ms * MS
+    for batch, until_ms in enumerate(waits_until_ms):
+        first_us[batch:] = np.maximum(first_us[batch:], until_ms * MS)
+    found = cold_start(pl.DataFrame({"arrival_us": arrival_us, "ttft_us": first_us - arrival_us}))
+    pairs = [] if found is None else [(at // MS, us // MS) for at, us in zip(found.at_us, found.longer_us, strict=True)]
+    assert pairs == stalls
+
+
+def test_a_stall_in_the_middle_of_a_run_is_no_cold_start() -> None:
+    arrival_us = np.arange(0, 10_000, 100) * MS
+    ttft_us = np.where(np.arange(100) == 50, 3_000, 50) * MS
+    assert cold_start(pl.DataFrame({"arrival_us": arrival_us, "ttft_us": ttft_us})) is None
 
 
 STALLS = Stalls(np.array([0, 400_000]), np.array([1_000_000, 700_000]))

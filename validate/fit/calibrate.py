@@ -38,6 +38,7 @@ from blis_replay.validate.fit.every_step import FORM, has_every_step, measure, w
 from blis_replay.validate.fit.evidence import (
     SCALE,
     SchedulingEvidence,
+    cold_start_of,
     configured_scheduling,
     is_load_level,
     measured_delays,
@@ -268,8 +269,10 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     if (kernels := first_use_of(recordings, entry, scheduled(asynchronous))) is not None:
         entry = replace(entry, first_use=kernels[0])
         coefficients = (*coefficients, kernels[1])
+    singles = [recording for recording in recordings if not is_load_level(recording)]
+    stalls = {r.slug: cold for r in singles if (cold := cold_start_of(r)) is not None}
     why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
-    record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients)
+    record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls)
     of_this_gpu = same_gpu(options.prior.hardware, recordings[0].hardware or "")
     more = _beyond(record.steps, priors[PREFILL], float(vector[PREFILL])) if of_this_gpu else None
     if more is not None and isinstance(entry.latency, LatencyModel | RegimeModel):
@@ -277,7 +280,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
             replace(entry, latency=replace(entry.latency, prefill_beyond=more[0])),
             (*coefficients, more[1]),
         )
-        record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients)
+        record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls)
     agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
         entry=replace(entry, fit=record),
@@ -287,6 +290,17 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         agreement=agreement,
         scheduling=scheduling,
         missed=missed(record.scores, agreement, recordings),
+        remarks=_left_out(recordings, stalls),
+    )
+
+
+def _left_out(recordings: Sequence[Recording], stalls: Mapping[str, Stalls]) -> tuple[str, ...]:
+    """In words, what no coefficient stands for: steps that were held up, by slug of the recording."""
+    return tuple(
+        f"{recording.alias}: {counted(len(held.at_us), 'step')} took {held.longer_us.sum() / 1e6:.1f} s longer "
+        f"than the batch explains, the last at {held.at_us[-1] / 1e6:.1f} s: not in the fit, replayed in the scores"
+        for recording in recordings
+        if (held := stalls.get(recording.slug)) is not None
     )
 
 
@@ -351,19 +365,14 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
     mode: tuple[Told, str] = ("not told apart", why)
     record = scored_fit(recordings, entry, FORM, edges, False, mode, line.coefficients, line.stalls)
-    remarks = [
-        f"{recording.alias}: {counted(len(stalls.at_us), 'step')} took {stalls.longer_us.sum() / 1e6:.1f} s longer "
-        f"than the batch explains, the last at {stalls.at_us[-1] / 1e6:.1f} s: not in the fit, replayed in the scores"
-        for recording in recordings
-        if (stalls := line.stalls.get(recording.slug)) is not None
-    ]
+    remarks = _left_out(recordings, line.stalls)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
     own = missed(record.scores, {"e2e": 0.0}, recordings)
     if own and all(map(was_recorded, recordings)):
         at_pace, _steps = part_scores(recordings, entry, scheduled(False, step_time="recorded"), edges)
         if not missed(at_pace, {"e2e": 0.0}, recordings):
             off = "; ".join(own)
-            remarks.append(f"{off}. With the recorded step times it is not off: the machine's pace changed in this run")
+            remarks += (f"{off}. With the recorded step times it is not off: the machine's pace changed in this run",)
             own = ()
     return ModelFit(
         entry=replace(entry, fit=record),
@@ -373,7 +382,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
         agreement={"cycle": 100 * line.error},
         scheduling=None,
         missed=own,
-        remarks=tuple(remarks),
+        remarks=remarks,
     )
 
 

@@ -21,6 +21,7 @@ from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
+from blis_replay.replay.warm_up import Stalls, cold_start
 from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
 from blis_replay.validate.fit.minimise import losses
 from blis_replay.validate.fit.step_form import StepForm
@@ -131,7 +132,10 @@ class LatencyEvidence:
     def residuals(self, form: StepForm, vector: Floats, measured: Lifecycle) -> Floats:
         """float64[2 * windows]: simulated over observed mean less one, E2E then TTFT, in units of ``SCALE``."""
         latency, lifecycle = form.latency(vector), form.lifecycle(vector, measured)
-        results = [simulate_load(p.trace, p.engine, latency, lifecycle, p.mode.loop) for p in self.plans]
+        results = [
+            simulate_load(p.trace, p.engine, p.stalls.on(latency) if p.stalls else latency, lifecycle, p.mode.loop)
+            for p in self.plans
+        ]
         e2e_us, ttft_us = (np.concatenate([getattr(r, name) for r in results]) for name in ("e2e_us", "ttft_us"))
         means = window_means(self.window, e2e_us, ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
@@ -197,8 +201,13 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     first = np.flatnonzero(judged[:count])[np.unique(numbers[judged[:count]], return_index=True)[1]]
     stage = requests["stage"].fill_null(-1).to_numpy()[first].astype(np.int64)
     stratum = 2 * stage + (first < cold)
-    plan = replace(plan, trace=plan.trace.part(slice(count)))
+    plan = replace(plan, trace=plan.trace.part(slice(count)), stalls=cold_start_of(recording))
     return LatencyEvidence((plan,), numbers, observed_us, decodes, stratum)
+
+
+def cold_start_of(recording: Recording) -> Stalls | None:
+    """The cold start that the latencies of a recording show, which no coefficient of a step stands for."""
+    return cold_start(recording.requests.frame(["arrival_us", "ttft_us", "status"]).filter(pl.col("status") == "ok"))
 
 
 def is_load_level(recording: Recording) -> bool:

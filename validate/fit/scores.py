@@ -140,7 +140,7 @@ def part_scores(
         recorded = observed_requests(recording) & has_tokens
         if not recorded.any():
             continue
-        plan, result = _replayed(recording, entry, mode, stalls.get(recording.slug))
+        plan, result = _replayed(recording, entry, mode, None if entry.first_use else stalls.get(recording.slug))
         arrival_us = plan.trace.arrival_us[Selection(window=(edges[0], edges[2])).of(recording.requests)]
         start_us = result.steps["start_us"]
         steps.append(result.steps[(start_us >= arrival_us[:1].sum()) & (start_us <= arrival_us.max(initial=-1))])

@@ -12,7 +12,8 @@ from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.fit.calibrate import ModelFit
 from blis_replay.validate.fit.every_step import FORM
-from blis_replay.validate.fit.evidence import is_load_level
+from blis_replay.validate.fit.evidence import cold_start_of, is_load_level
+from blis_replay.validate.fit.scores import MOST_MISSED
 from blis_replay.validate.fit.step_errors import StepError
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import percent_plain
@@ -46,13 +47,18 @@ def calibration_answer(
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
     command = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
+    command += "" if cold_start_of(recordings[0]) is None else " --replay warm_up=recorded"
     rows = [
         {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
         for fit in fits
         for coefficient in fit.record.coefficients
     ]
     misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
-    done = Verbatim(f"wrote {release}; try it:\n  {command}") if written else Line(f"{release} not written; {_REMEDY}")
+    done = (
+        Verbatim(f"wrote {release}; try it:\n  {command}")
+        if written
+        else Line(f"{release} not written; {_remedy(fits)}")
+    )
     document = {"release": release, "written": written, "fits": [_document(fit) for fit in fits]}
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
@@ -61,7 +67,17 @@ def calibration_answer(
     return Answer([*page, ended], document, table_of(rows), int(not written), tuple(misses))
 
 
-_REMEDY = "check the engine arguments (KV blocks, max_num_seqs), or write it anyway with --force"
+def _remedy(fits: Sequence[ModelFit]) -> str:
+    """What to do about fits that miss their own data: where parts of a run disagree, no engine argument is wrong."""
+    parts: dict[str, list[float]] = {}
+    for score in (score for fit in fits if fit.missed for score in fit.record.scores if score.part != "test"):
+        parts.setdefault(score.experiment, []).append(score.errors.get("e2e", 0.0))
+    apart = max((max(errors) - min(errors) for errors in parts.values()), default=0.0)
+    if apart > 2 * MOST_MISSED["e2e"]:
+        cause = f"parts of one run are {percent_plain(apart)} apart, so the server's pace changed: fit a --window of it"
+    else:
+        cause = "check the engine arguments (KV blocks, max_num_seqs)"
+    return f"{cause}, or write it anyway with --force"
 
 
 def _document(fit: ModelFit) -> dict[str, Any]:
