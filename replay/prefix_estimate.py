@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
 
 import numpy as np
-import polars as pl
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.base.errors import ReconstructionError
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.checks.prefix_cache import uncached_error_tokens, uncached_prompt_tokens
-from blis_replay.ingest.checks.reconstruction import ADMISSIONS_A_STRETCH, reconstruct_by_stretches
 from blis_replay.ingest.recording import Recording, SharedPrefix
-from blis_replay.ingest.rows import Rows
-from blis_replay.ingest.steps.admissions import of_journeys
-from blis_replay.ingest.steps.prefill import ASSUMED
-from blis_replay.ingest.steps.reconstruction import computed_prompts, reconstruct
 from blis_replay.replay.prefix import engine_block_keys, period_of, prompt_tokens, takes_turns
 
 _MIN_HIT_RATE = 0.03  # a smaller aggregate rate is decodes that an asynchronous server counts as prefill
@@ -37,8 +29,8 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
     """How many prompt tokens of each request no prefix cache held.
 
     By the first of these that the recording supports.  The server's own count per request.  Recorded prompt identities
-    in a cache that never forgets.  The cycle of a shared-prefix workload (see ``_shared_prefix``).  What journeys and
-    step records leave for each prefill.  An aggregate hit rate, the same share for all.  Else the whole prompt.
+    in a cache that never forgets.  The cycle of a shared-prefix workload (see ``_shared_prefix``).  An aggregate hit
+    rate, the same share for all.  Else the whole prompt.
 
     ``prompts``: int64[n], prompt tokens in place of the recorded ones.
     """
@@ -53,8 +45,6 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
         return PrefixEstimate(prompts - found, f"found in an endless cache by {recording.prefix.source}")
     if recording.shared_prefix and takes_turns(recorded.astype(float), period_of(recording.shared_prefix)):
         return _shared_prefix(prompts, recording.shared_prefix, block)
-    if (reconstructed := _from_journeys(recording, prompts)) is not None:
-        return reconstructed
     computed = uncached_prompt_tokens(recording)
     rate = recording.prefix_hit_rate if computed is None else 1 - computed / float(prompts.mean())
     # A sample of the steps knows the rate no better than its draw.
@@ -79,43 +69,6 @@ def cached_tokens(keys: BlockKeys, prompt_tokens: Int64s) -> Int64s:
         seen[row] = True
     cached: Int64s = np.minimum(found, np.maximum(prompt_tokens - 1, 0) // keys.block_size) * keys.block_size
     return cached
-
-
-def _from_journeys(recording: Recording, prompts: Int64s) -> PrefixEstimate | None:
-    """By the tokens that the steps of an admission have left for it; None where no step tells."""
-    journeys = recording.lifecycles.where("request_index IS NOT NULL").only(["journey", "request_index"])
-    if journeys.is_empty():
-        return None
-    try:
-        work = pl.concat(_computed(recording, journeys)).unique("journey", keep="first", maintain_order=True)
-    except ReconstructionError:
-        return None
-    known = int(work["known"].sum())
-    if not known:
-        return None
-    request, computed = work["request_index"].to_numpy(), work["computed_tokens"].to_numpy()
-    share = float(computed.sum() / prompts[request].sum())
-    prefill = np.rint(prompts * share).astype(np.int64)
-    prefill[request] = computed
-    basis = f"of {known:,} of {len(prompts):,} prompts, what the recorded steps computed; of the others, the same share"
-    return PrefixEstimate(np.clip(prefill, 1, prompts), basis)
-
-
-def _computed(recording: Recording, journeys: Rows) -> Iterator[pl.DataFrame]:
-    """``request_index``, ``computed_tokens`` and whether they are ``known``, of some admissions after the others.
-
-    Of many journeys what nothing tells is assumed as in its stretch of the run; the same errors as ``reconstruct``.
-    """
-    stretches = (
-        reconstruct_by_stretches(recording, ADMISSIONS_A_STRETCH) if journeys.height > ADMISSIONS_A_STRETCH else None
-    )
-    built = [reconstruct(recording)] if stretches is None else (stretch.built for stretch in stretches)
-    for part in built:
-        work = computed_prompts(part)
-        of_part = of_journeys(journeys, work).frame()
-        yield work.join(of_part, on="journey").select(
-            "journey", "request_index", "computed_tokens", (pl.col("hit_source") != ASSUMED).alias("known")
-        )
 
 
 def _shared_prefix(prompts: Int64s, workload: SharedPrefix, block: int) -> PrefixEstimate:

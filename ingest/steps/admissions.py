@@ -14,13 +14,17 @@ vllm-scheduler-semantics 5, 7 and 9):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import Rows, whole_groups
+from blis_replay.ingest.rows import whole_groups
 from blis_replay.ingest.steps.records import is_asynchronous
 
 ADMISSION_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -36,11 +40,7 @@ ADMISSION_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 # With what orders admissions of one step.
-UNORDERED_SCHEMA: dict[str, type[pl.DataType]] = {
-    **ADMISSION_SCHEMA,
-    "scheduled_us": pl.Int64,
-    "scheduled_at": pl.Int64,
-}
+_UNORDERED_SCHEMA = {**ADMISSION_SCHEMA, "scheduled_us": pl.Int64, "scheduled_at": pl.Int64}
 
 _CORE = {f"journey.{name}": name for name in ("SCHEDULED", "FIRST_TOKEN", "PREEMPTED", "FINISHED")}
 _COLUMNS = (
@@ -72,12 +72,19 @@ class Admissions:
 
 def admissions_of(recording: Recording) -> Admissions:
     """The admissions of all journeys; those that contradict themselves are left out and counted."""
-    parts = list(admission_parts(recording))
-    return Admissions(in_order(pl.concat(part.frame for part in parts)).select(ADMISSION_SCHEMA.keys()), *totals(parts))
+    parts = list(_parts(recording))
+    remarks = Counter[str]()
+    for part in parts:
+        remarks.update(part.remarks)
+    # A chunk that does not end its prefill takes all that is left: it was the last to be admitted in its step.
+    chunked = pl.col("prefill_end_step").is_null() | (pl.col("prefill_end_step") > pl.col("start_step"))
+    unordered = pl.concat(part.frame for part in parts)
+    ordered = unordered.sort("start_step", chunked, "scheduled_us", "scheduled_at").select(ADMISSION_SCHEMA.keys())
+    return Admissions(ordered, sum(part.journeys for part in parts), dict(sorted(remarks.items())))
 
 
-def admission_parts(recording: Recording) -> Iterator[Admissions]:
-    """The admissions of some journeys after the others: ``frame`` is of ``UNORDERED_SCHEMA``."""
+def _parts(recording: Recording) -> Iterator[Admissions]:
+    """The admissions of some journeys after the others: ``frame`` is of ``_UNORDERED_SCHEMA``."""
     asynchronous, policy = is_asynchronous(recording), recording.engine.get("scheduling_policy")
     first_come, before = policy is None or policy.value == "fcfs", 0
     for part in whole_groups(recording.journey_events.batches(_COLUMNS), "journey"):
@@ -87,34 +94,14 @@ def admission_parts(recording: Recording) -> Iterator[Admissions]:
         before += events.height
 
 
-def in_order(admissions: pl.DataFrame) -> pl.DataFrame:
-    """``UNORDERED_SCHEMA`` in order of admission."""
-    # A chunk that does not end its prefill takes all that is left: it was the last to be admitted in its step.
-    chunked = pl.col("prefill_end_step").is_null() | (pl.col("prefill_end_step") > pl.col("start_step"))
-    return admissions.sort("start_step", chunked, "scheduled_us", "scheduled_at")
-
-
-def totals(parts: Iterable[Admissions]) -> tuple[int, dict[str, int]]:
-    """``journeys`` and ``remarks`` of all parts."""
-    journeys, remarks = 0, Counter[str]()
-    for part in parts:
-        journeys += part.journeys
-        remarks.update(part.remarks)
-    return journeys, dict(sorted(remarks.items()))
-
-
 def _with_known_tokens(recording: Recording, grouped: pl.DataFrame) -> pl.DataFrame:
-    lifecycles = of_journeys(recording.lifecycles, grouped)
+    # Journeys are numbered through: those of the part, and the ones between them.
+    first, last = grouped.select(first=pl.col("journey").min(), last=pl.col("journey").max()).row(0)
+    lifecycles = recording.lifecycles.between("journey", first, last)
     known = lifecycles.frame(["journey", "prompt_tokens", "max_tokens"])
     return grouped.join(known, on="journey", how="left").with_columns(
         (pl.col("prompt_tokens") + pl.col("output_tokens")).alias("known_tokens")
     )
-
-
-def of_journeys(lifecycles: Rows, admissions: pl.DataFrame) -> Rows:
-    """Those of the journeys that were admitted, and of the ones between them: they are numbered through."""
-    first, last = admissions.select(first=pl.col("journey").min(), last=pl.col("journey").max()).row(0)
-    return lifecycles.between("journey", first, last)
 
 
 def _judged(admissions: pl.DataFrame, first_come: bool, asynchronous: bool, journeys: int) -> Admissions:
@@ -127,7 +114,7 @@ def _judged(admissions: pl.DataFrame, first_come: bool, asynchronous: bool, jour
         .with_columns(pl.col("problem").is_null().alias("certain"), *_last_steps(asynchronous))
     )
     return Admissions(
-        usable.select(pl.col(name).cast(kind) for name, kind in UNORDERED_SCHEMA.items()),
+        usable.select(pl.col(name).cast(kind) for name, kind in _UNORDERED_SCHEMA.items()),
         journeys,
         dict(remarks.iter_rows()),
     )
@@ -229,3 +216,60 @@ def _last_steps(asynchronous: bool) -> tuple[pl.Expr, pl.Expr]:
     left_alone = pl.col("preempted_step").is_null() & ~pl.col("open") & ~aborted
     stopped = left_alone & (pl.col("finish_status") == "stopped") & (pl.col("final_tokens") < pl.col("max_tokens"))
     return ran + stopped.fill_null(False).cast(pl.Int64), (last + left_alone.cast(pl.Int64)).alias("held_until_step")
+
+
+_FEW = 0.01  # share of journeys with more tokens than steps; up to it they are mistakes in the recording
+
+
+def open_at(first: Int64s, last: Int64s, steps: Int64s, weight: Int64s | None = None) -> Int64s:
+    """int64[steps]: how many spans from ``first`` to ``last`` hold each step, or the sum of their weights."""
+
+    def before(at: Int64s, side: Literal["left", "right"]) -> Int64s:
+        if weight is None:
+            return np.searchsorted(np.sort(at, kind="stable"), steps, side)
+        order = np.argsort(at, kind="stable")
+        sums = np.concatenate([[0], np.cumsum(weight[order])])
+        return np.asarray(sums[np.searchsorted(at[order], steps, side)])
+
+    return np.asarray(before(first, "right") - before(last, "left"), np.int64)
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """The decodes of admissions, one token per step from ``first`` to ``last``; one element per admission with any.
+
+    ``context_less_step``: KV tokens that a decode attends to, its own included, less the step.
+    """
+
+    first: Int64s
+    last: Int64s
+    context_less_step: Int64s
+
+    def at(self, steps: Int64s) -> Int64s:
+        """int64[steps]: requests that decode."""
+        return open_at(self.first, self.last, steps)
+
+    def context_at(self, steps: Int64s) -> Int64s:
+        """int64[steps]: KV tokens that they attend to."""
+        return open_at(self.first, self.last, steps, self.context_less_step) + steps * self.at(steps)
+
+
+def decodes_of(admissions: Admissions) -> Decodes:
+    """The decodes of admissions; a step that recomputes what a preempted request had is none of them.
+
+    Raises ``ReconstructionError`` without journeys, and where requests got several tokens per step (speculative
+    decoding).
+    """
+    if not admissions.journeys:
+        raise ReconstructionError("no journeys were recorded")
+    several = admissions.remarks.get(SEVERAL_TOKENS, 0)
+    if several > _FEW * admissions.journeys:
+        raise ReconstructionError(
+            f"{several} of {admissions.journeys} requests got more tokens than they ran steps: with speculative "
+            "decoding journeys do not tell which step gave which token"
+        )
+    decoding = admissions.frame.filter(pl.col("prefill_end_step") < pl.col("last_step"))
+    end, last, known = (
+        decoding[name].to_numpy().astype(np.int64) for name in ("prefill_end_step", "last_step", "known_tokens")
+    )
+    return Decodes(end + 1, last, known - end)

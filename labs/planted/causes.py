@@ -98,7 +98,7 @@ def speculation(accepted: float) -> Cause:
         "speculative decoding",
         f"on, {100 * accepted:g} % of first drafts accepted, told as off",
         ("speculative decoding", *ARGUMENTS),
-        ("reconstruction", "step_cycle", "littles_law", "engine_arguments"),
+        ("ledger", "step_cycle", "littles_law", "engine_arguments"),
         server=lambda spec: replace(spec, engine=replace(spec.engine, speculation=drafts)),
     )
 
@@ -483,7 +483,7 @@ def short_prompts(share: float) -> Cause:
 
 
 def other_tokenizer(factor: float) -> Cause:
-    checks = ("ledger", "reconstruction")
+    checks = ("ledger",)
     return _prompts_counted("prompts counted by another tokenizer", f"x {factor:g}", factor, checks)
 
 
@@ -601,7 +601,7 @@ def foreign_steps() -> Cause:
         other = generate(replace(spec, seed=spec.seed + 1, stages=tuple(reversed(spec.stages))))
         return replace(recorded, recording=replace(recorded.recording, steps=recording_of(other).steps))
 
-    checks = ("ledger", "littles_law", "reconstruction")
+    checks = ("ledger", "littles_law")
     return Cause("steps of another run", "all of them", ("step records",), checks, instruments=swapped)
 
 
@@ -613,7 +613,7 @@ def lost_steps(from_us: int, until_us: int) -> Cause:
         return replace(recorded, recording=replace(recorded.recording, steps=rows_of(kept)))
 
     size = f"from {from_us / 1e6:g} to {until_us / 1e6:g} s"
-    checks = ("ledger", "sampling", "step_clock", "littles_law", "reconstruction", "recorder")
+    checks = ("ledger", "sampling", "step_clock", "littles_law", "recorder")
     return Cause("steps lost", size, ("step records",), checks, instruments=lost)
 
 
@@ -625,7 +625,7 @@ def step_ids_again(at_us: int) -> Cause:
         after = pl.when(pl.col("start_us") >= at_us).then(pl.col("step_id") - first + 1)
         return with_steps(recorded, after.otherwise(pl.col("step_id")).alias("step_id"))
 
-    checks = ("reconstruction", "step_clock", "clocks", "littles_law")
+    checks = ("ledger", "step_clock", "clocks", "littles_law")
     return Cause("step ids begin again", f"at {at_us / 1e6:g} s", ("step records",), checks, instruments=numbered)
 
 

@@ -15,7 +15,6 @@ from blis_replay.blis.kernel import state as k
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, Recording, Setting
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.steps.reconstruction import Reconstruction
 
 RUNNING = (k.PREFILLING, k.DECODING, k.LAST_IN_FLIGHT)
 ARGUMENTS = (
@@ -27,20 +26,6 @@ ARGUMENTS = (
 def settings_of(**engine: Any) -> dict[str, Setting]:
     """Engine arguments as a recording has them."""
     return {name: Setting(value, "recorded") for name, value in engine.items()}
-
-
-def prefills_of(built: Reconstruction) -> pl.DataFrame:
-    """The prefill chunks by step and admission: journey, tokens, KV tokens with those of the chunk, certainty."""
-    chunks, admissions = built.chunks, built.admissions.frame
-    columns = {
-        "step_id": chunks.steps.step_id,
-        "journey": admissions["journey"].gather(chunks.steps.admission),
-        "tokens": chunks.tokens,
-        "context_tokens": built.chunk_context_tokens,
-        "certain": chunks.certain,
-    }
-    admission = pl.Series(chunks.steps.admission)
-    return pl.DataFrame(columns).sort("step_id", admission, maintain_order=True)
 
 
 def journeys(rows: list[dict[str, Any]], **fields: Any) -> Recording:

@@ -9,12 +9,8 @@ import pytest
 from recordings import make_recording
 
 from blis_replay.ingest.recording import SharedPrefix
-from blis_replay.replay import prefix_estimate
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.prefix_estimate import estimate_prefix
-from blis_replay_labs.planted.experiment import SyntheticExperiment
-from blis_replay_labs.planted.frames import recording_of
-from blis_replay_labs.planted.generate import generate
 from blis_replay_labs.planted.servers import any_server, run_of
 
 
@@ -98,15 +94,3 @@ def test_a_few_sampled_steps_are_no_cache_that_hits() -> None:
     """
     server = replace(any_server(102, (16,), 533, "steps"), steps=0.1)
     assert estimate_prefix(run_of(server)).basis == "no prefix information: whole prompts"
-
-
-@pytest.mark.slow
-def test_of_many_journeys_the_computed_prompts_are_found_stretch_by_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 requests with journeys and every step: of 50 admissions at a time the same as of all at once."""
-    made = recording_of(generate(replace(SyntheticExperiment(), step_sample_rate=1.0)))
-    recording = replace(made, shared_prefix=None, prefix=None)
-    whole = estimate_prefix(recording)
-    monkeypatch.setattr(prefix_estimate, "ADMISSIONS_A_STRETCH", 50)
-    parts = estimate_prefix(recording)
-    assert parts.prefill_tokens.tolist() == whole.prefill_tokens.tolist()
-    assert parts.basis == whole.basis and "what the recorded steps computed" in whole.basis

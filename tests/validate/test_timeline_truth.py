@@ -16,7 +16,7 @@ import pytest
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import Recording
 from blis_replay.validate.timeline.lanes import observed_preemptions
-from blis_replay.validate.timeline.steps import observed_steps, with_reconstruction
+from blis_replay.validate.timeline.steps import observed_steps, with_true_split
 
 MONOTONIC_ZERO_US = 226_106_700_000
 
@@ -84,14 +84,12 @@ def test_preemptions_begin_and_end_with_the_steps_of_the_truth(recorded: tuple[R
     assert (drawn["token_us"] > drawn["resumed_us"]).sum() == 78
 
 
-@pytest.mark.parametrize("recorded", ["long-prompts-sync"], indirect=True)
-def test_batches_are_those_of_the_truth_whether_their_steps_were_sampled_or_not(
-    recorded: tuple[Recording, Path],
-) -> None:
-    """10 % of the steps were sampled; the others are reconstructed, all but a few where a cancel leaves a doubt."""
+@pytest.mark.parametrize("recorded", ["long-prompts-sync", "shared-prefix-async"], indirect=True)
+def test_batches_of_recorded_steps_are_those_of_the_truth(recorded: tuple[Recording, Path]) -> None:
+    """10 % of the steps of the first were sampled, all of the second, whose records label the split a step late."""
     recording, source = recorded
-    drawn = with_reconstruction(observed_steps(recording)[1], recording).filter(pl.col("batch") == "reconstructed")
+    drawn = with_true_split(observed_steps(recording)[1], recording).filter(pl.col("batch") == "recorded")
     both = drawn.join(pl.read_csv(source / "steps.csv"), left_on="step", right_on="step_id", suffix="_true")
-    assert both.height > 6_600
-    for name in ("prefill_tokens", "decode_tokens", "running"):
+    assert both.height == (717 if "long" in source.name else 5_364)
+    for name in ("prefill_tokens", "decode_tokens", "running", "decode_context_tokens"):
         assert both[name].to_list() == both[f"{name}_true"].to_list(), name

@@ -23,9 +23,9 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import query
+from blis_replay.ingest.steps.admissions import admissions_of, decodes_of
 from blis_replay.ingest.steps.followed import Followed, followed_requests, served_requests
 from blis_replay.ingest.steps.placed import whole_iterations, why_not
-from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
@@ -169,10 +169,13 @@ def _held_up(cycle_us: Floats, modelled_us: Floats) -> Bools:
 
 _PREFILLS = """
 SELECT step_id, sum(scheduled_tokens) AS tokens,
-       sum(scheduled_tokens * computed_tokens + scheduled_tokens * (scheduled_tokens + 1) // 2) AS attended
+       sum(scheduled_tokens * computed_tokens + scheduled_tokens * (scheduled_tokens + 1) // 2) AS attended,
+       sum(computed_tokens + 1) FILTER (scheduled_tokens = 1 AND output_tokens > 0
+           AND computed_tokens + 1 = prompt_tokens + output_tokens) AS resumed
 FROM snapshots GROUP BY step_id ORDER BY step_id
 """
-_PREFILL_SCHEMA = dict.fromkeys(("step_id", "tokens", "attended"), pl.Int64)
+# ``resumed``: context of requests that computed their last token only when they came back, which costs as a decode.
+_PREFILL_SCHEMA = dict.fromkeys(("step_id", "tokens", "attended", "resumed"), pl.Int64)
 
 
 def recorded_steps(recording: Recording) -> EveryStep:
@@ -180,11 +183,11 @@ def recorded_steps(recording: Recording) -> EveryStep:
     cycles, _basis = observed_cycles(recording)
     steps = recording.steps.frame(["step_id", "start_us", "prefill_tokens", "decode_tokens"])
     prefills = query(_PREFILLS, _PREFILL_SCHEMA, snapshots=recording.snapshots).frame()
-    totals = reconstructed_steps(reconstruct(recording)).select("step_id", "decode_context_tokens")
+    context = decodes_of(admissions_of(recording)).context_at(steps["step_id"].to_numpy())
     rows = (
         steps.join(prefills, on="step_id", how="left", maintain_order="left")
-        .join(totals, on="step_id", how="left", maintain_order="left")
-        .with_columns(pl.col("tokens", "attended", "decode_context_tokens").fill_null(0))
+        .with_columns(pl.col("tokens", "attended", "resumed").fill_null(0))
+        .with_columns(decode_context_tokens=pl.Series(context) + pl.col("resumed"))
         .with_columns((pl.col("prefill_tokens") + pl.col("decode_tokens") - pl.col("tokens")).alias("decodes"))
     )
     timed = pl.DataFrame({"start_us": cycles.from_us, "cycle_us": cycles.cycle_us, "whole": cycles.begins})

@@ -13,8 +13,8 @@ import polars as pl
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import ReconstructionError
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND, totals_of_steps
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.steps.admissions import admissions_of, decodes_of, open_at
 from blis_replay.ingest.steps.records import is_asynchronous, one_a_step
 from blis_replay.ingest.steps.timeline import timeline_of
 from blis_replay.replay.driver import ReplayRun
@@ -29,7 +29,7 @@ STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
     "end_us": pl.Int64,
     "scheduled_us": pl.Int64,  # its schedule()
     "source": pl.String,  # of scheduled_us: simulated, LOGGED or one of ingest.steps.timeline.SOURCES
-    "batch": pl.String,  # where the composition is from: simulated | recorded | reconstructed
+    "batch": pl.String,  # where the composition is from: simulated | recorded
     "prefill_requests": pl.Int64,
     "prefill_tokens": pl.Int64,
     "decode_requests": pl.Int64,
@@ -154,35 +154,31 @@ def observed_counters(recording: Recording, window: tuple[int, int]) -> pl.DataF
     return _samples(OBSERVED, columns.drop_nulls("at_us"), window)
 
 
-def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
-    """Observed spans with the batches that journeys reconstruct with certainty, if there is a journey of every request.
+def with_true_split(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
+    """Observed spans with the decodes that journeys tell, and their context; the other tokens of a step are prefill.
 
-    A step record calls a request prefill for one step too long.  So the record is used only for steps without a
-    reconstructed batch, and for steps in which it counts requests that have no journey.
+    A step record calls a request prefill for one step too long where scheduling is asynchronous.  It is kept as it is
+    where it counts requests that have no journey.
     """
-    if recording.journey_events.is_empty() or spans.is_empty() or not _hold_all(recording):
+    if recording.journey_events.is_empty() or spans.is_empty():
         return spans
+    admissions, steps = admissions_of(recording), spans["step"].to_numpy()
     try:
-        totals = totals_of_steps(recording, spans["step"].to_numpy())
+        decodes = decodes_of(admissions)
     except ReconstructionError:
         return spans
-    reconstructed = totals.filter("certain").with_columns(pl.lit("reconstructed").alias("batch"))
-    names = (*_COMPOSITION, "decode_context_tokens", "batch", "running")
-    joined = spans.join(
-        reconstructed, left_on="step", right_on="step_id", how="left", suffix="_new", maintain_order="left"
-    )
-    complete = pl.col("batch_new").is_not_null() & (
-        pl.col("running").is_null() | (pl.col("running") == pl.col("running_new"))
-    )
-    chosen = (pl.when(complete).then(f"{name}_new").otherwise(name).alias(name) for name in names)
-    return joined.with_columns(*chosen).select(spans.columns)
-
-
-def _hold_all(recording: Recording) -> bool:
-    """Whether the check of reconstruction found the journeys to be of all requests and of this run."""
-    found = [finding for finding in recording.findings if finding.check == CHECK]
-    shares = [float(finding.measured.get("running_requests_in_journeys") or 1.0) for finding in found]
-    return min(shares, default=1.0) >= LOWER_BOUND and all(finding.severity != "unusable" for finding in found)
+    start, held = (admissions.frame[name].to_numpy() for name in ("start_step", "held_until_step"))
+    running, decoding = pl.Series(open_at(start, held, steps)), pl.Series(decodes.at(steps))
+    split = {
+        "prefill_requests": pl.col("prefill_requests") + pl.col("decode_requests") - decoding,
+        "prefill_tokens": pl.col("prefill_tokens") + pl.col("decode_tokens") - decoding,
+        "decode_requests": decoding,
+        "decode_tokens": decoding,
+        "decode_context_tokens": pl.Series(decodes.context_at(steps)),
+    }
+    complete = (pl.col("running") == running) & (split["prefill_requests"] >= 0) & (split["prefill_tokens"] >= 0)
+    chosen = (pl.when(complete).then(true).otherwise(name).alias(name) for name, true in split.items())
+    return spans.with_columns(*chosen)
 
 
 def _running(starts: pl.DataFrame, recording: Recording) -> pl.DataFrame:

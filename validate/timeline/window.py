@@ -16,7 +16,6 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.errors import NothingToJudgeError, ValidateError, counted
-from blis_replay.ingest.checks.reconstruction import CHECK
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.observed import on_both_sides
@@ -37,7 +36,7 @@ from blis_replay.validate.timeline.steps import (
     observed_steps,
     simulated_counters,
     simulated_steps,
-    with_reconstruction,
+    with_true_split,
 )
 
 DEFAULT_LENGTH_US = 5_000_000
@@ -104,7 +103,7 @@ def timeline(
         from_us=window[0],
         until_us=window[1],
         lanes=_reaching_into(lanes, window),
-        steps=pl.concat([with_reconstruction(steps, recording), simulated_batches]),
+        steps=pl.concat([with_true_split(steps, recording), simulated_batches]),
         counters=_values_in(counters, window),
         request_ids=dict(chosen.iter_rows()),
         absent=(*absent, *_absent(observed_spans, counters)),
@@ -284,11 +283,6 @@ def _remarks(recording: Recording, steps: pl.DataFrame) -> tuple[str, ...]:
         estimated = clock.name == "step" and clock.placed in (ESTIMATED, IDENTITIES) and not steps.is_empty()
         if estimated and clock.uncertainty_us is not None:
             remarks.append(f"the observed step track may be {clock.uncertainty_us / 1000:.1f} ms off the lanes")
-    for finding in recording.findings:
-        missing = finding.measured.get("steps_with_requests_of_no_journey") if finding.check == CHECK else None
-        if missing and finding.measured["steps_compared"]:
-            share = float(missing) / float(finding.measured["steps_compared"])
-            remarks.append(f"in some {100 * share:.0f} % of steps a reconstructed batch lacks requests of no journey")
     if recording.ground_truth == PUBLISHED:
         remarks.append("requests are reconstructed from published aggregates")
     return tuple(remarks)

@@ -1,10 +1,9 @@
-"""The checks of the step clock and of reconstructed batches, on small recordings made by hand."""
+"""The check of the step clock, on small recordings made by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import polars as pl
 import pytest
 from builders import recording, steps
 from engine_journeys import journeys, settings_of
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.registry import CHECKS, run_checks
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.steps.admissions import admissions_of
 from blis_replay.ingest.tables import Table
 
 ENGINE = settings_of(max_num_batched_tokens=100, async_scheduling=False, enable_prefix_caching=False)
@@ -73,66 +73,6 @@ def test_mixed_clocks_make_the_step_time_unusable() -> None:
     assert finding.measured["out_of_order"] == 49
 
 
-def test_batches_that_agree() -> None:
-    finding = finding_of(three_steps(), "reconstruction")
-    assert (finding.severity, finding.metric) == ("note", "batch_composition")
-    assert finding.message == "3 of 3 recorded steps are reconstructed from 1 journeys as recorded"
-
-
-@pytest.mark.slow
-def test_a_disagreement_comes_with_examples() -> None:
-    """Step 2 is recorded with 7 decode tokens."""
-    finding = finding_of(three_steps(decode_tokens=[0, 7, 1]), "reconstruction")
-    assert finding.severity == "unusable"
-    assert finding.measured["disagree"] == 1
-    assert finding.measured["example_1"] == "step 2: recorded (1, 0, 1, 0, 7), reconstructed (1, 0, 1, 0, 1)"
-    (example,) = evidence_tables_of(three_steps(decode_tokens=[0, 7, 1]), "reconstruction")[1].rows
-    assert example == (2, "(1, 0, 1, 0, 7)", "(1, 0, 1, 0, 1)")
-
-
-@pytest.mark.slow
-def test_requests_of_no_journey_are_counted_and_a_sample_of_journeys_is_a_lower_bound() -> None:
-    """20 steps with one request each; in the last, two run.  Then ten run throughout."""
-    story = [("SCHEDULED", 1, 0), ("FIRST_TOKEN", 1, 1), ("FINISHED", 20, 20)]
-    rows = [
-        {"journey": 0, "event": f"journey.{name}", "step_id": step, "time_us": 1000 * step, "output_tokens": tokens}
-        for name, step, tokens in story
-    ]
-    lifecycles = [{"journey": 0, "core_request_id": "r0", "prompt_tokens": 30, "max_tokens": 20}]
-    split: dict[str, Any] = {
-        "prefill_requests": [1] + [0] * 19,
-        "decode_requests": [0] + [1] * 18 + [2],
-        "prefill_tokens": [30] + [0] * 19,
-        "decode_tokens": [0] + [1] * 18 + [2],
-    }
-    starts = range(1000, 21_000, 1000)
-    made = journeys(
-        rows, lifecycles=lifecycles, engine=ENGINE, steps=steps(starts, running_depth=[1] * 19 + [2], **split)
-    )
-    finding = finding_of(made, "reconstruction")
-    assert (finding.severity, finding.measured["equal"]) == ("note", 19)
-    assert "1 hold requests of no journey" in finding.message
-    sampled = journeys(rows, lifecycles=lifecycles, engine=ENGINE, steps=steps(starts, running_depth=10, **split))
-    finding = finding_of(sampled, "reconstruction")
-    assert "1 journeys hold 10.0 % of the recorded running requests" in finding.message
-    assert "equal" not in finding.measured
-
-
-@pytest.mark.slow
-def test_several_tokens_a_step_are_named() -> None:
-    made = three_steps()
-    several = pl.col("output_tokens") * 4
-    made = journeys(
-        made.journey_events.frame().with_columns(several).to_dicts(),
-        lifecycles=made.lifecycles.frame().to_dicts(),
-        engine=ENGINE,
-    )
-    finding = finding_of(made, "reconstruction")
-    assert finding.severity == "unusable"
-    assert "speculative decoding" in finding.message
-    assert evidence_tables_of(made, "reconstruction") == ()
-
-
 # Any order, any number, none at all: the readers let every count through that a double can hold.
 numbers = st.one_of(st.none(), st.integers(0, 12), st.sampled_from([2**31, 2**40, 2**53]))
 odd_events = st.lists(
@@ -171,43 +111,14 @@ def test_no_journey_breaks_a_check(
     )
     made = journeys(events, lifecycles=lifecycles, engine=engine, steps=steps([1000, 2000, 3000]))
     findings, measured = run_checks(made)
-    for check in ("step_clock", "reconstruction"):
-        (finding,) = (finding for finding in findings if finding.check == check)
-        assert finding.message
-        (chosen,) = (known for known in CHECKS if known.name == check)
-        chosen.evidence_tables(made, Context(measured, None, ()))
+    (finding,) = (finding for finding in findings if finding.check == "step_clock")
+    assert finding.message
+    (chosen,) = (known for known in CHECKS if known.name == "step_clock")
+    chosen.evidence_tables(made, Context(measured, None, ()))
+    admissions_of(made)
 
 
 @pytest.mark.slow
-def test_a_prefill_that_ended_before_it_began_breaks_no_check() -> None:
-    """Scheduled first, so it says, with 2^31 tokens behind it: its prefill would have begun long before step 1."""
-    odd = {"journey": 0, "event": "journey.SCHEDULED", "time_us": 0, "step_id": 1, "output_tokens": 2**31}
-    again = {**odd, "output_tokens": None}
-    made = journeys(
-        [{**again, "step_id": None}] * 3 + [again, odd],
-        lifecycles=[{"journey": 0, "core_request_id": "r0", "prompt_tokens": 0}],
-        engine=settings_of(max_num_batched_tokens=9, async_scheduling=False),
-        steps=steps([1000, 2000, 3000]),
-    )
-    assert finding_of(made, "reconstruction").message
-
-
-def test_a_prefill_without_end_is_not_made_up_for_by_one_that_ended_before_it_began() -> None:
-    """Journey 2 prefills for 2^40 steps, and 2^31 tokens later would have begun as long before: 10 TB of chunks."""
-    scheduled = {"journey": 2, "event": "journey.SCHEDULED", "time_us": 0, "step_id": 1, "output_tokens": None}
-    first_token = {**scheduled, "event": "journey.FIRST_TOKEN", "step_id": 2**40}
-    again = {**scheduled, "step_id": 2**31, "output_tokens": 2**40}
-    made = journeys(
-        [scheduled, first_token, again],
-        lifecycles=[{"journey": 2, "core_request_id": "r2", "prompt_tokens": 0}],
-        engine=settings_of(max_num_batched_tokens=9, async_scheduling=False),
-        steps=steps([1000, 2000, 3000]),
-    )
-    assert "prefill chunks: their steps are mistaken" in finding_of(made, "reconstruction").message
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", ["step_clock", "reconstruction"])
-def test_without_records_nothing_is_claimed(check: str) -> None:
-    assert finding_of(recording(), check).message.startswith("not checked: ")
-    assert evidence_tables_of(recording(), check) == ()
+def test_without_records_nothing_is_claimed() -> None:
+    assert finding_of(recording(), "step_clock").message.startswith("not checked: ")
+    assert evidence_tables_of(recording(), "step_clock") == ()

@@ -306,7 +306,7 @@ def test_the_counters_are_held_against_what_was_read(tmp_path: Path) -> None:
         with read_recording(folder) as recording:
             findings = run_checks(recording)[0]
             said[name] = next(f.message for f in findings if f.check == "recorder")
-            others[name] = [f.message for f in findings if f.check in ("clocks", "reconstruction", "stationarity")]
+            others[name] = [f.message for f in findings if f.check in ("clocks", "stationarity")]
             if name == "nothing":
                 rows = rows_of(recording.steps.frame().filter(~pl.col("start_us").is_between(5_000_000, 9_000_000)))
                 lost = replace(recording, steps=rows)
@@ -318,7 +318,6 @@ def test_the_counters_are_held_against_what_was_read(tmp_path: Path) -> None:
     # agree within 2 ms, and so do those of what is left; nothing is called a stall or speculation.
     told = " ".join(others["middle"])
     assert "server's clock is 0.0 ms ahead of the client's, +- 1.6 ms" in told
-    assert "4,411 of 4,478 recorded steps are reconstructed from 243 journeys as recorded" in told
     assert "188 steps after step 2317 without a record took 1.1 s more than usual" in told
     assert not any(word in told for word in ("early", "speculative", "stood still"))
     assert "not whole: 4,473 step records of 4,667 steps in it" in said["later"]
