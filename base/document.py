@@ -10,6 +10,7 @@ Dataclasses are documents, too.  A field with a unit is written without the unit
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -207,21 +208,12 @@ def yaml_values(text: str, origin: str, error: type[Exception], load: Callable[[
 def read_values(values: object, kind: type[T], origin: str, what: str, error: type[Exception], at: str = "") -> T:
     """The ``kind`` that parsed values describe; ``at``: the field of the document that holds them."""
     try:
-        return cast(T, _converted(kind, values, at, what))
+        return cast(T, _read(_info(kind), values, at, what))
     except FieldError as problem:
         place = f", field {problem.field}" if problem.field else ""
         raise error(f"{origin}{place}: {problem.problem}; {problem.remedy}") from None
     except UnicodeEncodeError:
         raise error(f"{origin}: has half a character (a lone surrogate); correct its texts") from None
-
-
-def _converted(kind: Any, values: object, place: str, what: str) -> Any:
-    info = _info(kind)
-    values = _prepared(info, values, place, what)
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as problem:
-        _refuse(problem, kind, info, values, place)
 
 
 def document_of(value: Any, kind: Any = None) -> Any:
@@ -282,8 +274,14 @@ def _bare(info: inspect.Type) -> inspect.Type:
 
 def _fields(info: Any) -> dict[str, inspect.Field]:
     """The fields of a type by their names in a document, in order; empty for a mapping."""
-    if not isinstance(info, inspect.DataclassType):
-        return {field.encode_name: field for field in getattr(info, "fields", ())}
+    return _fields_of(info.cls) if isinstance(info, inspect.StructType | inspect.DataclassType) else {}
+
+
+@cache
+def _fields_of(kind: type) -> dict[str, inspect.Field]:
+    info: Any = inspect.type_info(kind)
+    if isinstance(info, inspect.StructType):
+        return {field.encode_name: field for field in info.fields}
     fields = {field.name: field for field in info.fields}
     written = (fields[field.name] for field in dataclasses.fields(info.cls))
     return {_written_name(field): field for field in written if "unwritten" not in _marks(field.type)}
@@ -299,44 +297,97 @@ def _default(field: inspect.Field) -> Any:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
-def _prepared(info: inspect.Type, value: Any, place: str, what: str) -> Any:
-    """The value for ``msgspec``: codecs applied, nulls of optional fields dropped, unknown fields refused."""
+def _read(info: inspect.Type, value: Any, place: str, what: str) -> Any:
+    """The value of a type that plain values stand for; raises ``FieldError``."""
     info = _meant(info, value)
-    marks, info = _marks(info), _bare(info)
+    marks, bare = _marks(info), _bare(info)
     if "kinds" in marks:
         return _of_kind(marks["kinds"], value, place, what)
-    if "codec" in marks:
-        return marks["codec"].read(value, place)
-    if isinstance(info, _MAPPINGS) and isinstance(value, dict):
-        return _prepared_mapping(info, value, place, what)
-    if isinstance(info, inspect.VarTupleType) and isinstance(value, list):
-        return [_prepared(info.item_type, item, f"{place}[{i}]", what) for i, item in enumerate(value)]
-    return value
+    codec = marks.get("codec")
+    read = value if codec is None else codec.read(value, place)
+    bare = _bare(_meant(bare, read))
+    if isinstance(bare, inspect.UnionType) and isinstance(value, dict) and (kinds := _tags(bare.types)):
+        _refuse_tag(kinds, value, place)
+    if isinstance(bare, _MAPPINGS) and isinstance(read, dict):
+        return _read_mapping(bare, read, place, what)
+    if isinstance(bare, _LISTS) and isinstance(read, list | tuple) and _has_length(bare, len(read)):
+        types = bare.item_types if isinstance(bare, inspect.TupleType) else [bare.item_type] * len(read)
+        items = (_read(one, item, f"{place}[{i}]", what) for i, (one, item) in enumerate(zip(types, read, strict=True)))
+        return [*items] if isinstance(bare, inspect.ListType) else tuple(items)
+    if not _fits(bare, read):
+        given = shown(value) if codec is None or not isinstance(read, int | float) else codec.write(read)
+        raise FieldError(place, f"is {given}", f"write {_expected(info, value)}")
+    return float(read) if isinstance(bare, inspect.FloatType) else read
 
 
-def _prepared_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -> dict[str, Any]:
+def _has_length(info: Any, length: int) -> bool:
+    if isinstance(info, inspect.TupleType):
+        return length == len(info.item_types)
+    return length >= (info.min_length or 0) and (info.max_length is None or length <= info.max_length)
+
+
+def _fits(info: Any, value: Any) -> bool:
+    """Whether a value that holds no others is one of a type; True is no number, and 1.0 no integer."""
+    if isinstance(info, inspect.UnionType):
+        return any(_fits(_bare(one), value) for one in info.types)
+    if isinstance(info, inspect.LiteralType):
+        return any(value == one and type(value) is type(one) for one in info.values)
+    if isinstance(info, inspect.StrType) and isinstance(value, str):
+        value.encode()  # raises for half a character
+        return re.search(info.pattern or "", value) is not None
+    if isinstance(info, inspect.IntType | inspect.FloatType):
+        numbers = (int,) if isinstance(info, inspect.IntType) else (int, float)
+        return type(value) in numbers and _within(info, value)
+    kinds: dict[type, type | tuple[type, ...]] = {inspect.BoolType: bool, inspect.NoneType: type(None)}
+    return isinstance(info, inspect.AnyType) or isinstance(value, kinds.get(type(info), ()))
+
+
+def _within(info: Any, value: float) -> bool:
+    """Whether a number lies between the bounds of its type; nan lies nowhere."""
+    bounds = ((info.ge, operator.ge), (info.gt, operator.gt), (info.le, operator.le), (info.lt, operator.lt))
+    return all(bound is None or holds(value, bound) for bound, holds in bounds)
+
+
+def _refuse_tag(kinds: dict[str, tuple[str, ...]], value: dict[Any, Any], place: str) -> NoReturn:
+    """Raise for a value whose tag names none of these kinds."""
+    ((tag, names),) = kinds.items()
+    expected = f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
+    missing = tag not in value
+    problem = "is missing" if missing else f"is {shown(value[tag])}"
+    raise FieldError(_joined(place, tag), problem, f"{'add' if missing else 'write'} {expected}")
+
+
+def _read_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -> Any:
     if not all(isinstance(key, str) for key in value):
         raise FieldError(place, "has a key that is not text", "put it in quotes")
-    fields = _fields(info)
-    names: list[Any] = [*fields, *_tags([info])]
+    fields, tags = _fields(info), _tags([info])
     if isinstance(info, inspect.DictType):
-        keys: Any = info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value
-        names = [*keys]
+        names = [*info.key_type.values] if isinstance(info.key_type, inspect.LiteralType) else [*value]
+    else:
+        names = [*fields, *tags]
     for key in value:
         if what and key not in names:
             raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))
     if isinstance(info, inspect.DictType):
-        return {key: _prepared(info.value_type, item, _joined(place, key), what) for key, item in value.items()}
-    prepared: dict[str, Any] = {}
-    for key, item in value.items():
-        if key not in fields:
-            prepared |= {key: item} if key in _tags([info]) else {}
-        elif item is not None or fields[key].required:
-            prepared[fields[key].encode_name] = _prepared(fields[key].type, item, _joined(place, key), what)
+        return {
+            _read(info.key_type, key, place, what): _read(info.value_type, item, _joined(place, key), what)
+            for key, item in value.items()
+        }
+    if tags and value.get(info.tag_field) != info.tag:
+        _refuse_tag(tags, value, place)
+    read: dict[str, Any] = {}
     for name, field in fields.items():
-        if "required" in _marks(field.type) and field.encode_name not in prepared:
+        if value.get(name) is not None or (name in value and field.required):
+            read[field.name] = _read(field.type, value[name], _joined(place, name), what)
+        elif field.required or "required" in _marks(field.type):
             raise FieldError(_joined(place, name), "is missing", f"add {_expected(field.type)}")
-    return prepared
+    try:
+        return info.cls(**read)
+    except FieldError as error:
+        raise FieldError(_joined(place, error.field), error.problem, error.remedy) from None
+    except (ValueError, TypeError) as error:
+        problem, _, remedy = str(error).partition("; ")
+        raise FieldError(place, problem, remedy or "correct it") from None
 
 
 def _of_kind(kinds: Kinds, value: Any, place: str, what: str) -> Any:
@@ -346,7 +397,7 @@ def _of_kind(kinds: Kinds, value: Any, place: str, what: str) -> Any:
     kind = kinds.type_of(value.get("kind"), _joined(place, "kind"))
     if "kind" not in _fields(_info(cast(Hashable, kind))):
         value = {key: item for key, item in value.items() if key != "kind"}
-    return _converted(kind, getattr(kind, "completed", dict)(value), place, what)
+    return _read(_info(cast(Hashable, kind)), getattr(kind, "completed", dict)(value), place, what)
 
 
 def _meant(info: inspect.Type, value: object) -> inspect.Type:
@@ -354,7 +405,7 @@ def _meant(info: inspect.Type, value: object) -> inspect.Type:
     if not isinstance(info, inspect.UnionType):
         return info
     members: list[Any] = [one for one in info.types if not isinstance(one, (*_MAPPINGS, *_LISTS, inspect.NoneType))]
-    if isinstance(value, dict | list):
+    if isinstance(value, dict | list | tuple):
         kinds = _MAPPINGS if isinstance(value, dict) else _LISTS
         members = [one for one in info.types if isinstance(_bare(one), kinds)]
         if isinstance(value, dict) and (tagged := _tags(members)):
@@ -378,60 +429,6 @@ def nearest(name: str, names: list[str]) -> str:
 
     near = get_close_matches(name, names, 1)
     return f"did you mean {near[0]}?" if near else f"remove it, or use one of {', '.join(names)}"
-
-
-def _refuse(error: msgspec.ValidationError, kind: Any, info: Any, values: Any, place: str) -> NoReturn:
-    """Raise what ``msgspec`` refuses as a ``FieldError``; its paths leave out the keys of mappings."""
-    message, _, path = str(error).partition(" - at `$")
-    value = values
-    for name, index in re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path):
-        info = _bare(_meant(info, value))
-        if index == "...":
-            name = _failing_key(value, kind, values, str(error))
-        if index and index != "...":
-            item = info.item_types[int(index)] if isinstance(info, inspect.TupleType) else info.item_type
-            info, value, place = item, value[int(index)], f"{place}[{index}]"
-        else:
-            place = _place(info, name, place)
-            info, value = _field(info, name), value.get(name)
-    if message.startswith("Object missing required field"):
-        name, info = message.split("`")[1], _bare(_meant(info, value))
-        raise FieldError(_place(info, name, place), "is missing", f"add {_expected(_field(info, name))}")
-    cause = error.__cause__
-    if isinstance(cause, FieldError):
-        raise FieldError(_joined(place, cause.field), cause.problem, cause.remedy)
-    if cause is not None:
-        problem, _, remedy = str(cause).partition("; ")
-        raise FieldError(place, problem, remedy or "correct it")
-    given = _marks(info)["codec"].write(value) if "codec" in _marks(info) else shown(value)
-    raise FieldError(place, f"is {given}", f"write {_expected(info, value)}")
-
-
-def _failing_key(mapping: dict[str, Any], kind: Any, values: Any, message: str) -> str:
-    """The key of a mapping (part of ``values``) whose value alone gives the same error."""
-    for key, item in list(mapping.items()):
-        mapping.clear()
-        mapping[key] = item
-        try:
-            msgspec.convert(values, kind)
-        except msgspec.ValidationError as error:
-            if str(error) == message:
-                return key
-    raise AssertionError("a mapping is refused and no key of it is")
-
-
-def _place(info: Any, name: str, place: str) -> str:
-    """The place of a field in the document, from its name in ``msgspec``."""
-    written = {field.encode_name: name for name, field in _fields(info).items()}
-    return _joined(place, written.get(name, name))
-
-
-def _field(info: Any, name: str) -> Any:
-    """The type of a field; for the field that names the kind, the kinds."""
-    if isinstance(info, inspect.DictType):
-        return info.value_type
-    types = {field.encode_name: field.type for field in getattr(info, "fields", ())}
-    return types[name] if name in types else inspect.LiteralType(_tags(getattr(info, "types", [info]))[name])
 
 
 def _expected(info: Any, value: object = None) -> str:
