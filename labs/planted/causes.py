@@ -257,7 +257,7 @@ def slow_window(extra_us: int) -> Cause:
 def stood_still(for_us: int, at_s: int = 20) -> Cause:
     """The server stands still once."""
     size = f"once, for {for_us / 1e6:g} s at {at_s} s"
-    return _slower("server stood still", size, [(at_s, at_s + 0.06)], for_us, "server stood still", "cold start")
+    return _slower("server stood still", size, [(at_s, at_s + 0.06)], for_us, "standstill", "cold start")
 
 
 def disturbed(name: str, extra_us: int) -> Cause:

@@ -75,13 +75,13 @@ class Argument:
             self.whys.get(bool(value))
             or f"the simulator has {label} {has}, and the server {about}{shown_argument(value)}"
         )
-        remedy = stated_as(self.name, value) if self.whys else f"look it up and {stated_as(self.name, value)}"
+        remedy = f"{'' if self.whys else 'look it up and '}{stated_as(self.name, value)}"
         return Hypothesis(label, why, remedy, decides=self.decides, proved_by=self.proved_by, engine={self.name: value})
 
 
 def stated_as(name: str, value: int | bool | str) -> str:
-    """The remedy of a wrong engine argument."""
-    return f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
+    """The remedy for a wrong engine argument."""
+    return f"state {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
 
 
 def _block_ladder(seen: int | None, recording: Recording, stated: Stated) -> tuple[int, ...]:

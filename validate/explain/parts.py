@@ -236,7 +236,7 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypoth
         remedy = f"compare clocks, temperature, kind and number of the GPUs with those of the fit; {remedy}"
         found = replace(found, name=PACE_OF_STEPS, why=why, less=why, remedy=remedy)
     elif nature is not None and nature.is_off:
-        by = f"most of it by {nature.cost}" if nature.cost else "by their pace or by one cost, which is not told"
+        by = f"mostly in the cost of {nature.cost}" if nature.cost else "in all costs or in one (not identifiable)"
         longer, shorter = (f"{words}, {by}: the server's {nature.words}" for words in (found.why, found.less))
         found = replace(found, why=longer, less=shorter)
     return _why_not(found, server) or found

@@ -236,11 +236,11 @@ def _blocks(check: ScheduleCheck | None) -> int | None:
     part = slice(check.schedule.begin, check.schedule.begin + check.equal)
     used = np.rint(check.simulated.kv_usage[part] * (check.engine.num_gpu_blocks - 1))
     seen, shared = check.schedule.kv_usage[part], check.simulated.kv_shared[part]
-    told = ~np.isnan(seen) & (used > 0) & (shared == 0) & (seen > 2 * check.schedule.kv_rounding)
-    if not told.any():
+    known = ~np.isnan(seen) & (used > 0) & (shared == 0) & (seen > 2 * check.schedule.kv_rounding)
+    if not known.any():
         return None
-    low = (used[told] / (seen[told] + check.schedule.kv_rounding)).max()
-    high = (used[told] / (seen[told] - check.schedule.kv_rounding)).min()
+    low = (used[known] / (seen[known] + check.schedule.kv_rounding)).max()
+    high = (used[known] / (seen[known] - check.schedule.kv_rounding)).min()
     return round((low + high) / 2) + 1 if low <= high + 1 else None
 
 

@@ -21,7 +21,7 @@ from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.rule import explains
 from blis_replay.validate.metrics.observed import Selection, observed_requests
 
-COLD_START, STOOD_STILL = "cold start", "server stood still"
+COLD_START, STANDSTILL = "cold start", "standstill"
 MIN_DELAY = 0.5  # a stall delays a request if its E2E grows by this share of the median
 MIN_WINDOW = 0.2  # a shorter share of the run is not advised as a window
 MIN_REQUESTS = 50  # nor one with fewer requests
@@ -82,7 +82,7 @@ def _hypothesis(replayed: Replayed, stalls: Stalls, delayed: Bools, basis: str) 
     arrival_us = replayed.recording.requests["arrival_us"].to_numpy()
     still_s, from_s = stalls.longer_us.sum() / 1e6, stalls.at_us[0] / 1e6
     cold = int(delayed.argmax()) == 0 or stalls.at_us[0] <= arrival_us[0] + STALL_US
-    name = COLD_START if cold else STOOD_STILL
+    name = COLD_START if cold else STANDSTILL
     when = "at its start" if cold else f"from second {from_s:.1f} on"
     several = "" if len(stalls.at_us) == 1 else f" in {len(stalls.at_us)} steps"
     requests = counted(int(delayed.sum()), "request")

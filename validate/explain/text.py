@@ -54,8 +54,8 @@ def advice_of(attribution: Attribution) -> list[Advice]:
         lost += [] if attribution.steps_off is None else [_steps_off(attribution.steps_off)]
         return [Advice(sentence) for sentence in lost]
     if named := blames(attribution):
-        told: set[tuple[str, bool]] = set()
-        return [_explained(attribution, blame, told) for blame in named]
+        explained: set[tuple[str, bool]] = set()
+        return [_explained(attribution, blame, explained) for blame in named]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in MEANS):
         return [Advice("no mean was observed, so there is no error to explain")]
     return [Advice("no mean is off by 1 % or more: there is nothing to blame")]
@@ -139,10 +139,10 @@ def _known(value: float) -> float | None:
     return None if isnan(value) else value
 
 
-def _explained(attribution: Attribution, blame: Blame, told: set[tuple[str, bool]]) -> Advice:
+def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str, bool]]) -> Advice:
     """How much, by what, and what else adds to it or hides a part of it.
 
-    ``told``: reasons that an earlier sentence gave with their remedies; those of this one are added.
+    ``explained``: causes whose reasons and remedies an earlier sentence gives; those of this one are added.
     """
     off = f"{blame.metric} is {predicted(blame.error)}"
     off += _uncertainty(attribution, attribution.error[blame.quantity], blame.quantity, ", {}")
@@ -154,8 +154,8 @@ def _explained(attribution: Attribution, blame: Blame, told: set[tuple[str, bool
         off = f"{blame.metric} is right by luck, two causes cancel"
     causes = (blame.cause, *blame.beside)
     reasons = {(cause.component.name, _is_less(attribution, cause, blame)): cause for cause in causes}
-    new = [cause for reason, cause in reasons.items() if reason not in told]
-    told.update(reasons)
+    new = [cause for reason, cause in reasons.items() if reason not in explained]
+    explained.update(reasons)
     points = "; and ".join(_points(attribution, cause, blame, with_reason=cause in new) for cause in causes)
     # A command comes last: then it stands on a line of its own, as it can be given.
     remedies = {cause.component.advice: cause.component for cause in new}

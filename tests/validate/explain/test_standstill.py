@@ -20,7 +20,7 @@ def case_of(at_s: int, depth: Depth) -> Case:
 
 
 @pytest.mark.parametrize("depth", ["full", "client"])
-@pytest.mark.parametrize(("at_s", "name"), [(0, "cold start"), (20, "server stood still")])
+@pytest.mark.parametrize(("at_s", "name"), [(0, "cold start"), (20, "standstill")])
 def test_a_standstill_makes_the_error_and_the_window_after_it_has_none(at_s: int, name: str, depth: Depth) -> None:
     """Three seconds in one step make all of the error of TTFT, and in the advised window no mean is off."""
     case = case_of(at_s, depth)
