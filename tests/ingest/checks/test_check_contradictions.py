@@ -70,7 +70,9 @@ def test_the_check_that_can_tell_objects(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("slow client", "2 ms a token"), ("server stood still", "once, for 3 s at 20 s")])
+@pytest.mark.parametrize(
+    ("name", "size"), [("slow client", "2 ms a token"), ("server stood still", "once, for 3 s at 20 s")]
+)
 def test_time_outside_of_the_engine_is_no_contradiction_where_journeys_tell_it(name: str, size: str) -> None:
     """A slow client has requests in flight 20 % longer than the engine has them; a halt keeps them out of the queue."""
     assert objections(fault(name, size)) == []
