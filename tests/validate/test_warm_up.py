@@ -199,5 +199,5 @@ def test_the_time_of_a_kernel_is_measured_from_first_tokens() -> None:
     assert (kernels.experts, kernels.experts_per_token) == (8, 2)
     assert kernels.compile_us == pytest.approx(500_000, rel=0.1)
     assert (fit.name, fit.status) == ("first_use", "measured")
-    dense = replace(entry, model="codellama/CodeLlama-34b-Instruct-hf", first_use=None)
-    assert first_use_of([recording], dense, ReplayMode(scheduling="asynchronous")) is None
+    dense = replace(recording, model="codellama/CodeLlama-34b-Instruct-hf")
+    assert first_use_of([dense], replace(entry, first_use=None), ReplayMode(scheduling="asynchronous")) is None

@@ -13,6 +13,7 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.closed_loop import simulate_load
+from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
 from blis_replay.blis.trace import RequestTrace
@@ -21,6 +22,7 @@ from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
+from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls, cold_start
 from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
 from blis_replay.validate.fit.minimise import losses
@@ -205,8 +207,20 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     return LatencyEvidence((plan,), numbers, observed_us, decodes, stratum)
 
 
+def known_architecture(recording: Recording) -> Architecture | None:
+    """The published architecture of a recording's model, if it is one of those that ship."""
+    names = {name.lower(): architecture for name, architecture in bundled_architectures().items()}
+    return names.get(model_of(recording).lower())
+
+
 def cold_start_of(recording: Recording) -> Stalls | None:
-    """The cold start that the latencies of a recording show, which no coefficient of a step stands for."""
+    """The cold start that the latencies of a recording show, which no coefficient of a step stands for.
+
+    None for a mixture of experts: its kernels are compiled one by one, and a coefficient says how long that takes.
+    """
+    architecture = known_architecture(recording)
+    if architecture is not None and architecture.experts:
+        return None
     return cold_start(recording.requests.frame(["arrival_us", "ttft_us", "status"]).filter(pl.col("status") == "ok"))
 
 

@@ -8,11 +8,10 @@ from typing import Literal
 import numpy as np
 
 from blis_replay.base.errors import ReleaseError, ValidateError
-from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, bundled_gpus, gpu_named
+from blis_replay.blis.latency.datasheets import bundled_gpus, gpu_named
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.simulator import model_of
-from blis_replay.validate.fit.evidence import is_load_level
+from blis_replay.validate.fit.evidence import is_load_level, known_architecture
 from blis_replay.validate.metrics.observed import overloaded
 
 Data = Literal["steps", "latencies"]
@@ -109,8 +108,7 @@ def refuse_impossible(record: FitRecord, recordings: Sequence[Recording]) -> Non
 
 def _least_prompt_token_us(recording: Recording) -> float:
     """us that the arithmetic of a prompt token takes at the peak of the GPUs; 0 for a model that is not known."""
-    names = {name.lower(): architecture for name, architecture in bundled_architectures().items()}
-    architecture: Architecture | None = names.get(model_of(recording).lower())
+    architecture = known_architecture(recording)
     if architecture is None:
         return 0.0
     setting = recording.engine.get("tensor_parallel_size")

@@ -13,7 +13,6 @@ import numpy as np
 from blis_replay.base.arrays import Floats
 from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency.datasheets import bundled_architectures
 from blis_replay.blis.latency.models import FirstUse
 from blis_replay.blis.releases.fit import CoefficientFit, Part, PartScore, StepRange, range_of
 from blis_replay.blis.releases.release import ModelEntry
@@ -22,7 +21,14 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.warm_up import Stalls, seen_warm_up
-from blis_replay.validate.fit.evidence import SCALE, LoadLevel, is_load_level, load_level, with_lengths
+from blis_replay.validate.fit.evidence import (
+    SCALE,
+    LoadLevel,
+    is_load_level,
+    known_architecture,
+    load_level,
+    with_lengths,
+)
 from blis_replay.validate.fit.minimise import Confidence
 from blis_replay.validate.fit.model_fit import Fitted, Gathered
 from blis_replay.validate.fit.step_form import INTERCEPT
@@ -163,8 +169,7 @@ def first_use_of(
     The median of the stalls that first tokens show beside a replay, without those of less than half the longest: a
     prefill of all who waited is one, too.  None for a dense model, an unknown one, or where no stall is seen.
     """
-    architectures = {name.lower(): architecture for name, architecture in bundled_architectures().items()}
-    architecture = architectures.get(entry.model.lower())
+    architecture = known_architecture(recordings[0])
     if architecture is None or not architecture.experts:
         return None
     stalls_us, seen_in = [], []
