@@ -4,7 +4,7 @@ A request is admitted once, and again after each preemption.  It computes its kn
 it had generated), which yields one token, and then one token in each step (trace-formats 2.5,
 vllm-scheduler-semantics 5, 7 and 9):
 
-* prefill from the step of ``SCHEDULED`` to that of ``FIRST_TOKEN``.  An admission of a request with tokens lacks that
+* Prefill from the step of ``SCHEDULED`` to that of ``FIRST_TOKEN``.  An admission of a request with tokens lacks that
   event.  Of its ``n`` steps that gave ``t`` tokens, ``n - t + 1`` were prefill.
 * Decode up to the step of ``FINISHED``, or to the step before that of ``PREEMPTED``.
 * With asynchronous scheduling a request stays in the running list for one more step.  If it stopped by itself (end of
@@ -13,7 +13,6 @@ vllm-scheduler-semantics 5, 7 and 9):
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -33,65 +32,51 @@ ADMISSION_SCHEMA: dict[str, type[pl.DataType]] = {
     "prefill_end_step": pl.Int64,  # that of its last chunk; null if it left before
     "last_step": pl.Int64,  # the last in which it ran
     "held_until_step": pl.Int64,  # the last whose running list has it
-    "resumed": pl.Boolean,  # after a preemption; null if SCHEDULED is not recorded
-    "output_tokens": pl.Int64,  # generated before
     "known_tokens": pl.Int64,  # prompt and generated: what its prefill has to reach
-    "certain": pl.Boolean,  # the steps follow from the events
 }
 
-# With what orders admissions of one step.
-_UNORDERED_SCHEMA = {**ADMISSION_SCHEMA, "scheduled_us": pl.Int64, "scheduled_at": pl.Int64}
-
 _CORE = {f"journey.{name}": name for name in ("SCHEDULED", "FIRST_TOKEN", "PREEMPTED", "FINISHED")}
-_COLUMNS = (
-    *("journey", "event", "time_us", "step_id", "schedule_kind", "output_tokens", "preemptions", "finish_status"),
-)
+_COLUMNS = ("journey", "event", "step_id", "output_tokens", "finish_status")
 # Order of events that carry one step.
 _TURN = ("journey.PREEMPTED", "journey.SCHEDULED", "journey.FIRST_TOKEN", "journey.FINISHED")
-
-NO_PROMPT = "the prompt length is not recorded"
-NOT_ADMITTED = "the first journey.SCHEDULED is not recorded: they count from their first token on"
-NO_END = "they have no end: they count to their last recorded step"
-PASSED_OVER = "they were or may have been passed over in some of their steps, in which is not known"
-GIVEN_UP = "they were given up in prefill: whether it had ended is not known"
-IMPOSSIBLE = "their steps contradict each other"
-SEVERAL_TOKENS = "several tokens a step"
 
 
 @dataclass(frozen=True)
 class Admissions:
-    """``frame``: ``ADMISSION_SCHEMA`` in order of admission.  ``journeys``: how many had an event of the engine.
+    """``frame``: ``ADMISSION_SCHEMA`` by journey and step.  ``journeys``: how many had an event of the engine.
 
-    ``remarks``: number of uncertain or impossible journeys by reason.
+    ``several_tokens``: how many journeys are left out because they got more tokens than they ran steps.  Those that
+    contradict themselves, or have no prompt length, are left out too.
     """
 
     frame: pl.DataFrame
     journeys: int
-    remarks: dict[str, int]
+    several_tokens: int
 
 
 def admissions_of(recording: Recording) -> Admissions:
-    """The admissions of all journeys; those that contradict themselves are left out and counted."""
+    """The admissions of all journeys."""
     parts = list(_parts(recording))
-    remarks = Counter[str]()
-    for part in parts:
-        remarks.update(part.remarks)
-    # A chunk that does not end its prefill takes all that is left: it was the last to be admitted in its step.
-    chunked = pl.col("prefill_end_step").is_null() | (pl.col("prefill_end_step") > pl.col("start_step"))
-    unordered = pl.concat(part.frame for part in parts)
-    ordered = unordered.sort("start_step", chunked, "scheduled_us", "scheduled_at").select(ADMISSION_SCHEMA.keys())
-    return Admissions(ordered, sum(part.journeys for part in parts), dict(sorted(remarks.items())))
+    return Admissions(
+        pl.concat(part.frame for part in parts),
+        sum(part.journeys for part in parts),
+        sum(part.several_tokens for part in parts),
+    )
 
 
 def _parts(recording: Recording) -> Iterator[Admissions]:
-    """The admissions of some journeys after the others: ``frame`` is of ``_UNORDERED_SCHEMA``."""
-    asynchronous, policy = is_asynchronous(recording), recording.engine.get("scheduling_policy")
-    first_come, before = policy is None or policy.value == "fcfs", 0
+    """The admissions of some journeys after the others."""
+    asynchronous = is_asynchronous(recording)
     for part in whole_groups(recording.journey_events.batches(_COLUMNS), "journey"):
         events = part.filter(pl.col("event").is_in(_TURN), pl.col("step_id").is_not_null())
-        grouped = _bounded(_grouped(events, before), asynchronous)
-        yield _judged(_with_known_tokens(recording, grouped), first_come, asynchronous, events["journey"].n_unique())
-        before += events.height
+        bounded = _with_known_tokens(recording, _bounded(_grouped(events), asynchronous))
+        several, impossible = _several_tokens().fill_null(False), _impossible()
+        usable = bounded.drop_nulls(["start_step", "known_tokens"]).filter(~several, ~impossible)
+        columns = usable.with_columns(*_last_steps(asynchronous)).select(
+            pl.col(name).cast(kind) for name, kind in ADMISSION_SCHEMA.items()
+        )
+        drafted = bounded.drop_nulls("known_tokens").filter(several, ~impossible)["journey"].n_unique()
+        yield Admissions(columns, events["journey"].n_unique(), drafted)
 
 
 def _with_known_tokens(recording: Recording, grouped: pl.DataFrame) -> pl.DataFrame:
@@ -99,42 +84,18 @@ def _with_known_tokens(recording: Recording, grouped: pl.DataFrame) -> pl.DataFr
     first, last = grouped.select(first=pl.col("journey").min(), last=pl.col("journey").max()).row(0)
     lifecycles = recording.lifecycles.between("journey", first, last)
     known = lifecycles.frame(["journey", "prompt_tokens", "max_tokens"])
-    return grouped.join(known, on="journey", how="left").with_columns(
+    return grouped.join(known, on="journey", how="left", maintain_order="left").with_columns(
         (pl.col("prompt_tokens") + pl.col("output_tokens")).alias("known_tokens")
     )
 
 
-def _judged(admissions: pl.DataFrame, first_come: bool, asynchronous: bool, journeys: int) -> Admissions:
-    judged = admissions.with_columns(_problem(first_come).alias("problem"))
-    remarks = judged.drop_nulls("problem").group_by("problem").agg(pl.col("journey").n_unique())
-    unusable = pl.col("problem").is_in([NO_PROMPT, IMPOSSIBLE, SEVERAL_TOKENS])
-    usable = (
-        judged.drop_nulls("start_step")
-        .filter(~unusable.fill_null(False))
-        .with_columns(pl.col("problem").is_null().alias("certain"), *_last_steps(asynchronous))
-    )
-    return Admissions(
-        usable.select(pl.col(name).cast(kind) for name, kind in _UNORDERED_SCHEMA.items()),
-        journeys,
-        dict(remarks.iter_rows()),
-    )
-
-
-def _grouped(events: pl.DataFrame, before: int) -> pl.DataFrame:
-    """One row an admission; those before the first recorded ``SCHEDULED`` have no ``scheduled_step``.
-
-    ``before``: how many events stand before these.
-    """
-    ordered = (
-        events.rename({"time_us": "scheduled_us"})
-        .with_row_index("scheduled_at", before)
-        .sort("journey", "step_id", pl.col("event").cast(pl.Enum(_TURN)), "scheduled_at")
-    )
+def _grouped(events: pl.DataFrame) -> pl.DataFrame:
+    """One row an admission; those before the first recorded ``SCHEDULED`` have no ``scheduled_step``."""
+    ordered = events.sort("journey", "step_id", pl.col("event").cast(pl.Enum(_TURN)), maintain_order=True)
     of = {name: pl.col("event") == event for event, name in _CORE.items()}
     by_event = {
         **{f"{name.lower()}_step": pl.when(chosen).then("step_id") for name, chosen in of.items()},
-        **{name: pl.when(of["SCHEDULED"]).then(name) for name in ("scheduled_at", "scheduled_us", "output_tokens")},
-        "resumed": pl.when(of["SCHEDULED"]).then(_resumed()),
+        "output_tokens": pl.when(of["SCHEDULED"]).then("output_tokens"),
         "final_tokens": pl.when(of["FINISHED"]).then("output_tokens"),
         "first_tokens": pl.when(of["FIRST_TOKEN"]).then("output_tokens"),
     }
@@ -154,10 +115,6 @@ def _grouped(events: pl.DataFrame, before: int) -> pl.DataFrame:
     return grouped.with_columns((after - pl.col("output_tokens")).alias("given_tokens"))
 
 
-def _resumed() -> pl.Expr:
-    return (pl.col("schedule_kind") == "RESUME").fill_null(pl.col("preemptions") > 0)
-
-
 def _bounded(grouped: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
     """With the steps in which an admission began to run, ended its prefill, and ran last."""
     ended = pl.min_horizontal(pl.col("preempted_step") - 1, "finished_step")
@@ -175,34 +132,24 @@ def _bounded(grouped: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
         last.alias("last_step"),
         aborted.alias("aborted"),
         ended.is_null().alias("open"),
-        (aborted & (unprocessed == 1) & (given < 1) & pl.col("first_token_step").is_null()).alias("in_prefill"),
     )
 
 
-def _problem(first_come: bool) -> pl.Expr:
-    """Why an admission is left out or not certain, null if it is neither."""
+def _several_tokens() -> pl.Expr:
+    """Whether an admission has more tokens than steps: speculative decoding."""
     decodes, given = pl.col("last_step") - pl.col("prefill_end_step"), pl.col("given_tokens") - 1
     complete = ~pl.col("aborted") & ~pl.col("open") & pl.col("prefill_end_step").is_not_null()
-    many = (pl.col("first_tokens") > 1) | (
-        complete & ((given > decodes) | (pl.col("prefill_end_step") < pl.col("start_step")))
-    )
+    many = complete & ((given > decodes) | (pl.col("prefill_end_step") < pl.col("start_step")))
+    return (pl.col("first_tokens") > 1) | many
+
+
+def _impossible() -> pl.Expr:
+    """Whether the steps of an admission contradict each other."""
+    decodes = pl.col("last_step") - pl.col("prefill_end_step")
     longer = pl.coalesce("prefill_end_step", "last_step") - pl.col("start_step") >= pl.col("known_tokens")
     went_on = (pl.col("finished_step") >= pl.col("preempted_step")) & (pl.col("finish_status") != "aborted")
     backwards = (pl.col("last_step") < pl.col("start_step")) | (pl.col("start_step") < 1) | (decodes < 0)
-    # With priorities a request may be passed over, so that steps without a token need not be prefill.
-    chunked = pl.coalesce("prefill_end_step", "last_step") > pl.col("start_step")
-    unsure = pl.lit(not first_come) & (chunked | pl.col("aborted"))
-    given_up_waiting = pl.col("aborted") & pl.col("first_token_step").is_null()
-    reasons = {
-        NO_PROMPT: pl.col("known_tokens").is_null(),
-        IMPOSSIBLE: went_on.fill_null(False) | longer.fill_null(False) | backwards.fill_null(False),
-        SEVERAL_TOKENS: many,
-        NOT_ADMITTED: pl.col("scheduled_step").is_null() & ~given_up_waiting,
-        NO_END: pl.col("open"),
-        GIVEN_UP: pl.col("in_prefill"),
-        PASSED_OVER: (complete & (given < decodes)).fill_null(False) | unsure,
-    }
-    return pl.coalesce(pl.when(flag.fill_null(False)).then(pl.lit(reason)) for reason, flag in reasons.items())
+    return went_on.fill_null(False) | longer.fill_null(False) | backwards.fill_null(False)
 
 
 def _last_steps(asynchronous: bool) -> tuple[pl.Expr, pl.Expr]:
@@ -255,18 +202,17 @@ class Decodes:
 
 
 def decodes_of(admissions: Admissions) -> Decodes:
-    """The decodes of admissions; a step that recomputes what a preempted request had is none of them.
+    """The decodes of admissions; a step that recomputes what a preempted request had is not one of them.
 
     Raises ``ReconstructionError`` without journeys, and where requests got several tokens per step (speculative
     decoding).
     """
     if not admissions.journeys:
         raise ReconstructionError("no journeys were recorded")
-    several = admissions.remarks.get(SEVERAL_TOKENS, 0)
-    if several > _FEW * admissions.journeys:
+    if admissions.several_tokens > _FEW * admissions.journeys:
         raise ReconstructionError(
-            f"{several} of {admissions.journeys} requests got more tokens than they ran steps: with speculative "
-            "decoding journeys do not tell which step gave which token"
+            f"{admissions.several_tokens} of {admissions.journeys} requests got more tokens than they ran steps: with "
+            "speculative decoding journeys do not tell which step gave which token"
         )
     decoding = admissions.frame.filter(pl.col("prefill_end_step") < pl.col("last_step"))
     end, last, known = (
