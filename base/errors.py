@@ -186,13 +186,3 @@ class PolicyError(ValidateError):
 
 class RecordError(ValidateError):
     """A server that cannot be recorded: the directory or the command, what is wrong, what to do."""
-
-
-class StudyError(ValidateError):
-    """A study that cannot be used: the file, the field, what is wrong, what to do."""
-
-
-class UnknownStudyError(ValidateError):
-    """A study that does not exist."""
-
-    exit_code = WRONG_USE
