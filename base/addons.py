@@ -12,6 +12,7 @@ An add-on is an entry point of the group ``blis_replay.addons`` with a name ``SO
                  the kernel calls (``blis.kernel.step_time.registered``)
     format       a ``RequestFormat`` (ingest/readers/formats.py) of request records
     fit          what ``blis-replay calibrate --operators`` fits with
+    make         what ``blis-replay coefficients make --operators`` makes
 """
 
 from __future__ import annotations

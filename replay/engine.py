@@ -248,5 +248,5 @@ def refuse_sizes(recording: Recording, mode: ReplayMode, entry: ModelEntry | Non
     if "cudagraph_capture_sizes" in dict(mode.engine) and not padded:
         raise ReplayError(
             f"{recording.alias}: {by} has no times of padded batches, so other cudagraph_capture_sizes change nothing; "
-            "use a release of `blis-replay coefficients silicon`"
+            "use a release of `blis-replay coefficients make --operators`"
         )

@@ -97,7 +97,7 @@ def on_gpu(release: CoefficientRelease, gpu: Gpu) -> CoefficientRelease:
         if not hasattr(latency, "gpu"):
             raise ReleaseError(
                 f"release {release.name}: the step times of {entry.model} are of {release.hardware} and follow from no "
-                "datasheet; use h100-physical, or one of `blis-replay coefficients for-model`"
+                "datasheet; use h100-physical, or one of `blis-replay coefficients make`"
             )
         models.append(replace(entry, latency=replace(latency, gpu=gpu)))
     name = f"{release.name} on {gpu.name}"

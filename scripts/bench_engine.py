@@ -42,7 +42,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def _operator_times() -> OperatorModel:
-    """Tables as large as those of ``coefficients silicon``: 13.6 ms a step, 40 us a prefill token, 25 us a decode."""
+    """As large as of ``coefficients make --operators``: 13.6 ms a step, 40 us a prefill token, 25 us a decode."""
     from blis_replay_labs.silicon.operators import (
         DecodeAttention,
         OperatorModel,

@@ -55,7 +55,7 @@ VERBS = (
     ("calibrate", "{}", "--out", "mine.yaml", "--force", "--workers", "1"),
     ("gate", "--coefficients", RELEASE, "--experiment", "{}", "--junit", "gate.xml"),
     ("simulate", "{}", "--set", "max_num_seqs=16"),
-    ("coefficients", "steps", "{}"),
+    ("coefficients", "test", "{}"),
     ("list",),
 )
 # What JSON has where a number, a text or an object is expected; where integers of files end; what is no number.

@@ -91,7 +91,7 @@ def _fit_model(recordings: Sequence[Recording], measured: CoefficientRelease, un
     if not isinstance(model, OperatorModel):
         raise ValidateError(
             f"release {measured.name}: {entry.model} has no operator times; make some with "
-            "`blis-replay coefficients silicon`"
+            "`blis-replay coefficients make --operators`"
         )
     parts = [operator_rows(recording, model, (0.0, until)) for recording in recordings]
     if sum(len(part.cycle_us) for part in parts) < _FEWEST_ROWS:

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,9 +25,7 @@ from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import Lifecycle, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 from blis_replay_labs.silicon.operators import (
-    AS_MEASURED,
     DecodeAttention,
-    OperatorCoefficients,
     OperatorModel,
     PrefillAttention,
     TokenTimes,
@@ -49,8 +47,7 @@ _CHECKED_BATCHES, _SEED = 400, 42
 _SHORT = 16
 
 
-# Coefficients and delays without a recording; their origin is in research/silicon.md.
-ZERO_SHOT = AS_MEASURED
+# Delays without a recording; their origin is in research/silicon.md.
 ZERO_SHOT_DELAYS = Lifecycle(
     pre_queue_us=9_300.0, pre_queue_source="published constant, fitted to journeys of 16 H100 experiments"
 )
@@ -61,8 +58,7 @@ class Deployment:
     """A model (its ``config.json``), the kind of GPU, and how the model is split over GPUs.
 
     ``gpu``: any spelling of a system of the package.  ``dtype``, ``kv_cache_dtype``: types of weights and KV cache, by
-    the package's names (``bfloat16``, ``fp8``, ``nvfp4``); None: as in the configuration.  ``vllm_version``: the
-    version that was measured; None: the newest.
+    the package's names (``bfloat16``, ``fp8``, ``nvfp4``); None: as in the configuration.
     """
 
     config: Path
@@ -71,7 +67,6 @@ class Deployment:
     expert_parallelism: int = 1
     dtype: str | None = None
     kv_cache_dtype: str | None = None
-    vllm_version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,23 +107,16 @@ def tabulate(deployment: Deployment) -> Tabulated:
     with _package(), _model_folder(deployment.config) as folder:
         asked = AskedPackage(folder, system, deployment)
         products, prefill, decode = asked.products(), asked.prefill_attention(), asked.decode_attention()
-        measured = f"vLLM {deployment.vllm_version}" if deployment.vllm_version else "its current vLLM"
-        source = f"aiconfigurator-core {version('aiconfigurator-core')}, {system}, {measured}"
+        source = f"aiconfigurator-core {version('aiconfigurator-core')}, {system}, its current vLLM"
         tables = OperatorModel(products, prefill, decode, source=source)
         errors = asked.errors(tables)
     return Tabulated(tables, system, float(errors.mean()), float(errors.max()), len(errors))
 
 
-def silicon_release(
-    name: str, model: str, deployment: Deployment, coefficients: OperatorCoefficients | None = None
-) -> tuple[CoefficientRelease, Tabulated]:
-    """A release of a model from its operator times, and its tables; raises as ``tabulate``.
-
-    ``coefficients``: factors of the tables and times of the host; ``ZERO_SHOT`` if None.
-    """
+def silicon_release(name: str, model: str, deployment: Deployment) -> tuple[CoefficientRelease, Tabulated]:
+    """A release of a model from its operator times, and its tables; raises as ``tabulate``."""
     tabulated = tabulate(deployment)
-    latency = replace(tabulated.tables, coefficients=coefficients or ZERO_SHOT)
-    entry = ModelEntry(model, deployment.tensor_parallelism, latency, ZERO_SHOT_DELAYS)
+    entry = ModelEntry(model, deployment.tensor_parallelism, tabulated.tables, ZERO_SHOT_DELAYS)
     summary = f"Measured operator times of {model} on {deployment.tensor_parallelism} {tabulated.system}."
     source = f"{tabulated.tables.source}; nothing fitted to this model"
     release = CoefficientRelease(name, "valid", summary, source, deployment.gpu, models=(entry,), fitted_on=())
@@ -174,7 +162,7 @@ class AskedPackage:
                 str(folder),
                 system,
                 "vllm",
-                backend_version=deployment.vllm_version,
+                backend_version=None,  # the newest that was measured
                 tp_size=tp,
                 moe_tp_size=max(tp // ep, 1),
                 moe_ep_size=ep,

@@ -30,18 +30,18 @@ def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run) -> No
 @pytest.mark.usefixtures("stored_demo")
 def test_steps_are_told_in_eighty_columns(run: Run) -> None:
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
-    answer = run("coefficients", "steps", "--experiment", "1b-general", "--coefficients", "mine.yaml")
+    answer = run("coefficients", "test", "--experiment", "1b-general", "--coefficients", "mine.yaml")
     assert (answer.code, answer.err) == (0, "")
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     assert "against the step cycle" in answer.out
 
 
-@pytest.mark.parametrize("verb", ["calibrate", "coefficients steps"])
+@pytest.mark.parametrize("verb", ["calibrate", "coefficients test"])
 @pytest.mark.usefixtures("stored_demo")
 def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run, verb: str) -> None:
     """Names in the first column are fields; other names in back quotes may be values."""
     fitted = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json
-    stepped = run("coefficients", "steps", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
+    stepped = run("coefficients", "test", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
     fields = fields_of(fitted if verb == "calibrate" else stepped)
     assert sorted(fields - documented(verb)) == []
     assert sorted(documented(verb, first_column=True) - fields) == []

@@ -21,7 +21,7 @@ from blis_replay.validate.explain.attribute import attribute
 from blis_replay.validate.explain.text import explanations
 from blis_replay_labs.planted.causes import line
 
-_COMMAND = re.compile(r"blis-replay ((?:explain|coefficients steps|calibrate) [^;`]*)")
+_COMMAND = re.compile(r"blis-replay ((?:explain|coefficients test|calibrate) [^;`]*)")
 
 
 @pytest.mark.heavy
@@ -47,7 +47,7 @@ def test_every_command_that_attribute_prints_runs_as_it_stands(
 ) -> None:
     """Coefficients of one's own and a store elsewhere; steps 20 % too short are not called too long.
 
-    Who has fitted them to this recording is sent to `coefficients steps`, others to `calibrate`.
+    Who has fitted them to this recording is sent to `coefficients test`, others to `calibrate`.
     """
     monkeypatch.chdir(tmp_path)
     planted = planted_recording(3, replace(PLANTED, stages=(Stage(0, 8.0, 20_000_000),)), tmp_path / "tokens")
@@ -57,7 +57,7 @@ def test_every_command_that_attribute_prints_runs_as_it_stands(
     for factor in (0.8, 1.25):
         release = wrong_release(planted, line(intercept=factor))
         commands = _printed(run, planted.recording, release, "longer" if factor > 1 else "less time")
-        assert {command.split(" -")[0] for command in commands} == {"coefficients steps", "calibrate"}
+        assert {command.split(" -")[0] for command in commands} == {"coefficients test", "calibrate"}
         printed |= commands
     for command in printed:
         words = shlex.split(re.split(r" (?=TTFT|E2E|ITL)", command)[0])

@@ -15,7 +15,7 @@ _VERBS = (
     ("validate", "--experiment", "1b-general", "--by-stage", *_RELEASE),
     ("explain", "--experiment", "1b-general", "--segments", *_RELEASE),
     ("compare", "1b-general", "release.yaml", "--experiment", "1b-general"),
-    ("coefficients", "steps", "--experiment", "1b-general", *_RELEASE),
+    ("coefficients", "test", "--experiment", "1b-general", *_RELEASE),
     ("inspect", "--experiment", "1b-general"),
 )
 # What every reader fills in; without an output length nothing is replayed, so that has a test of its own.

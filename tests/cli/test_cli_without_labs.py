@@ -25,7 +25,7 @@ def no_labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         *(([verb], f"the verb '{verb}'") for verb in LABS),
         (["coefficients", "convert", "defaults.yaml"], "the verb 'coefficients convert'"),
-        (["coefficients", "silicon", "config.json"], "the verb 'coefficients silicon'"),
+        (["coefficients", "make", "config.json", "--model", "m", "--operators", "-o", "x.yaml"], "--operators"),
         (["compare", "--published"], "--published"),
         (["compare", "7b-train", "--simulators", "all"], "--simulators"),
         (["simulate", "7b-train", "--find", "rate", "--slo", "ttft.p95=500ms"], "--find"),

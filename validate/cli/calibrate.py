@@ -56,7 +56,7 @@ SPLIT = Shares(
 @release_option("--prior", help_text="For what cannot be determined.  [default: h100-datasheet]")
 @release_option(
     "--operators",
-    help_text="Operator times to scale (`coefficients silicon`).",
+    help_text="Operator times to scale (`coefficients make --operators`).",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, help="Seed for the intervals.  [default: 42]")
 @click.option("--force", is_flag=True, help="Write also a fit that misses, and over another file.")

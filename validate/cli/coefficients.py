@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from blis_replay.base.addons import needed_addon
 from blis_replay.base.files import write_whole
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
-from blis_replay.validate.cli.answers import Command, form_options, print_answer
+from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     FILE,
     OUT_FILE,
@@ -139,17 +140,17 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
 @click.group(
     "coefficients",
     cls=VerbGroup,
-    labs=("convert", "silicon"),
+    labs=("convert",),
 )
 def coefficients_verb() -> None:
-    """List, show, import, export, scale and test coefficient releases.
+    """List, show, make, convert and test coefficient releases.
 
     \b
     Examples:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
-      blis-replay coefficients for-model config.json --model NAME --out OUT
-      blis-replay coefficients steps tiny-live-d
+      blis-replay coefficients make config.json --model NAME --out OUT
+      blis-replay coefficients test tiny-live-d
     """
 
 
@@ -186,12 +187,12 @@ def show(release: str) -> None:
     print_answer(release_answer(load_release(release)))
 
 
-@verb("steps")
+@verb("test")
 @experiment_option
 @coefficients_option
 @store_option
 @form_options
-def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
+def test_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     """How well do coefficients predict single engine steps?
 
     MAPE, signed error of the mean and Pearson's r against the step cycle, by regime
@@ -199,9 +200,9 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
 
     \b
     Examples:
-      blis-replay coefficients steps tiny-live-d
-      blis-replay coefficients steps tiny-live-a -o steps.csv
-      blis-replay coefficients steps tiny-live-b --json
+      blis-replay coefficients test tiny-live-d
+      blis-replay coefficients test tiny-live-a -o steps.csv
+      blis-replay coefficients test tiny-live-b --json
     """
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.experiment import release_for, stored_experiment
@@ -216,23 +217,8 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, errors))
 
 
-# What verbs of labs that make a release share with ``for-model``.
+# What a verb of labs that makes a release shares with ``make``.
 release_file_option = click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
-
-
-def deployment_options(command: Command) -> Command:
-    """``CONFIG``, ``--model``, ``--tensor-parallelism`` and ``--hardware``: the model, and what it runs on."""
-    parts = (
-        click.argument("config", type=FILE),
-        click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it."),
-        click.option(
-            "--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs."
-        ),
-        click.option("--hardware", help="And their kind.  [default: H100-SXM]"),
-    )
-    for part in reversed(parts):
-        command = part(command)
-    return command
 
 
 def write_release(out: Path, release: CoefficientRelease, said: str, fields: Mapping[str, object]) -> None:
@@ -258,37 +244,56 @@ def gpu_of_options(hardware: str | None, gpu_file: Path | None) -> Gpu:
     return chosen_gpu(hardware or (DEFAULT_GPU if gpu_file is None else None), gpu_file)
 
 
-@verb("for-model", short_help="Make a release for a model that nobody recorded.")
-@deployment_options
+@verb("make", short_help="Make a release for a model that nobody recorded.")
+@click.argument("config", type=FILE)
+@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
+@click.option("--hardware", help="And their kind.  [default: H100-SXM]")
 @gpu_file_option
 @release_option(
     "--shared", default="h100-physical", show_default=True, help_text="The physical release whose coefficients to take."
 )
+@click.option("--operators", is_flag=True, help="Take measured operator times of the GPU (a lab).")
+@click.option("--expert-parallelism", type=click.IntRange(min=1), default=1, metavar="N", help="GPUs of the experts.")
+@click.option("--dtype", metavar="NAME", help="Type of the weights, e.g. fp8.  [default: as in CONFIG]")
+@click.option("--kv-cache-dtype", metavar="NAME", help="Type of the KV cache.  [default: as in CONFIG]")
 @release_file_option
 @form_options
-def for_model(
+def make_verb(
     config: Path,
     model: str,
     tensor_parallelism: int,
     hardware: str | None,
     gpu_file: Path | None,
     shared: str,
+    operators: bool,
+    expert_parallelism: int,
+    dtype: str | None,
+    kv_cache_dtype: str | None,
     out: Path,
 ) -> None:
     """Make a release for a model that nobody recorded, from its CONFIG (config.json).
 
     Step times follow from its architecture, the GPU's datasheet and coefficients that were
     fitted to other models; `blis-replay study generalize --lomo` says how far off that is.
+    With --operators, from measured times of operators; the last three options go with it.
 
     \b
-    Example:
-      blis-replay coefficients for-model config.json --model org/new-13b \\
+    Examples:
+      blis-replay coefficients make config.json --model org/new-13b \\
           --tensor-parallelism 2 --out new-13b.yaml
-      blis-replay coefficients for-model config.json --model org/new-13b \\
+      blis-replay coefficients make config.json --model org/new-13b \\
           --gpu-file gpus.yaml --hardware RTX-4090 --out new-13b.yaml
-      blis-replay simulate --requests load.csv --engine engine.yaml \\
-          --coefficients new-13b.yaml --out run
     """
+    if operators:
+        if gpu_file is not None:
+            raise click.UsageError("--operators has times of known GPUs only; leave --gpu-file out")
+        measured = needed_addon("make", "operators", "--operators")
+        deployment = config, hardware or DEFAULT_GPU, tensor_parallelism, expert_parallelism, dtype, kv_cache_dtype
+        write_release(out, *measured(out.stem, model, deployment))
+        return
+    if expert_parallelism > 1 or dtype or kv_cache_dtype:
+        raise click.UsageError("--expert-parallelism, --dtype and --kv-cache-dtype go with --operators; name it")
     from blis_replay.blis.latency.physical import most_kv_blocks
     from blis_replay.replay.other_hardware import architecture_of_file, release_for_model
     from blis_replay.replay.release_file import load_release
@@ -305,5 +310,5 @@ def for_model(
     )
 
 
-for made in (for_model, steps_verb):
+for made in (make_verb, test_verb):
     coefficients_verb.add_command(made)

@@ -44,7 +44,7 @@ SECTIONS = {
     },
     "Coefficients": {
         "calibrate": ("calibrate", "Fit coefficients to recordings."),
-        "coefficients": ("coefficients", "Coefficient releases: list, show, exchange, make, test."),
+        "coefficients": ("coefficients", "Coefficient releases: list, show, make, convert, test."),
     },
     "Simulate": {
         "simulate": ("simulate", "Requests with other engine arguments, or another load."),

@@ -222,7 +222,7 @@ def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
 def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypothesis | str:
     """The step time of the server, or why it is not known; ``server``: the replay with all else put right."""
     steps = not server.recording.steps.is_empty()
-    remedy, command = server.calibrate("coefficients steps" if steps else "")
+    remedy, command = server.calibrate("coefficients test" if steps else "")
     try:
         latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)
     except (ReplayError, TraceError) as error:

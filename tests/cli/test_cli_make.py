@@ -1,4 +1,4 @@
-"""``coefficients for-model`` as a user calls it."""
+"""``coefficients make`` as a user calls it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_release_for_a_model_that_nobody_recorded(run: Run, tmp_path: Path) ->
     """The shared coefficients are those of the release that ships; the architecture is the file's."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     options = ["--model", "org/new", "--tensor-parallelism", "2", "--out", "n.yaml", "--json"]
-    answer = run("coefficients", "for-model", "config.json", *options)
+    answer = run("coefficients", "make", "config.json", *options)
     assert (answer.code, answer.json["parameters"]) == (0, PARAMETERS)
     written = yaml.safe_load(Path("n.yaml").read_text("utf-8"))
     shipped = run("coefficients", "show", "h100-physical", "--json").json
@@ -53,8 +53,8 @@ def test_any_gpu_with_a_datasheet(run: Run, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     (tmp_path / "load.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,500\n")
     made = ["config.json", "--model", "org/new"]
-    assert run("coefficients", "for-model", *made, "--out", "h100.yaml").code == 0
-    assert run("coefficients", "for-model", *made, "--gpu-file", "gpus.yaml", "--out", "rtx.yaml").code == 0
+    assert run("coefficients", "make", *made, "--out", "h100.yaml").code == 0
+    assert run("coefficients", "make", *made, "--gpu-file", "gpus.yaml", "--out", "rtx.yaml").code == 0
     latency = yaml.safe_load(Path("rtx.yaml").read_text("utf-8"))["models"][0]["latency"]
     assert latency["gpu"] == {
         "name": "RTX-4090",
@@ -87,7 +87,7 @@ def test_any_gpu_with_a_datasheet(run: Run, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_scaled_is_refused(run: Run, tmp_path: Path, arguments: list[str], complaint: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    answer = run("coefficients", "for-model", "config.json", "--model", "m", "--out", "n.yaml", *arguments)
+    answer = run("coefficients", "make", "config.json", "--model", "m", "--out", "n.yaml", *arguments)
     assert (answer.code, Path("n.yaml").exists()) == (4, False)
     assert complaint in answer.err
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_scaled_is_refused(run: Run, tmp_path: Path, arguments: l
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"hidden_size": "8"}', '{"hidden_size": 1e999}', "\x00", "{" * 5000])
 def test_a_file_that_is_no_configuration_is_refused_in_one_line(run: Run, tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    answer = run("coefficients", "for-model", "config.json", "--model", "m", "--out", "n.yaml")
+    answer = run("coefficients", "make", "config.json", "--model", "m", "--out", "n.yaml")
     assert answer.code == 4
     assert answer.err.startswith("error: config.json")
     assert len(answer.err.strip().splitlines()) == 1
