@@ -7,7 +7,6 @@
     print(br.validate("34b-general"))                                 # the page of the command line
     br.validate("34b-general").frame                                  # its numbers, a polars frame
     br.attribute("34b-general", replay="scheduling=synchronous").document   # as --json has it
-    br.figure("34b-general", "ttft")                                  # a picture of the report, by itself
 
 Most return an ``Answer``: shown or printed it is the page of the command line, ``.frame`` are its rows, ``.document``
 its JSON values, and ``.exit_code`` is what the command ends with.
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
         calibrate,
         compare,
         experiments,
-        figure,
         gate,
         ingest,
         inspect,
@@ -51,7 +49,6 @@ __all__ = [
     "calibrate",
     "compare",
     "experiments",
-    "figure",
     "gate",
     "ingest",
     "inspect",

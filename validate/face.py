@@ -45,8 +45,6 @@ from blis_replay.validate.gating.policy import load_policy
 from blis_replay.validate.gating.reports import gate_answer
 from blis_replay.validate.inspection import experiments_answer, inspected
 from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
-from blis_replay.validate.report.charts import Picture, picture
-from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.text.answer import Answer, frame
 from blis_replay.validate.timeline.window import Timeline, timeline
@@ -277,23 +275,6 @@ def gate(
     before = load_release(baseline) if baseline else None
     with open_for_reading(_store(store)) as opened:
         return gate_answer(gated(opened, load_release(coefficients), before, rules, names))
-
-
-def figure(
-    name: str, what: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None
-) -> Picture:
-    """One picture of the report, which a notebook shows; ``.numbers`` is what it draws, a polars frame.
-
-    ``what``: ``e2e``, ``ttft`` or ``itl`` (distributions), ``ttft by prompt``, ``ttft by queue``, ``steps``,
-    ``errors`` (over time), ``depth`` or ``attribution``.  Raises ``ValidateError`` for another word, and with the
-    reason where the recording has no numbers for it.
-
-    Example: ``br.figure("34b-general", "ttft")``
-    """
-    release = release_for(coefficients, [name])
-    with open_for_reading(_store(store)) as opened:
-        slug, mode = find_experiment(opened, name), parse_mode(replay)
-        return picture(gather(opened, slug, release, mode, release_for(None, [name])), what)
 
 
 def report_page(

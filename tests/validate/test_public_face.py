@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
-from importlib import resources
 from inspect import getdoc, isfunction
 from pathlib import Path
-from xml.etree import ElementTree
 
 import polars as pl
 import pytest
 from docs_generated import example_of
 
 import blis_replay.validate as br
-from blis_replay.base.errors import UnknownExperimentError, ValidateError
+from blis_replay.base.errors import UnknownExperimentError
 from blis_replay.validate import face
 from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
-from blis_replay.validate.report.svg import ON_PAPER
 from blis_replay_labs.planted.files import write_demo
 
 pytestmark = pytest.mark.slow
@@ -68,39 +64,6 @@ def test_the_environment_names_the_store_as_for_the_command_line(store: Path, mo
         br.load("1b-generl")
 
 
-@pytest.mark.heavy
-def test_a_picture_is_that_of_the_report(store: Path) -> None:
-    """The same drawing in other colours: a file of its own that a parser that is not ours reads."""
-    shown = br.figure("34b-codegen", "e2e", store=store)
-    drawn = ElementTree.fromstring(shown._repr_svg_())  # noqa: S314 (our own drawing)
-    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "var(" not in shown.svg
-    html = br.report_page("34b-codegen", store=store).html
-    lines = re.findall(r' d="(M[^"]{200,})"', shown.svg)
-    assert lines
-    assert all(line in html for line in lines)
-    p50 = shown.numbers.row(0, named=True)
-    means = br.validate("34b-codegen", store=store).frame.filter(
-        (pl.col("metric") == "e2e") & (pl.col("statistic") == "p50")
-    )
-    assert p50["observed_us"] == pytest.approx(1000 * means["observed_ms"][0])
-    assert p50["error"] == pytest.approx(means["error"][0])
-    assert shown._repr_html_().startswith("<figure><svg")
-
-
-def test_the_numbers_of_a_picture_are_numbers(store: Path) -> None:
-    """Parts of the error are fractions of the observed mean and sum to the error; only the first column is words."""
-    numbers = br.figure("34b-codegen", "attribution", store=store).numbers
-    assert {name: kind for name, kind in numbers.schema.items() if kind != pl.Float64} == {"part": pl.String}
-    assert numbers["ttft"][1:].sum() == pytest.approx(numbers["ttft"][0])
-
-
-@pytest.mark.parametrize("what", ["steps", "depth", "a picture"])
-def test_a_picture_that_there_is_not_is_named_with_the_reason(store: Path, what: str) -> None:
-    with pytest.raises(ValidateError, match="there are e2e, ttft" if what == "a picture" else "cannot be drawn"):
-        br.figure("34b-codegen", what, store=store)
-
-
 def test_what_there_is_and_what_is_wrong_with_it(store: Path) -> None:
     """17 experiments ship and one was ingested; two stamps per token are the finding of all that were published."""
     assert br.experiments(store).frame.filter(pl.col("alias").is_in(["1b-general", "34b-general"]))[
@@ -143,7 +106,7 @@ def test_each_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pyt
         for name in dict.fromkeys(("ingest", "calibrate", *examples))
     }
     frames = {name: answer for name, answer in answers.items() if isinstance(answer, pl.DataFrame)}
-    assert set(answers) - set(frames) == {"figure", "replay", "report_page"}
+    assert set(answers) - set(frames) == {"replay", "report_page"}
     assert [name for name, frame in frames.items() if frame.is_empty()] == []
     for name in ("attribute", "compare", "gate", "validate", "simulate"):  # numbers, not texts of them
         assert {kind.base_type() for kind in frames[name].dtypes} & {pl.Float64}
@@ -171,12 +134,6 @@ def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:
     )
     sides = br.compare("34b-codegen", "34b-codegen@h100-vllm-0.15.1", store=store)
     assert sides.frame.height == 16
-
-
-def test_colours_on_paper_are_those_of_the_page_in_print() -> None:
-    style = (resources.files("blis_replay.validate.report") / "page.css").read_text("utf-8")
-    printed = style.split("@media print")[1]
-    assert {name: found for name, found in re.findall(r"--(\w+): (#\w{6})", printed) if name in ON_PAPER} == ON_PAPER
 
 
 def test_three_lines_do_in_a_fresh_interpreter(tmp_path: Path) -> None:

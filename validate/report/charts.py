@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import polars as pl
 
 from blis_replay.base.arrays import Floats
-from blis_replay.base.errors import ValidateError
-from blis_replay.base.files import write_whole
 from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
-from blis_replay.validate.report.html import html_text
 from blis_replay.validate.report.latency_charts import (
     SIDE_DASHES,
     band_chart,
@@ -41,8 +35,7 @@ from blis_replay.validate.report.series import (
     step_cycles,
     waiting_at_arrival,
 )
-from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn, standalone
-from blis_replay.validate.text.answer import frame
+from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn
 
 
 def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Chart:
@@ -231,66 +224,3 @@ def _waterfall(evidence: Evidence) -> _Found:
 def _forbidden(evidence: Evidence) -> set[str]:
     """Metrics that an instrument check calls unusable."""
     return {metric for metric, cells in evidence.comparison.metrics.items() if cells["mean"].unusable}
-
-
-# Name of a picture -> its title.
-TITLES = {
-    "e2e": "Distribution of E2E",
-    "ttft": "Distribution of TTFT",
-    "itl": "Distribution of ITL",
-    "ttft by prompt": "TTFT against prompt tokens",
-    "ttft by queue": "TTFT against queue depth",
-    "steps": "Step cycle against batch size",
-    "errors": "Error over the time of the run",
-    "depth": "Requests in flight",
-    "attribution": "Where the error comes from",
-}
-# With step records the depths are those of the server, under another title.
-_SERVER_DEPTH = "Running and waiting requests"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture that notebooks show: ``svg`` is a file of its own, black on white; ``numbers``: what it draws."""
-
-    title: str
-    description: str
-    svg: str
-    numbers: pl.DataFrame
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def _repr_html_(self) -> str:
-        drawing = self.svg[self.svg.index("<svg") :]
-        return f"<figure>{drawing}<figcaption>{html_text(self.description)}</figcaption></figure>"
-
-    def save(self, path: Path | str) -> None:
-        """Write the SVG file."""
-        write_whole(path, self.svg)
-
-
-def picture(evidence: Evidence, what: str) -> Picture:
-    """The picture of that name (one of TITLES), as the report draws it.
-
-    Raises ``ValidateError`` for another name, and where the recording has no numbers for it.
-    """
-    if what not in TITLES:
-        raise ValidateError(f"there is no picture {what!r}; there are {', '.join(TITLES)}")
-    charts = charts_of(evidence)
-    for chart in charts.shown:
-        if chart.title == TITLES[what] or (what == "depth" and chart.title == _SERVER_DEPTH):
-            return Picture(chart.title, chart.description, standalone(chart), _frame(chart))
-    reasons = "; ".join(f"{name}: {why}" for name, why in charts.absent.items())
-    raise ValidateError(f"{evidence.comparison.alias}: {what} cannot be drawn ({reasons})")
-
-
-def _frame(chart: Chart) -> pl.DataFrame:
-    """The numbers of the table below the picture, in full: ``error`` as a fraction, times in us (``observed_us``)."""
-    shown = frame(chart.numbers)
-    return shown.rename({column.name: _with_unit(column) for column in chart.numbers.columns})
-
-
-def _with_unit(column: Column) -> str:
-    name = re.sub(r"[^a-z0-9]+", "_", column.name.lower()).strip("_")
-    return f"{name.removesuffix('_ms')}_us" if column.kind in ("ms", "time") else name

@@ -1,7 +1,7 @@
 """Charts as SVG for the inside of a page: the same bytes for the same numbers.
 
-Colours are CSS variables of the page, so that one drawing is legible in light, in dark and on paper.  Lengths are in
-points from the upper left corner.
+Colours are CSS variables of the page (``page.css``), one meaning each, so that one drawing is legible in light, in dark
+and on paper.  Lengths are in points from the upper left corner.
 """
 
 from __future__ import annotations
@@ -17,13 +17,6 @@ import numpy as np
 from blis_replay.base.arrays import Floats
 from blis_replay.ingest.tables import Table
 
-# CSS variables of the page, one meaning each (the two sides, the three metrics, the sign of an error), and their
-# colours on paper (``page.css``).
-ON_PAPER = {
-    **{"ink": "#000000", "muted": "#444444", "grid": "#cccccc", "panel": "#ffffff"},
-    **{"observed": "#1f5fa8", "simulated": "#b4450b", "e2e": "#000000", "ttft": "#7a5b00", "itl": "#6a3fb5"},
-    **{"over": "#a0246a", "under": "#0b7568", "pass": "#17633a", "fail": "#a11d2b", "undecided": "#8a5a00"},
-}
 # Dashes tell the lines apart without colour.
 DASHED, DOTTED = "4 2", "1 1.5"
 
@@ -332,17 +325,3 @@ def inline(chart: Chart, prefix: str) -> str:
     head = f'<svg role="img" aria-labelledby="{prefix}-title" aria-describedby="{prefix}-desc" '
     opening, _, rest = chart.svg.removeprefix("<svg ").partition(">")
     return f"{head}{opening}>{names}{rest}"
-
-
-# As large as letters are read well: a notebook would make a small picture as wide as itself.
-_PX_PER_POINT = 1.6
-
-
-def standalone(chart: Chart) -> str:
-    """The chart as an SVG file of its own: on white, in the colours that the page has in print."""
-    svg = inline(chart, "chart")
-    for name, colour in ON_PAPER.items():
-        svg = svg.replace(f"var(--{name})", colour)
-    width = float(svg.partition('viewBox="0 0 ')[2].partition(" ")[0])
-    style = f"background: #ffffff; font-family: sans-serif; width: min(100%, {_PX_PER_POINT * width:.0f}px)"
-    return svg.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" style="{style}" ', 1)

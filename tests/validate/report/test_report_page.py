@@ -33,7 +33,6 @@ from blis_replay.validate.report.latency_charts import distribution_chart
 from blis_replay.validate.report.page import by_worst, headline, measured_text, metric_table, section_of, strip
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.report.series import QuantileCurve, quantile_curve
-from blis_replay.validate.report.svg import ON_PAPER
 from blis_replay.validate.text.cells import cell_text, percent, time_text
 
 pytestmark = pytest.mark.slow
@@ -394,12 +393,12 @@ def test_what_scrolls_can_be_reached_and_is_named(html: str) -> None:
 
 def test_every_colour_of_a_picture_is_one_of_the_page(html: str) -> None:
     """So that light, dark and paper each have their own."""
-    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
-        assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", svg)) <= {"none", *(f"var(--{n})" for n in ON_PAPER)}
     style = read(html).named("style")[0].text
-    for scheme in style.split("@media"):
-        if "--page" in scheme:
-            assert all(f"--{name}:" in scheme for name in ON_PAPER)
+    schemes = [set(re.findall(r"--(\w+): #", part)) for part in style.split("@media") if "--page" in part]
+    assert len(schemes) == 3 and schemes[0] == schemes[1] == schemes[2]
+    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        used = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", svg))
+        assert used <= {"none", *(f"var(--{name})" for name in schemes[0])}
 
 
 def test_equal_input_gives_equal_bytes(wrong_evidence: Evidence) -> None:
