@@ -147,6 +147,10 @@ class ReplayError(ExperimentError):
     """A replay that cannot be made from this recording; the text is one line for the user."""
 
 
+class UnreplayableError(ReplayError):
+    """The recording lacks what any replay of it takes, so it carries no verdict."""
+
+
 class FileExistsAlreadyError(ReplayError):
     """A file that would be overwritten without having been asked to."""
 
@@ -164,9 +168,9 @@ class UnknownNameError(ReplayError):
     exit_code = WRONG_USE
 
 
-def argument_not_known(experiment: str, argument: str) -> ReplayError:
+def argument_not_known(experiment: str, argument: str) -> UnreplayableError:
     """The error of a replay that an engine argument is missing for, with how to give it."""
-    return ReplayError(
+    return UnreplayableError(
         f"{experiment}: {argument} is not known; write `{argument}: VALUE` into a file and ingest the recording again "
         "with --engine FILE.yaml"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.base.engine_packs import choose_pack
-from blis_replay.base.errors import ReplayError, argument_not_known
+from blis_replay.base.errors import ReplayError, UnreplayableError, argument_not_known
 from blis_replay.blis.latency.models import Latency, PaddedLatency
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, release_arguments
@@ -119,7 +119,9 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
     blocks = value.get("num_gpu_blocks")
     policy = str(value.get("scheduling_policy", "fcfs"))
     if policy not in ("fcfs", "priority"):
-        raise ReplayError(f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority")
+        raise UnreplayableError(
+            f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority"
+        )
     config = EngineConfig(
         max_num_seqs=int(value["max_num_seqs"]),
         max_num_batched_tokens=int(value["max_num_batched_tokens"]),

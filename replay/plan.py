@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.base.errors import ReplayError, counted
+from blis_replay.base.errors import UnreplayableError, counted
 from blis_replay.blis.latency.models import FirstUse, Latency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
@@ -221,7 +221,9 @@ def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace,
     """
     requests = recording.requests
     if requests.height == 0:
-        raise ReplayError(f"{recording.slug}: the recording has no requests to replay; ingest its per-request records")
+        raise UnreplayableError(
+            f"{recording.slug}: the recording has no requests to replay; ingest its per-request records"
+        )
     prompts, lengths, length_basis = _lengths(recording, mode)
     prefill_tokens, block_keys, prefix_basis = _prefix(recording, mode, prompts)
     arrival_us, arrival_basis = _arrivals(recording, mode)
@@ -267,7 +269,7 @@ def _lengths(recording: Recording, mode: ReplayMode) -> tuple[Int64s, Int64s, st
     if mode.lengths == "true":
         lengths, remark = _with_those_given_up(recording.requests, lengths)
     if lengths.null_count():
-        raise ReplayError(
+        raise UnreplayableError(
             f"{recording.slug}: the {'' if mode.lengths == 'true' else 're-tokenised '}output length is unknown for "
             f"{lengths.null_count():,} of {counted(len(lengths), 'request')}; record server usage, or max_tokens with "
             "ignore_eos"

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Int32s, Int64s
-from blis_replay.base.errors import ReplayError
+from blis_replay.base.errors import ReplayError, UnreplayableError
 from blis_replay.blis.trace import BlockKeys, RequestTrace
 from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
 
@@ -75,7 +75,7 @@ def prompt_tokens(recording: Recording) -> Int64s:
     """
     known = recording.requests["prompt_tokens"]
     if known.null_count() == len(known) > 0:
-        raise ReplayError(f"{recording.slug}: no request has a prompt length; record prompt tokens")
+        raise UnreplayableError(f"{recording.slug}: no request has a prompt length; record prompt tokens")
     if known.null_count() == 0:
         recorded: Int64s = known.to_numpy().astype(np.int64)
         return recorded

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from blis_replay.base.errors import ReplayError
+from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Stage
 from blis_replay.ingest.rows import rows_of
@@ -54,7 +54,7 @@ def of_aggregates(recording: Recording) -> Recording:
         count = round(figures["requests"])
         share = np.sort(random.random(count))
         if not count * 1e6 / stage.rate_per_s < _MAX_US:
-            raise ReplayError(
+            raise UnreplayableError(
                 f"{recording.alias}: stage {stage.stage} of its summary lasts for decades; correct its rate"
             )
         arrival_us = start_us + np.floor(share * count * 1e6 / stage.rate_per_s).astype(np.int64)
@@ -64,7 +64,7 @@ def of_aggregates(recording: Recording) -> Recording:
         lengths = np.maximum(np.rint(spread * [[figures["prompt_tokens"]], [figures["output_tokens"]]]), 1)
         parts.append((np.full(count, stage.stage), arrival_us, *lengths.astype(np.int64)))
     if not parts:
-        raise ReplayError(
+        raise UnreplayableError(
             f"{recording.alias}: its summary says no rate, so no requests can be made of it; ingest its per-request "
             "records"
         )
@@ -105,7 +105,7 @@ def clients_of(recording: Recording) -> ClosedLoop | None:
     asked = recording.aggregates.filter(pl.col("metric") == "concurrency")["value"].unique().to_list()
     if len(asked) > 1:
         shown = ", ".join(f"{clients:g}" for clients in sorted(asked))
-        raise ReplayError(f"{recording.alias}: its stages had {shown} clients; ingest each point as a recording")
+        raise UnreplayableError(f"{recording.alias}: its stages had {shown} clients; ingest each point as a recording")
     return ClosedLoop(max(round(asked[0]), 1)) if asked else None
 
 
@@ -125,7 +125,7 @@ def _figures(recording: Recording, stage: int) -> dict[str, float]:
     for name, places in wanted.items():
         value = next((found[place] for place in places if place in found), 0.0)
         if not 1 <= value <= _MAX_REQUESTS:
-            raise ReplayError(
+            raise UnreplayableError(
                 f"{recording.alias}: its summary does not say its {name.replace('_', ' ')} in stage {stage}, so no "
                 "requests can be made of it; ingest its per-request records"
             )

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from planted import PLANTED, planted_recording
 
-from blis_replay.base.errors import NothingToJudgeError, StoreError
+from blis_replay.base.errors import ReleaseError, StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import list_runs, open_store, read_run
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison import validated as module
 from blis_replay.validate.comparison.text import validation_answer
@@ -25,6 +26,7 @@ from blis_replay.validate.comparison.validated import (
     validate_experiment,
     validate_many,
 )
+from blis_replay.validate.text.answer import page_text
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +40,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.duckdb"
 
 
-def validated(path: Path, *, stages: bool = False, tolerant: bool = True) -> Validated:
+def validated(path: Path, *, stages: bool = False) -> Validated:
     slug, simulator = _PLANTED.recording.slug, EmbeddedEngine(_PLANTED.release)
-    return validate_many(path, [slug], ReplayMode(), (0.0, 1.0), simulator, stages=stages, tolerant=tolerant)
+    return validate_many(path, [slug], ReplayMode(), (0.0, 1.0), simulator, stages=stages)
 
 
 def test_what_is_kept_says_the_same_and_does_not_grow_with_the_requests(path: Path) -> None:
@@ -84,12 +86,20 @@ def test_the_run_is_stored_as_a_single_validation_stores_it(path: Path, tmp_path
     assert {file.name for file in path.parent.iterdir()} == {"store.duckdb", "other.duckdb"}
 
 
-def test_one_that_cannot_be_judged_is_named_or_raised(path: Path) -> None:
+def test_one_that_cannot_be_judged_has_a_verdict(path: Path) -> None:
     with open_store(path) as store:
         store.connection.execute("UPDATE experiments SET ground_truth = ?", [ARRIVALS])
-    assert "an arrival trace" in validated(path).not_judged["1b-general"]
-    with pytest.raises(NothingToJudgeError, match="an arrival trace"):
-        validated(path, tolerant=False)
+    answer = validation_answer([validated(path)], summary=False)
+    assert "an arrival trace" in answer.document["not_judged"]["1b-general"]
+    assert (answer.document["verdict"], answer.exit_code) == ("NOT JUDGED", 4)
+    for page in (answer.brief, answer.page):
+        assert page_text(page).startswith("NOT JUDGED  1b-general: an arrival trace")
+
+
+def test_a_release_without_the_model_is_no_verdict_on_the_recording(path: Path) -> None:
+    simulator = EmbeddedEngine(load_release("h100-vllm-0.15.1"))
+    with pytest.raises(ReleaseError, match="no coefficients"):
+        validate_many(path, ["1b-general"], ReplayMode(), (0.0, 1.0), simulator)
 
 
 @pytest.mark.heavy

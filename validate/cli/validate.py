@@ -129,7 +129,6 @@ def validate_verb(
                 simulator,
                 ships=coefficients is None,
                 stages=by_stage,
-                tolerant=everything,
                 repeats=repeats,
                 objectives=objectives,
                 progress=progress,

@@ -35,6 +35,7 @@ from blis_replay.validate.judgement import (
     mean_abs_errors,
     means_by_fit,
     remark,
+    worst,
 )
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS, MetricStatistic
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
@@ -319,6 +320,7 @@ def report_json(report: Validated, options: str = "") -> dict[str, object]:
     first = report.comparisons[0].run if report.comparisons else None
     judgements = [comparison.judgement for comparison in report.comparisons]
     return {
+        "verdict": worst([*(one.verdict for one in judgements), *("NOT JUDGED" for _ in report.not_judged)]),
         "experiments": experiments,
         "mean_abs_error": mean_abs_errors(judgements),
         "mean_abs_error_by_fit": means_by_fit(judgements),

@@ -17,8 +17,8 @@ from blis_replay.validate.comparison.pages import (
     summary_page,
 )
 from blis_replay.validate.comparison.validated import Validated
-from blis_replay.validate.comparison.verdict_text import cause_lines, command_text, judgement_parts
-from blis_replay.validate.judgement import Verdict, exit_code
+from blis_replay.validate.comparison.verdict_text import cause_lines, command_text, judgement_parts, toned
+from blis_replay.validate.judgement import Command, Verdict, exit_code
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 _MORE = "more: -v prints every number, assumption and finding"
@@ -32,6 +32,12 @@ def first_screen(comparison: Comparison, options: str = "") -> list[Part]:
     judgement = comparison.judgement
     following = Line("next:", command=command_text(judgement.next, options))
     return [*judgement_parts(comparison), Block([*cause_lines(judgement), _MORE, following])]
+
+
+def _refused_screen(name: str, why: str, options: str) -> list[Part]:
+    """The same of a recording that cannot be replayed."""
+    following = Line("next:", command=command_text(Command("inspect", name, of_release=False), options))
+    return [Block([Line(f"NOT JUDGED  {name}: {why}", mark=toned("NOT JUDGED")), following])]
 
 
 def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str = "") -> Answer:
@@ -52,8 +58,10 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str
             each = [side_by_side_page(c, second[c.slug]) for c in first.comparisons if c.slug in second]
         else:
             each = [comparison_page(comparison) for comparison in first.comparisons]
-        pages = [*each, *(pages if several else [])]
-        brief = brief if several else [] if others else [first_screen(c, again) for c in first.comparisons]
+        refused = [_refused_screen(name, why, again) for name, why in first.not_judged.items()]
+        pages = [*each, *(pages if several else refused)]
+        if not several:
+            brief = [] if others else [*(first_screen(c, again) for c in first.comparisons), *refused]
     stages: list[Part] = [
         Block([*([f"simulator {report.simulator}:"] if others else []), stages_table(c, report.stages[c.slug])])
         for report in reports

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import polars as pl
 
-from blis_replay.base.errors import ExperimentError, NothingToJudgeError, faults_named
+from blis_replay.base.errors import ExperimentError, NothingToJudgeError, UnreplayableError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
@@ -126,7 +126,6 @@ def validate_many(
     *,
     ships: bool = False,
     stages: bool = False,
-    tolerant: bool = True,
     repeats: Sequence[str] = (),
     objectives: Objectives = (),
     **pool: Unpack[Pool],
@@ -136,8 +135,8 @@ def validate_many(
     ``ships``: the embedded engine takes the release that ships for each experiment.  ``repeats``: recordings of the
     same loads, as ``repeats_of``.  ``objectives``: as of ``compare_experiment``.  ``store``: the file, which this
     process must not have open: several processes read it side by side, each the experiment that it is about.
-    ``names``: as ``named_experiments``.  ``tolerant``: one that cannot be judged is returned with the reason, as
-    several always are; else the reason is raised.  ``pool``: of ``map_jobs``.
+    ``names``: as ``named_experiments``.  ``pool``: of ``map_jobs``.  Raises why the simulator has no answer for the one
+    experiment that is named; of several, the reason is returned.
     """
     answer = Validated(simulator.name, [], {}, {})
     task = _Task(mode, window, simulator, stages, ships, objectives)
@@ -159,7 +158,8 @@ def validate_many(
             left = [(o.run, errors_frame(o.comparison)) for o in outcomes if o.run and o.comparison]
             not_stored = why_not_all_stored(store, Path(scratch), left)
     for outcome in outcomes:
-        if outcome.problem is not None and not tolerant and len(slugs) == 1:
+        of_recording = isinstance(outcome.problem, (NothingToJudgeError, UnreplayableError))
+        if outcome.problem is not None and not of_recording and names is not None and len(slugs) == 1:
             raise outcome.problem
         if outcome.comparison is None:
             name = outcome.slug if outcome.alias in answer.not_judged else outcome.alias
