@@ -258,15 +258,18 @@ class Judgement:
 
     @property
     def next(self) -> Command:
-        """The command that a reader wants next."""
-        alias = self.subject.alias
+        """The command that a reader wants next; ``explain`` and ``report`` are of whole runs and our engine."""
+        alias, (begins, ends) = self.subject.alias, self.subject.window
         if self.of_queue is not None:
             return self.of_queue
-        if self.verdict in ("FAIL", "UNDECIDED") or self.tails_that_are("beyond"):
+        if self.verdict == "NOT JUDGED" and not self.tails_that_are("beyond"):
+            return Command("inspect", alias, of_release=False)
+        part = "" if (begins, ends) == (0.0, 1.0) else f" --window {begins:g}:{ends:g}"
+        if part or self.subject.simulator != "embedded":
+            return Command("validate", alias, f"{part} -v")
+        if self.verdict in ("FAIL", "UNDECIDED", "NOT JUDGED") or self.tails_that_are("beyond"):
             return Command("explain", alias)
-        if self.verdict in ("PASS", "FITS"):
-            return Command("report", alias, " --out report.html")
-        return Command("inspect", alias, of_release=False)
+        return Command("report", alias, " --out report.html")
 
 
 # -- Means over experiments: what was fitted on and what was held out apart ------------------------------------

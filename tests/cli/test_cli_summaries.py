@@ -134,10 +134,10 @@ def test_a_summary_that_does_not_say_how_long_its_requests_were(run: Run, tmp_pa
     (folder / "result.json").write_text(json.dumps(summary | {"completed": 10, "mean_ttft_ms": 40.0}))
     (tmp_path / "engine.yaml").write_text(ENGINE)
     run("ingest", folder, "--engine", "engine.yaml")
-    answer = run("validate", "34b-bench")
+    answer = run("validate", "34b-bench", "--json")
     assert answer.code == 4
-    assert "its summary does not say its prompt tokens in stage 0" in answer.err
-    assert len(answer.err.strip().splitlines()) == 1
+    (why,) = answer.json["not_judged"].values()
+    assert why.startswith("its summary does not say its prompt tokens in stage 0")
 
 
 @pytest.mark.slow

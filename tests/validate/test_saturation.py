@@ -36,7 +36,7 @@ from blis_replay.validate.comparison.saturation import (
 )
 from blis_replay.validate.comparison.verdict_text import command_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
-from blis_replay.validate.judgement import mean_abs_errors
+from blis_replay.validate.judgement import Command, mean_abs_errors
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
 from blis_replay_labs.planted.files import write_experiment
@@ -131,6 +131,7 @@ def test_the_next_command_of_a_saturated_run_compares_what_came_before_the_queue
     before = compare_replay(comparison.run, None, selected, queues=True)
     assert comparison.overloaded and not before.overloaded
     assert {q.key for q in before.judgement.judged} == {"e2e", "ttft", "itl"} and before.before_the_queue is None
+    assert before.judgement.next == Command("validate", comparison.alias, f" --window 0:{share} -v")
 
 
 def test_a_queue_that_stands_at_the_end_has_no_end() -> None:

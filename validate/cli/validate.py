@@ -147,5 +147,11 @@ def validate_verb(
         ]
         reports[1] = replace(reports[1], comparisons=theirs)
     given = None if mode_text == "exact" else mode_text
-    again = repeated(coefficients=coefficients, replay=given, store=store_given())
+    again = [
+        repeated(
+            **({} if name == "embedded" else {"simulator": name, "blis-binary": blis_binary}),
+            **{"coefficients": coefficients, "replay": given, "store": store_given()},
+        )
+        for name in chosen
+    ]
     return print_answer(validation_answer(reports, summary=everything, again=again))

@@ -40,12 +40,12 @@ def _refused_screen(name: str, why: str, options: str) -> list[Part]:
     return [Block([Line(f"NOT JUDGED  {name}: {why}", mark=toned("NOT JUDGED")), following])]
 
 
-def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str = "") -> Answer:
+def validation_answer(reports: Sequence[Validated], *, summary: bool, again: Sequence[str] = ("", "")) -> Answer:
     """What one simulator, or two, answered: a table (``summary``, or of several briefly), or a page of each.
 
     Times are in ms, errors fractions.  The rows are those of ``data_rows``, named by experiment, stage (nothing: the
     whole run) and simulator; what could not be replayed has one with the reason.  ``again``: the options of
-    ``first_screen``.
+    ``first_screen``, for each simulator.
     """
     first, *others = reports
     pages = brief = [
@@ -58,17 +58,17 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str
             each = [side_by_side_page(c, second[c.slug]) for c in first.comparisons if c.slug in second]
         else:
             each = [comparison_page(comparison) for comparison in first.comparisons]
-        refused = [_refused_screen(name, why, again) for name, why in first.not_judged.items()]
+        refused = [_refused_screen(name, why, again[0]) for name, why in first.not_judged.items()]
         pages = [*each, *(pages if several else refused)]
         if not several:
-            brief = [] if others else [*(first_screen(c, again) for c in first.comparisons), *refused]
+            brief = [] if others else [*(first_screen(c, again[0]) for c in first.comparisons), *refused]
     stages: list[Part] = [
         Block([*([f"simulator {report.simulator}:"] if others else []), stages_table(c, report.stages[c.slug])])
         for report in reports
         for c in report.comparisons
         if report.stages and c.recording.stages
     ]
-    document, *more = (report_json(report, again) for report in reports)
+    document, *more = (report_json(report, options) for report, options in zip(reports, again, strict=False))
     named = {report.simulator: other for report, other in zip(reports[1:], more, strict=True)}
     shown = [c for r in reports for whole in r.comparisons for c in (whole, *r.stages.get(whole.slug, []))]
     verdicts: list[Verdict] = [c.verdict for r in reports for c in r.comparisons]
