@@ -132,7 +132,7 @@ class _Configured:
 
 
 class _Assembly:
-    """One reading of one directory: the files, what is missing, and how the parts are joined."""
+    """One reading of one directory: its files, what is missing, and how the parts are joined."""
 
     def __init__(
         self,
@@ -435,7 +435,7 @@ class _Assembly:
 
 
 def _ground_truth(best: RequestsRead | None, aggregates: pl.DataFrame) -> GroundTruth:
-    """What there is to compare with: where requests were sent and not one was timed, nothing."""
+    """What a replay can be compared with; nothing where no request was timed."""
     if best is None or best.rows.is_empty():
         return PUBLISHED if len(aggregates) else RECORDED
     known = best.rows.aggregate(timed="count(ttft_us) + count(e2e_us)", failed="count(*) FILTER (status <> 'ok')")
@@ -443,7 +443,7 @@ def _ground_truth(best: RequestsRead | None, aggregates: pl.DataFrame) -> Ground
 
 
 def _with_reported(configured: _Configured, best: RequestsRead) -> _Configured:
-    """What the client's own file says of the run, where no configuration or report says it."""
+    """What the client's own file says about the run, where no configuration or report does."""
     load = configured.load
     return replace(
         configured,

@@ -1,7 +1,7 @@
-"""Rows of one schema that nobody holds: a place asked for columns, all at once or some rows after the others.
+"""Rows of one schema, wherever they are: few in a frame, many in a DuckDB database, or the result of SQL on either.
 
-They are tables of a DuckDB database (a scratch one while a recording is read, the store afterwards), a frame where
-there are few, or what SQL makes of those.  Nothing is read before somebody asks, and no more than what is asked for.
+The database is a scratch one while a recording is read, and the store afterwards.  Nothing is read before it is asked
+for, and only the columns that are asked for.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
-# What is worked on at a time, and as many may be held: requests take some 20 MB.
-BATCH_ROWS = FEW_ROWS = 100_000
-# Of all rows of one reading; beyond, they come back more slowly.
-MEMORY_BYTES = 250 << 20
-# Of the database that has them then; what is more goes to its folder.
-_DATABASE_BYTES = 300 << 20
-# Of all rows beside those of the database.
-_BESIDE_BYTES = 64 << 20
+BATCH_ROWS = 100_000  # rows worked on at a time; requests then take some 20 MB
+FEW_ROWS = BATCH_ROWS  # tables of up to this many rows may be kept in memory
+MEMORY_BYTES = 250 << 20  # of all rows of one reading that are kept in memory; more go to a scratch database
+_DATABASE_BYTES = 300 << 20  # memory of that database; more goes to files in its folder
+_BESIDE_BYTES = 64 << 20  # of rows that are kept in memory beside such a database
 _NAMES = count()
 _BOUND = re.compile(r"\$(\w+)")
 
@@ -50,11 +47,11 @@ class Database(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one ``schema``, in an order of their own.
+    """Rows of one ``schema``, in a fixed order.
 
-    ``held``: a frame that is all of them, else they are what the query ``sql`` says, of tables of ``database`` and of
-    ``frames`` by name, with the values ``bound``.  ``kept``: of rows that are looked at often, the columns that were
-    read so far.  ``writers``: of the scratch tables that the query reads, which live as long as somebody has them.
+    ``held``: all of them as a frame.  Else they are the result of the query ``sql`` over tables of ``database`` and
+    over ``frames`` (by name), with the values ``bound``.  ``kept``: columns read so far, of rows that are read often.
+    ``writers``: keep alive the scratch tables that the query reads.
     """
 
     schema: Schema
@@ -78,7 +75,7 @@ class Rows:
         return self.height == 0
 
     def frame(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """All of them with these columns, or all."""
+        """All rows, with these columns (default: all columns)."""
         names = list(self.schema if columns is None else columns)
         if self.held is not None:
             return self.held.select(names)
@@ -99,7 +96,7 @@ class Rows:
         return self.frame([name]).to_series()
 
     def select(self, *columns: str | pl.Expr | Iterable[str | pl.Expr], **named: pl.Expr) -> pl.DataFrame:
-        """What polars selects of the rows; only the columns that it takes are read, where it names them singly."""
+        """Select with polars; only the columns that the expressions name are read."""
         listed = [one for some in columns for one in ([some] if isinstance(some, str | pl.Expr) else some)]
         exprs = [pl.col(one) if isinstance(one, str) else one for one in listed]
         every = (*exprs, *named.values())
@@ -108,12 +105,12 @@ class Rows:
         return self.frame(None if several else roots).select(*exprs, **named)
 
     def aggregate(self, **columns: str) -> dict[str, Any]:
-        """One value for each of these SQL expressions over all rows."""
+        """One value per SQL expression, over all rows."""
         listed = ", ".join(f"{sql} AS {name}" for name, sql in columns.items())
         return dict(zip(columns, self._first_row(f"SELECT {listed} FROM ({self.sql})"), strict=True))
 
     def batches(self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS) -> Iterator[pl.DataFrame]:
-        """Frames of up to ``rows`` rows with these columns, or all; at least one frame."""
+        """Frames of up to ``rows`` rows with these columns (default: all columns); at least one frame."""
         names = list(self.schema if columns is None else columns)
         if self.held is not None:
             yield from self.held.select(names).iter_slices(rows) if self.held.height else [self.held.select(names)]
@@ -145,7 +142,7 @@ class Rows:
         return self.where(f"{column} BETWEEN $first AND $last", first=first, last=last)
 
     def ordered(self, by: str) -> Rows:
-        """The rows by these SQL expressions; where they are equal, in the order that they have."""
+        """The rows sorted by these SQL expressions; equal ones keep their order."""
         numbered = "SELECT *, row_number() OVER () AS row_number FROM these"
         return query(
             f"SELECT * EXCLUDE row_number FROM ({numbered}) ORDER BY {by}, row_number", self.schema, these=self
@@ -153,7 +150,7 @@ class Rows:
 
     @contextmanager
     def reader(self) -> Iterator[Any]:
-        """All of them as one stream of Arrow batches."""
+        """All rows as one stream of Arrow batches."""
         if self.held is not None:
             yield _arrow(self.held).to_reader()
             return
@@ -166,14 +163,14 @@ class Rows:
             yield connection.sql(sql, params=dict(self.bound)) if self.bound else connection.sql(sql)
 
     def _first_row(self, sql: str) -> tuple[Any, ...]:
-        """Of a query that has one; a relation would be bound twice, which takes longer than most of them."""
+        """The only row of a query.  Executed, not as a relation: DuckDB would bind that twice."""
         with self._connection() as connection:
             row: tuple[Any, ...] = connection.execute(sql, dict(self.bound) or None).fetchall()[0]
             return row
 
     @contextmanager
     def _connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """One that knows the frames by their names."""
+        """A connection in which the frames are registered by name."""
         with (self.database or _memory()).connection() as connection:
             for name, frame in self.frames.items():
                 connection.register(name, _arrow(frame))
@@ -184,7 +181,7 @@ class Rows:
         return frame if frame.schema == wanted else frame.cast(wanted)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rows of a database that another process cannot read go there as a frame."""
+        """Pickle rows as a frame where another process cannot read their database."""
         if self.database is not None and not self.database.is_shared():
             return rows_of, (self.frame(),)
         return Rows, (self.schema, self.sql, self.database, self.frames, self.bound, self.held)
@@ -216,7 +213,7 @@ def no_rows(schema: Schema) -> Rows:
 
 
 def query(sql: str, schema: Schema, bound: Mapping[str, object] | None = None, /, **tables: Rows) -> Rows:
-    """What SQL makes of ``tables``, which it knows by these names; they are of one database, or frames."""
+    """The result of SQL over ``tables``, which the SQL names like the arguments."""
     databases = {rows.database for rows in tables.values() if rows.database is not None}
     if len(databases) > 1:
         tables = {name: rows_of(rows.frame()) for name, rows in tables.items()}
@@ -236,13 +233,13 @@ def query(sql: str, schema: Schema, bound: Mapping[str, object] | None = None, /
 
 
 def give_back() -> None:
-    """Return to the system what is free; the C library keeps all that lies below the last block in use."""
+    """Return free memory to the system; the C library keeps what lies below the last block in use."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc has it
         trim(0)
 
 
 def whole_groups(batches: Iterator[pl.DataFrame], key: str) -> Iterator[pl.DataFrame]:
-    """The batches, in order of ``key``, cut so that rows of one key are in one of them; at least one frame."""
+    """Batches sorted by ``key``, cut again so that rows of one key are in one batch; at least one frame."""
     rest: pl.DataFrame | None = None
     for batch in batches:
         rows = batch if rest is None else pl.concat([rest, batch])
@@ -258,9 +255,9 @@ def whole_groups(batches: Iterator[pl.DataFrame], key: str) -> Iterator[pl.DataF
 
 
 class Scratch:
-    """Where the rows of one reading are: in memory, and in a database of its own from ``MEMORY_BYTES`` of them on.
+    """The rows of one reading: in memory, and beyond ``MEMORY_BYTES`` in a database of its own.
 
-    It lives as long as somebody has rows of it.  ``share``: as many divide that memory, as they are there at one time.
+    It lives as long as its rows.  ``share``: how many scratches exist at one time and divide the memory.
     """
 
     def __init__(self, share: int = 1) -> None:
@@ -274,13 +271,13 @@ class Scratch:
 
         folder = mkdtemp(prefix="blis-replay-")
         finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        # Further threads would have buffers of their own, and rows would come in another order.
+        # One thread: others would have buffers of their own, and change the order of rows.
         memory = f"{self._database_bytes >> 20}MiB"
         return duckdb.connect(config={"memory_limit": memory, "temp_directory": folder, "threads": 1})
 
     @contextmanager
     def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """One that sees all tables."""
+        """A connection to its tables."""
         cursor = self._root.cursor()
         try:
             yield cursor
@@ -288,39 +285,39 @@ class Scratch:
             cursor.close()
 
     def is_shared(self) -> bool:
-        """Nobody else can."""
+        """Never: the database is this process's own."""
         return False
 
     def is_full(self) -> bool:
-        """Whether all rows that are in memory, those of writers that are not done included, are too many for it."""
+        """Whether the rows in memory, those of unfinished writers included, take more than they may."""
         held = sum(rows.held.estimated_size() for rows in self._held if rows.held is not None)
         return held + sum(writer.held_bytes for writer in self._writers) > self._memory_bytes
 
     def empty_writers(self) -> None:
-        """What writers have in memory goes to the database, and so does all that comes; of others less stays in it."""
+        """Move the rows of all writers to the database, and those that they get from now on; keep less in memory."""
         self._memory_bytes = min(self._memory_bytes, _BESIDE_BYTES)
         for writer in list(self._writers):
             writer.to_table()
 
     def hold(self, frame: pl.DataFrame) -> Rows:
-        """The rows of a frame, which count for those in memory."""
+        """The rows of a frame, counted as rows in memory."""
         rows = rows_of(frame)
         self._held.add(rows)
         return rows
 
     def writer(self, schema: Schema) -> Writer:
-        """For rows that come one frame after the other."""
+        """A writer for rows that come frame by frame."""
         writer = Writer(self, schema)
         self._writers.add(writer)
         return writer
 
     def drop(self, table: str) -> None:
-        """Drop a table whose rows nobody holds."""
+        """Drop a table that no rows refer to."""
         with self.connection() as connection:
             connection.execute(f"DROP TABLE {table}")
 
     def kept(self, rows: Rows) -> Rows:
-        """The rows as they are now, so that they are worked out once."""
+        """A copy of the rows in this scratch, so that their query runs once."""
         writer = self.writer(rows.schema)
         for batch in rows.batches():
             writer.add(batch)
@@ -329,7 +326,7 @@ class Scratch:
 
 @dataclass(eq=False)
 class Writer:
-    """Gathers rows of ``scratch``; frames are of ``schema``, or of types that can be cast to it."""
+    """Gathers rows in ``scratch``; frames have ``schema``, or types that can be cast to it."""
 
     scratch: Scratch
     schema: Schema
@@ -338,10 +335,10 @@ class Writer:
     _table: str = ""
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add rows behind the others."""
+        """Append rows."""
         if frame.is_empty():
             return
-        # Columns in unlike chunks would be copied whenever SQL looks at them.
+        # Columns whose chunks differ would be copied by every query.
         kept = frame.select(_alone(name, kind) for name, kind in self.schema.items()).rechunk()
         self._frames.append(kept)
         self.held_bytes += int(kept.estimated_size())
@@ -359,7 +356,7 @@ class Writer:
         return self.scratch.hold(frame)
 
     def to_table(self) -> None:
-        """Rows so far go to the database, and so do those that come."""
+        """Move the rows so far to the database; later ones go there too."""
         if not self._frames:
             return
         texts = {name: pl.String for name, kind in self.schema.items() if isinstance(kind, pl.Enum)}
@@ -377,19 +374,19 @@ class Writer:
 
 
 def _alone(name: str, kind: pl.DataType | type[pl.DataType]) -> pl.Expr:
-    """A column with memory of its own: texts are views, and one would keep all texts or columns read with it."""
+    """A column with memory of its own: polars keeps texts as views, which would keep all texts read with them."""
     column = pl.col(name).cast(kind)
     return pl.concat_str(column, pl.lit("")).alias(name) if kind == pl.String else column
 
 
 @cache
 def _memory() -> Scratch:
-    """Where SQL on frames alone is done."""
+    """The database for SQL over frames alone."""
     return Scratch()
 
 
 def _arrow(frame: pl.DataFrame) -> Any:
-    """The frame as an Arrow table, texts where they are."""
+    """The frame as an Arrow table, without copying texts."""
     return frame.to_arrow(compat_level=pl.CompatLevel.newest())
 
 

@@ -2,10 +2,10 @@
 
 Requests are admitted in the order in which they arrived.  The prefill count of a step says how many requests begin.
 The decode count of the next step says how many of them have their first token.  From then on a request decodes one
-token per step until its last.  Nothing of that needs a clock.  Prompts less the tokens that were computed are
-what the prefix cache held: whole blocks.
+token per step until its last.  No clock is needed.  The difference between prompt tokens and computed tokens is the
+prefix-cache hit, in whole blocks.
 
-It ends where the counts cannot be: a request was preempted or given up, or was none of those that are known.
+Following ends at counts that the known requests cannot explain: one was preempted, given up, or is not recorded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_STEPS = 2_000_000
 
 
 def served_requests(requests: Rows, lifecycles: Rows) -> pl.DataFrame:
-    """``SERVED_SCHEMA``: those that the server traced, and those of the client that it did not, by arrival."""
+    """``SERVED_SCHEMA`` by arrival: the requests that the server traced, and the client's others."""
     own = requests.select(
         "request_index",
         "request_id",
@@ -117,15 +117,15 @@ class StepCounts:
 
 
 def step_counts(iterations: pl.DataFrame) -> StepCounts:
-    """The counts of a frame that has such columns."""
+    """The count columns of a frame of iterations."""
     names = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
     return StepCounts(*(iterations[name].to_numpy() for name in names))
 
 
 def followed(counts: StepCounts, served: pl.DataFrame, block_size: int, caching: bool) -> Followed:
-    """Follow ``served`` (``SERVED_SCHEMA``) through the steps; the beginning from which the counts go furthest.
+    """Follow ``served`` (``SERVED_SCHEMA``) through the steps, from the first step that lets it go furthest.
 
-    ``block_size``, ``caching``: of the prefix cache, to judge what it held.
+    ``block_size``, ``caching``: of the prefix cache.
     """
     lengths = _Lengths(served, block_size if caching else 0)
     steps = len(counts.prefill_requests)
@@ -142,7 +142,7 @@ def followed(counts: StepCounts, served: pl.DataFrame, block_size: int, caching:
 
 
 class _Lengths:
-    """Lengths of the requests as lists, for a walk that looks at them one by one."""
+    """Lengths of the requests as lists, for looking at them one by one."""
 
     def __init__(self, served: pl.DataFrame, block_size: int) -> None:
         self.block_size = block_size

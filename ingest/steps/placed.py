@@ -1,9 +1,9 @@
-"""When the steps of a server's log began, worked out from the requests that went through them.
+"""Start times of the iterations in a server's log, from the requests that they served.
 
-The log stamps whole seconds.  But a token reached its client after the step that computed it, and a request was at the
-server before the step that admitted it.  The server measured how long each waited, was in prefill and decoded.
-Between two steps lies at least the time that the engine waited for the model.  So every step's output has an
-earliest and a latest time, and its start lies between that of the output before and its own.
+The log stamps whole seconds only.  But a token reaches its client after the step that computed it, and a request
+arrives before the step that admits it.  The server measured how long each request waited, was in prefill and decoded.
+Two outputs are at least the engine's wait for the model apart.  So each output has an earliest and a latest time, and a
+step starts between the output before it and its own.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _PASSES = 4  # bounds of different requests move each other; in practice they se
 
 @dataclass
 class _Bounds:
-    """Of each step the earliest and the latest time of its output, int64[steps] us; ``waited``: cumulative."""
+    """Earliest and latest time of each output, int64[steps] us; ``waited``: the waits for the model, summed up."""
 
     early: Int64s
     late: Int64s
     waited: Int64s
 
     def tighten(self) -> None:
-        """No output comes sooner after the one before than the engine waited for it."""
+        """Two outputs are at least the engine's wait for the second apart."""
         self.early = np.maximum.accumulate(self.early - self.waited) + self.waited
         self.late = np.minimum.accumulate((self.late - self.waited)[::-1])[::-1] + self.waited
 
     def tie(self, first: Int64s, last: Int64s, apart_us: Int64s) -> None:
-        """Outputs that are so far apart bound each other."""
+        """Bounds between outputs whose distance is known."""
         for bound, at in ((self.early, np.maximum.at), (self.late, np.minimum.at)):
             there, back = bound[first] + apart_us, bound[last] - apart_us
             at(bound, last, there)
@@ -103,7 +103,7 @@ def whole_iterations(rows: Rows) -> pl.DataFrame:
 
 
 def remark_of(walk: Followed, steps: int) -> str:
-    """What of the steps could not be explained by the requests, in words."""
+    """Which steps the requests do not explain, in words."""
     parts = [f"iterations before {walk.begin:,} served requests that no file records"] if walk.begin else []
     if walk.why:
         parts.append(f"at iteration {walk.end:,} of {steps:,} their counts are not those of the requests: {walk.why}")

@@ -1,4 +1,4 @@
-"""Step records one by one in the order of their ids, and what journey events say of steps."""
+"""Step records by step id, one per step; and what journey events say about steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def one_a_step(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def steps_by_id(steps: Rows, *columns: str) -> Rows:
-    """``step_id`` and ``columns`` of the records that have them all, one a step, the first, by id."""
+    """``step_id`` and ``columns`` of the first record of each step that has them all, by step id."""
     names = ["step_id", *columns]
     known = steps.only(names).where(" AND ".join(f"{name} IS NOT NULL" for name in names))
     return query(
@@ -28,7 +28,7 @@ def steps_by_id(steps: Rows, *columns: str) -> Rows:
 
 
 def gaps_by_id(steps: Rows, *columns: str) -> Rows:
-    """:func:`steps_by_id` with ``gap``, how many steps later the next one is; null of the last."""
+    """:func:`steps_by_id` with ``gap``: steps to the next record, null for the last."""
     once = steps_by_id(steps, *columns)
     gap = "SELECT *, lead(step_id) OVER (ORDER BY step_id) - step_id AS gap FROM steps ORDER BY step_id"
     return query(gap, {**once.schema, "gap": pl.Int64}, steps=once)
@@ -55,18 +55,17 @@ WITH records AS (
 SELECT count(*) AS outputs, count(*) FILTER (start_us > began_us) AS late
 FROM stamped JOIN begun USING (step_id) WHERE NOT begins
 """  # noqa: S608 (constants of this module)
-# Steps and events whose numbers are looked up at a time, which the database does in memory.
-LOOKED_UP_ROWS = 3_000_000
+LOOKED_UP_ROWS = 3_000_000  # steps and events that the database joins at a time, in memory
 
 
 def is_asynchronous(recording: Recording) -> bool:
-    """Whether scheduling was asynchronous, by the engine arguments, which journeys are a source of."""
+    """Whether scheduling was asynchronous, by the engine arguments (journeys are one of their sources)."""
     setting = recording.engine.get("async_scheduling")
     return setting is not None and bool(setting.value)
 
 
 def detected_async(steps: Rows, journey_events: Rows) -> bool | None:
-    """Whether the output of most steps was processed only after the next one had begun; ``None`` if nothing tells.
+    """Whether the output of most steps was processed after the next step had begun; ``None`` if not recorded.
 
     ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
     """

@@ -1,6 +1,6 @@
-"""A time for every engine step: from sampled steps, from journey events that carry a step, interpolated between.
+"""A start time for every engine step: sampled, from journey events that name a step, or interpolated.
 
-What an event says of the start of a step (trace-formats, sections 2.2 and 2.5):
+What an event says about the start of a step (trace-formats, sections 2.2 and 2.5):
 
 * ``SCHEDULED`` and ``PREEMPTED`` happen inside ``schedule()`` of their step, at or just after its start.
 * ``QUEUED`` and the end of an aborted request carry the last step begun before.  The engine takes them in between two
@@ -9,8 +9,7 @@ What an event says of the start of a step (trace-formats, sections 2.2 and 2.5):
   processed.  The loop then goes on with ``schedule()``: of the next step, or of the one after it
   where scheduling is asynchronous, because the next one had begun before.
 
-How far an event of each kind lies from the start of its step is measured on steps that have both and
-taken off.
+The distance of each kind of event from the start of its step is measured on steps that have both, and subtracted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def in_order(start_us: Int64s, believed: Bools) -> Bools:
-    """Which starts of anchors, by step, stay so that time never runs backwards; ``believed``: which go first."""
+    """bool[anchors]: which starts to keep so that time never runs backwards; ``believed`` ones are kept first."""
     first = _ascending(start_us, believed)
     low = np.maximum.accumulate(np.where(first, start_us, _NEVER))
     high = np.minimum.accumulate(np.where(first, start_us, _FOREVER)[::-1])[::-1]
@@ -39,7 +38,7 @@ def in_order(start_us: Int64s, believed: Bools) -> Bools:
 
 
 def _ascending(start_us: Int64s, among: Bools) -> Bools:
-    """``among`` without those that begin before an earlier one, or after a later one, whichever leaves more."""
+    """``among`` without starts before an earlier one, or without those after a later one: whichever keeps more."""
     latest_so_far = np.maximum.accumulate(np.where(among, start_us, _NEVER))
     early: Bools = among & (start_us == latest_so_far)
     if early.sum() == among.sum():
@@ -68,8 +67,7 @@ _DISTANCE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 _RECORD_SCHEMA = {name: TIMELINE_SCHEMA[name] for name in ("step_id", "start_us", "source")}
 _FEWEST_LAGS = 5  # steps with both a sample and an event of a kind, for the median lag of that kind
 _LOWEST, _HIGHEST = -(1 << 61), 1 << 61  # beyond all step ids
-# Steps beyond which ids are taken for mistaken: they would take more than 1 GB.
-MOST_STEPS = 20_000_000
+MOST_STEPS = 20_000_000  # more steps would take over 1 GB: their ids are taken for mistaken
 
 
 # Sources are numbered as in SOURCES.  The event of each kind that comes nearest to the start of a step.
@@ -112,12 +110,11 @@ SELECT step_id, start_us + $lags_us[source + 1] AS start_us, $sources[source + 1
 
 @dataclass(frozen=True)
 class StepAnchors:
-    """Steps whose start was recorded, one way or another.
+    """Steps with a recorded start.
 
-    ``rows``: ``step_id``, ``start_us``, ``source``, ascending in both of the first.  ``lags``: ``source``,
-    ``steps``, ``lag_us``, ``low_us``, ``high_us``: of steps that were sampled and have an event of a kind, how
-    long after that event they began (median, and the band of the middle 98 %).  ``out_of_order``:
-    records left out because time would run backwards.
+    ``rows``: ``step_id``, ``start_us``, ``source``, ascending in the first two.  ``lags``: ``source``, ``steps``,
+    ``lag_us``, ``low_us``, ``high_us``: how long after an event of each kind its step began, over steps that were
+    sampled too (median and middle 98 %).  ``out_of_order``: records left out because time would run backwards.
     """
 
     rows: Rows
@@ -126,7 +123,7 @@ class StepAnchors:
 
     @property
     def frame(self) -> pl.DataFrame:
-        """``rows`` all at once."""
+        """``rows`` as one frame."""
         return self.rows.frame()
 
     @cached_property
@@ -138,7 +135,7 @@ class StepAnchors:
 
 
 def step_anchors(recording: Recording) -> StepAnchors:
-    """The anchors of a recording's step clock; as many as its records, whatever their step ids."""
+    """The anchors of a recording's step clock, one per step with a record."""
     if recording.steps.is_empty() and recording.journey_events.is_empty():
         return StepAnchors(no_rows(_RECORD_SCHEMA), _lags(pl.DataFrame(schema=_DISTANCE_SCHEMA)), 0)
     scratch = Scratch(share=3)  # beside that of the recording
@@ -230,7 +227,7 @@ def _lags(distances: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lags_us(lags: pl.DataFrame) -> list[int]:
-    """Of each of the sources, by how much its records are moved."""
+    """By how much the records of each source are moved, us."""
     rows = lags.filter(pl.col("steps") >= _FEWEST_LAGS).select("source", "lag_us").iter_rows()
     known: dict[str, int] = dict(rows)
     return [known.get(source, 0) for source in SOURCES]

@@ -1,7 +1,7 @@
-"""The server's monotonic clock: tied to the epoch by events that carry both, laid beside the requests' clock.
+"""The server's monotonic clock: its offset to the epoch, and to the clock of the requests.
 
-The result is for looking at steps, journeys and requests side by side.  Step cycles and the
-segments of a journey are differences on one clock and do not depend on it.
+It places steps and journeys beside requests.  Step cycles and the segments of a journey are differences on one clock
+and do not depend on it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from blis_replay.ingest.recording import BRIDGED, ESTIMATED, NOT_KNOWN, ONE_CLOC
 from blis_replay.ingest.rows import Rows, query, rows_of
 from blis_replay.ingest.steps.clock_offset import estimate_offset
 
-# How near the first step event has to be to the first send to be no coincidence: a
-# request takes longer than this to be sent, received and scheduled.
+# A first step event this near the first send was constructed: sending, receiving and scheduling take longer.
 _CONSTRUCTED_WITHIN_US = 1000
-# What begins within this before the first send, or during the run, is of the same host.
+# Monotonic stamps that begin up to this before the first send, or during the run, are of the same host.
 _SAME_HOST_WITHIN_US = 60_000_000
-# Stamps that miss the interval of the estimate by less than a step are left alone.
+# By how much stamps may miss the interval of the estimate and still be believed: about a step.
 STAMPS_MAY_MISS_BY_US = 10_000
 
 
@@ -120,13 +119,13 @@ def server_times(
 
 
 def _first(steps: Rows, column: str) -> int | None:
-    """What the first of the steps has."""
+    """The value of a column in the first step."""
     value: int | None = next(steps.batches([column], rows=1)).item(0, 0)
     return value
 
 
 def _ends(times: pl.Series) -> list[int]:
-    """The first and the last of them, if there are any."""
+    """The earliest and the latest of some times; empty without any."""
     return [end for end in (times.min(), times.max()) if isinstance(end, int)]
 
 
