@@ -1,4 +1,4 @@
-"""Requests that nobody recorded: request tables and made-up loads through the simulator, and a search for load limits.
+"""Request tables and load profiles through the simulator, and a search for load limits.
 
 Plugs in ``blis-replay simulate --engine`` and ``simulate --find``.  From Python: ``simulate``.
 """

@@ -21,7 +21,6 @@ from blis_replay_labs.cluster.config import ClusterConfig, RoundRobin, Router, r
 from blis_replay_labs.synthetic.request_table import RequestTable, read_request_table
 from blis_replay_labs.synthetic.simulation import (
     EngineFile,
-    generated_table,
     read_engine,
     recorded_table,
     simulate_on_cluster,
@@ -48,7 +47,7 @@ def simulate_requests(
     out: Path,
     force: bool,
 ) -> Answer:
-    """Simulate a request table, a workload (YAML) or a recording on the engine of a file, and write its tables.
+    """Simulate a request table or a recording on the engine of a file, and write its tables.
 
     ``settings``: engine arguments in place of the file's, and the load, as of ``--set``.  ``out``: gets
     requests.parquet, steps.parquet and summary.json.  Several ``instances`` stand behind a router.
@@ -90,8 +89,6 @@ def _table(requests: Path | Recording, given: EngineFile, mode: ReplayMode) -> R
     """The requests, with the load of a mode: faster arrivals, or clients and the turns of their sessions."""
     if isinstance(requests, Recording):
         table = recorded_table(requests, given.engine)
-    elif requests.suffix.lower() in (".yaml", ".yml"):
-        table = generated_table(requests, given.engine)
     else:
         table = read_request_table(requests, given.engine.block_size, arrivals=mode.loop is None)
     if mode.rate != 1:

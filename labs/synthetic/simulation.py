@@ -24,12 +24,9 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.engine import not_simulated, with_captured_sizes, with_engine
 from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
-from blis_replay.replay.release_file import page_of_text
 from blis_replay_labs.cluster.config import ClusterConfig
 from blis_replay_labs.cluster.simulate import ClusterResult, simulate_cluster
-from blis_replay_labs.synthetic.generate import generate
 from blis_replay_labs.synthetic.request_table import RequestTable
-from blis_replay_labs.synthetic.workload import WorkloadError, parse_workload
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
 _OF_THE_ENGINE = frozenset(field.name for field in fields(EngineConfig))
@@ -139,17 +136,6 @@ def recorded_table(recording: Recording, engine: EngineConfig) -> RequestTable:
     names = recording.requests["request_id"]
     ids = None if names.null_count() else names.to_list()
     return RequestTable(trace, rows, ids, (), Path(recording.alias), "request", rows)
-
-
-def generated_table(path: Path, engine: EngineConfig) -> RequestTable:
-    """The requests of a workload file (labs/synthetic/README.md), for an engine of the caller's.
-
-    Raises ``WorkloadError`` naming the file, the field and what is wrong with it.
-    """
-    workload = parse_workload(page_of_text(path, "a workload", WorkloadError), str(path))
-    trace = generate(workload, workload.seed, engine.block_size).trace
-    rows = np.arange(len(trace))
-    return RequestTable(trace, rows, None, (), path, "request", rows)
 
 
 def simulate_table(

@@ -29,11 +29,6 @@ lines = [f"{row['request_index']},50000,{50000 + 16300 * (int(row['output_tokens
 (folder / "simulator.json").write_text('{"name": "mine", "version": "1", "not_modelled": []}')
 """
 _LINES = '{"arrival_s": 0, "prompt_tokens": 100, "output_tokens": 20}\n'
-_LOAD = (
-    "schema: blis-replay/workload/1\nseed: 1\nrequests: 20\nclients:\n  chat:\n    rate_per_s: 5\n"
-    "    arrivals: poisson\n"
-    "    prompt_tokens: {distribution: constant, value: 100}\n    output_tokens: {distribution: constant, value: 20}\n"
-)
 _CONFIG = (
     '{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, '
     '"intermediate_size": 128, "vocab_size": 100, "torch_dtype": "bfloat16"}'
@@ -129,7 +124,6 @@ def test_an_example_runs(line: str, run: Run, store: Path, of_one_model: str, mo
         "engine.yaml": _ENGINE,
         "load.csv": _REQUESTS,
         "load.jsonl": _LINES,
-        "load.yaml": _LOAD,
         "config.json": _CONFIG,
         "gpus.yaml": _GPUS,
     }

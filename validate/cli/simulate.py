@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @verb("simulate")
-@click.option("--requests", type=FILE, help="With --engine: a table of requests, or a workload.")
+@click.option("--requests", type=FILE, help="With --engine: a table of requests.")
 @one_experiment(required=False)
 @coefficients_option
 @click.option("--model", metavar="NAME", help="Which model of the release, where it has several.")

@@ -111,17 +111,8 @@ def test_memory_that_is_not_bounded_is_called_unlimited(run: Run, inputs: Path) 
 
 
 CLUSTER = (*ARGUMENTS, "--instances", 2)
-WORKLOAD = """schema: blis-replay/workload/1
-seed: 1
-requests: 40
-clients:
-  chat:
-    rate_per_s: 200
-    arrivals: poisson
-    prompt_tokens: {distribution: constant, value: 100}
-    output_tokens: {distribution: constant, value: 3}
-    prefix: {group: system, tokens: 64, place: within}
-"""
+# 64 of 100 prompt tokens are alike.
+SHARED = "".join(f"{5 * i},100,3,1 2 3 4\n" for i in range(40))
 
 
 def test_two_instances_behind_round_robin(run: Run, inputs: Path) -> None:
@@ -140,9 +131,9 @@ def test_two_instances_behind_round_robin(run: Run, inputs: Path) -> None:
 
 def test_the_pooled_summary_is_that_of_all_requests(run: Run, inputs: Path) -> None:
     """Sums of the instances; latencies those of the requests in the table."""
-    (inputs / "load.yaml").write_text(WORKLOAD, "utf-8")
+    (inputs / "load.csv").write_text(f"arrival_ms,prompt_tokens,output_tokens,block_keys\n{SHARED}", "utf-8")
     router = "weighted:prefix-affinity=3,queue-depth=2"
-    answer = run("simulate", "--requests", "load.yaml", *ARGUMENTS[2:], "--instances", 3, "--router", router, "--json")
+    answer = run("simulate", *ARGUMENTS, "--instances", 3, "--router", router, "--json")
     assert (answer.code, answer.err) == (0, "")
     document = answer.json
     assert body(document) == json.loads((inputs / "run" / "summary.json").read_text("utf-8"))
