@@ -294,7 +294,7 @@ def missing(share: float) -> Cause:
 
 def cut_off(share: float) -> Cause:
     name, size = "end of the recording missing", f"{100 * share:g} %"
-    return _recorded_requests(name, size, lambda true: np.arange(round((1 - share) * true.height)), ("completeness",))
+    return _recorded_requests(name, size, lambda true: np.arange(round((1 - share) * true.height)), ("ledger",))
 
 
 def missing_between(every_us: int, lost_us: int) -> Cause:

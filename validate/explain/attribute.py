@@ -19,6 +19,7 @@ import numpy as np
 from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import NothingToJudgeError, ValidateError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.ingest.checks import ledger
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs
@@ -347,7 +348,11 @@ def _not_followers(
 
 def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     """Step times against recorded ones, batch by batch; None where they agree or are not known."""
-    if any(f.severity == "unusable" and f.metric == "step_time" for f in recording.findings):
+    # Requests that the client lacks are no fault of the steps.
+    contradicted = [f for f in recording.findings if f.severity == "unusable" and f.metric == "step_time"]
+    if any(
+        f.check != ledger.CHECK or not any(ledger.CLIENT in sources for sources in f.measured) for f in contradicted
+    ):
         return None
     try:
         recorded = step_cycles(recording)
