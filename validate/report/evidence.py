@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blis_replay.base.errors import ExperimentError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.checks.evidence import CheckEvidence
-from blis_replay.ingest.checks.registry import check_evidence, named_check
+from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode
@@ -55,7 +55,8 @@ def gather(
     compared = on_both_sides(run)
     gaps = pooled_gaps(store, slug, compared) if compared.any() else None
     attribution, why_not = _attributed(comparison, gaps, reference)
-    checks = dict.fromkeys(finding.check for finding in comparison.findings)
+    known = check_names()  # a store may have findings of a check that another version had
+    checks = [name for name in dict.fromkeys(f.check for f in comparison.findings) if name in known]
     return Evidence(
         comparison=comparison,
         stages=tuple(by_stage(store, comparison)) if len(run.recording.stages) > 1 else (),

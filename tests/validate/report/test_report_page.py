@@ -191,7 +191,7 @@ def test_a_picture_over_time_marks_where_the_server_is_overloaded(wrong_evidence
     queue = Queue(from_us=30_000_000, until_us=None, longest_us=4_000_000, longest_at_us=40_000_000, touched_us=0)
     found = Saturation(queue, queue, (), 0, None, 30_000_000, None, 30, np.zeros(1, np.bool_))
     marked = replace(wrong_evidence, comparison=replace(wrong_evidence.comparison, saturation=found))
-    over_time = [chart for chart in charts_of(marked).shown if chart.wide]
+    over_time = [chart for chart in charts_of(marked).shown if chart.wide and chart.numbers.names[0] == "middle, s"]
     assert len(over_time) == 2
     assert all(">overloaded<" in chart.svg and "overloaded from 30 s" in chart.numbers.note for chart in over_time)
 
@@ -220,6 +220,17 @@ def test_no_fit_is_advised_where_latencies_are_unusable(wrong_evidence: Evidence
 )
 def test_the_page_begins_with_the_answer(verdicts: list[str], sentence: str) -> None:
     assert headline(verdicts) == sentence
+
+
+def test_the_worst_requests_are_those_with_the_largest_errors(wrong_evidence: Evidence) -> None:
+    chart = next(chart for chart in charts_of(wrong_evidence).shown if chart.title.startswith("Requests with"))
+    run = wrong_evidence.run
+    off_us = np.abs(run.e2e_us - run.recording.requests["e2e_us"].to_numpy())[wrong_evidence.compared]
+    drawn_us = [abs(float(row[4]) - float(row[3])) for row in chart.numbers.rows]  # type: ignore[arg-type]
+    assert drawn_us == sorted(off_us.tolist(), reverse=True)[:5]
+    named = int(str(chart.numbers.rows[0][0]).removeprefix("request "))
+    assert f"--request {named} " in chart.numbers.note
+    assert abs(run.e2e_us[named] - run.recording.requests["e2e_us"][named]) == drawn_us[0]
 
 
 def test_waterfalls_share_an_axis(wrong_evidence: Evidence) -> None:
@@ -292,7 +303,7 @@ def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_
     titles = [element.text for element in document.named("title") if not element.text.startswith("Error of ")]
     assert titles[:4] == ["Where the error comes from", *(f"Distribution of {name}" for name in ("E2E", "TTFT", "ITL"))]
     absent = [e.text for e in document.named("li") if "no latencies of single requests were recorded" in e.text]
-    assert len(absent) == 3  # errors over time, TTFT, depths
+    assert len(absent) == 4  # worst requests, errors over time, TTFT, depths
     assert any("fewer than 20 pairs of consecutive steps" in e.text for e in document.named("li"))
 
 
@@ -320,7 +331,7 @@ def test_a_recording_with_hardly_a_column_makes_a_page_that_says_so(bare_html: s
         "Where the error comes from",
         *("Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"),
         *("TTFT against prompt tokens", "TTFT against queue depth"),
-        *("Error over the time of the run", "Requests in flight"),
+        *("Requests with the largest errors", "Error over the time of the run", "Requests in flight"),
     ]
     absent = [element.text for element in document.named("li") if element.text.startswith("step cycle against")]
     assert absent == ["step cycle against batch size: fewer than 20 pairs of consecutive steps were recorded"]
@@ -429,5 +440,5 @@ def test_twelve_real_experiments_are_below_five_megabytes(real_store, tmp_path: 
     assert len(made.html.encode()) * 6 < 5_000_000
     assert (
         made.html.count("<svg")
-        == 9 + 8 + 2 + 6  # no step cycles of the second; a strip of all errors of each, and of each of three
+        == 10 + 9 + 2 + 6  # no step cycles of the second; a strip of all errors of each, and of each of three
     )  # no step cycles of the second; strips of three errors of each, together and alone
