@@ -58,7 +58,6 @@ SPLIT = Shares(
     "--operators",
     help_text="Operator times to scale (`coefficients make --operators`).",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=42, help="Seed for the intervals.  [default: 42]")
 @click.option("--force", is_flag=True, help="Write also a fit that misses, and over another file.")
 @workers_option
 @store_option
@@ -72,7 +71,6 @@ def calibrate_verb(
     window: tuple[float, float],
     prior: str | None,
     operators: str | None,
-    seed: int,
     force: bool,
     store_path: Path,
     **workers: Unpack[Workers],
@@ -110,7 +108,7 @@ def calibrate_verb(
         recordings, left_out = training_recordings(store, names, data)  # type: ignore[arg-type]  # click checked it
     if not force:  # said before the fit, which takes a while
         refuse_other_file(out, name or out.stem, [model_of(recording) for recording in recordings])
-    options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed, window)  # type: ignore[arg-type]  # click checked it
+    options = Options(load_release(prior or DEFAULT_PRIOR), data, split, window=window)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
     source = f"blis-replay calibrate {trained}"
     if operators is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ValidateError, counted
 from blis_replay.blis.latency.gpu_names import same_gpu
-from blis_replay.blis.latency.models import LatencyModel, Lifecycle, PrefillBeyond, RegimeModel
+from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, PrefillBeyond, RegimeModel
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, StepRange, Told
 from blis_replay.blis.releases.release import (
     DELAYS,
@@ -257,15 +257,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         fitted = fit_form(gathered, fitted.form, restart, priors, measured, options.seed, everywhere=True)
     fitted, stalled_us = with_stalls(gathered, fitted)
     vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us)
-    entry = ModelEntry(
-        model=model_of(recordings[0]),
-        tensor_parallelism=recordings[0].tensor_parallelism or 1,
-        dtype=common_dtype(recordings),
-        latency=form.latency(vector),
-        lifecycle=form.lifecycle(
-            vector, with_sources(lifecycle_of(measured), coefficients, ("pre_queue", "post_request"))
-        ),
-    )
+    delays = with_sources(lifecycle_of(measured), coefficients, ("pre_queue", "post_request"))
+    entry = _entry(recordings, form.latency(vector), form.lifecycle(vector, delays))
     if (kernels := first_use_of(recordings, entry, scheduled(asynchronous))) is not None:
         entry = replace(entry, first_use=kernels[0])
         coefficients = (*coefficients, kernels[1])
@@ -291,6 +284,17 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         scheduling=scheduling,
         missed=missed(record.scores, agreement, recordings),
         remarks=_left_out(recordings, stalls),
+    )
+
+
+def _entry(recordings: Sequence[Recording], latency: Latency, lifecycle: Lifecycle) -> ModelEntry:
+    """The entry of a release for what these recordings served."""
+    return ModelEntry(
+        model=model_of(recordings[0]),
+        tensor_parallelism=recordings[0].tensor_parallelism or 1,
+        dtype=common_dtype(recordings),
+        latency=latency,
+        lifecycle=lifecycle,
     )
 
 
@@ -355,13 +359,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     begin, _fitted_until, until, end = options.edges
     edges = begin, until, until, end
     line = measure(recordings, (begin, until), options.seed)
-    entry = ModelEntry(
-        model=model_of(recordings[0]),
-        tensor_parallelism=recordings[0].tensor_parallelism or 1,
-        dtype=common_dtype(recordings),
-        latency=line.latency,
-        lifecycle=with_sources(line.lifecycle, line.coefficients, DELAYS),
-    )
+    entry = _entry(recordings, line.latency, with_sources(line.lifecycle, line.coefficients, DELAYS))
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
     mode: tuple[Told, str] = ("not told apart", why)
     record = scored_fit(recordings, entry, FORM, edges, False, mode, line.coefficients, line.stalls)

@@ -59,7 +59,8 @@ def calibration_answer(
         if written
         else Line(f"{release} not written; {_remedy(fits)}")
     )
-    document = {"release": release, "written": written, "fits": [_document(fit) for fit in fits]}
+    fitted = [_document(fit) for fit in fits]
+    document = {"release": release, "written": written, "left_out": list(left_out), "fits": fitted}
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
         page += [Block(_fit(fit)), *_scores(fit, aliases)]
@@ -88,6 +89,7 @@ def _document(fit: ModelFit) -> dict[str, Any]:
         "windows": fit.rows,
         "window_error_percent": fit.agreement,
         "missed": list(fit.missed),
+        "remarks": list(fit.remarks),
         **asdict(fit.record),
         "scores": [_score_json(score) for score in fit.record.scores],
         "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
