@@ -168,9 +168,6 @@ class _Assembly:
         traces = replace(traces, journeys=None)  # as they were read, events are many
         give_back()
         engine, findings = self._engine(configured, server)
-        for kind in formats.file_kinds().values():
-            if kind.iterations and kind.name in self.known:
-                self.missing += kind.iterations(self.known[kind.name], self.iterations)
         iterations = self.iterations.done()
         self.missing += iterations.remarks
         slug, hardware = self.source.slug, self._hardware(configured)

@@ -16,7 +16,7 @@ RULE = "every request needs arrival, lengths, TTFT and E2E, once; whatever is lo
 _FEWEST_COPIES = 5  # requests
 _LOST = "what can be replayed is not the load that was served"
 # Kinds of files without requests: what they lack is counted by other checks.
-_OF_SERVER = frozenset(("otlp", "server log", "step-log", "metrics", "forward-passes"))
+_OF_SERVER = frozenset(("otlp", "server log", "step-log", "metrics"))
 _NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
 
 

@@ -7,7 +7,7 @@ A new format of request records is one module and one entry of :data:`REQUEST_FO
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server import metrics
-from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.tables import columns, requests_table, tracev2
 from blis_replay.ingest.readers.tables.columns import Column, Columns, Field
 from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC
@@ -41,7 +40,6 @@ class FileKind:
     never raises; None: it is known by its name alone.  ``usual``: a pattern of its path inside the recording, without
     ``.gz`` or ``.zst``.  Where damage hides the content the name says what it was, and its records are counted as lost.
     ``several``: a recording can have more than one.  ``server``: what the file says of the server.
-    ``iterations``: adds what the engine's steps computed by such files; it returns what is missing, in words.
     """
 
     name: str
@@ -49,7 +47,6 @@ class FileKind:
     usual: str = ""
     several: bool = False
     server: Callable[[RecordedFile], ServerFacts] | None = None
-    iterations: Callable[[Sequence[RecordedFile], IterationLines], tuple[str, ...]] | None = None
 
     def is_called(self, path: str) -> re.Match[str] | None:
         """The match of a path inside the recording with the usual name."""
@@ -111,7 +108,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
 _OWN_SUMMARIES = [form.name for form in REQUEST_FORMATS].index("aiperf-summary")
 # Further formats of our labs, which plug them in.
 LABS_FORMATS = (
-    *("azure-llm", "burstgpt", "forward-passes", "genai-bench", "guidellm-csv"),
+    *("azure-llm", "burstgpt", "genai-bench", "guidellm-csv"),
     *("llmservingsim", "load-levels", "mooncake"),
 )
 
@@ -163,12 +160,10 @@ def file_kinds() -> dict[str, FileKind]:
 @cache
 def input_formats() -> tuple[str, ...]:
     """What ``--input-format`` takes."""
-    of_steps = (kind.name for kind in _plugged_in() if kind.iterations)
     return (
         OTLP,
         STEP_LOG,
         METRICS,
-        *of_steps,
         *(form.name for form in request_formats() if form.recognises),
     )
 
