@@ -73,12 +73,12 @@ _PARENT = np.array([-1, _LINE, _RESOURCE, _SCOPED, _SCOPED, _SCOPED, _SPAN, _SPA
 _LISTED = np.isin(np.arange(len(_PARENT)), [_RESOURCE, _SCOPED, _SPAN, _OTHER_SPAN, _EVENT])
 
 # What to do with a value, and the object or field that it is.
-_SKIP, _REFUSE, _SPAN_COUNT, _EVENT_COUNT, _CODE, _TEXT, _SCOPE_NAME, _NAME_OF_EVENT = range(8)
-_SPAN_ATTRIBUTES, _EVENT_ATTRIBUTES, _WITHIN, _LIST = range(8, 12)
+_SKIP, _SPAN_COUNT, _EVENT_COUNT, _CODE, _TEXT, _SCOPE_NAME, _NAME_OF_EVENT = range(7)
+_SPAN_ATTRIBUTES, _EVENT_ATTRIBUTES, _WITHIN, _LIST = range(7, 11)
 _PLAN: dict[int, dict[str, tuple[int, int]]] = {
     _LINE: {"resourceSpans": (_LIST, _RESOURCE)},
-    _RESOURCE: {"scopeSpans": (_LIST, _SCOPED), "instrumentationLibrarySpans": (_REFUSE, 0)},
-    _SCOPED: {"scope": (_WITHIN, _SCOPE_OBJECT), "instrumentationLibrary": (_REFUSE, 0), "spans": (_LIST, _SPAN)},
+    _RESOURCE: {"scopeSpans": (_LIST, _SCOPED)},
+    _SCOPED: {"scope": (_WITHIN, _SCOPE_OBJECT), "spans": (_LIST, _SPAN)},
     _SCOPE_OBJECT: {"name": (_SCOPE_NAME, 0)},
     _SPAN: {
         "name": (_TEXT, _NAME),
@@ -278,7 +278,7 @@ def _value(
         return after_attributes(text, words, at, OF_SPAN, spans, span, state, texts)
     if action == _EVENT_ATTRIBUTES:
         return after_attributes(text, words, at, OF_EVENT, events, event, state, texts)
-    if text[at] == NULL_LETTER and action != _REFUSE:
+    if text[at] == NULL_LETTER:
         return after_null(text, at)
     if action == _LIST and text[at] == OPEN_BRACKET:
         at = after_space(text, at + 1)

@@ -103,12 +103,10 @@ class _Named(Struct):
 class _ScopeSpans(Struct):
     spans: Raw = _NULL
     scope: _Named | None = None
-    instrumentationLibrary: _Named | None = None  # before opentelemetry-proto 0.15
 
 
 class _ResourceSpans(Struct):
     scopeSpans: Raw = _NULL
-    instrumentationLibrarySpans: Raw = _NULL
 
 
 class _Traces(Struct):
@@ -176,12 +174,11 @@ def read_json(content: bytes, place: str, record: int, rows: BatchRows, tally: T
 def _spans(content: bytes, place: str, tally: Tally) -> Iterator[tuple[str, Raw]]:
     """The name of its scope, and the text, of each span of a record."""
     for resource in _members(_TRACES.decode(content).resourceSpans, place, tally):
-        listed = _RESOURCE_SPANS.decode(resource)
-        for member in (listed.scopeSpans, listed.instrumentationLibrarySpans):
-            for scoped in map(_SCOPE_SPANS.decode, _members(member, place, tally)):
-                scope = (scoped.scope or scoped.instrumentationLibrary or _Named()).name or ""
-                for span in _members(scoped.spans, place, tally):
-                    yield scope, span
+        listed = _RESOURCE_SPANS.decode(resource).scopeSpans
+        for scoped in map(_SCOPE_SPANS.decode, _members(listed, place, tally)):
+            scope = (scoped.scope or _Named()).name or ""
+            for span in _members(scoped.spans, place, tally):
+                yield scope, span
 
 
 def _members(listed: Raw, place: str, tally: Tally) -> Iterator[Raw]:

@@ -113,19 +113,6 @@ def test_a_generic_protobuf_printer_writes_base64_ids_and_enum_names() -> None:
     assert decoded(printed)[0].spans.equals(decoded(plain)[0].spans)
 
 
-def test_very_old_exports_call_a_scope_an_instrumentation_library() -> None:
-    old = {
-        "resourceSpans": [
-            {
-                "instrumentationLibrarySpans": [
-                    {"instrumentationLibrary": {"name": "vllm.api"}, "spans": [{"name": "llm_request"}]}
-                ]
-            }
-        ]
-    }
-    assert decoded(old)[0].spans.select("scope", "name").row(0) == ("vllm.api", "llm_request")
-
-
 @pytest.mark.parametrize(
     ("value", "read"),
     [

@@ -149,8 +149,7 @@ def line(rng: random.Random) -> bytes:
     ]
     if rng.random() < 0.05:
         scoped.append({"spans": [span(rng)], "scope": {"name": "vllm.api"}})
-    key = "scopeSpans" if rng.random() < 0.97 else "instrumentationLibrarySpans"
-    made = {"resourceSpans": [{"resource": {"attributes": attributes(rng, {}, {}, {})}, key: scoped}]}
+    made = {"resourceSpans": [{"resource": {"attributes": attributes(rng, {}, {}, {})}, "scopeSpans": scoped}]}
     style = {"separators": (",", ":")} if rng.random() < 0.7 else {}
     return json.dumps(made, ensure_ascii=rng.random() < 0.9, **style).encode()  # type: ignore[arg-type]
 
