@@ -15,6 +15,7 @@ from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.metrics.uncertainty import (
+    MIN_REQUESTS,
     Estimate,
     change_estimates,
     error_estimates,
@@ -66,7 +67,8 @@ def test_a_trend_is_not_taken_for_noise_of_many_requests() -> None:
 
 
 def test_too_few_requests_have_no_interval() -> None:
-    assert isinf(in_order(7).half_width(np.arange(7.0) - 3)[0])
+    few = MIN_REQUESTS - 1
+    assert isinf(in_order(few).half_width(np.arange(few) - few / 2)[0])
     assert isinf(in_order(1).half_width(np.zeros(1))[0]), "of one request the error leaves nothing over"
 
 
