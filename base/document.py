@@ -208,7 +208,7 @@ def yaml_values(text: str, origin: str, error: type[Exception], load: Callable[[
 def read_values(values: object, kind: type[T], origin: str, what: str, error: type[Exception], at: str = "") -> T:
     """The ``kind`` that parsed values describe; ``at``: the field of the document that holds them."""
     try:
-        return cast(T, _read(_info(kind), values, at, what))
+        return cast(T, _read(_info(cast(Hashable, kind)), values, at, what))
     except FieldError as problem:
         place = f", field {problem.field}" if problem.field else ""
         raise error(f"{origin}{place}: {problem.problem}; {problem.remedy}") from None
@@ -361,10 +361,9 @@ def _read_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -> An
     if not all(isinstance(key, str) for key in value):
         raise FieldError(place, "has a key that is not text", "put it in quotes")
     fields, tags = _fields(info), _tags([info])
+    names: list[str] = [*fields, *tags]
     if isinstance(info, inspect.DictType):
-        names = [*info.key_type.values] if isinstance(info.key_type, inspect.LiteralType) else [*value]
-    else:
-        names = [*fields, *tags]
+        names = [*map(str, info.key_type.values)] if isinstance(info.key_type, inspect.LiteralType) else [*value]
     for key in value:
         if what and key not in names:
             raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))

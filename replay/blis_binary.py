@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from blis_replay.replay.blis_files import (
 )
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.program import CapturedOutput, ended, last_line, run_to_end
+from blis_replay.replay.program import CapturedOutput, ended, last_line, run_captured
 from blis_replay.replay.simulator import Simulated, entry_of, model_of
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -160,8 +159,7 @@ def find_build(path_text: str) -> BlisBuild:
         raise BlisError(f"{path_text}: no such BLIS binary; give its path with --blis-binary")
     if not path.is_file() or not os.access(path, os.X_OK):
         raise BlisError(f"{path_text}: is not an executable file; give the BLIS binary with --blis-binary")
-    with CapturedOutput() as output:
-        code = _wait(path, ["replay", "--help"], output.fileno(), output.fileno(), _HELP_TIMEOUT_S)
+    code, output = _run(path, ["replay", "--help"], _HELP_TIMEOUT_S, both=True)
     text = output.head
     if code != 0:
         raise BlisError(f"{path_text}: `replay --help` {ended(code)}: {last_line(text)}; use a build that has it")
@@ -218,25 +216,17 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
     Raises ``BlisError`` if it cannot be started, ends with an error or not within the limit;
     whatever it started is ended too.
     """
-    with CapturedOutput() as errors:
-        code = _wait(path, arguments, subprocess.DEVNULL, errors.fileno(), timeout_s)
+    code, errors = _run(path, arguments, timeout_s, both=False)
     if code == 0:
         return
     kind = BlisExitError if code > 0 else BlisError
     raise kind(f"{path}: BLIS {ended(code)}: {last_line(errors.tail)}; run it by hand, or use another build")
 
 
-def _wait(path: Path, arguments: list[str], output: int, errors: int, timeout_s: float) -> int:
-    try:
-        return run_to_end([str(path), *arguments], path.parent, output, errors, timeout_s).code
-    except OSError as error:
-        raise BlisError(
-            f"{path}: cannot be run ({error.strerror}); give a BLIS binary built for this machine"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise BlisError(
-            f"{path}: BLIS did not end within {timeout_s:g} s and was stopped; raise --simulator-timeout"
-        ) from None
+def _run(path: Path, arguments: list[str], timeout_s: float, *, both: bool) -> tuple[int, CapturedOutput]:
+    named = f"{path}: BLIS", "give a BLIS binary built for this machine"
+    end, output = run_captured([str(path), *arguments], path.parent, timeout_s, named, BlisError, both=both)
+    return end.code, output
 
 
 def _arguments(build: BlisBuild, place: Path, flags: list[str]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, fo
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.program import CapturedOutput, ended, last_line, left_by, run_to_end
+from blis_replay.replay.program import ended, last_line, left_by, run_captured
 from blis_replay.replay.simulator import Simulated, entry_of, has_entry, model_of
 
 PREFIX = "cmd:"
@@ -95,18 +94,8 @@ class CommandSimulator:
 
     def _run(self, place: Path) -> int:
         """Run the command in its folder; its largest memory in bytes."""
-        try:
-            with CapturedOutput() as errors:
-                words = [*self.words, str(place)]
-                end = run_to_end(words, Path.cwd(), subprocess.DEVNULL, errors.fileno(), self.timeout_s)
-        except OSError as error:
-            raise CommandError(
-                f"{self.words[0]}: cannot be run ({error.strerror}); give a program as cmd:PATH"
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise CommandError(
-                f"{self.name} did not end within {self.timeout_s:g} s and was stopped; raise --simulator-timeout"
-            ) from None
+        words, named = [*self.words, str(place)], (self.name, "give a program as cmd:PATH")
+        end, errors = run_captured(words, Path.cwd(), self.timeout_s, named, CommandError, both=False)
         if end.code:
             said = last_line(errors.tail)
             raise CommandError(f"{self.name} {ended(end.code)}: {said}; run it by hand on a folder of its own")

@@ -125,6 +125,25 @@ class CapturedOutput:
                 self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
 
 
+def run_captured(
+    words: Sequence[str], folder: Path, timeout_s: float, named: tuple[str, str], error: type[Exception], *, both: bool
+) -> tuple[Ended, CapturedOutput]:
+    """Run a program and keep its errors, with ``both`` what it prints as well.
+
+    ``named``: what messages call it, and what to do if it cannot be started.  Raises ``error`` in that case, and if it
+    does not end within the limit.
+    """
+    name, remedy = named
+    try:
+        with CapturedOutput() as captured:
+            output = captured.fileno() if both else subprocess.DEVNULL
+            return run_to_end(words, folder, output, captured.fileno(), timeout_s), captured
+    except OSError as problem:
+        raise error(f"{words[0]}: cannot be run ({problem.strerror}); {remedy}") from None
+    except subprocess.TimeoutExpired:
+        raise error(f"{name} did not end within {timeout_s:g} s and was stopped; raise --simulator-timeout") from None
+
+
 def left_by(path: Path, most_bytes: int) -> bytes | None:
     """The content of a file that a program wrote, at most ``most_bytes`` + 1 of it.
 

@@ -7,6 +7,8 @@ those two calls.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -169,7 +171,7 @@ def with_true_split(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
         return spans
     start, held = (admissions.frame[name].to_numpy() for name in ("start_step", "held_until_step"))
     running, decoding = pl.Series(open_at(start, held, steps)), pl.Series(decodes.at(steps))
-    split = {
+    split: dict[str, Any] = {
         "prefill_requests": pl.col("prefill_requests") + pl.col("decode_requests") - decoding,
         "prefill_tokens": pl.col("prefill_tokens") + pl.col("decode_tokens") - decoding,
         "decode_requests": decoding,
