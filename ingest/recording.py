@@ -338,6 +338,9 @@ class SourceFile:
 
 
 Severity = Literal["note", "corrected", "unusable"]
+# What a finding can strike besides one metric: times that the client stamped on a way longer than usual, and first
+# events that are not first tokens.
+WAY, FIRST_TOKEN = "way to the client", "first token"
 NOT_CHECKED = "nothing to check"  # threshold of a finding that says what a check lacks
 
 

@@ -54,7 +54,7 @@ def by_arrival(requests: pl.DataFrame) -> pl.DataFrame:
 _FEWEST_LATE = 20  # requests of several tokens
 _SEVERAL = 4  # output tokens
 _NO_STEP_US = 200.0  # per token: no engine takes a step in less, so what came like that was held back
-_FOLLOWS = 0.5  # correlation of changes from one request to the next; a queue follows no request's own length
+_FOLLOWS = 0.3  # correlation of changes from one request to the next; a queue follows no request's own length
 _CERTAIN = 5.0  # standard errors of that correlation
 _SHARE_OF_PACE = 0.1  # of E2E per token that TTFT grows by
 _OWN_SPREAD = 0.01  # of the variance of output lengths, beyond what prompt lengths explain
@@ -89,18 +89,23 @@ def late_first_tokens(recording: Recording) -> LateFirstTokens | None:
     gap_us = float(timed.select(gap.median()).item())
     # Changes from one request to the next leave out what all of a time have in common: a queue, a drift.
     changes = timed.select(pl.col("prompt_tokens", "output_tokens", "ttft_us", "e2e_us").cast(pl.Float64).diff())
-    by_prompt, *others = (changes[name].slice(1).fill_null(0.0).to_numpy() for name in changes.columns)
-    tokens, ttft_us, e2e_us = (_beyond(by_prompt, of) for of in others)
-    spread = float(tokens @ tokens)
-    if spread < _OWN_SPREAD * float(others[0] @ others[0]) or not spread or not ttft_us.any():
-        slope = pace = correlation = 0.0
-    else:
-        slope, pace = float(tokens @ ttft_us) / spread, float(tokens @ e2e_us) / spread
-        correlation = float(tokens @ ttft_us) / math.sqrt(spread * float(ttft_us @ ttft_us))
-    late = LateFirstTokens(slope, correlation, gap_us)
-    errors = correlation * math.sqrt((timed.height - 2) / max(1 - correlation**2, 1e-9))
+    prompt, *others = (changes[name].slice(1).fill_null(0.0).to_numpy() for name in changes.columns)
+    tokens, ttft_us, e2e_us = (_beyond(prompt, of) for of in others)
+    told = float(tokens @ tokens) > _OWN_SPREAD * float(others[0] @ others[0])
+    slope, correlation, errors = _slope(tokens, ttft_us) if told else (0.0, 0.0, 0.0)
+    pace = _slope(tokens, e2e_us)[0] if told else 0.0
     grows = correlation > _FOLLOWS and errors > _CERTAIN and slope > max(_SHARE_OF_PACE * pace, _NO_STEP_US)
+    late = LateFirstTokens(slope, correlation, gap_us)
     return late if grows or late.comes_at_once else None
+
+
+def _slope(of: Floats, values: Floats) -> tuple[float, float, float]:
+    """What ``values`` change by per unit of ``of``; the correlation, and how many standard errors it is from 0."""
+    spread, other, both = float(of @ of), float(values @ values), float(of @ values)
+    if not spread or not other:
+        return 0.0, 0.0, 0.0
+    correlation = both / math.sqrt(spread * other)
+    return both / spread, correlation, correlation * math.sqrt(len(of) / max(1 - correlation**2, 1e-9))
 
 
 def _beyond(prompt: Floats, values: Floats) -> Floats:

@@ -61,6 +61,7 @@ _LONG_WARM_UP = 4  # times the mean length, of a request of another client
 _DISTINCT_US = 1_000_000  # between time spans: clocks of two hosts
 _NOISE = 4.5  # standard errors of a random draw of steps
 _HELD = 0.9  # share of the decoded tokens; step records with fewer are not those of the whole run
+_SHORT_OF_BLOCKS = 0.95  # of the KV cache; below it nothing is preempted
 _PAUSES = 5  # mean gaps between requests; after a longer pause another run begins
 _POISSON = 3.0  # standard deviations of a Poisson count
 
@@ -139,11 +140,13 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         beside = [e for e in others if e not in odd and e.source in _OF_SERVER and e.is_bounded]
         for entry in odd:
             settled = first.source != CLIENT or len(beside) >= len(odd)
+            settled |= entry.source == STEP_RECORDS and entry.quantity != SPAN and _breaks_off(recording)
             against.setdefault(entry.source, []).append(_Contradiction(first, entry, settled))
         if others and not odd:
             agreeing.append(f"{quantity} ({len(others) + 1} sources)")
-    if against:
-        return [_finding(source, found) for source, found in against.items()]
+    stop = {source: found for source, found in against.items() if not all(one.settled for one in found)}
+    if against:  # what stops every verdict says why the rest differs
+        return [_finding(source, found) for source, found in (stop or against).items()]
     if {entry.source for entry in stated if entry.quantity in (SENT, COMPLETED, PROMPT, DECODED)} == {CLIENT}:
         message = "nothing but the client's file counts its requests, so those missing from it would not show"
         return [Finding(CHECK, "note", "", message, {}, RULE)]
@@ -167,9 +170,10 @@ def _finding(source: str, found: list[_Contradiction]) -> Finding:
         measured |= {f"{one.first.quantity}: {e.source}": e.value or e.low for e in (one.first, one.odd)}
     counts = (f"{one.first.quantity}: {one.odd.stated()} against {one.first.stated()}" for one in found)
     message = f"{source} against {found[0].first.source}: {', '.join(counts)}"
-    tokens_alone = all(one.first.quantity in (PROMPT, DECODED) for one in found)
-    remedy = "record the usage that the server sends" if tokens_alone else _REMEDY.get(source, "")
+    remedy = _REMEDY.get(source, "")
     if not all(one.settled for one in found):
+        if all(one.first.quantity in (PROMPT, DECODED) for one in found):
+            remedy = "record the usage that the server sends"
         message += f"; what can be replayed is not what was served: {remedy}"
         return Finding(CHECK, "unusable", "", message, measured, RULE)
     message += f"; the former is not used: {remedy}"
@@ -406,13 +410,17 @@ def _of_log(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
         prefill="sum(prefill_tokens)",
         decode="sum(decode_tokens)",
         logged_us="max(logged_us) - min(logged_us)",
+        kv_usage="max(kv_usage)",
     )
     yield Entry(STEPS, LOG, sums["steps"], 0, math.inf, "iteration lines")
     if SPAN not in client:
         return
     run_us = client[SPAN].high - client[SPAN].low
     # Computed again after a preemption, or drafted in vain: more than the client's.
-    exact = preemptions(recording) == 0 and "speculative_config" not in recording.engine
+    preempted = preemptions(recording)
+    if preempted is None and (sums["kv_usage"] or 1.0) < _SHORT_OF_BLOCKS:
+        preempted = 0
+    exact = preempted == 0 and "speculative_config" not in recording.engine
     of_run = exact and sums["logged_us"] is not None and sums["logged_us"] <= run_us + _DISTINCT_US
     covers = "iteration lines" if of_run else "whole log"
     rate = recording.prefix_hit_rate
@@ -473,9 +481,8 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
     if totals is None:
         return
     every = totals.rate == 1
-    counted = _counted_steps(recording)
-    if counted is not None:
-        yield _within(STEPS, COUNTERS, counted, OTHERS * counted, "the step log")
+    if (counted := _step_log(recording).get("counted_steps")) is not None:
+        yield _within(STEPS, COUNTERS, int(counted), OTHERS * int(counted), "the step log")
     records = recording.steps.height
     yield Entry(STEPS, STEP_RECORDS, records, records, records if every else math.inf)
     placed = {clock.name: clock.placed for clock in recording.clocks}.get("step", NOT_KNOWN) not in ("", NOT_KNOWN)
@@ -504,8 +511,13 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
         yield _within(HITS, STEP_RECORDS, hits, _tokens(client, PROMPT), "sent, not computed")
 
 
-def _counted_steps(recording: Recording) -> int | None:
-    """Steps by the counters that a step log ends with; stored with the finding of its check."""
+def _step_log(recording: Recording) -> Measured:
+    """What a step log says of itself; stored with the finding of its check."""
     stored = next((f.measured for f in recording.findings if f.check == "recorder"), None)
-    counted = (recording.recorder or stored or {}).get("counted_steps")
-    return None if counted is None else int(counted)
+    return recording.recorder or stored or {}
+
+
+def _breaks_off(recording: Recording) -> bool:
+    """Whether a step log ends before the run by its own account: no counters at its end, or requests without an end."""
+    log = _step_log(recording)
+    return bool(log) and (not log["counted_to_the_end"] or int(log["arrivals"] or 0) > int(log["finished"] or 0))

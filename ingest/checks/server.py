@@ -9,7 +9,7 @@ import polars as pl
 
 from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean
-from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
+from blis_replay.ingest.recording import ENGINE_CHECK, FIRST_TOKEN, WAY, Finding, Recording, Severity
 from blis_replay.ingest.served import completed_requests, published
 from blis_replay.ingest.tables import Table, columns_named
 
@@ -58,25 +58,30 @@ def check_metrics(recording: Recording, context: Context) -> list[Finding]:
     if agree:
         message = f"mean latencies of client and server agree: {', '.join(pair.said() for pair in agree)}"
         findings.append(Finding(METRICS_CHECK, "note", "", message, _measured(agree), METRICS_RULE))
-    said = ", ".join(pair.said() for pair in apart.values())
-    for metric, pair in apart.items():
-        struck = pair.way_us < 0 or pair.way_us > _MOST_WAY * pair.client_us
-        message = f"mean latencies of client and server differ: {said}: {_what_lies_between(apart)}"
+    if apart:
+        metric, why = _what_lies_between(apart)
+        struck = any(pair.way_us < 0 or pair.way_us > _MOST_WAY * pair.client_us for pair in apart.values())
+        said = ", ".join(pair.said() for pair in apart.values())
+        message = f"mean latencies of client and server differ: {said}: {why}"
         severity: Severity = "unusable" if struck else "note"
-        findings.append(Finding(METRICS_CHECK, severity, metric, message, _measured([pair]), METRICS_RULE))
+        findings.append(Finding(METRICS_CHECK, severity, metric, message, _measured(apart.values()), METRICS_RULE))
     return findings
 
 
-def _what_lies_between(apart: Mapping[str, _Latency]) -> str:
-    """What makes these latencies differ while others agree."""
-    if any(pair.way_us < 0 for metric, pair in apart.items() if metric != "itl"):
-        return "no request is faster for its client, so sends are stamped late, or the snapshots are of other requests"
+def _what_lies_between(apart: Mapping[str, _Latency]) -> tuple[str, str]:
+    """What these latencies strike, and why they differ while others agree."""
     ttft_us, e2e_us = (apart[name].way_us if name in apart else 0.0 for name in ("ttft", "e2e"))
+    if min(ttft_us, e2e_us) < 0:
+        early = "no request is faster for its client, so sends are stamped late, or the snapshots are of other requests"
+        return WAY, early
     if "itl" not in apart and abs(ttft_us - e2e_us) <= max(_WAY_US, _SHARE * e2e_us):
-        return f"gaps are equal, and a proxy or the network between them adds {ttft_us / 1e3:.0f} ms to each request"
+        adds = f"adds {ttft_us / 1e3:.0f} ms to each request"
+        return WAY, f"gaps are equal, and a proxy or the network between them {adds}"
+    if not ttft_us and not e2e_us:
+        return "itl", "the two count tokens differently, or tokens come together"
     if ttft_us > e2e_us + _WAY_US:
-        return "a proxy holds tokens back, or the first event that the client stamped is not the first token"
-    return "the client reads its streams slowly, or a proxy throttles them"
+        return FIRST_TOKEN, "a proxy holds tokens back, or the first event of the client is not the first token"
+    return "e2e", "the client reads its streams slowly, or a proxy throttles them"
 
 
 def metrics_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
@@ -153,7 +158,7 @@ def check_recorder(recording: Recording, context: Context) -> list[Finding]:
         return []
     amiss = []
     if not log["counted_to_the_end"]:
-        amiss.append("it breaks off behind its last counters, up to half a second is lost")
+        amiss.append("it breaks off behind its last counters")
     else:
         counts = ((name, log[name], log[f"counted_{name}"]) for name in _COUNTS)
         amiss += [f"{count:,} {name} of {said:,}" for name, count, said in counts if count != said]

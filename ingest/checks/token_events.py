@@ -12,7 +12,7 @@ from blis_replay.ingest.checks.evidence import (
     recorded_decode_gap_us,
     true_output_tokens,
 )
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, Finding, Recording
 from blis_replay.ingest.served import (
     PAIRED_QUANTILES,
     LateFirstTokens,
@@ -31,8 +31,8 @@ RULE = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
 )
 LATE_RULE = (
-    "no server knows at the first token how many will follow: changes of TTFT from request to request must not "
-    "follow changes of the output length (r 0.5, a tenth of the pace), and a token takes 0.2 ms at least"
+    "no server knows at the first token how many will follow: changes of TTFT from request to request must not follow "
+    "changes of the output length (r 0.3, 5 standard errors, a tenth of the pace), and a token takes 0.2 ms at least"
 )
 _AGREES = 0.01
 # No engine has a first token without a step; a busy client may stamp a few requests late.
@@ -49,8 +49,11 @@ _TPOT_DEFINITIONS = {
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Reported ITL against the true gap, from the stamps or, without them, from aggregates; other notions of TPOT."""
+    times = completed_requests(recording, "ttft_us", "e2e_us")
+    if times["ttft_us"].null_count() == times.height > times["e2e_us"].null_count():
+        return [Finding(CHECK, "note", "ttft", "nothing was streamed: no request has a TTFT, and E2E alone is judged")]
     if (late := late_first_tokens(recording)) is not None:
-        return [_late(late, metric) for metric in ("ttft", "itl")]
+        return [_late(late)]
     layout, totals = context.layout, context.events
     # Stamps of failed requests alone say less than aggregates over the others.
     if totals is not None and layout != NO_EVENTS and (totals.requests or not layout.identified):
@@ -61,7 +64,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [itl, *_before_any_step(recording), *others]
 
 
-def _late(late: LateFirstTokens, metric: str) -> Finding:
+def _late(late: LateFirstTokens) -> Finding:
     """First tokens that are not first: what is left is E2E."""
     measured: Measured = vars(late)
     if late.comes_at_once:
@@ -75,7 +78,7 @@ def _late(late: LateFirstTokens, metric: str) -> Finding:
             f"(r {late.correlation:.2f}), so the first event is not the first token (reasoning without events, tokens "
             "held back); TTFT and ITL are not used"
         )
-    return Finding(CHECK, "unusable", metric, message, measured, LATE_RULE)
+    return Finding(CHECK, "unusable", FIRST_TOKEN, message, measured, LATE_RULE)
 
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:

@@ -22,7 +22,7 @@ from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, WAY, Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import server_stamps
 from blis_replay.replay.plan import plan_replay
@@ -68,7 +68,7 @@ def target_of(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) ->
     forbidden = {finding.metric for finding in recording.findings if finding.severity == "unusable"}
     requests = recording.requests.frame(["arrival_us", "ttft_us", "e2e_us"])[: len(chosen)].filter(chosen)
     sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.float64) for name in requests.columns)
-    rows = [np.full(len(ttft_us), np.nan) if "ttft" in forbidden else ttft_us, e2e_us]
+    rows = [np.full(len(ttft_us), np.nan) if forbidden & {"ttft", WAY, FIRST_TOKEN} else ttft_us, e2e_us]
     stamps = server_stamps(recording)
     scheduled_us, first_us, finished_us = (
         values[: len(chosen)][chosen] for values in (stamps.scheduled_us, stamps.first_token_us, stamps.finished_us)

@@ -10,7 +10,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest import overload
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, WAY, Finding, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.served import published_itl
 from blis_replay.ingest.store import Store, inter_token_gaps, read_stored
@@ -93,9 +93,11 @@ def overloaded(findings: Iterable[Finding]) -> bool:
 
 
 def observed_requests(recording: Recording) -> Bools:
-    """bool[n]: requests whose TTFT and E2E were recorded and that succeeded."""
+    """bool[n]: requests that succeeded and whose TTFT and E2E were recorded; E2E, where nothing was streamed."""
     requests = recording.requests
-    known = requests["ttft_us"].is_not_null() & requests["e2e_us"].is_not_null()
+    known = requests["e2e_us"].is_not_null()
+    if requests["ttft_us"].null_count() < requests.height:
+        known &= requests["ttft_us"].is_not_null()
     return ((requests["status"] == "ok") & known).to_numpy()
 
 
@@ -110,10 +112,10 @@ def simulated_samples(run: ReplayRun, chosen: Bools) -> LatencySamples:
 
 
 def samples_of(recording: Recording, chosen: Bools) -> LatencySamples:
-    """Recorded latencies of the chosen requests, which have both, in request order."""
+    """Recorded latencies of the chosen requests, in request order; without a stream the first token is the last."""
     requests = recording.requests.frame(["ttft_us", "e2e_us", "output_tokens"]).filter(chosen)
     return LatencySamples(
-        requests["ttft_us"].to_numpy().astype(np.int64),
+        requests["ttft_us"].fill_null(requests["e2e_us"]).to_numpy().astype(np.int64),
         requests["e2e_us"].to_numpy().astype(np.int64),
         requests["output_tokens"].fill_null(0).to_numpy().astype(np.int64),
     )
@@ -138,6 +140,11 @@ def numbers_from_requests(
         "tpot": _plain(statistics(samples.tpot_us)),
         "itl": dict.fromkeys(STATISTICS, Number(None, "no token times recorded")),
     }
+    if len(samples.e2e_us) and recording.requests["ttft_us"].null_count() == recording.requests.height:
+        return {"e2e": cells["e2e"]} | {
+            metric: dict.fromkeys(STATISTICS, Number(None, "nothing was streamed"))
+            for metric in ("ttft", "tpot", "itl")
+        }
     if token_gaps is not None and has_gaps(token_gaps):
         gap_us, count = token_gaps
         mean = float((gap_us * count).sum() / count.sum())
@@ -233,6 +240,8 @@ _SPOILS = {
     "ttft": ("ttft", "tpot", "itl"),
     "itl": ("itl",),
     "output_tokens": ("tpot", "itl"),
+    WAY: ("e2e", "ttft"),  # as long for the first token as for the last
+    FIRST_TOKEN: ("ttft", "tpot", "itl"),
 }
 _QUANTILES = tuple(name for name in STATISTICS if name != "mean")
 
@@ -255,7 +264,7 @@ def _spoiled(metric: str, token_times: bool) -> list[tuple[str, str]]:
     if metric == "itl quantiles":  # the mean does not need single gaps
         return [("itl", name) for name in _QUANTILES]
     spoiled = _SPOILS.get(metric, ())
-    if token_times and metric != "itl":
+    if token_times and metric not in ("itl", FIRST_TOKEN):
         spoiled = tuple(name for name in spoiled if name != "itl")
     return [(name, statistic) for name in spoiled for statistic in STATISTICS]
 

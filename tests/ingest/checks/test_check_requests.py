@@ -15,9 +15,19 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.ledger import JOURNEYS, SENT, entries
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.overload import overloaded
-from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
+from blis_replay.ingest.recording import (
+    FIRST_TOKEN,
+    LIFECYCLE_SCHEMA,
+    Finding,
+    Recording,
+    Setting,
+    SharedPrefix,
+    SourceFile,
+    Stage,
+)
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.served import late_first_tokens
+from blis_replay.validate.metrics.observed import Selection, numbers_from_requests, observed_requests, samples_of
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.generate import generate
 
@@ -140,11 +150,20 @@ def test_a_first_event_that_is_not_the_first_token_leaves_e2e_alone(hidden: floa
     """TTFT follows the output length of a request: no overload and no TTFT or ITL, whatever its mean."""
     made = without_events(hidden)
     found = [finding for finding in run_checks(made)[0] if finding.severity == "unusable"]
-    assert [(finding.check, finding.metric) for finding in found] == [("token_events", "ttft"), ("token_events", "itl")]
+    assert [(finding.check, finding.metric) for finding in found] == [("token_events", FIRST_TOKEN)]
     late = late_first_tokens(made)
     assert late is not None and late.comes_at_once is comes_at_once
     assert late.us_per_token == pytest.approx(20_000 * hidden, rel=0.01)
     assert not overloaded(made)[0]
+
+
+def test_without_a_stream_e2e_alone_is_judged() -> None:
+    made = recording(requests=requests(30, ttft_us=None))
+    assert [finding for finding in run_checks(made)[0] if finding.severity == "unusable"] == []
+    observed = observed_requests(made)
+    numbers = numbers_from_requests(made, samples_of(made, observed), Selection(), None)
+    assert observed.all() and numbers["e2e"]["mean"].value_us == 250_000
+    assert {numbers[metric]["mean"].value_us for metric in ("ttft", "itl")} == {None}
 
 
 def test_first_tokens_that_wait_in_a_queue_are_first_tokens() -> None:

@@ -16,7 +16,7 @@ from blis_replay.ingest.checks.ledger import CLIENT, DECODED, STEP_RECORDS, entr
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.readers.discovery import only_source
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, WAY, Finding, Recording
 from blis_replay.replay.prefix_estimate import estimate_prefix
 
 pytestmark = pytest.mark.slow
@@ -91,8 +91,11 @@ def test_rows_that_are_missing_show_though_ids_are_numbered_anew(data_pack: Path
     assert by_metrics.metric == ""
 
 
-def test_half_a_step_log_counts_no_prefix_hits(again: Path) -> None:
+@pytest.mark.parametrize("with_metrics", [True, False])
+def test_half_a_step_log_counts_no_prefix_hits(again: Path, with_metrics: bool) -> None:
     """Its tokens are half of those of the run, which is no hit rate of 50 %: /metrics beside it says 0."""
+    for snapshot in again.glob("*.prom" if not with_metrics else "none"):
+        snapshot.unlink()
     (log,) = again.glob("steps-*")
     lines = gzip.decompress(log.read_bytes()).splitlines(keepends=True)
     log.write_bytes(gzip.compress(b"".join(lines[: len(lines) // 2])))
@@ -102,7 +105,7 @@ def test_half_a_step_log_counts_no_prefix_hits(again: Path) -> None:
         assert decoded[STEP_RECORDS] < 0.7 * decoded[CLIENT]
         assert uncached_prompt_tokens(recording) is None
         assert (estimate_prefix(recording).prefill_tokens == recording.requests["prompt_tokens"].to_numpy()).all()
-    assert [(f.check, f.metric) for f in stops(again) if f.check == "ledger"] == [("ledger", "step_time")]
+    assert [(f.check, f.metric) for f in stops(again)] == [("ledger", "step_time")]
 
 
 def test_the_table_says_what_each_source_states(data_pack: Path) -> None:
@@ -123,4 +126,46 @@ def test_hits_of_preempted_requests_are_not_those_of_prompts(data_pack: Path, na
 
 def test_a_proxy_stops_ttft_and_e2e(data_pack: Path) -> None:
     found = stops(data_pack / LIVE / "lies" / "proxy-40ms")
-    assert [(one.check, one.metric) for one in found] == [("server_metrics", "ttft"), ("server_metrics", "e2e")]
+    assert [(one.check, one.metric) for one in found] == [("server_metrics", WAY)]
+
+
+def tokens_and_times(row: str) -> tuple[list[str], int, float, float]:
+    fields = row.split(",")
+    return fields, int(fields[3]), float(fields[4]), float(fields[5])
+
+
+def held_back(row: str) -> str:
+    """The first event comes with the last."""
+    fields, _tokens, _ttft, latency = tokens_and_times(row)
+    return ",".join([*fields[:4], f"{latency:.3f}", *fields[5:]])
+
+
+def reasoned(row: str) -> str:
+    """Between 20 and 80 % of the time from the first token to the last has no event, by the request's number."""
+    fields, _tokens, ttft, latency = tokens_and_times(row)
+    share = 0.2 + 0.6 * (37 * int(fields[0]) % 101) / 101
+    return ",".join([*fields[:4], f"{ttft + share * (latency - ttft):.3f}", *fields[5:]])
+
+
+def read_slowly(row: str) -> str:
+    """20 ms for each token in the client."""
+    fields, tokens, _ttft, latency = tokens_and_times(row)
+    return ",".join([*fields[:5], f"{latency + 20 * tokens:.3f}", *fields[6:]])
+
+
+@pytest.mark.parametrize(
+    ("change", "with_metrics", "check", "metric"),
+    [
+        (held_back, False, "token_events", FIRST_TOKEN),
+        (reasoned, False, "token_events", FIRST_TOKEN),
+        (read_slowly, True, "server_metrics", "e2e"),
+    ],
+)
+def test_what_a_client_did_not_see_in_time_is_not_used(
+    data_pack: Path, tmp_path: Path, change: Callable[[str], str], with_metrics: bool, check: str, metric: str
+) -> None:
+    folder = copied(data_pack / LIVE / "client-only", tmp_path)
+    rewrite_client(folder, lambda rows: [change(row) for row in rows])
+    for snapshot in folder.glob("none" if with_metrics else "*.prom"):
+        snapshot.unlink()
+    assert [(one.check, one.metric) for one in stops(folder)] == [(check, metric)]
