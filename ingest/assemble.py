@@ -408,6 +408,7 @@ class _Assembly:
 
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
         candidates = (
+            tokens(self.given.arguments.get("tensor_parallel_size")) if self.given else None,
             configured.experiment.tensor_parallelism,
             tokens(configured.experiment.engine.get("tensor_parallel_size")),
             configured.header.tensor_parallelism,

@@ -111,6 +111,13 @@ def test_equal_content_has_an_equal_hash_and_every_input_is_in_it(tmp_path: Path
     assert content_hash() != first
 
 
+def test_the_tensor_parallelism_that_is_given_is_that_of_the_recording(tmp_path: Path) -> None:
+    """A fit to the run would be a release for one GPU."""
+    directory = make(tmp_path, trace_DOT_csv=TRACE, trace_DOT_yaml="server: {model: m-7b}\n")
+    with read_recording(directory, given=GivenArguments({"tensor_parallel_size": 2}, "engine.yaml")) as recording:
+        assert recording.tensor_parallelism == 2
+
+
 def test_unknown_files_are_listed_and_a_gzip_twin_is_not_read_twice(tmp_path: Path) -> None:
     directory = make(
         tmp_path,
