@@ -59,7 +59,7 @@ def _seen_by_client(replayed: Replayed) -> Stalls | None:
     """Times in which requests were open and none got its first token or ended, if requests are right with them."""
     trial = replayed.trial
     chosen = observed_requests(replayed.recording)
-    if trial is None or not trial.has_first_tokens:
+    if trial is None or not trial.has_first_tokens or not chosen.any():
         return None
     requests = replayed.recording.requests.frame(["arrival_us", "ttft_us", "e2e_us"]).filter(chosen)
     sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.int64) for name in requests.columns)
