@@ -29,8 +29,8 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
     """How many prompt tokens of each request no prefix cache held.
 
     By the first of these that the recording supports.  The server's own count per request.  Recorded prompt identities
-    in a cache that never forgets.  The cycle of a shared-prefix workload (see ``_shared_prefix``).  An aggregate hit
-    rate, the same share for all.  Else the whole prompt.
+    in a cache that never forgets.  The cycle of a shared-prefix workload (see ``_shared_prefix``).  The server's count
+    of at least half of the requests.  An aggregate hit rate, the same share for all.  Else the whole prompt.
 
     ``prompts``: int64[n], prompt tokens in place of the recorded ones.
     """
@@ -45,6 +45,11 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
         return PrefixEstimate(prompts - found, f"found in an endless cache by {recording.prefix.source}")
     if recording.shared_prefix and takes_turns(recorded.astype(float), period_of(recording.shared_prefix)):
         return _shared_prefix(prompts, recording.shared_prefix, block)
+    known = cached.is_not_null().to_numpy()
+    if 2 * known.sum() >= len(known) > 0:
+        hits = np.where(known, cached.fill_null(0).to_numpy(), prompts * (cached.sum() / prompts[known].sum()))
+        basis = f"of {known.sum():,} of {len(known):,} prompts, as the server reported; of the others, the same share"
+        return PrefixEstimate(np.clip(prompts - np.rint(hits).astype(np.int64), 1, prompts), basis)
     computed = uncached_prompt_tokens(recording)
     rate = recording.prefix_hit_rate if computed is None else 1 - computed / float(prompts.mean())
     # A sample of the steps knows the rate no better than its draw.

@@ -68,6 +68,17 @@ def test_an_aggregate_hit_rate_is_named_as_one() -> None:
     assert "not identified per request" in estimate.basis
 
 
+def test_hits_that_the_server_reported_of_some_stand_for_the_others() -> None:
+    """Of 300 tokens of the first two 150 were cached, so half of the third prompt; one of four says nothing."""
+    lengths = {"arrival_us": range(3), "prompt_tokens": [100, 200, 60], "output_tokens": [5] * 3}
+    recording = make_recording({**lengths, "cached_prompt_tokens": [64, 86, None]})
+    estimate = estimate_prefix(recording)
+    assert estimate.prefill_tokens.tolist() == [36, 114, 30]
+    assert estimate.basis.startswith("of 2 of 3 prompts")
+    recording = make_recording({**lengths, "cached_prompt_tokens": [64, None, None]})
+    assert estimate_prefix(recording).basis == "no prefix information: whole prompts"
+
+
 def test_a_failed_request_takes_the_length_of_its_prompt() -> None:
     """Prompts of 10 and 20 tokens in turn; request 3 failed and lost its length."""
     recording = make_recording(
