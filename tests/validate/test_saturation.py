@@ -25,7 +25,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.pages import comparison_answer
+from blis_replay.validate.comparison.pages import comparison_answer, comparison_page
 from blis_replay.validate.comparison.saturation import (
     Measure,
     Saturation,
@@ -38,6 +38,7 @@ from blis_replay.validate.comparison.verdict_text import command_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.judgement import Command, mean_abs_errors
 from blis_replay.validate.metrics.observed import Selection
+from blis_replay.validate.text.answer import page_text
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
 from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
@@ -404,6 +405,15 @@ def test_rows_of_an_overloaded_run_are_what_is_judged() -> None:
     assert [(row[4], row[-1]) for row in alone.rows] == [
         ("NOT JUDGED", "overloaded, and a load stage by itself is not judged")
     ]
+
+
+def test_all_of_an_overloaded_run_is_without_the_latencies_of_its_queue() -> None:
+    comparison = overloaded_at(1.0)
+    assert comparison.saturation is not None and comparison.overloaded
+    text = page_text(comparison_page(comparison))
+    assert "ITL mean" in text and "E2E mean" not in text and "TTFT p99" not in text and "MAPE" not in text
+    names = {quantity.name for quantity in comparison.judgement.judged}
+    assert f"E2E of {comparison.saturation.outside.sum():,} outside the queue" in names
 
 
 @pytest.mark.parametrize(("rejected", "verdict"), [(1, "PASS"), (30, "NOT JUDGED")])

@@ -58,6 +58,7 @@ def comparison_page(comparison: Comparison) -> list[Part]:
     """All of one experiment: the judgement, then every number, what it rests on, and findings that changed one."""
     changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
     judgement = comparison.judgement
+    queued = ("e2e", "ttft") if judgement.overloaded else ()  # these measure how long the queue has grown
     beside = [marked(r) for r in judgement.remarks if r.code in ("draws", "repeats", "slo", "warm_up", "extrapolated")]
     rows: list[list[Cell]] = [
         [
@@ -67,6 +68,7 @@ def comparison_page(comparison: Comparison) -> list[Part]:
         ]
         for m, cells in comparison.metrics.items()
         for s, c in cells.items()
+        if m not in queued
     ]
     head, *judged = judgement_parts(comparison)
     return [
@@ -74,7 +76,7 @@ def comparison_page(comparison: Comparison) -> list[Part]:
         _head(comparison),
         *judged,
         Table("", _METRIC_COLUMNS, rows),
-        pairs_sentence(comparison),
+        "" if queued else pairs_sentence(comparison),
         Block([words(note) for note in notes(comparison)]),
         Block([*beside, INTERVALS]),
         *([_saturation_block(comparison)] if comparison.saturation else []),
@@ -147,7 +149,7 @@ def pairs_sentence(comparison: Comparison) -> str:
 def side_by_side_page(embedded: Comparison, blis: Comparison) -> list[Part]:
     """The page of the embedded engine's comparison, then BLIS beside it and where it differs."""
     rows: list[list[Cell]] = []
-    for metric in METRICS:
+    for metric in ("itl", "tpot") if embedded.overloaded else METRICS:
         for name, cell in embedded.metrics[metric].items():
             sides = [(side.judgement, side.metrics[metric][name]) for side in (embedded, blis)]
             both = [n for j, c in sides for n in (c.b_us, error_cell(j, (metric, name), c.error))]

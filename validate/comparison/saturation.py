@@ -279,7 +279,7 @@ def _outside(run: ReplayRun, found: Saturation) -> list[Measure]:
     return [
         Measure(
             f"{metric}_outside",
-            f"{metric.upper()} outside the queue",
+            f"{metric.upper()} of {int(found.outside.sum()):,} outside the queue",
             metric,
             recorded_us / 1000,
             simulated_us / 1000,
