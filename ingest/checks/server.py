@@ -18,7 +18,7 @@ METRICS_MEASURES = "mean latencies that the server timed itself between two snap
 METRICS_RULE = (
     "a mean latency of the client is that of the server and the way between them: 2 % or 20 ms more at most for TTFT "
     "and E2E, 2 % for ITL, and never less.  Requests of others raise the server's mean by what they took.  A way of "
-    "more than 10 % of the client's latency is no property of the server: what it is part of is unusable"
+    "more than 10 % of the client's latency is not a property of the server: what it is part of is unusable"
 )
 _SHARE = 0.02
 _WAY_US = 20_000.0
