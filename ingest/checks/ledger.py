@@ -251,11 +251,9 @@ def ends_early(recording: Recording) -> tuple[Stage, float] | None:
     if sent.height < FEW_LOST or not recording.stages:
         return None
     last = max(recording.stages, key=lambda stage: stage.stage)
-    at_us = sent.filter(pl.col("stage") == last.stage)["arrival_us"]
-    if at_us.is_empty():
-        return None
-    share = (at_us.max() - at_us.min()) / last.duration_us  # type: ignore[operator]
-    return (last, float(share)) if share < _ENDS_EARLY else None
+    at_us = sent.filter(pl.col("stage") == last.stage)["arrival_us"].to_numpy()
+    share = float(np.ptp(at_us)) / last.duration_us if len(at_us) else 1.0
+    return (last, share) if share < _ENDS_EARLY else None
 
 
 def _of_sends(recording: Recording) -> Iterator[Entry]:
