@@ -108,7 +108,9 @@ def read_sglang(file: RecordedFile, stamps_path: Path) -> RequestsRead:
 def sglang_server(file: RecordedFile) -> ServerFacts:
     """What SGLang's server says of itself in the first result of a file (``server_info``)."""
     read_again = RecordedFile(file.path, file.name)  # what is wrong with the file is counted when its requests are read
-    said = next((value for _path, value in wanted_values(read_again, lambda path: path == (0, "server_info"))), {})
+    said: object = next(
+        (value for _path, value in wanted_values(read_again, lambda path: path == (0, "server_info"))), {}
+    )
     return ServerFacts(
         text(at(said, "served_model_name", "model_path")), tokens(at(said, "tp_size")), name="server_info of SGLang"
     )

@@ -164,7 +164,10 @@ def _row(values: dict[str, str]) -> Row:
     output_tokens = whole(values["output_tokens"]) if ok else None
     events = whole(values.get("num_chunks"))
     # An event beyond the tokens, and that of the role, carries the usage: then the length is the server's.
-    counted = None not in (events, output_tokens) and events - output_tokens in (_WITH_USAGE, _WITH_ROLE_AND_USAGE)
+    counted = output_tokens is not None and events in (
+        output_tokens + _WITH_USAGE,
+        output_tokens + _WITH_ROLE_AND_USAGE,
+    )
     incomplete = "not finished at the horizon" if values["status"] == "incomplete" else None
     return {
         "request_id": text(values.get("request_id")),
