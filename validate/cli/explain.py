@@ -106,7 +106,7 @@ def explain_verb(
             progress=progress,
             **workers,
         )
-        shown = on_both_sides(judged.run) & chosen
+        shown = on_both_sides(judged.run) & selection.of(judged.run.recording.requests)
         way = segments_of(judged.run, selection) if shown.any() else None
     print_answer(below_verdict(with_segments(attribution_answer(attribution), way, shown=segments), judged))
 

@@ -223,7 +223,7 @@ def attribute(
     replayed = Replayed(recording, mode, entry_of(release, recording), release, options, window)
     components, not_replaced = candidates(replayed, reference)
     run = replayed.run()
-    observed = _observed(recording, window, token_gaps)
+    observed = _observed(run.recording, window, token_gaps)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     usable = [quantity not in forbidden for quantity in QUANTITIES]
     observed = replace(observed, numbers_us=np.where(usable, observed.numbers_us, nan))
@@ -231,7 +231,7 @@ def attribute(
     job = partial(_replayed, replayed, tuple(components), observed.chosen)
     answers = dict(zip(subsets, [_answer(run, observed.chosen), *map_jobs(job, subsets[1:], **pool)], strict=True))
     components, answers = _not_followers(components, answers, observed.numbers_us, not_replaced)
-    order = request_order(recording, observed.chosen, (observed.samples or answers[frozenset()].samples).e2e_us)
+    order = request_order(run.recording, observed.chosen, (observed.samples or answers[frozenset()].samples).e2e_us)
     sums = _Sums(order, tuple(answers.values()), observed)
     one_by_one = [list(answers).index(frozenset(range(replaced))) for replaced in range(len(components) + 1)]
     numbers = np.eye(len(answers))  # of each replay alone

@@ -30,7 +30,8 @@ class Selection:
     def of(self, requests: Rows) -> Bools:
         """bool[n]: the requests that belong to the selection."""
         arrival_us = requests["arrival_us"].to_numpy()
-        low, high = (share * float(arrival_us[-1]) for share in self.window)
+        last_us = float(arrival_us[-1]) if len(arrival_us) else 0.0
+        low, high = (share * last_us for share in self.window)
         within = (arrival_us >= low) & (arrival_us <= high)
         if self.stage is None:
             return np.asarray(within, np.bool_)
