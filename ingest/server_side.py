@@ -167,7 +167,7 @@ class ServerSide:
             self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
         if others := traces.other_spans:
             names = ", ".join(sorted({name for _scope, name in others}))
-            self.missing.append(f"{counted(sum(others.values()), 'span')} that are no steps or requests ({names})")
+            self.missing.append(f"{counted(sum(others.values()), 'span')} that are not steps or requests ({names})")
         self.missing += traces.remarks
         if remark:
             self.missing.append(remark)

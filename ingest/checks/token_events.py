@@ -31,8 +31,8 @@ RULE = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
 )
 LATE_RULE = (
-    "no server knows at the first token how many will follow: changes of TTFT from request to request must not follow "
-    "changes of the output length (r 0.3, 5 standard errors, a tenth of the pace), and a token takes 0.2 ms at least"
+    "no server knows at the first token how many will follow. Changes of TTFT from request to request must not follow "
+    "changes of the output length (r 0.3, 5 standard errors, a tenth of the pace). A token takes 0.2 ms at least"
 )
 _AGREES = 0.01
 # No engine has a first token without a step; a busy client may stamp a few requests late.

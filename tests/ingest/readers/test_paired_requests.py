@@ -186,7 +186,7 @@ def test_vllms_benchmark_and_the_spans_of_vllm_0_32(data_pack: Path, tmp_path: P
         (server,) = [clock for clock in recording.clocks if clock.name == "server"]
         assert (server.kind, server.placed, server.uncertainty_us) == ("epoch", "bridged by identities", 1079)
         (others,) = [line for line in recording.missing if "Load model" in line]
-        assert others.startswith("11 spans that are no steps or requests (")
+        assert others.startswith("11 spans that are not steps or requests (")
 
 
 def test_guidellm_and_the_spans_of_a_real_server(data_pack: Path) -> None:
