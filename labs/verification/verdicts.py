@@ -216,7 +216,7 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
                 name, verdict = f"{by:.2f} {'true' if not pair[0] else 'off'}", worst(gated(*pair).values())
                 note(f"worse {name}", float(verdict == "FAIL"))
                 note(f"missed {name}", float(verdict == "PASS"))
-                note(f"ideal worse {name}", _ideal_power(*(truths[error] for error in pair), ideal))
+                note(f"ideal worse {name}", _ideal_power(truths[pair[0]], truths[pair[1]], ideal))
         for pair in (*_NO_WORSE, _MIRRORED):
             before, after = (truths[error] for error in pair)
             verdicts = [v for cell, v in gated(*pair).items() if abs(after[cell]) <= abs(before[cell])]

@@ -31,6 +31,7 @@ from blis_replay.validate.judgement import (
     Draws,
     Quantity,
     Remark,
+    Verdict,
     exit_code,
     mean_abs_errors,
     means_by_fit,
@@ -321,8 +322,9 @@ def report_json(report: Validated, options: str = "") -> dict[str, object]:
         experiments.append(entry)
     first = report.comparisons[0].run if report.comparisons else None
     judgements = [comparison.judgement for comparison in report.comparisons]
+    refused: list[Verdict] = ["NOT JUDGED" for _ in report.not_judged]
     return {
-        "verdict": worst([*(one.verdict for one in judgements), *("NOT JUDGED" for _ in report.not_judged)]),
+        "verdict": worst([*(one.verdict for one in judgements), *refused]),
         "experiments": experiments,
         "mean_abs_error": mean_abs_errors(judgements),
         "mean_abs_error_by_fit": means_by_fit(judgements),

@@ -60,8 +60,8 @@ def reason(judgement: Judgement) -> str:
     if verdict == "FAIL":
         others = len(judgement.beyond) - 1
         more = f"; and {others} more" if others else ""
-        named = f"{largest.name} {predicted(largest.error or 0.0)}" if largest.key in METRIC_NAMES else _error(largest)
-        return f"{named} (limit {limit_text(largest.limit)}){more}"
+        off = f"{largest.name} {predicted(largest.error or 0.0)}" if largest.key in METRIC_NAMES else _error(largest)
+        return f"{off} (limit {limit_text(largest.limit)}){more}"
     if verdict == "UNDECIDED":
         needs = "; ".join(map(words, judgement.decides))
         if judgement.in_state("undecided"):
