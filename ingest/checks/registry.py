@@ -14,6 +14,7 @@ from blis_replay.ingest.checks import (
     ledger,
     littles_law,
     output_length,
+    overload,
     prefix_cache,
     sampling,
     stationarity,
@@ -21,7 +22,6 @@ from blis_replay.ingest.checks import (
 )
 from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck, stage_windows
 from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, RECORDER
-from blis_replay.ingest.checks.stationarity import OVERLOAD
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import give_back
@@ -36,7 +36,7 @@ def _of(module: Any) -> InstrumentCheck:
 
 
 CHECKS = (
-    OVERLOAD,
+    _of(overload),
     _of(ledger),
     _of(token_events),
     _of(output_length),

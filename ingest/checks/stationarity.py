@@ -1,4 +1,4 @@
-"""Check 7: cold start, load stages, drift, stalls and overload; reported per window, never left out."""
+"""Check 7: cold start, load stages, drift and stalls; reported per window, never left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import polars as pl
 from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import (
     Context,
-    InstrumentCheck,
     Measured,
     Window,
     equal_windows,
@@ -23,8 +22,7 @@ from blis_replay.ingest.checks.evidence import (
     step_intervals,
     steps_in,
 )
-from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
-from blis_replay.ingest.overload import client_limits, failed_share, overloaded, queue_counts
+from blis_replay.ingest.overload import client_limits
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import query
 from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests
@@ -286,35 +284,3 @@ def _outside(ratio: float | None, factor: float) -> bool:
 
 def _times(ratio: float | None) -> str:
     return "an unknown multiple of" if ratio is None else f"{ratio:.2f} times"
-
-
-OVERLOAD_MEASURES = "whether the server was offered more than it could serve"
-OVERLOAD_RULE = (
-    "more than 10 % of requests fail; or the requests that wait for a first token grow through a load stage by more "
-    "than 3 standard errors, or are most of a burst; half of those that wait at its end wait for 1 s more, and longer "
-    "than a request is served; published aggregates: a median TTFT above 1 s"
-)
-
-
-def check_overload(recording: Recording, context: Context) -> list[Finding]:
-    """One finding for an overloaded experiment, none for others."""
-    is_overloaded, reason = overloaded(recording)
-    if not is_overloaded:
-        return []
-    message = f"overloaded: {reason}; judged by what was served"
-    return [Finding(OVERLOAD_CHECK, "note", "", message, {"failed_share": failed_share(recording)}, OVERLOAD_RULE)]
-
-
-def overload_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """How many requests wait for a first token along each load stage, and how many came and were started."""
-    rows: list[tuple[str | float, ...]] = []
-    for stage, counts in queue_counts(recording):
-        named = "the run" if stage is None else f"stage {stage}"
-        for i, at_us in enumerate(counts.at_us[1:]):
-            numbers = (counts.came[i], counts.started[i], counts.waiting[i + 1])
-            rows.append((named, round(int(at_us) / 1e6, 1), *map(int, numbers)))
-    columns = ("part", "until s", "came", "started", "waiting")
-    return (Table("the queue through the load stages", columns_named(*columns), tuple(rows), bars="waiting"),)
-
-
-OVERLOAD = InstrumentCheck(OVERLOAD_CHECK, OVERLOAD_MEASURES, OVERLOAD_RULE, check_overload, overload_tables)
