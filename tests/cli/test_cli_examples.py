@@ -37,7 +37,8 @@ _GPUS = (
     "RTX-4090:\n  source: its datasheet\n  memory_bandwidth: 1.008 TB/s\n  compute: 165.2 TFLOP/s\n"
     "  link_bandwidth: 32 GB/s\n"
 )
-# What a recording, a server, a binary or many minutes are needed for: whether the command can be read is tested.
+# What a recording, a server, a browser, a binary or many minutes are needed for: whether the command can be read is
+# tested.
 NOT_RUN = (
     *(
         "blis-replay ingest",
@@ -45,7 +46,7 @@ NOT_RUN = (
         "study generalize",
         "compare --published",
     ),
-    *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine"),
+    *("--open", "--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine"),
     *("explain mine", "timeline mine", "calibrate mine"),
     *("FILE", "defaults.yaml", "silicon"),
 )
