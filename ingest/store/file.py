@@ -244,14 +244,17 @@ def _waited_for(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
     """The connection, as soon as no other process is in the way."""
     import duckdb
 
-    begin, said = time.monotonic(), False
+    begin, said, was_free = time.monotonic(), False, False
     while True:
         try:
             return duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY, **_UNTRUSTED})
         except duckdb.IOException:
             waited_s = time.monotonic() - begin
-            if not _is_locked(path, read_only) or waited_s >= lock_timeout_s():
+            is_locked = _is_locked(path, read_only)
+            # A file that is free only now may have been in the way until now: one more try tells.
+            if waited_s >= lock_timeout_s() or (was_free and not is_locked):
                 raise
+            was_free = not is_locked
         if waited_s >= _SAY_AFTER_S and not said:
             said = True
             print(f"waiting for {path}: another process has it open", file=sys.stderr, flush=True)

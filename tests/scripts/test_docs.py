@@ -72,7 +72,7 @@ def test_the_script_builds_a_site_in_which_no_link_leads_to_nothing_and_each_ver
     verbs = {path.stem.removeprefix("blis-replay-") for path in (tmp_path / "site").glob("blis-replay-*.html")}
     assert {*VERBS, *LABS} <= verbs
     page = (tmp_path / "site" / "blis-replay-validate.html").read_text()
-    assert "<dt><code>--coefficients RELEASE</code></dt><dd>A release that ships, or a YAML file." in page
+    assert "<dt><code>--coefficients RELEASE</code></dt><dd>Name or YAML file." in page
     assert "E2E 10\u00a0%" in page, "no line ends between a number and its unit"
     assert (tmp_path / "site" / "search.json").stat().st_size > 100_000
     (tmp_path / "site" / "new.html").write_text(
