@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 260,
-    "lines of the instrument": 53_330,
-    "lines of labs": 15_660,
-    "lines of scripts": 5_000,
-    "lines of tests": 39_420,
+    "files of the instrument": 254,
+    "lines of the instrument": 52_300,
+    "lines of labs": 11_990,
+    "lines of scripts": 4_840,
+    "lines of tests": 37_360,
 }
-LOADED_BUDGET = {"modules": 91, "lines": 16_660}
+LOADED_BUDGET = {"modules": 87, "lines": 16_610}
 
 
 def lines(paths: Iterable[Path]) -> int:
