@@ -14,6 +14,7 @@ from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
 from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
 from blis_replay.ingest.rows import rows_of
@@ -294,8 +295,9 @@ def test_a_first_token_that_waits_for_the_output_is_none(busy: Recording) -> Non
 
     outputs = pl.Series("output_tokens", np.arange(busy.requests.height) % 97 + 20)
     sent = busy.requests.frame().with_columns(outputs, ttft_us=pl.lit(50_000) + outputs * 5_000)
-    why = why_not_fitted(replace(busy, requests=rows_of(sent)), "auto")
-    assert why is not None and "correlation 1.00" in why
+    held_back = replace(busy, requests=rows_of(sent))
+    why = why_not_fitted(replace(held_back, findings=run_checks(held_back)[0]), "latencies")
+    assert why is not None and "token_events" in why
     assert why_not_fitted(busy, "auto") is None
 
 

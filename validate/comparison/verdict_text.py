@@ -123,10 +123,9 @@ def judged_table(judgement: Judgement) -> Table:
 
 def _judged_row(judgement: Judgement, quantity: Quantity) -> list[Cell]:
     sides = [quantity_text(value, quantity.unit) for value in (quantity.observed, quantity.simulated)]
-    if quantity.metric in judgement.refused:
-        sides[0] = "unusable"
     interval = None if quantity.interval is None else percent_span(*quantity.interval)
-    state = "not recorded" if quantity.state == "absent" else toned(quantity.state)
+    absent = "unusable" if quantity.metric in judgement.refused else "not recorded"
+    state = absent if quantity.state == "absent" else toned(quantity.state)
     return [quantity.name, *sides, quantity.error, interval, limit_text(quantity.limit), state]
 
 

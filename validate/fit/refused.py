@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from blis_replay.base.errors import ReleaseError, ValidateError
 from blis_replay.blis.latency.datasheets import bundled_gpus, gpu_named
 from blis_replay.blis.releases.fit import FitRecord
@@ -18,10 +16,6 @@ Data = Literal["steps", "latencies"]
 DataChoice = Literal["auto", "steps", "latencies"]
 DATA_WORDS = {"auto": "steps or latencies", "steps": "steps", "latencies": "latencies"}
 
-# Correlation of TTFT with the length of the request's own output.  No engine knows how long an answer will be: it is
-# at most 0.1 in our recordings, and 0.98 where the tokens of a reasoning model come without an event.
-_KNOWS_THE_OUTPUT = 0.8
-_FEWEST_REQUESTS = 20  # of fewer, a correlation of 0.8 may be chance
 # Between sending and queueing a request is parsed and tokenised, which takes some 10 ms in our recordings.
 _LONGEST_PRE_QUEUE_US = 1_000_000
 # By how much a GPU may be faster than the fastest whose datasheet is known, whatever its data type.
@@ -70,21 +64,8 @@ def _unusable(recording: Recording, kind: Data) -> str | None:
     for finding in recording.findings:
         if finding.severity == "unusable" and finding.metric in metrics:
             return f"{finding.metric or 'its data'} unusable ({finding.check}: {finding.message})"
-    if kind == "steps":
-        return None
-    if overloaded(recording.findings):
-        return "overloaded: its latencies measure how long the queue grew"
-    lengths = recording.requests.frame(["ttft_us", "output_tokens"]).drop_nulls()
-    if lengths.height < _FEWEST_REQUESTS or min(lengths[name].n_unique() for name in lengths.columns) < 2:
-        return None
-    ttft_us, tokens = lengths.to_numpy().astype(np.float64).T
-    correlation = float(np.corrcoef(ttft_us, tokens)[0, 1])
-    if correlation < _KNOWS_THE_OUTPUT:
-        return None
-    return (
-        f"TTFT grows with the length of the output (correlation {correlation:.2f}), so the first event is not the "
-        "first token: a reasoning model or a buffering proxy"
-    )
+    is_queue = kind == "latencies" and overloaded(recording.findings)
+    return "overloaded: its latencies measure how long the queue grew" if is_queue else None
 
 
 def refuse_impossible(record: FitRecord, recordings: Sequence[Recording]) -> None:
