@@ -42,7 +42,7 @@ def addon(socket: str, name: str) -> Any | None:
 
 def in_labs(what: str) -> str:
     """The message for something that only our labs have."""
-    return f"{what} is in the labs; install them with `pip install blis-replay-labs`"
+    return f"{what} needs the labs; install them with `pip install ./labs` in a clone"
 
 
 def needed_addon(socket: str, name: str, what: str) -> Any:

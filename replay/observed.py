@@ -149,7 +149,7 @@ def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
     if len(rows) < MIN_REQUESTS:
         raise ReplayError(
             f"{recording.alias}: step cycles were not recorded, and {len(rows)} requests with their latencies do not "
-            "tell them; record steps (vLLM --otlp-traces-endpoint) or per-request latencies"
+            "tell them; record steps (`blis-replay record`) or per-request latencies"
         )
     return _from_latencies(rows), f"recorded: solved from the decode times of {len(rows):,} requests, second by second"
 

@@ -62,7 +62,7 @@ def _try_without_extras(sdist: Path) -> None:
         _expect("within limits", _run(blis_replay, "validate", "34b-general", cwd=Path(folder)))
         for arguments, install in (
             (("report", "34b-general", "--out", "report.html"), "pip install 'blis-replay[report]'"),
-            (("study", "generalize"), "pip install blis-replay-labs"),
+            (("study", "generalize"), "pip install ./labs"),
         ):
             ended = subprocess.run([blis_replay, *arguments], cwd=folder, capture_output=True, text=True)
             _expect(install, ended.stderr)

@@ -102,7 +102,7 @@ def test_a_kind_of_labs_that_are_not_installed_says_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(latency, "LAB_KINDS", ("constant",))
     monkeypatch.setattr(latency, "addons", lambda socket: {})
     monkeypatch.setattr(latency, "addon", lambda socket, name: None)
-    with pytest.raises(ReleaseError, match=r"^x, field .*kind: is 'constant', which is in the labs; install them with"):
+    with pytest.raises(ReleaseError, match=r"^x, field .*kind: is 'constant', which needs the labs; install them with"):
         parse_release(SOUND.replace("kind: blackbox", "kind: constant"), "x")
 
 

@@ -37,7 +37,7 @@ def no_labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_is_in_the_labs_says_what_to_install(run: Run, arguments: list[str], what: str) -> None:
     answer = run(*arguments)
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith(f"error: {what} is in the labs; install them with `pip install blis-replay-labs`")
+    assert answer.err.startswith(f"error: {what} needs the labs; install them with `pip install ./labs`")
 
 
 def test_help_names_no_lab_and_a_verdict_is_given(run: Run) -> None:

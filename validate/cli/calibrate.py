@@ -103,7 +103,7 @@ def calibrate_verb(
     from blis_replay.validate.fit.text import calibration_answer
 
     if not names:
-        raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 34b-general --out mine.yaml`")
+        raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 7b-train --out mine.yaml`")
     with open_for_reading(store_path) as store:
         recordings, left_out = training_recordings(store, names, data)  # type: ignore[arg-type]  # click checked it
     if not force:  # said before the fit, which takes a while

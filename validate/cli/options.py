@@ -381,7 +381,7 @@ class Verb(click.Command):
                 formatter.write_dl(own, col_max=OPTION_COLUMNS)
         names = [option.get_help_record(ctx) for option in options if not option.help]
         with formatter.section("Common options"):
-            formatter.write_text(", ".join(record[0].replace(", ", "/") for record in names if record) + ", -h/--help")
+            formatter.write_text(", ".join([*(one[0].replace(", ", "/") for one in names if one), "-h/--help"]))
 
 
 class VerbGroup(click.Group):

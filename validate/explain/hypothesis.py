@@ -24,6 +24,8 @@ from blis_replay.replay.prefix import prefix_identity, prompt_tokens
 from blis_replay.replay.schedule.recorded import RecordedSchedule
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.explain.trial import Trial, trial_of
+from blis_replay.validate.fit.evidence import is_load_level
+from blis_replay.validate.fit.refused import why_not_fitted
 from blis_replay.validate.metrics.observed import overloaded
 
 SCHEDULE = "schedule"  # the check that compares the engine's schedule with the recorded one, step by step
@@ -184,6 +186,8 @@ class Replayed:
         see = self._follow_up(verb) if verb else self.segments
         if overloaded(self.recording.findings):
             return "calibrate to a load that the server keeps up with; of this one see", see
+        if is_load_level(self.recording) or why_not_fitted(self.recording, "auto") is not None:
+            return "calibrate to a run whose requests or steps are recorded, and usable; of this one see", see
         if self.stalls is not None or stationarity.stood_still(self.recording.findings):
             return "calibrate to a run in which the server does not stand still; of this one see", see
         fit = self.entry.fit
