@@ -258,17 +258,18 @@ class Judgement:
 
     @property
     def next(self) -> Command:
-        """The command that a reader wants next; ``explain`` and ``report`` are of whole runs and our engine."""
+        """The command that a reader wants next; ``explain`` is of our engine, ``report`` of whole runs with it."""
         alias, (begins, ends) = self.subject.alias, self.subject.window
         if self.of_queue is not None:
             return self.of_queue
-        if self.verdict == "NOT JUDGED" and not self.tails_that_are("beyond"):
+        if self.verdict == "NOT JUDGED":
             return Command("inspect", alias, of_release=False)
         part = "" if (begins, ends) == (0.0, 1.0) else f" --window {begins:g}:{ends:g}"
-        if part or self.subject.simulator != "embedded":
+        is_off = self.verdict in ("FAIL", "UNDECIDED") or bool(self.tails_that_are("beyond"))
+        if self.subject.simulator != "embedded" or (part and not is_off):
             return Command("validate", alias, f"{part} -v")
-        if self.verdict in ("FAIL", "UNDECIDED", "NOT JUDGED") or self.tails_that_are("beyond"):
-            return Command("explain", alias)
+        if is_off:
+            return Command("explain", alias, part)
         return Command("report", alias, " --out report.html")
 
 

@@ -156,7 +156,7 @@ def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_co
     assert {line.split()[-1] for line in lines[5:8]} == {"within"}
     assert lines[-1] == "next: blis-replay report 34b-general --out report.html"
     other = run("validate", "tiny-live-b", "--window", "0:0.5", "--replay", "prefix=none").out.splitlines()
-    assert other[-1] == "next: blis-replay validate tiny-live-b --replay prefix=none --window 0:0.5 -v"
+    assert other[-1] == "next: blis-replay explain tiny-live-b --replay prefix=none --window 0:0.5"
 
 
 @pytest.mark.slow

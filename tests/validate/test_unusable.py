@@ -94,7 +94,7 @@ def test_the_first_screen_names_the_check_once_and_fits_80_columns(run: ReplayRu
     page = page_text(first_screen(compared(run, unusable("output_length", "itl"))))
     assert max(map(len, page.splitlines())) <= 80
     (row,) = [line for line in page.splitlines() if line.startswith("ITL ")]
-    assert row.split()[1] == "unusable"
+    assert (row.split()[1], row.split()[-1]) == ("-", "unusable")
     assert page.count("instrument checks: unusable: output_length (ITL)") == 1
 
 

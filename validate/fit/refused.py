@@ -52,7 +52,8 @@ def why_not_fitted(recording: Recording, data: DataChoice) -> str | None:
         )
     for kind in _kinds(recording, data):
         other: Data = "latencies" if kind == "steps" else "steps"
-        instead = f", or fit with --from {other}" if other in _kinds(recording, "auto") else ""
+        is_usable = other in _kinds(recording, "auto") and _unusable(recording, other) is None
+        instead = f", or fit with --from {other}" if is_usable else ""
         if (why := _unusable(recording, kind)) is not None:
             return f"{recording.slug}: {why}; leave it out{instead}"
     return None

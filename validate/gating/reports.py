@@ -209,7 +209,7 @@ def _judgement(gated: Gated) -> dict[str, object]:
 
 
 def _ordered(p99: Ordered) -> dict[str, object]:
-    interval = p99.interval_us and [in_ms(bound) for bound in p99.interval_us]
+    interval = p99.interval_us and [in_ms(max(bound, 0.0)) for bound in p99.interval_us]
     return {
         "observed_ms": in_ms(p99.observed_us),
         "simulated_ms": in_ms(p99.simulated_us),
