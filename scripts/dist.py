@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -51,7 +52,11 @@ def _built() -> tuple[Path, Path, Path]:
             archive.extractall(folder, filter="data")
         source = Path(folder) / sdist.name.removesuffix(".tar.gz")
         wheel = _DIST / _run(python, "-c", _BUILD, "build_wheel", _DIST, cwd=source).split()[-1]
-        labs = _DIST / _run(python, "-c", _BUILD, "build_wheel", _DIST, cwd=_ROOT / "labs").split()[-1]
+        # Of a copy: what is built beside the sources would be read as sources by tests.
+        copy = shutil.copytree(
+            _ROOT / "labs", Path(folder) / "labs", ignore=shutil.ignore_patterns("build", "*.egg-info")
+        )
+        labs = _DIST / _run(python, "-c", _BUILD, "build_wheel", _DIST, cwd=copy).split()[-1]
     return wheel, sdist, labs
 
 

@@ -194,7 +194,7 @@ BUDGET = {
     "files of the instrument": 254,
     "lines of the instrument": 52_300,
     "lines of labs": 11_990,
-    "lines of scripts": 4_840,
+    "lines of scripts": 4_845,
     "lines of tests": 37_360,
 }
 LOADED_BUDGET = {"modules": 87, "lines": 16_610}
