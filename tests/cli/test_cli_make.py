@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import Run
+from small_model import CONFIG
 
 pytestmark = pytest.mark.slow
 
-CONFIG = {
-    "hidden_size": 2048,
-    "intermediate_size": 5504,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 24,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 32000,
-}
 # 24 * (4 * 2048^2 + 3 * 2048 * 5504 + 2 * 2048) + 2 * 32000 * 2048 + 2048
 ENGINE = "max_num_seqs: 8\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
 PARAMETERS = 1_345_423_360

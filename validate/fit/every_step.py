@@ -21,6 +21,7 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit
+from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import query
 from blis_replay.ingest.steps.admissions import admissions_of, decodes_of
@@ -39,10 +40,8 @@ FORM = "line through every step"
 # Fewest steps that a line is fitted to.
 _FEWEST_STEPS = 100
 # A step was held up by something else if it took more than this many times what the line says: kernels that are
-# compiled, a machine that stands still ...
+# compiled, a machine that stands still; or more than STALL_US beyond it, as a step with many prompts is long itself.
 _OUTLIER = 10.0
-# ... or more than this, us, beyond it: a first step with many prompts is long by itself.
-_STALL_US = 1_000_000.0
 # Steps of a block, and draws of blocks, for the interval of a coefficient.
 _BLOCK_STEPS, _DRAWS = 50, 200
 # Fewest requests that must have been measured around the engine, or in it.
@@ -164,7 +163,7 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
 
 def _held_up(cycle_us: Floats, modelled_us: Floats) -> Bools:
     """bool[steps]: whether something else than its batch made a step long."""
-    return (cycle_us > _OUTLIER * np.maximum(modelled_us, 1.0)) | (cycle_us - modelled_us > _STALL_US)
+    return (cycle_us > _OUTLIER * np.maximum(modelled_us, 1.0)) | (cycle_us - modelled_us > STALL_US)
 
 
 _PREFILLS = """

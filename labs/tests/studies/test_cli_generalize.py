@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Run
 from json_docs import documented, fields_of
+from small_model import CONFIG
 
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay_labs.planted.experiment import SyntheticExperiment
@@ -16,16 +17,6 @@ from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow
-
-
-CONFIG = {
-    "hidden_size": 2048,
-    "intermediate_size": 5504,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 24,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 32000,
-}
 
 
 @pytest.fixture
