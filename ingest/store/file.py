@@ -36,6 +36,9 @@ LOCK_TIMEOUT_S = 60.0
 # Environment variable with another number of seconds.
 LOCK_TIMEOUT = "BLIS_REPLAY_LOCK_TIMEOUT"
 _SAY_AFTER_S = 1.0  # seconds of waiting before the operator hears of it
+# A file that DuckDB cannot open although it is free so many times in a row is not in another process's hands.  One time
+# says little: whoever waits looks as well, and is in the way while it looks.
+_FREE_TRIES = 10
 _UNTRUSTED = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 # Every DuckDB file has these bytes at offset 8.
 _MAGIC, _MAGIC_AT = b"DUCK", 8
@@ -244,21 +247,19 @@ def _waited_for(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
     """The connection, as soon as no other process is in the way."""
     import duckdb
 
-    begin, said, was_free = time.monotonic(), False, False
+    begin, said, free_tries = time.monotonic(), False, 0
     while True:
         try:
             return duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY, **_UNTRUSTED})
         except duckdb.IOException:
             waited_s = time.monotonic() - begin
-            is_locked = _is_locked(path, read_only)
-            # A file that is free only now may have been in the way until now: one more try tells.
-            if waited_s >= lock_timeout_s() or (was_free and not is_locked):
+            free_tries = 0 if _is_locked(path, read_only) else free_tries + 1
+            if waited_s >= lock_timeout_s() or free_tries == _FREE_TRIES:
                 raise
-            was_free = not is_locked
         if waited_s >= _SAY_AFTER_S and not said:
             said = True
             print(f"waiting for {path}: another process has it open", file=sys.stderr, flush=True)
-        time.sleep(min(0.1, lock_timeout_s()))
+        time.sleep(min(0.02 if free_tries else 0.1, lock_timeout_s()))
 
 
 def lock_timeout_s() -> float:

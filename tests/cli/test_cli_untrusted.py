@@ -262,7 +262,7 @@ def test_verbs_at_the_same_time_wait_for_each_other(run: Run, tmp_path: Path) ->
     ]
     ended = [(*process.communicate(), process.returncode) for process in all_at_once]
     assert [code for _out, _err, code in ended] == [1, 1, 1], ended
-    assert len(run("compare", "--runs", "--json").json["runs"]) == 3
+    assert len(run("compare", "--runs", "--json").json["runs"]) == 3, ended
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no endless device")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -133,6 +134,25 @@ def test_a_store_that_another_process_writes_is_waited_for_and_then_named_as_loc
         other.communicate()
     with open_store(path, read_only=read_only):
         pass
+
+
+def test_a_store_in_the_way_only_while_somebody_looks_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three validations one gave up: each try met another process, which was gone when it was looked for."""
+    path, connect, refused = tmp_path / "s.duckdb", duckdb.connect, [3]
+    with open_store(path):
+        pass
+
+    def met(*arguments: Any, **others: Any) -> duckdb.DuckDBPyConnection:
+        if refused[0]:
+            refused[0] -= 1
+            raise duckdb.IOException("IO Error: Could not set lock on file")
+        return connect(*arguments, **others)
+
+    monkeypatch.setattr("duckdb.connect", met)
+    with open_store(path) as store:
+        assert list_experiments(store) == []
 
 
 @pytest.mark.parametrize("content", [b"not a database", b"\x00" * 20_000, b"DUCK" * 5000, b"SQLite format 3\x00" * 999])
