@@ -195,7 +195,7 @@ BUDGET = {
     "lines of the instrument": 52_300,
     "lines of labs": 11_990,
     "lines of scripts": 4_845,
-    "lines of tests": 37_360,
+    "lines of tests": 37_370,
 }
 LOADED_BUDGET = {"modules": 87, "lines": 16_610}
 

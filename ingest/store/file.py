@@ -36,9 +36,7 @@ LOCK_TIMEOUT_S = 60.0
 # Environment variable with another number of seconds.
 LOCK_TIMEOUT = "BLIS_REPLAY_LOCK_TIMEOUT"
 _SAY_AFTER_S = 1.0  # seconds of waiting before the operator hears of it
-# A file that DuckDB cannot open although it is free so many times in a row is not in another process's hands.  One time
-# says little: whoever waits looks as well, and is in the way while it looks.
-_FREE_TRIES = 10
+_FREE_TRIES = 10  # one or two say little: whoever waits looks as well, and is in the way while it looks
 _UNTRUSTED = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 # Every DuckDB file has these bytes at offset 8.
 _MAGIC, _MAGIC_AT = b"DUCK", 8

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import DEFAULT, Mock, patch
 
 import duckdb
 import pytest
@@ -136,22 +136,10 @@ def test_a_store_that_another_process_writes_is_waited_for_and_then_named_as_loc
         pass
 
 
-def test_a_store_in_the_way_only_while_somebody_looks_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_in_the_way_only_while_somebody_looks_is_tried_again(tmp_path: Path) -> None:
     """Of three validations one gave up: each try met another process, which was gone when it was looked for."""
-    path, connect, refused = tmp_path / "s.duckdb", duckdb.connect, [3]
-    with open_store(path):
-        pass
-
-    def met(*arguments: Any, **others: Any) -> duckdb.DuckDBPyConnection:
-        if refused[0]:
-            refused[0] -= 1
-            raise duckdb.IOException("IO Error: Could not set lock on file")
-        return connect(*arguments, **others)
-
-    monkeypatch.setattr("duckdb.connect", met)
-    with open_store(path) as store:
+    met = Mock(wraps=duckdb.connect, side_effect=[*[duckdb.IOException("locked")] * 3, *[DEFAULT] * 9])
+    with patch("duckdb.connect", met), open_store(tmp_path / "s.duckdb") as store:
         assert list_experiments(store) == []
 
 
