@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from blis_replay.base.arrays import Floats
-from blis_replay.base.document import FieldError, Number, Text, written_as
+from blis_replay.base.document import IF_SET, FieldError, Number, Text, written_as
 from blis_replay.blis.kernel.state import BATCH
-from blis_replay.blis.latency.models import Latency, durations_us
+from blis_replay.blis.latency.models import Latency, Lifecycle, durations_us
+from blis_replay.blis.releases.latency import LatencyOfKind
 from blis_replay.blis.result import step_parts
 
 Bounds = tuple[Number, Number]
@@ -197,13 +199,27 @@ class PartScore:
 
 
 @dataclass(frozen=True)
+class OtherForm:
+    """What another form of the step time makes of the same recordings, which do not tell it from the one chosen.
+
+    ``weight``: how far it is believed, as a share of 1.
+    """
+
+    form: Text
+    weight: Annotated[float, Meta(ge=0, le=1)]
+    latency: LatencyOfKind
+    lifecycle: Lifecycle
+
+
+@dataclass(frozen=True)
 class FitRecord:
     """``form`` of the step time, shares of the runs used (``fitted_until``, ``chosen_until``), and what came out.
 
     The form was chosen by what it scored from ``fitted_until`` to ``chosen_until``, after a fit to what
     is before; then it was fitted to all before ``chosen_until``.  ``scheduling``: the mode of the engine
     that was fitted with; ``scheduling_told``: what the latencies tell, with the evidence in words.  ``steps``: the
-    range of the steps fitted on, None in older releases.
+    range of the steps fitted on, None in older releases.  ``correlation``: of the fitted coefficients, in their order:
+    of the second with the first, of the third with the first two, and so on.  ``other_forms``: see ``draws``.
     """
 
     form: Text
@@ -215,3 +231,5 @@ class FitRecord:
     coefficients: tuple[CoefficientFit, ...]
     scores: tuple[PartScore, ...]
     steps: StepRange | None = None
+    correlation: Annotated[tuple[tuple[Number, ...], ...], IF_SET] = ()
+    other_forms: Annotated[tuple[OtherForm, ...], IF_SET] = ()

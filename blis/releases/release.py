@@ -61,6 +61,15 @@ class ModelEntry:
         sources["first_use"] = None if self.first_use is None else self.first_use.source
         return {name: source for name, source in sources.items() if source is not None}
 
+    def draws(self, n: int, seed: int) -> list[ModelEntry]:
+        """``n`` entries that the recordings of the fit leave possible; this one, where no fit is recorded."""
+        from blis_replay.blis.releases.draws import draws  # for intervals, which not every run has
+
+        if self.fit is None:
+            return [self] * n
+        found = draws(self.latency, self.lifecycle, self.fit, n, seed)
+        return [replace(self, latency=latency, lifecycle=lifecycle) for latency, lifecycle in found]
+
     def is_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None) -> bool:
         """Whether these coefficients are for a recording; an unknown property (None) fits any."""
         if self.model.lower() != model.lower() or tensor_parallelism not in (None, self.tensor_parallelism):

@@ -45,6 +45,7 @@ from blis_replay.validate.fit.evidence import (
     scheduling_evidence,
 )
 from blis_replay.validate.fit.linear import Prior
+from blis_replay.validate.fit.minimise import lower_rows
 from blis_replay.validate.fit.model_fit import (
     Fitted,
     Gathered,
@@ -257,6 +258,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         fitted = fit_form(gathered, fitted.form, restart, priors, measured, options.seed, everywhere=True)
     fitted, stalled_us = with_stalls(gathered, fitted)
     vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us)
+    correlation = lower_rows(fitted.bounds.correlation)
     delays = with_sources(lifecycle_of(measured), coefficients, ("pre_queue", "post_request"))
     entry = _entry(recordings, form.latency(vector), form.lifecycle(vector, delays))
     if (kernels := first_use_of(recordings, entry, scheduled(asynchronous))) is not None:
@@ -265,7 +267,9 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     singles = [recording for recording in recordings if not is_load_level(recording)]
     stalls = {r.slug: cold for r in singles if (cold := cold_start_of(r)) is not None}
     why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
-    record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls)
+    record = scored_fit(
+        recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls, correlation
+    )
     of_this_gpu = same_gpu(options.prior.hardware, recordings[0].hardware or "")
     more = _beyond(record.steps, priors[PREFILL], float(vector[PREFILL])) if of_this_gpu else None
     if more is not None and isinstance(entry.latency, LatencyModel | RegimeModel):
@@ -273,7 +277,9 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
             replace(entry, latency=replace(entry.latency, prefill_beyond=more[0])),
             (*coefficients, more[1]),
         )
-        record = scored_fit(recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls)
+        record = scored_fit(
+            recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls, correlation
+        )
     agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
         entry=replace(entry, fit=record),
@@ -337,11 +343,12 @@ def scored_fit(
     why: tuple[Told, str],
     coefficients: tuple[CoefficientFit, ...],
     stalls: Mapping[str, Stalls] = MappingProxyType({}),
+    correlation: tuple[tuple[float, ...], ...] = (),
 ) -> FitRecord:
     """The record of a fitted entry, with its scores; ``why``: what tells the scheduling mode, and its evidence."""
     scores, steps = part_scores(recordings, entry, scheduled(asynchronous), edges, stalls)
     mode: Scheduling = "asynchronous" if asynchronous else "synchronous"
-    return FitRecord(form, *edges[1:3], mode, *why, coefficients, scores, steps)
+    return FitRecord(form, *edges[1:3], mode, *why, coefficients, scores, steps, correlation)
 
 
 def scheduled(asynchronous: bool, **forced: Any) -> ReplayMode:
@@ -362,7 +369,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     entry = _entry(recordings, line.latency, with_sources(line.lifecycle, line.coefficients, DELAYS))
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
     mode: tuple[Told, str] = ("not told apart", why)
-    record = scored_fit(recordings, entry, FORM, edges, False, mode, line.coefficients, line.stalls)
+    record = scored_fit(recordings, entry, FORM, edges, False, mode, line.coefficients, line.stalls, line.correlation)
     remarks = _left_out(recordings, line.stalls)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
     own = missed(record.scores, {"e2e": 0.0}, recordings)

@@ -31,6 +31,7 @@ from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.fit.linear import fit_costs
+from blis_replay.validate.fit.minimise import correlation_of, lower_rows
 from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
 # The five costs of a step: itself, and per prefill token, decode, context token of a decode, and 1,000 KV tokens that
@@ -102,12 +103,14 @@ class Measured:
     """What every step and request says: the line, the delays, what each rests on, and how well the line fits.
 
     ``steps``: how many it fits.  ``error``: mean absolute error of a step, a fraction; ``total``: of the sum, signed;
-    both without the steps that were held up.  ``stalls``: those, by slug, of the whole run.
+    both without the steps that were held up.  ``stalls``: those, by slug, of the whole run.  ``correlation``: of the
+    costs of a step, as ``FitRecord`` has it.
     """
 
     latency: LatencyModel
     lifecycle: Lifecycle
     coefficients: tuple[CoefficientFit, ...]
+    correlation: tuple[tuple[float, ...], ...]
     steps: int
     error: float
     total: float
@@ -136,7 +139,7 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     parts = [run.steps(window) for run in runs if run is not None]
     batch, cycle_us = np.vstack([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     line = fit_steps(batch, cycle_us)
-    low, high = _bounds(batch, cycle_us, seed)
+    low, high, correlation = _bounds(batch, cycle_us, seed)
     kept = ~_held_up(cycle_us, batch @ line)
     remark = f"fitted to {kept.sum():,} steps, one by one"
     remark += "" if kept.all() else f", {(~kept).sum():,} more that were held up left out"
@@ -158,7 +161,7 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     total = float(modelled.sum() / cycle_us.sum() - 1)
     stalls = {r.slug: run.stalls(line) for r, run in zip(recordings, runs, strict=True) if run is not None}
     some = {slug: found for slug, found in stalls.items() if found is not None}
-    return Measured(latency, Lifecycle(**values), (*costs, *delays), len(cycle_us), error, total, some)
+    return Measured(latency, Lifecycle(**values), (*costs, *delays), correlation, len(cycle_us), error, total, some)
 
 
 def _held_up(cycle_us: Floats, modelled_us: Floats) -> Bools:
@@ -251,15 +254,15 @@ def fit_steps(batch: Floats, cycle_us: Floats) -> Floats:
     return fit_costs(batch, cycle_us, weights).costs
 
 
-def _bounds(batch: Floats, cycle_us: Floats, seed: int) -> tuple[Floats, Floats]:
-    """float64[5] each: bounds of 95 % of the costs, over draws of blocks of neighbouring steps."""
+def _bounds(batch: Floats, cycle_us: Floats, seed: int) -> tuple[Floats, Floats, tuple[tuple[float, ...], ...]]:
+    """float64[5] each: bounds of 95 % of the costs, over draws of blocks of neighbouring steps; their correlation."""
     blocks = np.array_split(np.arange(len(cycle_us)), max(len(cycle_us) // _BLOCK_STEPS, 2))
     lines = []
     for draw in resampled(row_blocks(np.zeros(len(blocks), np.int64), []), _DRAWS, seed):
         chosen = np.concatenate([blocks[block] for block in draw])
         lines.append(fit_steps(batch[chosen], cycle_us[chosen]))
     low, high = np.array([interval(column) for column in np.array(lines).T]).T
-    return low, high
+    return low, high, lower_rows(correlation_of(np.array(lines)))
 
 
 def _turns_us(recording: Recording, queued_us: Int64s, finished_us: Int64s) -> Floats:

@@ -322,10 +322,14 @@ def _bounded_step(square: Floats, gradient: Floats, damping: float, room: Floats
 
 @dataclass(frozen=True)
 class Confidence:
-    """``low``, ``high``: float64[coefficients], bounds of 95 % by resampling windows; equal where held."""
+    """``low``, ``high``: float64[coefficients], bounds of 95 % by resampling windows; equal where held.
+
+    ``correlation``: float64[free, free], of those that are not held.
+    """
 
     low: Floats
     high: Floats
+    correlation: Floats
 
 
 def variance_inflation(design: Floats, free: Bools) -> Floats:
@@ -386,7 +390,19 @@ def confidence(
         # What searches from elsewhere found as good is as good an answer.
         low[i] = max(min(bounds[0], float(minimum.ends[:, i].min())), 0.0)
         high[i] = max(bounds[1], float(minimum.ends[:, i].max()), 0.0)
-    return Confidence(low, high)
+    return Confidence(low, high, correlation_of(draws))
+
+
+def correlation_of(draws: Floats) -> Floats:
+    """float64[columns, columns]: of the columns of draws; 0 with a column that does not change."""
+    off = draws - draws.mean(axis=0)
+    size = np.maximum(np.sqrt((off**2).sum(axis=0)), 1e-300)
+    return np.asarray((off.T @ off) / size / size[:, None], np.float64)
+
+
+def lower_rows(correlation: Floats) -> tuple[tuple[float, ...], ...]:
+    """The rows of a correlation below its diagonal, in thousandths, as a release has them."""
+    return tuple(tuple(np.round(row[: i + 1], 3).tolist()) for i, row in enumerate(correlation[1:]))
 
 
 def _chance(planes: Floats, w: Floats) -> Floats:

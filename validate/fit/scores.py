@@ -29,7 +29,6 @@ from blis_replay.validate.fit.evidence import (
     load_level,
     with_lengths,
 )
-from blis_replay.validate.fit.minimise import Confidence
 from blis_replay.validate.fit.model_fit import Fitted, Gathered
 from blis_replay.validate.fit.step_form import INTERCEPT
 from blis_replay.validate.metrics.latency import LatencySamples, latency_statistics, relative_error
@@ -96,7 +95,7 @@ def with_stalls(gathered: Gathered, fitted: Fitted) -> tuple[Fitted, float]:
     vector, high = fitted.minimum.vector.copy(), fitted.bounds.high.copy()
     vector[INTERCEPT] += more_us
     high[INTERCEPT] += more_us
-    minimum, bounds = replace(fitted.minimum, vector=vector), Confidence(fitted.bounds.low, high)
+    minimum, bounds = replace(fitted.minimum, vector=vector), replace(fitted.bounds, high=high)
     return replace(fitted, minimum=minimum, bounds=bounds), more_us
 
 
