@@ -355,7 +355,7 @@ class _Assembly:
         self.server.order = order
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = best.clock_kind == "epoch" and zero_us % 1_000_000 == 0
-        client = Clock(best.clock_name, best.clock_kind, zero_us, by_hand)
+        client = Clock(best.clock_name, best.clock_kind, zero_us, by_hand or bool(best.placed), best.placed)
         load = configured.load
         counts = [inference_perf.count_of(configured.aggregates, stage.stage) for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)

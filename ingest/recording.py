@@ -265,9 +265,10 @@ class Clock:
 
     ``constructed``: the stamps were made up by whoever published the file, so the
     offset to the other clocks is not known from them.  ``placed``: how ``zero_us`` was
-    found, one of CLOCK_PLACEMENTS, empty for the clock of the requests, which makes the
-    zero.  ``uncertainty_us``: of an estimate, half its interval.  ``stamped_zero_us``: what
-    the recording's own stamps say it showed, believed or not; null where they say nothing.
+    found, one of the placements below, empty for the clock of the requests, which makes the
+    zero, unless it is REBUILT or REBUILT_E2E.  ``uncertainty_us``: of an estimate, half its
+    interval.  ``stamped_zero_us``: what the recording's own stamps say it showed, believed or
+    not; null where they say nothing.
     ``spread_us``: of a clock that is tied to another by pairs of stamps, how far apart the
     offsets of the middle 98 % of them lie.
     """
@@ -286,7 +287,9 @@ class Clock:
 # clock of one host, by matching running depth with requests in flight, or not at all.
 BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN = "bridged by pairs", "one clock", "estimated from depth", "not known"
 IDENTITIES = "bridged by identities"  # requests that client and server both recorded bound it from both sides
-CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, IDENTITIES, NOT_KNOWN)
+# Of the requests' clock: send times that were not recorded, and follow from a client that held a number in flight.
+REBUILT = "rebuilt from requests in flight, in file order"
+REBUILT_E2E = f"{REBUILT}; the E2E of each from its TTFT and the mean TPOT"
 
 
 @dataclass(frozen=True)

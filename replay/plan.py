@@ -297,14 +297,20 @@ def _with_those_given_up(requests: Rows, lengths: pl.Series) -> tuple[pl.Series,
 def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     recorded = recording.requests["arrival_us"].to_numpy().astype(np.int64)
     if mode.arrivals == "recorded":
-        kind = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
-        return recorded, kind
+        return recorded, sent_as(recording)
     if mode.arrivals != "flat":
         return _declared(mode.arrivals, recording).arrivals()
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
     gaps = rng.exponential(planned_us / len(recorded), len(recorded))
     return np.floor(np.cumsum(gaps)).astype(np.int64), "Poisson at the mean rate of the run, stages flattened"
+
+
+def sent_as(recording: Recording) -> str:
+    """In words, where the send times of a recording are from."""
+    if recording.ground_truth == PUBLISHED:
+        return "reconstructed from published rates"
+    return next((clock.placed for clock in recording.clocks[:1] if clock.placed), "as recorded")
 
 
 def _aborts(requests: Rows, arrival_us: Int64s) -> Int64s:

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 254,
-    "lines of the instrument": 52_300,
+    "lines of the instrument": 52_400,
     "lines of labs": 11_990,
     "lines of scripts": 4_845,
     "lines of tests": 37_370,
 }
-LOADED_BUDGET = {"modules": 87, "lines": 16_610}
+LOADED_BUDGET = {"modules": 87, "lines": 16_660}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -103,6 +103,7 @@ class RequestsRead:
     identities of the prompts, if the file tells them.  ``remarks``: what of the file was not used.
     ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
     ``lacks``: what such a file should have and this one does not, in words.
+    ``placed``: REBUILT or REBUILT_E2E, where send times were not recorded.
     """
 
     rows: Rows
@@ -118,6 +119,7 @@ class RequestsRead:
     configured_output_tokens: int | None = None
     ignore_eos: bool | None = None
     lacks: tuple[str, ...] = ()
+    placed: str = ""
 
     @property
     def frame(self) -> pl.DataFrame:

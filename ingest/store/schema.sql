@@ -65,7 +65,7 @@ CREATE TABLE IF NOT EXISTS clocks (
     kind VARCHAR NOT NULL,                  -- epoch | monotonic | relative
     zero_us BIGINT NOT NULL,                -- what this clock showed at the experiment's zero
     constructed BOOLEAN NOT NULL,
-    placed VARCHAR NOT NULL,                -- how zero_us was found (recording.CLOCK_PLACEMENTS), '' for the requests'
+    placed VARCHAR NOT NULL,                -- how zero_us was found (see recording.Clock), '' for the requests'
     uncertainty_us BIGINT,                  -- of an estimated zero_us
     stamped_zero_us BIGINT,                 -- zero_us by the recording's own stamps, believed or not
     spread_us BIGINT                        -- of the pairs of stamps that tie it to another clock

@@ -14,9 +14,10 @@ from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import NothingToJudgeError, ReleaseError, UnknownExperimentError, UnknownNameError
 from blis_replay.blis.releases.latency import format_latency
 from blis_replay.blis.releases.release import DELAYS, ModelEntry, bundled_releases
-from blis_replay.ingest.recording import PUBLISHED, Recording
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import RunRecord, Store, list_runs, read_run, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.plan import sent_as
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
@@ -188,7 +189,6 @@ def timeline_of(side: Side) -> RequestTimeline | None:
 def _inputs_of_recording(recording: Recording) -> Inputs:
     """Identity, engine arguments, arrivals, lengths, as recorded."""
     requests = recording.requests
-    made = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
     span_s = float(requests["arrival_us"].max() or 0) / 1e6  # type: ignore[arg-type]
     return {
         "experiment": recording.slug,
@@ -197,7 +197,7 @@ def _inputs_of_recording(recording: Recording) -> Inputs:
         "hardware": recording.hardware or "not recorded",
         "tensor parallelism": str(recording.tensor_parallelism or "not recorded"),
         **{f"engine {name}": str(setting.value) for name, setting in sorted(recording.engine.items())},
-        "arrivals": f"{requests.height:,} requests in {span_s:,.1f} s, {made}",
+        "arrivals": f"{requests.height:,} requests in {span_s:,.1f} s, {sent_as(recording)}",
         "output tokens": _mean(requests["output_tokens"].mean()),
         "prompt tokens": _mean(requests["prompt_tokens"].mean()),
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest import overload
-from blis_replay.ingest.recording import FIRST_TOKEN, WAY, Finding, Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, REBUILT_E2E, WAY, Finding, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.served import published_itl
 from blis_replay.ingest.store import Store, inter_token_gaps, read_stored
@@ -154,6 +154,11 @@ def numbers_from_requests(
     if selection.window == (0.0, 1.0):
         cells["itl"] |= _published_itl(recording, selection.stage)
     cells["itl"]["mean"] = Number(samples.itl_mean_us)
+    if any(clock.placed == REBUILT_E2E for clock in recording.clocks):
+        derived = "TTFT + mean TPOT x (output tokens - 1)"
+        unknown = dict.fromkeys(STATISTICS, Number(None, "only its mean is recorded"))
+        for metric in ("e2e", "tpot"):
+            cells[metric] = {**unknown, "mean": replace(cells[metric]["mean"], derived=derived)}
     return cells
 
 

@@ -6,6 +6,9 @@ last one: ``ttft + sum(itls)``, which later releases (0.32) also write as ``late
 first event carries the role and no token, and ``itls`` begins with the gap behind it.  The prompt
 length is the server's from 0.20 on; up to 0.15 it is the client's own count, without the tokens that a
 server puts before a prompt (BOS).  ``queue_times`` (0.32) is how long the client held a request back.
+
+Start times are written since January 2026.  Where a file has none, but its client held N requests in
+flight (``--max-concurrency``), they follow: requests take free slots in file order.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,7 +52,7 @@ from blis_replay.ingest.readers.requests import (
     gathered,
     stage_of_sends,
 )
-from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.recording import REBUILT, REBUILT_E2E, Stage
 
 _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 _SCALARS = {
@@ -66,6 +70,10 @@ _HELD_BACK_S = 0.05
 # least the second share of the cap was in flight.  Else the run was short, or its server slow.
 _ACHIEVED, _IN_FLIGHT = 0.9, 0.75
 _LONGEST_S = 1e9
+# Rebuilt send times are refused where the run would end further from its stated duration than this share.  Those of two
+# recorded sweeps (gpt-oss-120b on an H200, 4 and 64 clients) end 0.1 and 0.7 % from it.
+_REBUILT_WITHIN = 0.05
+_REBUILT_FROM_S = 1.0  # not 0, which is the start time of a request that was never sent
 # An empty object is a run, and an empty array of gaps a request, so a small file could have any number.
 MAX_RUNS = 10_000
 MAX_REQUESTS = 2_000_000
@@ -77,12 +85,17 @@ class _Run:
 
     The column ``itls`` has, per request, the place of its gaps in the flat file and their number.
     ``held_back``: requests that the client itself delayed; ``longest_s``: the longest such delay.
+    ``placed``: how start times were rebuilt, empty where they are recorded, and ``e2es_s`` with them where there are no
+    gaps; ``unplaced``: why there are none.
     """
 
     scalars: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
     held_back: int = 0
     longest_s: float = 0.0
+    placed: str = ""
+    e2es_s: list[float] = field(default_factory=list)
+    unplaced: str = "no start time (vllm writes start_times since January 2026, SGLang none), so it cannot be placed"
 
     def requests(self) -> int:
         return max(map(len, self.columns.values()))
@@ -99,7 +112,7 @@ recognises_sglang = begins_with(b"{", "backend", "total_output_tokens_retokenize
 
 
 def read_sglang(file: RecordedFile, stamps_path: Path) -> RequestsRead:
-    """The same form with other names; SGLang (to 0.5) writes no start times, so there are aggregates only."""
+    """The same form with other names; SGLang (to 0.5) writes no start times, so without a cap there are aggregates."""
     read = read_requests(file, stamps_path)
     lacks = f"requests: SGLang does not say when it sent them, so they cannot be placed; {file.name} has aggregates"
     return replace(read, version="sglang bench_serving", lacks=() if read.rows.height else (lacks,))
@@ -121,13 +134,16 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
 
     Times are on the client's monotonic clock.  The E2E of a failed request is the time to its
     last stream event, null if it had none.  Without ``--save-detailed`` there are only
-    aggregates; without ``start_times`` (before January 2026) no request can be placed, and
-    each is rejected.  A length is the server's where it is not below the count of events.
+    aggregates; requests without ``start_times`` that cannot be rebuilt are rejected.
+    A length is the server's where it is not below the count of events.
     """
     gaps_path = stamps_path.with_suffix(".gaps")
     with gaps_path.open("wb") as stream:
         runs = _read_runs(file, stream)
     gaps_s = np.memmap(gaps_path, np.float64, "r") if gaps_path.stat().st_size else np.empty(0)
+    begin_s = _REBUILT_FROM_S
+    for run in runs:
+        begin_s = _rebuild(run, gaps_s, begin_s)
     records = (
         (f"request {i}" if len(runs) == 1 else f"document {stage + 1}, request {i}", (stage, i))
         for stage, run in enumerate(runs)
@@ -157,6 +173,7 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
         aggregates=aggregates,
         remarks=tuple(remark for run in runs for remark in _remarks(file, run)),
         lacks=() if any(run.requests() for run in runs) else (undetailed,),
+        placed=max((run.placed for run in runs), key=len, default=""),
     )
 
 
@@ -196,8 +213,45 @@ def _hold_back(run: _Run, queued_s: float) -> None:
     run.longest_s = max(run.longest_s, queued_s)
 
 
+def _rebuild(run: _Run, gaps_s: Floats, begin_s: float) -> float:
+    """Write start times from ``begin_s`` on to a run that has none and whose client held N requests in flight.
+
+    Without gaps between events the E2E of a request is its TTFT and the mean TPOT of the file.  Returns the end.
+    """
+    cap, paced = finite(run.scalars.get("max_concurrency")), not isinstance(run.scalars.get("request_rate"), str)
+    stated_s, tpot_ms = finite(run.scalars.get("duration")), finite(run.scalars.get("mean_tpot_ms"))
+    has_gaps = any(placed is not None for placed in run.columns["itls"])
+    if run.columns["start_times"] or not cap or not stated_s or not (has_gaps or tpot_ms):
+        return begin_s
+    if paced and not _cap_held(run.scalars):
+        return begin_s
+    rate_per_s = finite(run.scalars.get("request_rate")) if paced else None
+    sent_s: list[float] = []
+    e2es_s: list[float] = []
+    ends_s: list[float] = []  # of those in flight, a heap
+    for i in range(run.requests()):
+        first, count = run.value("itls", i) or (0, 0)
+        gap_s = float(gaps_s[first : first + count].sum())
+        if not has_gaps:
+            gap_s = (tpot_ms or 0.0) / 1000 * max((whole(run.value("output_lens", i)) or 0) - 1, 0)
+        e2es_s.append(max(finite(run.value("ttfts", i)) or 0.0, 0.0) + gap_s)
+        free_s = heappop(ends_s) if len(ends_s) >= cap else 0.0
+        sent_s.append(max(free_s, i / rate_per_s if rate_per_s else 0.0))
+        heappush(ends_s, sent_s[-1] + e2es_s[-1])
+    took_s = max(ends_s, default=0.0)
+    if abs(took_s / stated_s - 1) > _REBUILT_WITHIN:
+        took = f"{cap:,.0f} in flight would have taken {took_s:,.1f} s, not the {stated_s:,.1f} s of the file"
+        run.unplaced = f"no start time, and {took}"
+        return begin_s
+    run.columns["start_times"] = [begin_s + second for second in sent_s]
+    run.placed, run.e2es_s = (REBUILT, []) if has_gaps else (REBUILT_E2E, e2es_s)
+    return begin_s + took_s
+
+
 def _remarks(file: RecordedFile, run: _Run) -> Iterator[str]:
     """What the server did for the client in this run, and the file does not tell request by request."""
+    if run.placed:
+        yield f"send times: {run.placed} ({run.scalars['max_concurrency']:,} at once)"
     probes = sum(whole(run.scalars.get(key)) or 0 for key in ("probe_completed", "probe_failed"))
     if probes:
         yield f"{probes} probe requests (--probe-request-rate), which the server had too and {file.name} does not time"
@@ -232,25 +286,24 @@ def _request(run: _Run, stage: int, i: int, gaps_s: Floats, by_server: bool) -> 
     if run.scalars.get("total_input_sequences") is not None:
         raise UnusableError("a pooling request, which has no output tokens")
     if not sent_us or sent_us < 0:  # 0: it was never sent
-        raise UnusableError(
-            "no start time (vllm writes start_times since January 2026, SGLang none), so it cannot be placed"
-        )
+        raise UnusableError(run.unplaced)
     if ttft_us is None or not 0 <= ttft_us < _LONGEST_S * US_PER_S:
         raise UnusableError("a ttft that is not a usable time")
-    if placed is None:
+    if placed is None and not run.e2es_s:
         raise UnusableError("itls that are not usable times")
-    first, count = placed if ttft_us else (0, 0)  # without a TTFT no event came
+    first, count = placed if placed and ttft_us else (0, 0)  # without a TTFT no event came
     after_us = np.rint(np.cumsum(gaps_s[first : first + count]) * US_PER_S).astype(np.int64)
     error, reported = text(run.value("errors", i)), whole(run.value("output_lens", i))
     # A failed request has length 0, also where the file was cut off before the errors.
     ok = error is None and bool(reported)
+    e2e_us = ttft_us + int(after_us[-1]) if count else microseconds(run.e2es_s[i]) if run.e2es_s and ok else None
     row: Row = {
         "stage": stage,
         "prompt_tokens": tokens(run.value("input_lens", i)),
         "output_tokens_reported": reported if ok else None,
         "usage_output_tokens": reported if ok and by_server else None,
         "ttft_us": ttft_us if ok else None,
-        "e2e_us": ttft_us + int(after_us[-1]) if count else None,
+        "e2e_us": e2e_us,
         "status": "ok" if ok else failure(error),
         "error": error,
         "sent_us": sent_us,

@@ -18,6 +18,8 @@ from blis_replay.ingest.overload import overloaded
 from blis_replay.ingest.recording import (
     FIRST_TOKEN,
     LIFECYCLE_SCHEMA,
+    REBUILT_E2E,
+    Clock,
     Finding,
     Recording,
     Setting,
@@ -164,6 +166,15 @@ def test_without_a_stream_e2e_alone_is_judged() -> None:
     numbers = numbers_from_requests(made, samples_of(made, observed), Selection(), None)
     assert observed.all() and numbers["e2e"]["mean"].value_us == 250_000
     assert {numbers[metric]["mean"].value_us for metric in ("ttft", "itl")} == {None}
+
+
+def test_where_e2e_follows_from_a_mean_tpot_only_its_mean_is_judged() -> None:
+    """Each request has the same TPOT, so that quantiles would be those of the output lengths."""
+    made = recording(requests=requests(30), clocks=(Clock("client", "monotonic", 0, True, REBUILT_E2E),))
+    numbers = numbers_from_requests(made, samples_of(made, observed_requests(made)), Selection(), None)
+    assert (numbers["e2e"]["mean"].value_us, numbers["e2e"]["p99"].value_us) == (250_000, None)
+    assert numbers["e2e"]["mean"].derived
+    assert numbers["ttft"]["p99"].value_us is not None
 
 
 def test_first_tokens_that_wait_in_a_queue_are_first_tokens() -> None:

@@ -15,7 +15,7 @@ from blis_replay.ingest.readers.clients import vllm_bench
 from blis_replay.ingest.readers.clients.vllm_bench import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
-from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.recording import REBUILT, REBUILT_E2E, Stage
 
 
 def result(requests: int = 2, **changed: Any) -> dict[str, Any]:
@@ -153,6 +153,49 @@ def test_without_start_times_every_request_is_rejected_and_says_why(tmp_path: Pa
     found, file = read(tmp_path, made)
     assert (len(found.frame), file.tally.rejected_count) == (0, 2)
     assert "since January 2026" in file.tally.rejected[0][1]
+
+
+def of_two_clients(**changed: Any) -> dict[str, Any]:
+    """Four requests of 0.1, 0.3, 0.1 and 0.1 s without send times, two in flight.
+
+    The third goes when the first is done, at 0.1 s, the fourth when the third is, at 0.2 s; all is done at 0.3 s.
+    """
+    made = result(4, request_rate="inf", max_concurrency=2, duration=0.3, request_throughput=13.3, **changed)
+    made["itls"] = [[0.02, 0.03], [0.15, 0.1], [0.02, 0.03], [0.02, 0.03]]
+    del made["start_times"]
+    return made
+
+
+def test_send_times_follow_from_requests_in_flight(tmp_path: Path) -> None:
+    """Older releases of the tool do not write them; `--max-concurrency` makes requests wait for one another."""
+    found, file = read(tmp_path, of_two_clients())
+    sent = found.frame["sent_us"]
+    assert (sent - sent[0]).to_list() == [0, 0, 100_000, 200_000]
+    assert (found.placed, file.tally.rejected_count) == (REBUILT, 0)
+    assert stamps_of(found, 3)[0] - sent[0] == 250_000
+
+
+def test_without_gaps_the_e2e_of_a_request_follows_from_the_mean_tpot(tmp_path: Path) -> None:
+    """TTFT 50 ms and a mean TPOT of 25 ms: three tokens take 100 ms, 11 take 300 ms."""
+    made = of_two_clients(output_lens=[3, 11, 3, 3], mean_tpot_ms=25.0)
+    del made["itls"]
+    found, _file = read(tmp_path, made)
+    assert found.frame["e2e_us"].to_list() == [100_000, 300_000, 100_000, 100_000]
+    assert (found.frame["sent_us"] - found.frame["sent_us"][0]).to_list() == [0, 0, 100_000, 200_000]
+    assert (found.placed, found.events) == (REBUILT_E2E, None)
+
+
+@pytest.mark.parametrize("changed", [{"duration": 0.4}, {"max_concurrency": None}, {"request_rate": 4.0}])
+def test_send_times_that_nothing_tells_are_not_rebuilt(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """A run a third longer than its requests had other requests in flight; without a cap their rate is random."""
+    found, file = read(tmp_path, of_two_clients() | changed)
+    assert (len(found.frame), file.tally.rejected_count, found.placed) == (0, 4, "")
+
+
+def test_rebuilt_runs_of_a_sweep_follow_one_another(tmp_path: Path) -> None:
+    found, _file = read(tmp_path, json.dumps(of_two_clients()).encode() + b"\n" + json.dumps(of_two_clients()).encode())
+    sent = found.frame["sent_us"]
+    assert (sent - sent[0]).to_list() == [0, 0, 100_000, 200_000, 300_000, 300_000, 400_000, 500_000]
 
 
 @pytest.mark.parametrize(
