@@ -28,7 +28,6 @@ from blis_replay.replay.blis_files import (
     shared_prefixes,
     write_trace,
 )
-from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import CapturedOutput, ended, last_line, run_captured
 from blis_replay.replay.simulator import Simulated, entry_of, model_of
@@ -368,15 +367,6 @@ _FROM_ITS_START = "generates the output of a preempted request again from its st
 def restarted_outputs(preemptions: int | None) -> list[str]:
     """What preemptions cost in BLIS, if there were some."""
     return [f"BLIS preempted {preemptions:,} times; it {_FROM_ITS_START}"] if preemptions else []
-
-
-def informed(blis: ReplayRun, embedded: ReplayRun) -> ReplayRun:
-    """BLIS's run; where its build does not count preemptions, with those of our engine on the same plan and blocks."""
-    simulated, seen = blis.simulated, embedded.simulated.preemptions
-    if simulated.preemptions is not None or not seen:
-        return blis
-    said = f"the embedded engine preempted {seen:,} times (this BLIS build does not count); BLIS {_FROM_ITS_START}"
-    return replace(blis, simulated=replace(simulated, differences=(*simulated.differences, said)))
 
 
 def _prefixes(plan: ReplayPlan, form: TraceForm) -> list[str]:

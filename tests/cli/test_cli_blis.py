@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from blis_stand_in import HELP_BLACKBOX, HELP_OLDER, write_stand_in
+from blis_stand_in import HELP_BLACKBOX, write_stand_in
 from command_line import Run
 
 from blis_replay.fixtures.catalogue import bundled_aliases
@@ -15,7 +15,6 @@ from blis_replay.validate import experiment
 
 pytestmark = pytest.mark.slow
 
-BOTH = ("--coefficients", "mine.yaml", "--simulator", "both-own", "--blis-binary")
 SLUG = "20260301-120000-synthetic-1b-tp1-general"
 
 
@@ -42,7 +41,8 @@ def test_blis_alone(run: Run, stored: str, tmp_path: Path) -> None:
 
 def test_the_run_is_stored_beside_that_of_the_embedded_engine(run: Run, stored: str, tmp_path: Path) -> None:
     path = write_stand_in(tmp_path)
-    run("validate", "--experiment", stored, *BOTH, path)
+    run("validate", "--experiment", stored, "--coefficients", "mine.yaml")
+    run("validate", "--experiment", stored, "--simulator", "blis-own", "--blis-binary", path)
     with open_store(Path(".blis-replay") / "store.duckdb") as store:
         runs = {record.simulator: read_run(store, record) for record in list_runs(store, SLUG)}
     assert set(runs) == {"embedded", "blis-own"}
@@ -52,33 +52,6 @@ def test_the_run_is_stored_beside_that_of_the_embedded_engine(run: Run, stored: 
     assert done["first_token_us"].null_count() == len(done)
     assert len(steps) == 0
     assert len(runs["embedded"][1]) > 0
-
-
-def test_both_side_by_side(run: Run, stored: str, tmp_path: Path) -> None:
-    path = write_stand_in(tmp_path)
-    answer = run("validate", "--experiment", stored, *BOTH, path)
-    assert "side by side  observed ms  embedded ms" in answer.out
-    assert "where the engines differ:\n- " in answer.out
-    assert "BLIS ran with coefficients: blis-own-model\nFAIL  1b-general: " in answer.out
-    assert max(len(line) for line in answer.out.splitlines()) <= 80
-    line = next(line for line in answer.out.splitlines() if line.startswith("TTFT mean") and line.count("%") == 2)
-    assert line.split()[-3] == "20.00"
-
-
-def test_both_in_json(run: Run, stored: str, tmp_path: Path) -> None:
-    """The embedded engine's report as ever, BLIS's beside it under its name."""
-    path = write_stand_in(tmp_path)
-    document = run("validate", "--experiment", stored, *BOTH, path, "--by-stage", "--json").json
-    assert document["experiments"][0]["provenance"]["simulator"] == "embedded"
-    assert document["blis-own"]["experiments"][0]["provenance"]["simulator"] == "blis-own"
-    assert len(document["blis-own"]["experiments"][0]["stages"]) == len(document["experiments"][0]["stages"]) > 0
-
-
-def test_preemptions_of_a_build_that_does_not_count_them(run: Run, stored: str, tmp_path: Path) -> None:
-    """The older build has no metrics file; nothing is preempted in the demo, so nothing is said."""
-    path = write_stand_in(tmp_path, help_text=HELP_OLDER)
-    answer = run("validate", "--experiment", stored, *BOTH, path)
-    assert "preempted" not in answer.out
 
 
 def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) -> None:
@@ -101,7 +74,7 @@ def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) ->
     ("options", "code", "message"),
     [
         (["--simulator", "blis"], 2, "--simulator blis: the BLIS binary is not named; give --blis-binary PATH"),
-        (["--simulator", "both", "--blis-binary", "./nowhere"], 4, "no such BLIS binary"),
+        (["--simulator", "blis", "--blis-binary", "./nowhere"], 4, "no such BLIS binary"),
         (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 4, "has no blackbox model"),
         (["--simulator", "blis", "--blis-binary", "{}", "--simulator-timeout", "-1"], 2, "--simulator-timeout"),
         (

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from blis_runs import release_of, run_with, small_recording
-from blis_stand_in import HELP_BLACKBOX, HELP_OLDER, write_stand_in
+from blis_stand_in import HELP_BLACKBOX, write_stand_in
 from recordings import make_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.replay.blis_binary import informed, overlapping_last_steps
+from blis_replay.replay.blis_binary import overlapping_last_steps
 from blis_replay.replay.driver import replay
 
 
@@ -55,29 +55,6 @@ class TestKnownDifferences:
         run = run_with(write_stand_in(tmp_path, behaviour), small_recording())
         assert run.simulated.preemptions == 3
         assert any("BLIS preempted 3 times; it generates the output" in d for d in run.simulated.differences)
-
-    def test_preemptions_that_only_the_embedded_engine_counts(self, tmp_path: Path) -> None:
-        """Two requests grow to 119 computed tokens, 8 blocks each, and there are ten."""
-        recording = make_recording(
-            {
-                "arrival_us": [0, 1],
-                "prompt_tokens": [60, 60],
-                "output_tokens": [60, 60],
-                "ttft_us": [20_000, 20_000],
-                "e2e_us": [610_000, 610_000],
-            },
-            engine={"num_gpu_blocks": 11},
-        )
-        embedded = replay(recording, release_of())
-        path = write_stand_in(tmp_path, help_text=HELP_OLDER)
-        blis = run_with(path, recording, release_of())
-        assert embedded.simulated.preemptions == 1
-        assert not any("preempted" in d for d in blis.simulated.differences)
-        (said,) = (d for d in informed(blis, embedded).simulated.differences if "preempted" in d)
-        assert said == (
-            "the embedded engine preempted 1 times (this BLIS build does not count); BLIS generates the output of a "
-            "preempted request again from its start, vLLM keeps what was generated"
-        )
 
     def test_a_whole_prompt_in_the_cache(self, tmp_path: Path) -> None:
         """96 tokens are 6 blocks; vLLM computes the last of them again, BLIS would not."""

@@ -64,7 +64,7 @@ def test_another_day_widens_the_interval_and_leaves_the_limit(path: Path) -> Non
     assert alone.judgement.judged[0].limit == repeated.judgement.judged[0].limit == 0.10
     assert alone.estimates["e2e", "mean"].low > 0.10
     assert repeated.estimates["e2e", "mean"].low < -0.10 < 0.10 < repeated.estimates["e2e", "mean"].high
-    answer = validation_answer([validated(path, 1.15, SLOW_DAY.slug)], summary=False)
+    answer = validation_answer(validated(path, 1.15, SLOW_DAY.slug), summary=False)
     assert "2 recordings of this load differ in the mean by up to E2E" in " ".join(str(answer).split())
     (experiment,) = answer.document["experiments"]  # type: ignore[misc]
     assert experiment["repeats"]["recordings"] == [SMALL.slug, SLOW_DAY.slug]  # type: ignore[index]

@@ -58,7 +58,7 @@ def test_what_is_kept_says_the_same_and_does_not_grow_with_the_requests(path: Pa
     (only,) = kept.comparisons
     for summary in (False, True):
         said, expected = (
-            validation_answer([replace(kept, comparisons=[one], stages={slug: some})], summary=summary)
+            validation_answer(replace(kept, comparisons=[one], stages={slug: some}), summary=summary)
             for one, some in ((only, kept.stages[slug]), (whole, stages))
         )
         assert str(said) == str(expected)
@@ -89,7 +89,7 @@ def test_the_run_is_stored_as_a_single_validation_stores_it(path: Path, tmp_path
 def test_one_that_cannot_be_judged_has_a_verdict(path: Path) -> None:
     with open_store(path) as store:
         store.connection.execute("UPDATE experiments SET ground_truth = ?", [ARRIVALS])
-    answer = validation_answer([validated(path)], summary=False)
+    answer = validation_answer(validated(path), summary=False)
     assert "an arrival trace" in answer.document["not_judged"]["1b-general"]
     assert (answer.document["verdict"], answer.exit_code) == ("NOT JUDGED", 4)
     for page in (answer.brief, answer.page):
@@ -123,7 +123,7 @@ def test_both_executors_give_the_same_json(tmp_path: Path, monkeypatch: pytest.M
             stages=True,
             workers=workers,
         )
-        answers.append(json.dumps(validation_answer([found], summary=True).document))
+        answers.append(json.dumps(validation_answer(found, summary=True).document))
     assert len(found.comparisons) == 4
     assert answers[0] == answers[1]
 
@@ -142,6 +142,6 @@ def test_a_store_that_cannot_be_read_is_no_experiment_that_cannot_be_judged(
 
 
 def test_one_that_cannot_be_judged_has_a_row_with_the_reason() -> None:
-    table = validation_answer([Validated("embedded", [], {}, {"a": "an arrival trace"})], summary=True).table
+    table = validation_answer(Validated("embedded", [], {}, {"a": "an arrival trace"}), summary=True).table
     (row,) = (dict(zip(table.names, row, strict=True)) for row in table.rows)
     assert (row["alias"], row["verdict"], row["state"], row["reason"]) == ("a", "NOT JUDGED", None, "an arrival trace")

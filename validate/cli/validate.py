@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -35,7 +34,7 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
     """The kinds of simulators that begin so."""
     from blis_replay.replay.simulators import simulator_kinds
 
-    return [name for name in ("both", *simulator_kinds()) if name.startswith(incomplete)]
+    return [name for name in simulator_kinds() if name.startswith(incomplete)]
 
 
 @verb("validate", longer="Print every number, assumption and finding.")
@@ -48,9 +47,9 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
     metavar="NAME",
     shell_complete=_complete_simulators,
     default="embedded",
-    help="embedded, blis, both side by side, or 'cmd:PATH ARGS'.",
+    help="embedded, blis or 'cmd:PATH ARGS'.",
 )
-@click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
+@click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for --simulator blis.")
 @timeout_option
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
 @click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Compare only this share of the run, e.g. 0.6:1.")
@@ -93,13 +92,13 @@ def validate_verb(
       blis-replay validate 34b-general
       blis-replay validate 34b-general --coefficients mine.yaml --by-stage
       blis-replay validate 34b-general --slo ttft.p99=100ms,itl.p90=20ms
-      blis-replay validate 34b-general --simulator both --blis-binary ./blis
+      blis-replay validate 34b-general --simulator blis --blis-binary ./blis
       blis-replay validate 34b-general --simulator 'cmd:./mine --fast'
       blis-replay validate --all --csv
     """
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
-    if choice.startswith(("both", "blis")) and blis_binary is None:
+    if choice.startswith("blis") and blis_binary is None:
         raise click.UsageError(f"--simulator {choice}: the BLIS binary is not named; give --blis-binary PATH")
     if not timeout_s > 0:  # not a number is no limit either
         raise click.UsageError(f"--simulator-timeout {timeout_s} is not a time; give seconds")
@@ -117,41 +116,23 @@ def validate_verb(
         mode = parse_mode(mode_text)
         model = "own" if coefficients is None else "release"
         inputs = SimulatorInputs(release, store_path, timeout_s, blis_binary, model)
-        both = choice.startswith("both")
-        chosen = ("embedded", choice.replace("both", "blis", 1)) if both else (choice,)
-        simulators = [simulator_named(name, inputs) for name in chosen]
-        reports = [
-            validate_many(
-                store_path,
-                None if everything else names,
-                mode,
-                window,
-                simulator,
-                ships=coefficients is None,
-                stages=by_stage,
-                repeats=repeats,
-                objectives=objectives,
-                progress=progress,
-                **workers,
-            )
-            for simulator in simulators
-        ]
-    for problem in dict.fromkeys(report.not_stored for report in reports if report.not_stored):
-        click.echo(f"warning: the runs are not stored: {printable(problem)}", err=True)
-    if both:
-        from blis_replay.replay.blis_binary import informed
-
-        ours = {c.slug: c.run for c in reports[0].comparisons}
-        theirs = [
-            replace(c, replay=informed(c.run, ours[c.slug])) if c.slug in ours else c for c in reports[1].comparisons
-        ]
-        reports[1] = replace(reports[1], comparisons=theirs)
-    given = None if mode_text == "exact" else mode_text
-    again = [
-        repeated(
-            **({} if name == "embedded" else {"simulator": name, "blis-binary": blis_binary}),
-            **{"coefficients": coefficients, "replay": given, "store": store_given()},
+        report = validate_many(
+            store_path,
+            None if everything else names,
+            mode,
+            window,
+            simulator_named(choice, inputs),
+            ships=coefficients is None,
+            stages=by_stage,
+            repeats=repeats,
+            objectives=objectives,
+            progress=progress,
+            **workers,
         )
-        for name in chosen
-    ]
-    return print_answer(validation_answer(reports, summary=everything, again=again))
+    if report.not_stored:
+        click.echo(f"warning: the runs are not stored: {printable(report.not_stored)}", err=True)
+    again = repeated(
+        **({} if choice == "embedded" else {"simulator": choice, "blis-binary": blis_binary}),
+        **{"coefficients": coefficients, "replay": None if mode_text == "exact" else mode_text, "store": store_given()},
+    )
+    return print_answer(validation_answer(report, summary=everything, again=again))

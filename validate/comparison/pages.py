@@ -24,7 +24,6 @@ from blis_replay.validate.comparison.verdict_text import (
     marked,
     reason,
     toned,
-    verdict_line,
 )
 from blis_replay.validate.judgement import (
     VERDICTS,
@@ -38,7 +37,7 @@ from blis_replay.validate.judgement import (
     remark,
     worst,
 )
-from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS, MetricStatistic
+from blis_replay.validate.metrics.latency import METRIC_NAMES, STATISTICS, THRESHOLDS, MetricStatistic
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
 from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain
 from blis_replay.validate.text.messages import words
@@ -48,10 +47,6 @@ from blis_replay.validate.text.messages import words
 _METRIC_COLUMNS = (
     *(Column(""), Column("observed ms", "ms"), Column("simulated ms", "ms"), Column("error", "error")),
     Column("difference ms", "ms_difference", wide=1),
-)
-_SIDE_BY_SIDE_COLUMNS = (
-    *(Column("side by side"), Column("observed ms", "ms"), Column("embedded ms", "ms"), Column("error", "error")),
-    *(Column("BLIS ms", "ms"), Column("error", "error")),
 )
 
 
@@ -145,26 +140,6 @@ def pairs_sentence(comparison: Comparison) -> str:
         for metric, pair in comparison.paired.items()
     ]
     return "request by request: " + "; ".join(parts) if parts else ""
-
-
-def side_by_side_page(embedded: Comparison, blis: Comparison) -> list[Part]:
-    """The page of the embedded engine's comparison, then BLIS beside it and where it differs."""
-    rows: list[list[Cell]] = []
-    for metric in ("itl", "tpot") if embedded.overloaded else METRICS:
-        for name, cell in embedded.metrics[metric].items():
-            sides = [(side.judgement, side.metrics[metric][name]) for side in (embedded, blis)]
-            both = [n for j, c in sides for n in (c.b_us, error_cell(j, (metric, name), c.error))]
-            numbers: list[Cell] = [""] * 4 if cell.unusable else both
-            rows.append([f"{metric.upper()} {name}", observed_cell(cell), *numbers])
-    ran = f"BLIS ran with coefficients: {blis.run.release.name}"
-    return [
-        *comparison_page(embedded),
-        Table("", _SIDE_BY_SIDE_COLUMNS, rows),
-        Block([ran, verdict_line(blis.judgement)]),
-        Block([f"- {line}" for line in blis.run.simulated.differences], "where the engines differ")
-        if blis.run.simulated.differences
-        else "no known difference between the engines applies to these requests",
-    ]
 
 
 # -- Many experiments, or the load stages of one ---------------------------------------------------------------

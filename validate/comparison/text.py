@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from blis_replay.ingest.tables import Table
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import (
@@ -12,7 +10,6 @@ from blis_replay.validate.comparison.pages import (
     comparison_page,
     data_rows,
     report_json,
-    side_by_side_page,
     stages_table,
     summary_page,
 )
@@ -40,48 +37,35 @@ def _refused_screen(name: str, why: str, options: str) -> list[Part]:
     return [Block([Line(f"NOT JUDGED  {name}: {why}", mark=toned("NOT JUDGED")), following])]
 
 
-def validation_answer(reports: Sequence[Validated], *, summary: bool, again: Sequence[str] = ("", "")) -> Answer:
-    """What one simulator, or two, answered: a table (``summary``, or of several briefly), or a page of each.
+def validation_answer(report: Validated, *, summary: bool, again: str = "") -> Answer:
+    """What a simulator answered: a table (``summary``, or of several briefly), or a page of each.
 
-    Times are in ms, errors fractions.  The rows are those of ``data_rows``, named by experiment, stage (nothing: the
-    whole run) and simulator; what could not be replayed has one with the reason.  ``again``: the options of
-    ``first_screen``, for each simulator.
+    Times are in ms, errors fractions.  The rows are those of ``data_rows``, named by experiment and stage (nothing: the
+    whole run); what could not be replayed has one with the reason.  ``again``: the options of ``first_screen``.
     """
-    first, *others = reports
-    pages = brief = [
-        [*([f"simulator {r.simulator}"] if others else []), *summary_page(r.comparisons, r.not_judged)] for r in reports
-    ]
+    overview = summary_page(report.comparisons, report.not_judged)
+    page: list[Part] = overview
+    brief: list[Part] = []
     if not summary:
-        several = len(first.comparisons) + len(first.not_judged) > 1
-        if others:
-            second = {c.slug: c for c in others[0].comparisons}
-            each = [side_by_side_page(c, second[c.slug]) for c in first.comparisons if c.slug in second]
-        else:
-            each = [comparison_page(comparison) for comparison in first.comparisons]
-        refused = [_refused_screen(name, why, again[0]) for name, why in first.not_judged.items()]
-        pages = [*each, *(pages if several else refused)]
-        if not several:
-            brief = [] if others else [*(first_screen(c, again[0]) for c in first.comparisons), *refused]
-    stages: list[Part] = [
-        Block([*([f"simulator {report.simulator}:"] if others else []), stages_table(c, report.stages[c.slug])])
-        for report in reports
-        for c in report.comparisons
-        if report.stages and c.recording.stages
-    ]
-    document, *more = (report_json(report, options) for report, options in zip(reports, again, strict=False))
-    named = {report.simulator: other for report, other in zip(reports[1:], more, strict=True)}
-    shown = [c for r in reports for whole in r.comparisons for c in (whole, *r.stages.get(whole.slug, []))]
-    verdicts: list[Verdict] = [c.verdict for r in reports for c in r.comparisons]
-    verdicts += ["NOT JUDGED" for r in reports for _ in r.not_judged]
+        pages = [part for comparison in report.comparisons for part in comparison_page(comparison)]
+        refused = [part for name, why in report.not_judged.items() for part in _refused_screen(name, why, again)]
+        several = len(report.comparisons) + len(report.not_judged) > 1
+        screens = [part for comparison in report.comparisons for part in first_screen(comparison, again)]
+        page = [*pages, *(overview if several else refused)]
+        brief = overview if several else [*screens, *refused]
+    staged = [c for c in report.comparisons if report.stages and c.recording.stages]
+    stages = [stages_table(comparison, report.stages[comparison.slug]) for comparison in staged]
+    shown = [c for whole in report.comparisons for c in (whole, *report.stages.get(whole.slug, []))]
+    verdicts: list[Verdict] = [c.verdict for c in report.comparisons]
     rows = [row for comparison in shown for row in data_rows(comparison)]
-    for report in reports:
-        lost = ((name, name, report.simulator, None, "NOT JUDGED", why) for name, why in report.not_judged.items())
-        rows += [[*subject, *NO_NUMBER, why] for *subject, why in lost]
+    for name, why in report.not_judged.items():
+        verdicts.append("NOT JUDGED")
+        rows.append([name, name, report.simulator, None, "NOT JUDGED", *NO_NUMBER, why])
     return Answer(
-        [*(part for page in pages for part in page), *stages],
-        {**document, **named},
+        [*page, *stages],
+        report_json(report, again),
         Table("", DATA_COLUMNS, rows),
         exit_code(verdicts),
-        tuple(f"NOT JUDGED: {name}: {reason}" for r in reports for name, reason in r.not_judged.items()),
-        [*(part for page in brief for part in page), *stages] if brief and not summary else (),
+        tuple(f"NOT JUDGED: {name}: {why}" for name, why in report.not_judged.items()),
+        [*brief, *stages] if brief else (),
     )
