@@ -125,6 +125,15 @@ class SimResult:
         return np.equal(self.status, k.ABORTED)
 
     @property
+    def blocks_in_use(self) -> int:
+        """Most KV blocks that requests held at once."""
+        most, least = 0, int(np.iinfo(np.int32).max)
+        for some in step_parts(self.steps):
+            most = max(most, int(some["free_blocks_before"].max(initial=0)))
+            least = min(least, int(some["free_blocks"].min(initial=least)))
+        return most - min(least, most)
+
+    @property
     def step_end_us(self) -> Int64s:
         """int64[steps]: when the tokens of each step are ready."""
         return step_column(self.steps, "end_us")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import engine_values, not_simulated, refuse_sizes
+from blis_replay.replay.engine import MOST_KINDS_OF_CACHE, engine_values, kinds_of_cache, not_simulated, refuse_sizes
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
@@ -58,7 +59,9 @@ class ReplayRun:
     def basis(self) -> dict[str, str]:
         """In words, where the inputs of the replay come from, and whether its steps are extrapolated."""
         extrapolated = {} if self.outside is None else {"extrapolated": str(self.outside)}
-        return self.plan.basis | extrapolated
+        kinds = kinds_of_cache(self.recording)
+        alike = {} if kinds is None else {"KV cache": f"{kinds} kinds; here every layer keeps all of a context"}
+        return self.plan.basis | extrapolated | alike
 
     @property
     def result(self) -> SimResult:
@@ -126,9 +129,29 @@ def replay(
         plan=plan,
         simulator=simulator.name,
         simulated=simulated,
-        not_simulated=not_simulated(engine_values(recording), embedded),
+        not_simulated=not_simulated(_arguments(recording, plan, simulated), embedded),
         outside=_outside(simulated, plan, entry),
     )
+
+
+def _arguments(recording: Recording, plan: ReplayPlan, simulated: Simulated) -> dict[str, Any]:
+    """Engine arguments by name; without ``kv_cache_groups`` where one kind of KV cache gives the same schedule.
+
+    Groups change what is found in the prefix cache and how much memory there is.  They do nothing where no prompt
+    shares a block, and where each group could hold all that was in use (vllm/v1/core/kv_cache_coordinator.py).
+    """
+    arguments, kinds = engine_values(recording), kinds_of_cache(recording)
+    if kinds is None:
+        return arguments
+    blocks, result = plan.engine.num_gpu_blocks, simulated.engine
+    most = int(kinds) if kinds.isdigit() else MOST_KINDS_OF_CACHE
+    if (
+        plan.trace.block_keys is None
+        and result is not None
+        and (blocks is None or result.blocks_in_use * most <= blocks)
+    ):
+        return {name: value for name, value in arguments.items() if name != "kv_cache_groups"}
+    return arguments | {"kv_cache_groups": kinds}
 
 
 def _outside(simulated: Simulated, plan: ReplayPlan, entry: ModelEntry | None) -> Outside | None:

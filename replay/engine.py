@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 # Models whose names say that each token is served by some of many experts.
 _EXPERTS = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+(\.\d+)?b|gpt-oss|deepseek-?(v[2-9]|r1)|kimi-k2|dbrx|llama-4|minimax")
+# Models whose names say that their layers keep several kinds of KV cache: windows or states beside full attention.
+_KINDS_OF_CACHE = re.compile(
+    r"gpt-oss|gemma-?(2|3|4)|llama-4|qwen3-next|qwen3\.5|nemotron-h|jamba|falcon-h1|granite-4\.0-h|bamba|zamba2|command-a"
+    r"|command-r7b|minimax-(text-01|m1)|kimi-linear|ministral-8b|olmo-3|exaone-4|mimo-v2-flash"
+)
+# Groups of a model of which only is known that it has several; Gemma 3 with five windows per full layer has the most.
+MOST_KINDS_OF_CACHE = 8
 # Engine arguments that change a schedule and that not every simulator has: the value at which they do nothing, and what
 # is done instead.
 _NOT_SIMULATED: dict[str, tuple[object, str]] = {
@@ -228,6 +235,14 @@ def _speculation(arguments: Mapping[str, object]) -> Speculation | None:
     from blis_replay.blis.speculation import speculation_of
 
     return speculation_of(arguments)
+
+
+def kinds_of_cache(recording: Recording) -> str | None:
+    """How many kinds of KV cache the layers keep, as was recorded or by the model's name; None for one kind."""
+    said = recording.engine.get("kv_cache_groups")
+    if said is not None:
+        return None if str(said.value) == "1" else str(said.value)
+    return "several (by its name)" if _KINDS_OF_CACHE.search((recording.model or "").lower()) else None
 
 
 def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tuple[str, ...]:

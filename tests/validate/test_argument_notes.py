@@ -11,7 +11,7 @@ from recordings import make_recording
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Finding, Recording, Setting
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.engine import not_simulated
+from blis_replay.replay.engine import kinds_of_cache, not_simulated
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks, open_arguments
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.verdict_text import reason
@@ -118,7 +118,6 @@ def test_arguments_that_no_simulator_has_are_named_where_they_do_something() -> 
         ("speculative_config", "method=ngram num_speculative_tokens=3"),
         ("kv_transfer_config", "kv_connector=NixlConnector"),
         ("enable_lora", True),
-        ("kv_cache_groups", "2"),
     ],
 )
 def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str, value: int | bool | str) -> None:
@@ -129,6 +128,25 @@ def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str
     assert comparison.verdict == "NOT JUDGED"
     assert exit_code([comparison.verdict]) == 4
     assert reason(comparison.judgement).startswith(f"not simulated: {argument} {value}")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "judged"),
+    [(300, False), (1000, True)],
+)
+def test_several_kinds_of_kv_cache_are_refused_where_memory_is_short(blocks: int, judged: bool) -> None:
+    """20 requests of 7 blocks are 140 at once, and each of four groups has its own: 560 of 1,000 are enough."""
+    made = burst(20, 100, {}, num_gpu_blocks=blocks)
+    run = replayed(replace(made, engine=made.engine | {"kv_cache_groups": Setting("4", "recorded")}))
+    assert [what.split(" ")[0] for what in run.not_simulated] == ([] if judged else ["kv_cache_groups"])
+    assert run.basis["KV cache"].startswith("4 kinds")
+
+
+def test_the_name_of_a_model_tells_several_kinds_of_kv_cache() -> None:
+    """A log of gpt-oss was read without a word about its sliding windows."""
+    made = burst(20, 100, {}, num_gpu_blocks=100)
+    for model, several in (("openai/gpt-oss-120b", True), ("meta-llama/Llama-3.1-8B", False)):
+        assert (kinds_of_cache(replace(made, model=model)) is not None) == several
 
 
 def test_an_unknown_model_length_is_that_of_the_longest_request() -> None:

@@ -38,7 +38,7 @@ def open_arguments(run: ReplayRun) -> tuple[OpenArgument, ...]:
     engine, result = run.recording.engine, run.simulated.engine
     found = []
     if run.plan.engine.num_gpu_blocks is None and (result is None or _memory_could_bind(run.plan, result)):
-        used = "" if result is None else f"; up to {_blocks_in_use(result):,} were in use at once"
+        used = "" if result is None else f"; up to {result.blocks_in_use:,} were in use at once"
         found.append(OpenArgument("num_gpu_blocks", None, f"unlimited KV memory{used}"))
     changed = {name for name, _value in run.mode.engine}
     for name in ("async_scheduling", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size"):
@@ -65,17 +65,8 @@ def _why(name: str, run: ReplayRun, result: SimResult) -> str:
     if name == "enable_prefix_caching" or hits:
         return f"{int(result.cached_tokens.sum()):,} prompt tokens were found in the cache" if hits else ""
     blocks = plan.engine.num_gpu_blocks
-    tight = blocks is not None and 2 * _blocks_in_use(result) > blocks
+    tight = blocks is not None and 2 * result.blocks_in_use > blocks
     return "more than half of the KV blocks were in use" if tight else ""
-
-
-def _blocks_in_use(result: SimResult) -> int:
-    """Most blocks that requests held at once."""
-    most, least = 0, int(np.iinfo(np.int32).max)
-    for some in step_parts(result.steps):
-        most = max(most, int(some["free_blocks_before"].max(initial=0)))
-        least = min(least, int(some["free_blocks"].min(initial=least)))
-    return most - min(least, most)
 
 
 def _depth(steps: NDArray[np.void]) -> Int64s:
@@ -97,7 +88,7 @@ def _memory_could_bind(plan: ReplayPlan, result: SimResult) -> bool:
     engine, trace = plan.engine, plan.trace
     certain = -(-engine.max_model_len // engine.block_size)
     if trace.block_keys is None:
-        return _blocks_in_use(result) > certain
+        return result.blocks_in_use > certain
     filled = -(-(trace.prompt_tokens + trace.output_tokens) // engine.block_size)
     return int(filled.sum()) > certain
 
