@@ -16,7 +16,7 @@ def test_two_releases_on_an_experiment(run: Run) -> None:
     text = " ".join(answer.out.split())
     assert "A: mixtral-codegen replayed by embedded with h100-vllm-0.15.1 (9,000 requests)" in text
     assert "step time intercept A: 17629.284 us B: 18920.656 us" in text
-    assert "the requests that differ most in E2E:" in answer.out
+    assert "request by request: E2E MAPE" in answer.out
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 

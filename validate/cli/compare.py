@@ -60,7 +60,7 @@ def compare_verb(
     A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now),
     the id of a stored run, a coefficient release or a simulator (embedded, blis; both
     with --experiment).  Shown are all metrics with bootstrap intervals of the
-    difference, the inputs that differ, and the requests that differ most.
+    difference, and the inputs that differ.
 
     With --simulators, how far every simulator is from every experiment that is named,
     what it was fitted on, and what it took; exit code 4 if none of them answered.

@@ -1,4 +1,4 @@
-"""The differences of two sides: their intervals, inputs, requests and segments, and how they are shown."""
+"""The differences of two sides: their intervals and inputs, and how they are shown."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, isfinite
 
-import numpy as np
-
-from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.comparison.compare import compare, requests_of_both
-from blis_replay.validate.comparison.comparison import Comparison, MetricCell, Pairing
-from blis_replay.validate.comparison.named_sides import changed_inputs, inputs_of, only_on_one_side, timeline_of
+from blis_replay.validate.comparison.comparison import Comparison, MetricCell
+from blis_replay.validate.comparison.named_sides import changed_inputs, inputs_of, only_on_one_side
 from blis_replay.validate.comparison.pages import pairs_sentence
 from blis_replay.validate.comparison.saturation import overload_sentence
-from blis_replay.validate.comparison.segments import Segments, segments_between
 from blis_replay.validate.comparison.sides import Side
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Selection
@@ -24,17 +21,6 @@ from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import in_ms, number_text
 
 CELLS: tuple[MetricStatistic, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
-PAIRS_SHOWN = 10
-
-
-@dataclass(frozen=True)
-class RequestPairs:
-    """The requests that both sides have: int64[k] each, by size of the E2E difference, the largest first."""
-
-    request_index: Int64s
-    arrival_us: Int64s
-    ttft_us: tuple[Int64s, Int64s]
-    e2e_us: tuple[Int64s, Int64s]
 
 
 @dataclass(frozen=True)
@@ -43,8 +29,7 @@ class Differences:
 
     ``intervals_us``: 95 % of B less A, by number, where there are requests; ``resampled``: in words, what
     they rest on.  ``changed``: inputs that differ, as ``(what, A, B)``; ``one_sided``: those that one side does not
-    say.  ``both_replays``: no side is a recording.  ``pairs``, ``segments``: None where the sides do not have the
-    same requests.
+    say.  ``both_replays``: no side is a recording.
     """
 
     a: Side
@@ -54,8 +39,6 @@ class Differences:
     resampled: str
     changed: list[tuple[str, str, str]]
     one_sided: list[str]
-    pairs: RequestPairs | None
-    segments: Segments | None
     both_replays: bool
 
 
@@ -78,17 +61,8 @@ def differences(a: Side, b: Side) -> Differences:
         resampled=_words(samples, both is not None),
         changed=changed_inputs(*inputs),
         one_sided=only_on_one_side(*inputs),
-        pairs=None if both is None else _pairs(a, both, samples),
-        segments=_segments_of_both(a, b, both),
         both_replays=all("simulator" in side for side in inputs),
     )
-
-
-def _segments_of_both(a: Side, b: Side, both: Bools | None) -> Segments | None:
-    if both is None:
-        return None
-    one, other = timeline_of(a), timeline_of(b)
-    return None if one is None or other is None else segments_between(a.recording, one, other, both)
 
 
 def _intervals(
@@ -125,32 +99,10 @@ def _words(samples: Sequence[LatencySamples | None], paired: bool) -> str:
     }[known]
 
 
-def _pairs(a: Side, both: Bools, samples: Sequence[LatencySamples | None]) -> RequestPairs | None:
-    one, other = samples
-    if one is None or other is None:
-        return None
-    index = np.flatnonzero(both)
-    order = np.lexsort((index, -np.abs(other.e2e_us - one.e2e_us)))
-    return RequestPairs(
-        request_index=index[order],
-        arrival_us=a.recording.requests["arrival_us"].to_numpy()[index[order]],
-        ttft_us=(one.ttft_us.astype(np.int64)[order], other.ttft_us.astype(np.int64)[order]),
-        e2e_us=(one.e2e_us.astype(np.int64)[order], other.e2e_us.astype(np.int64)[order]),
-    )
-
-
 _RUN_COLUMNS = columns_named("id", "slug", "simulator", "coefficients", "replay", kind="data")
 _METRIC_COLUMNS = (
     *(Column(""), Column("A ms", "ms"), Column("B ms", "ms"), Column("B - A ms", "ms_difference")),
     *(Column("95 % interval", "word"), Column("B / A - 1", "error")),
-)
-_SEGMENT_COLUMNS = (
-    *(Column("where the time goes"), Column("A ms", "ms"), Column("B ms", "ms")),
-    *columns_named("B - A ms", "p50", "p99", kind="ms_difference"),
-)
-_PAIR_COLUMNS = (
-    *(Column("request"), Column("sent s", "decimal"), Column("E2E A ms", "ms"), Column("E2E B ms", "ms")),
-    *columns_named("B - A ms", "TTFT B - A ms", kind="ms_difference"),
 )
 _DATA_COLUMNS = (
     *columns_named("metric", "statistic", kind="data"),
@@ -160,7 +112,7 @@ _DATA_COLUMNS = (
 
 
 def differences_answer(compared: Differences) -> Answer:
-    """Head, metric table, what changed in the inputs, the segments, the requests that differ most; times in ms.
+    """Head, metric table, what changed in the inputs, how single requests agree; times in ms.
 
     The rows are the metrics: bounds are those of the difference's 95 % interval, ``change`` is B over A less one.
     """
@@ -173,10 +125,8 @@ def differences_answer(compared: Differences) -> Answer:
         ),
         _remarks(compared),
         *_inputs(compared),
-        *([] if compared.segments is None else [_segments(compared.segments)]),
+        pairs_sentence(compared.comparison),
     ]
-    if compared.pairs is not None:
-        page += [pairs_sentence(compared.comparison), _pair_table(compared.pairs)]
     rows = [
         [
             m,
@@ -247,27 +197,6 @@ def _inputs(compared: Differences) -> list[Part]:
     return [Block(parts)]
 
 
-def _segments(segments: Segments) -> Block:
-    rows: list[list[Cell]] = [
-        [part.name, *(float(us.mean()) for us in (part.a_us, part.b_us)), *_spread(part.difference_us)]
-        for part in (*segments.segments, segments.whole)
-    ]
-    return Block([Table("", _SEGMENT_COLUMNS, rows), *(f"merged: {line}" for line in segments.merged)])
-
-
-def _spread(difference_us: Floats) -> list[float]:
-    return [float(value) for value in (difference_us.mean(), *np.quantile(difference_us, (0.5, 0.99)))]
-
-
-def _pair_table(pairs: RequestPairs) -> Table:
-    rows: list[list[Cell]] = []
-    for i in range(min(PAIRS_SHOWN, len(pairs.request_index))):
-        (e2e_a, e2e_b), (ttft_a, ttft_b) = ((int(side[i]) for side in pair) for pair in (pairs.e2e_us, pairs.ttft_us))
-        named = (str(pairs.request_index[i]), float(pairs.arrival_us[i]) / 1e6)
-        rows.append([*named, e2e_a, e2e_b, e2e_b - e2e_a, ttft_b - ttft_a])
-    return Table("the requests that differ most in E2E", _PAIR_COLUMNS, rows)
-
-
 def _document(compared: Differences) -> dict[str, object]:
     metrics: dict[str, dict[str, object]] = {}
     for metric, statistic, cell, within in _cells(compared):
@@ -279,8 +208,7 @@ def _document(compared: Differences) -> dict[str, object]:
         "resampled": compared.resampled,
         "inputs_changed": [{"input": name, "a": one, "b": other} for name, one, other in compared.changed],
         "inputs_one_sided": compared.one_sided,
-        "segments": compared.segments and _segments_json(compared.segments),
-        "pairs": None if compared.pairs is None else _pairs_json(compared.pairs, compared.comparison.paired),
+        "paired": {metric: vars(pairing) for metric, pairing in compared.comparison.paired.items()},
     }
 
 
@@ -294,18 +222,6 @@ def _side(side: Side, requests: int) -> dict[str, object]:
     }
 
 
-def _segments_json(segments: Segments) -> list[dict[str, object]]:
-    return [
-        {
-            "segment": part.name,
-            "a_ms": in_ms(float(part.a_us.mean())),
-            "b_ms": in_ms(float(part.b_us.mean())),
-            "difference_ms": in_ms(float(part.difference_us.mean())),
-        }
-        for part in (*segments.segments, segments.whole)
-    ]
-
-
 def _difference(cell: MetricCell, interval_us: tuple[float, float] | None) -> dict[str, object]:
     entry: dict[str, object] = {
         "a_ms": in_ms(cell.a_us),
@@ -314,21 +230,3 @@ def _difference(cell: MetricCell, interval_us: tuple[float, float] | None) -> di
         "interval_ms": interval_us and [in_ms(bound) for bound in interval_us],
     }
     return entry if cell.reason is None else {**entry, "reason": cell.reason}
-
-
-def _pairs_json(pairs: RequestPairs, paired: Mapping[str, Pairing]) -> dict[str, object]:
-    most = [
-        {
-            "request_index": int(pairs.request_index[i]),
-            "sent_ms": in_ms(int(pairs.arrival_us[i])),
-            "e2e_ms": [in_ms(int(side[i])) for side in pairs.e2e_us],
-            "ttft_ms": [in_ms(int(side[i])) for side in pairs.ttft_us],
-        }
-        for i in range(min(PAIRS_SHOWN, len(pairs.request_index)))
-    ]
-    return {
-        "requests": len(pairs.request_index),
-        "mape": {metric: pairing.mape for metric, pairing in paired.items()},
-        "correlation": {metric: pairing.correlation for metric, pairing in paired.items()},
-        "most": most,
-    }

@@ -21,7 +21,6 @@ from blis_replay.replay.plan import sent_as
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
-from blis_replay.validate.comparison.segments import RequestTimeline, timeline_of_recording, timeline_of_run
 from blis_replay.validate.comparison.sides import Side, StoredRun, numbers_or_reason, recording_side, replay_side
 from blis_replay.validate.experiment import find_experiment, release_that_ships
 from blis_replay.validate.metrics.latency import LatencySamples, numbers_of
@@ -71,14 +70,6 @@ def _stored(
         for statistic, value_us in pooled.select("statistic", "simulated_us").iter_rows():
             values_us["itl"].setdefault(statistic, value_us)  # single tokens are not stored with a run
     return numbers_or_reason(values_us, "not stored with the run")
-
-
-def _stored_timeline(requests: pl.DataFrame, completed: Bools) -> RequestTimeline:
-    """The client's two latencies: a stored run has no stamps of the engine's loop."""
-    sent_us = np.where(completed, 0.0, np.nan)
-    ttft_us, e2e_us = (requests[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("ttft_us", "e2e_us"))
-    lacks = "queued, scheduled, first token and finished: not told of a stored run; only the two latencies are left"
-    return RequestTimeline(sent_us, None, ttft_us, e2e_us, "a stored run", lacks)
 
 
 @dataclass(frozen=True)
@@ -175,15 +166,6 @@ def inputs_of(side: Side) -> Inputs:
     if side.stored is not None:
         return _inputs_of_stored_run(side.recording, side.stored.record)
     return _inputs_of_recording(side.recording) if side.run is None else _inputs_of_run(side.run)
-
-
-def timeline_of(side: Side) -> RequestTimeline | None:
-    """When each request reached what; None where single requests are not known."""
-    if side.requests is None:
-        return None
-    if side.stored is not None:
-        return _stored_timeline(side.stored.requests, side.requests)
-    return timeline_of_recording(side.recording) if side.run is None else timeline_of_run(side.run)
 
 
 def _inputs_of_recording(recording: Recording) -> Inputs:

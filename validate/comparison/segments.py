@@ -1,4 +1,4 @@
-"""Where the time of a request goes, on two sides: observed and simulated, or any two of a recording and its replays.
+"""Where the time of a request goes, observed and simulated.
 
 The segments of a request follow each other from the client's send to its last token, so on either
 side they sum to its E2E, and their differences to the difference of the E2Es.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
@@ -57,10 +57,7 @@ class RequestTimeline:
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of the way: us of each compared request, float64[m], on either side.
-
-    Side A is what was observed and side B what was simulated, where a replay is compared with its recording.
-    """
+    """One part of the way: us of each compared request, float64[m], observed (A) and simulated (B)."""
 
     name: str
     a_us: Floats
@@ -98,17 +95,13 @@ class Segments:
 def segments_of(run: ReplayRun, selection: Selection | None = None) -> Segments:
     """The segments of a replay (B) beside its recording's (A); ``NothingToJudgeError`` without recorded latencies."""
     recording = run.recording
-    recorded = on_both_sides(run) & (selection or Selection()).of(recording.requests)
-    if not recorded.any():
+    chosen = on_both_sides(run) & (selection or Selection()).of(recording.requests)
+    if not chosen.any():
         raise NothingToJudgeError(
             f"{recording.alias}: no latencies of single requests were recorded; "
             "choose a recording that `list` calls recorded"
         )
-    return segments_between(recording, timeline_of_recording(recording), timeline_of_run(run), recorded)
-
-
-def segments_between(recording: Recording, a: RequestTimeline, b: RequestTimeline, chosen: Bools) -> Segments:
-    """The segments of the requests ``chosen`` (bool[n]) of a recording on two sides that have them."""
+    a, b = timeline_of_recording(recording), timeline_of_run(run)
     known = chosen & ~np.isnan(sum(a.marks) + sum(b.marks))
     if a.stamps is None or b.stamps is None or not known.any():
         lacks = (a if a.stamps is None else b).lacks if a.stamps is None or b.stamps is None else _NO_STAMPS

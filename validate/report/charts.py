@@ -7,34 +7,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats
 from blis_replay.ingest.tables import Column, Table
-from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import (
     SIDE_DASHES,
-    band_chart,
+    cycles_chart,
     distribution_chart,
     errors_chart,
     known_number,
     stages_note,
     waterfall_chart,
-    worst_chart,
 )
 from blis_replay.validate.report.series import (
     DepthOverTime,
     QuantileCurve,
-    band,
-    band_by,
-    depth_edges,
     depth_over_time,
     errors_over_time,
     published_curve,
     quantile_curve,
     stage_starts,
     step_cycles,
-    waiting_at_arrival,
 )
 from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn
 
@@ -65,9 +58,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
     over = "as clients see them" if depth.in_flight else "over recorded and over simulated steps"
     return Chart(
         "Requests in flight" if depth.in_flight else "Running and waiting requests",
-        f"Means of {len(depth.at_s)} parts of the run, {over}. "
-        + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True))
-        + empty,
+        f"Means of {len(depth.at_s)} parts of the run, {over}.{empty}",
         drawn(shown, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist(), share_x=True),
         Table(
             "depth by time",
@@ -77,11 +68,6 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
         ),
         wide=True,
     )
-
-
-def _mean(values: Floats) -> str:
-    known = values[~np.isnan(values)]
-    return f"{known.mean():.1f} on average, {known.max():.1f} at most" if len(known) else "not known"
 
 
 _NO_REQUESTS = "no latencies of single requests were recorded"
@@ -102,7 +88,7 @@ _Found = Iterator[Chart | dict[str, str]]
 
 def charts_of(evidence: Evidence) -> Charts:
     """All pictures that the recording and the replay have numbers for."""
-    parts = (_distributions, _ttft, _steps, _worst, _over_time, _depth, _waterfall)
+    parts = (_distributions, _steps, _over_time, _depth, _waterfall)
     return _charts(found for part in parts for found in part(evidence))
 
 
@@ -168,51 +154,12 @@ def _over_time(evidence: Evidence) -> _Found:
         yield errors_chart(errors_over_time(arrival_us, *sides), _marked(evidence), metrics)
 
 
-def _ttft(evidence: Evidence) -> _Found:
-    run, compared, title = evidence.run, evidence.compared, "TTFT against prompt tokens and queue depth"
-    if evidence.comparison.overloaded:
-        yield {title: _OF_QUEUE}
-        return
-    if not compared.any():
-        yield {title: _NO_REQUESTS}
-        return
-    if "ttft" in _forbidden(evidence):
-        yield {title: evidence.comparison.refused()["ttft"]}
-        return
-    ttft_us = run.recording.requests["ttft_us"].to_numpy()[compared], run.ttft_us[compared]
-    arrival_us = run.recording.requests["arrival_us"].to_numpy()[compared], run.arrival_us[compared]
-    prompts = prompt_tokens(run.recording)[compared], run.plan.trace.prompt_tokens[compared]
-    by_prompt = [band(tokens, side) for tokens, side in zip(prompts, ttft_us, strict=True)]
-    depths = [waiting_at_arrival(sent, sent + side) for sent, side in zip(arrival_us, ttft_us, strict=True)]
-    edges = depth_edges(max(int(depth.max()) for depth in depths))
-    by_depth = [band_by(edges, depth, side) for depth, side in zip(depths, ttft_us, strict=True)]
-    yield band_chart("TTFT against prompt tokens", "prompt tokens", "TTFT", *by_prompt)
-    yield band_chart("TTFT against queue depth", "requests without a first token at the send", "TTFT", *by_depth)
-
-
-_MOST_WORST = 5  # requests in the picture of the largest errors
-
-
-def _worst(evidence: Evidence) -> _Found:
-    run, compared, title = evidence.run, np.flatnonzero(evidence.compared), "requests with the largest errors"
-    if not len(compared) or evidence.comparison.overloaded or _forbidden(evidence) & {"e2e", "ttft"}:
-        yield {title: _NO_REQUESTS if not len(compared) else "single latencies cannot be compared"}
-        return
-    observed = [run.recording.requests[name].to_numpy()[compared] for name in ("ttft_us", "e2e_us")]
-    simulated = [side[compared].astype(np.float64) for side in (run.ttft_us, run.e2e_us)]
-    worst = np.argsort(-np.abs(simulated[1] - observed[1]), kind="stable")[:_MOST_WORST]
-    ttft_us, e2e_us = ((seen[worst], ours[worst]) for seen, ours in zip(observed, simulated, strict=True))
-    first = compared[worst[0]]
-    note = f"see one: blis-replay timeline {run.recording.alias} --request {first} --out trace.json"
-    yield worst_chart([f"request {index}" for index in compared[worst]], ttft_us, e2e_us, note)
-
-
 def _steps(evidence: Evidence) -> _Found:
     cycles = step_cycles(evidence.run)
     if cycles is None:
         yield {"step cycle against batch size": "fewer than 20 pairs of consecutive steps were recorded"}
     else:
-        yield band_chart("Step cycle against batch size", "running requests", "step cycle", *cycles)
+        yield cycles_chart(*cycles)
 
 
 def _depth(evidence: Evidence) -> _Found:

@@ -8,13 +8,12 @@ from math import inf, isnan, nan
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.explain.attribute import MEANS, QUANTITIES, Attribution, Estimate
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
-from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_text, time_unit
+from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_unit
 
 _QUANTILE_COLUMNS = (
     Column("quantile", "text"),
@@ -22,6 +21,7 @@ _QUANTILE_COLUMNS = (
     Column("simulated", "time"),
     Column("error", "error"),
 )
+_RUNNING = "running requests"
 _TIMES = tuple(Column(name, "time") for name in ("p10", "p50", "p90"))
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 SIDE_DASHES = {"observed": "", "simulated": DASHED}
@@ -108,8 +108,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
     return Chart(
         "Error over the time of the run",
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
-        + " ".join(_extremes(errors, metric) for metric in metrics)
-        + f" The thin lines are the limits of the means: {limits}.",
+        f"The thin lines are the limits of the means: {limits}.",
         drawn([panel], 8.6, 2.8, errors.at_s.tolist()),
         Table(
             "error of the mean by time",
@@ -130,29 +129,21 @@ def stages_note(stages: Sequence[tuple[float, str]]) -> str:
     return "; ".join(f"{name} from {start_s:.0f} s" for start_s, name in stages)
 
 
-def _extremes(errors: ErrorsOverTime, metric: str) -> str:
-    known = errors.errors[metric][~np.isnan(errors.errors[metric])]
-    if not len(known):
-        return f"{METRIC_NAMES[metric]}: nothing known."
-    return f"{METRIC_NAMES[metric]} between {percent(float(known.min()))} and {percent(float(known.max()))}."
-
-
-def band_chart(title: str, x_label: str, what: str, observed: Band, simulated: Band) -> Chart:
-    """A time (``what``) against something that it may depend on: medians, and the middle 80 % as an area."""
+def cycles_chart(observed: Band, simulated: Band) -> Chart:
+    """Step cycle against batch size: medians, and the middle 80 % as an area."""
     unit_us, unit = time_unit(max(float(shown.high.max(initial=0)) for shown in (observed, simulated)))
     marks = []
     for side, shown in (("observed", observed), ("simulated", simulated)):
         outline = np.concatenate([shown.low, shown.high[::-1]]) / unit_us
         marks.append(Mark(np.concatenate([shown.x, shown.x[::-1]]), outline, side, filled=True, opacity=0.18))
         marks.append(Mark(shown.x, shown.middle / unit_us, side, side, SIDE_DASHES[side], dot=3))
-    panel = Panel(marks, x_label, f"{what}, {unit}", y_limits=(0.0, None), whole_x=True)
+    panel = Panel(marks, _RUNNING, f"step cycle, {unit}", y_limits=(0.0, None), whole_x=True)
     rows = (*_band_rows("observed", observed), *_band_rows("simulated", simulated))
     return Chart(
-        title,
-        f"Medians of {what} by {x_label}, with the middle 80 %. Observed {_range(observed)}; "
-        f"simulated {_range(simulated)}.",
+        "Step cycle against batch size",
+        f"Medians of the step cycle by {_RUNNING}, with the middle 80 %.",
         drawn([panel], 3.7, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
-        Table(title, (Column("side", "text"), Column(x_label, "count"), Column("number"), *_TIMES), rows),
+        Table("step cycle", (Column("side", "text"), Column(_RUNNING, "count"), Column("number"), *_TIMES), rows),
     )
 
 
@@ -160,52 +151,6 @@ def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
     return tuple(
         (side, float(x), int(count), *map(float, (low, middle, high)))
         for x, low, middle, high, count in zip(shown.x, shown.low, shown.middle, shown.high, shown.count, strict=True)
-    )
-
-
-def _range(shown: Band) -> str:
-    if not len(shown.x):
-        return "none"
-    return f"medians between {time_text(float(shown.middle.min()))} and {time_text(float(shown.middle.max()))}"
-
-
-def worst_chart(names: Sequence[str], ttft_us: Sequence[Floats], e2e_us: Sequence[Floats], note: str) -> Chart:
-    """Requests as bars from their send on, observed above simulated; float64[requests] of either side."""
-    unit_us, unit = time_unit(float(max(side.max() for side in e2e_us)))
-    marks = []
-    for side, offset, first_us, last_us in zip(SIDE_DASHES, (-0.2, 0.2), ttft_us, e2e_us, strict=True):
-        for row, (first, last) in enumerate(zip(first_us / unit_us, last_us / unit_us, strict=True)):
-            down = (row + offset - 0.16, row + offset - 0.16, row + offset + 0.16, row + offset + 0.16)
-            named = row == 0
-            marks.append(Mark((first, last, last, first), down, side, side if named else "", filled=True))
-            to_first = "to the first token" if named and side == "observed" else ""
-            marks.append(Mark((0, first, first, 0), down, "ttft", to_first, filled=True))
-    differences = e2e_us[1] - e2e_us[0]
-    ends = np.maximum(*e2e_us) / unit_us
-    said = [f"{'+' if by > 0 else '-'}{time_text(abs(by))}" for by in differences]
-    panel = Panel(
-        marks,
-        f"since its send, {unit}",
-        x_limits=(0.0, None),
-        y_limits=(len(names) - 0.5, -0.5),
-        y_ticks={name: row for row, name in enumerate(names)},
-        margin=0.15,
-        texts=[(float(end), row, text) for row, (end, text) in enumerate(zip(ends, said, strict=True))],
-    )
-    times = [*(side.tolist() for side in (*ttft_us, *e2e_us)), said]
-    columns = [Column(f"{side} {name}", "time") for name in ("TTFT", "E2E") for side in SIDE_DASHES]
-    return Chart(
-        "Requests with the largest errors",
-        "TTFT and E2E, observed above simulated. "
-        + " ".join(f"{name}: E2E {text}." for name, text in zip(names, said, strict=True)),
-        drawn([panel], 8.6, 0.7 + 0.35 * len(names), range(len(names)), "y"),
-        Table(
-            "requests with the largest errors of E2E",
-            (Column("", "text"), *columns, Column("difference", "word")),
-            tuple(zip(names, *times, strict=True)),
-            note=note,
-        ),
-        wide=True,
     )
 
 
@@ -266,14 +211,10 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     rows = tuple(
         (name, *(number for bars in shown.values() for number in _numbers(bars[i]))) for i, name in enumerate(names)
     )
-    parts = "; ".join(
-        f"{metric}: " + ", ".join(f"{bar.name} {percent(bar.part + 0.0)}" for bar in bars)
-        for metric, bars in shown.items()
-    )
     return Chart(
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
-        f"intervals for another recording of the same load. {parts}.",
+        "intervals for another recording of the same load.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
         drawn(panels, 4.4, len(shown) * (0.5 + 0.2 * len(names)), range(len(names)), "y", share_x=True),
         Table(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
@@ -162,7 +161,6 @@ def _ratio(above: Values, below: Values) -> Floats:
     return np.asarray(np.divide(above, below, out=np.full(len(above), np.nan), where=np.asarray(below) > 0), np.float64)
 
 
-_MOST_BAND_BINS = 20
 _SHARES = (0.1, 0.5, 0.9)
 
 
@@ -177,41 +175,13 @@ class Band:
     count: Int64s
 
 
-def band(x: Int64s, y: Int64s | Floats) -> Band:
-    """Points (x[i], y[i]) in at most 20 bins that hold about as many points each; at least one point."""
-    edges = np.unique(np.quantile(x, np.linspace(0, 1, _MOST_BAND_BINS + 1)))
-    return _banded(x, y, np.searchsorted(edges[1:-1], x, side="right"))
-
-
 def band_by(edges: Floats, x: Int64s, y: Int64s | Floats) -> Band:
-    """The same in bins between given edges (float64[k + 1]); bins without points are left out, as are points beyond."""
+    """Points (x[i], y[i]) in bins between edges (float64[k + 1]); empty bins are left out, and so are points beyond."""
     place = np.searchsorted(edges, x, side="right") - 1
-    inside = (place >= 0) & (place < len(edges) - 1)
-    return _banded(x[inside], y[inside], place[inside])
-
-
-def depth_edges(deepest: int) -> Floats:
-    """Edges of bins of depths from 0 on: single ones up to 4, then two for each doubling."""
-    edges = [0, 1, 2, 3, 4]
-    while edges[-1] <= deepest:
-        edges += [edges[-1] * 3 // 2, edges[-1] * 2]
-    return np.array(edges, np.float64)
-
-
-def _banded(x: Int64s, y: Int64s | Floats, place: NDArray[np.intp]) -> Band:
-    order = np.argsort(place, kind="stable")
-    bins, first = np.unique(place[order], return_index=True)
-    parts = np.split(order, first[1:]) if len(bins) else []
-    quantiles = np.array([np.quantile(y[part], _SHARES) for part in parts]).reshape(-1, 3)
-    middles = np.array([np.median(x[part]) for part in parts])
-    low, middle, high = quantiles.T
-    return Band(middles, low, middle, high, np.array([len(part) for part in parts], np.int64))
-
-
-def waiting_at_arrival(arrival_us: Int64s, first_token_us: Int64s) -> Int64s:
-    """int64[n]: how many requests sent before each (``arrival_us``, ascending) had no first token when it was sent."""
-    done = np.searchsorted(np.sort(first_token_us), arrival_us, side="right")
-    return (np.arange(len(arrival_us)) - done).astype(np.int64)
+    parts = [part for i in range(len(edges) - 1) if len(part := np.flatnonzero(place == i))]
+    low, middle, high = np.array([np.quantile(y[part], _SHARES) for part in parts]).reshape(-1, 3).T
+    count = np.array([len(part) for part in parts], np.int64)
+    return Band(np.array([np.median(x[part]) for part in parts]), low, middle, high, count)
 
 
 # With fewer requests running, the engine may have been idle between two steps.

@@ -52,7 +52,7 @@ class Panel:
 
     ``x_limits``, ``y_limits``: None in place of an end: that of the data with a margin; the first may be above the
     second.  ``y_ticks``: names and places, in place of round numbers.  ``stages``: begin and name of each load stage.
-    ``texts``: x, y and a text to the right of it.  ``height``: relative to other panels.
+    ``texts``: x, y and a text to the right of it.
     """
 
     marks: Sequence[Mark]
@@ -67,7 +67,6 @@ class Panel:
     margin: float = _MARGIN
     stages: Sequence[tuple[float, str]] = ()
     texts: Sequence[tuple[float, float, str]] = ()
-    height: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -105,22 +104,21 @@ def drawn(
     if share_x:
         x_limits = [(min(low for low, _ in x_limits), max(high for _, high in x_limits))] * len(panels)
     y_limits = [_limits(panel.y_limits, [mark.y for mark in panel.marks], _MARGIN) for panel in panels]
-    tallest = max(panel.height for panel in panels)
     y_ticks = [
-        _ticks(limits, 6 if panel.height == tallest else 3) if panel.y_ticks is None else panel.y_ticks
+        _ticks(limits, 6) if panel.y_ticks is None else panel.y_ticks
         for panel, limits in zip(panels, y_limits, strict=True)
     ]
     left = max(_left_pt(panel, ticks) for panel, ticks in zip(panels, y_ticks, strict=True))
     numbered = [not share_x or i == len(panels) - 1 for i in range(len(panels))]
     above = [_above_pt(panel, width - left) for panel in panels]
     below = [_GAP_PT + _ROW_PT * (shown + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)]
-    room = (height - sum(above) - sum(below)) / sum(panel.height for panel in panels)
+    room = (height - sum(above) - sum(below)) / len(panels)
     top = 0.0
     placed: list[_Axes] = []
     parts: list[str] = []
     for i, panel in enumerate(panels):
         top += above[i]
-        bottom = top + room * panel.height
+        bottom = top + room
         axes = _Axes(panel, (left, width - 2 * _GAP_PT), (top, bottom), x_limits[i], y_limits[i], y_ticks[i])
         parts += axes.drawn(numbered[i])
         placed.append(axes)

@@ -25,16 +25,12 @@ from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import errors_chart, falls
 from blis_replay.validate.report.series import (
     ErrorsOverTime,
-    band,
-    band_by,
-    depth_edges,
     depth_over_time,
     errors_over_time,
     quantile_curve,
     recorded_cycles,
     stage_starts,
     step_cycles,
-    waiting_at_arrival,
 )
 from blis_replay.validate.text.cells import cell_text
 
@@ -70,22 +66,6 @@ def test_errors_over_time_are_those_of_the_requests_sent_then() -> None:
     assert errors.requests.tolist() == [20, 20]
     for metric in ("e2e", "ttft", "itl"):
         np.testing.assert_allclose(errors.errors[metric], [0.1, -0.25])
-
-
-def test_requests_that_wait_at_a_send() -> None:
-    """Sent at 0, 10, 20, 30; first tokens at 25, 12, 40, 50: at 10 one waits, at 20 the first, at 30 the third."""
-    waiting = waiting_at_arrival(np.array([0, 10, 20, 30]), np.array([25, 12, 40, 50]))
-    assert waiting.tolist() == [0, 1, 1, 1]
-
-
-def test_bands_hold_every_point_once() -> None:
-    rng = np.random.default_rng(1)
-    x, y = rng.integers(0, 500, 3_000), rng.integers(0, 10**6, 3_000)
-    shown = band(x, y)
-    assert len(shown.x) == 20
-    assert shown.count.sum() == 3_000
-    assert band_by(depth_edges(499), x, y).count.sum() == 3_000
-    assert depth_edges(5).tolist() == [0, 1, 2, 3, 4, 6, 8]
 
 
 def test_depth_from_clients_is_the_time_requests_are_there(wrong_evidence: Evidence) -> None:
