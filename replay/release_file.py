@@ -33,19 +33,20 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     return parse_release(page_of_text(path, "coefficients"), str(path))
 
 
-def refuse_other_file(path: Path, name: str, models: Collection[str]) -> None:
-    """Let a release be written only where nothing is, or an earlier one of its name whose models it has as well.
+def replaced_release(path: Path, name: str, models: Collection[str]) -> CoefficientRelease | None:
+    """The release that would be lost if another were written there; None where nothing is, or a pipe or a device.
 
-    Raises ``FileExistsAlreadyError``.  A pipe or a device holds nothing.
+    Raises ``FileExistsAlreadyError`` for anything else than an earlier one of its name whose models it has as well.
     """
     if not path.is_file():
-        return
+        return None
     try:
         earlier = parse_release(page_of_text(path, "coefficients"), str(path))
     except ReleaseError:
         raise exists_already(path) from None
     if earlier.name != name or not {entry.model for entry in earlier.models} <= set(models):
         raise exists_already(path)
+    return earlier
 
 
 # Those that ship are asked for once an experiment; to read one takes as long as a replay.

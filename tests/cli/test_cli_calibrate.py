@@ -29,7 +29,8 @@ def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run) -> No
 
 @pytest.mark.usefixtures("stored_demo")
 def test_steps_are_told_in_eighty_columns(run: Run) -> None:
-    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    fitted = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--window", "0.1:1")
+    assert fitted.out.endswith(" --coefficients mine.yaml --window 0.1:1\n"), "it is tried on what it was fitted to"
     answer = run("coefficients", "test", "--experiment", "1b-general", "--coefficients", "mine.yaml")
     assert (answer.code, answer.err) == (0, "")
     assert max(len(line) for line in answer.out.splitlines()) <= 80
@@ -63,7 +64,10 @@ def test_only_an_earlier_release_of_the_same_name_and_model_is_replaced(run: Run
         assert (answer.code, answer.out, answer.err) == (2, "", refused)
         assert Path("mine.yaml").read_text() == there
     assert run(*calibrate, "--force").code == 0
-    assert run(*calibrate).code == 0
+    assert "in place of" not in run(*calibrate).out, "the same fit again loses nothing"
+    Path("mine.yaml").write_text(release.replace("summary: ", "summary: Once "))
+    lost = parse_release(Path("mine.yaml").read_text("utf-8"), "mine.yaml").sha256
+    assert run(*calibrate, "--json").json["replaced"] == lost
 
 
 @pytest.mark.heavy

@@ -15,6 +15,7 @@ from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import notes
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.judgement import remark
 from blis_replay.validate.text.messages import words
 
 SLUG = "20260218-150304-codellama-34b-tp2-general"
@@ -35,6 +36,8 @@ def on(comparison: Comparison, hardware: str | None) -> list[str]:
 def test_coefficients_of_another_gpu_are_said(comparison: Comparison) -> None:
     assert "hardware: A100-SXM4-80GB; the coefficients are for H100-SXM-80GB" in on(comparison, "A100-SXM4-80GB")
     assert "hardware: not recorded; the coefficients are for H100-SXM-80GB" in on(comparison, None)
+    fitted = remark("hardware", recorded="CPU", release="not recorded")  # as `calibrate` calls it
+    assert words(fitted) == "hardware: CPU; the coefficients are for hardware that nobody recorded"
 
 
 @pytest.mark.parametrize("hardware", ["H100-SXM-80GB", "H100", "h100"])

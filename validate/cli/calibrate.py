@@ -95,7 +95,7 @@ def calibrate_verb(
     from blis_replay.base.addons import needed_addon
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.release_file import load_release, refuse_other_file
+    from blis_replay.replay.release_file import load_release, replaced_release
     from blis_replay.replay.simulator import model_of
     from blis_replay.validate.experiment import given_options
     from blis_replay.validate.fit.calibrate import Options, calibrate, training_recordings
@@ -106,8 +106,9 @@ def calibrate_verb(
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 7b-train --out mine.yaml`")
     with open_for_reading(store_path) as store:
         recordings, left_out = training_recordings(store, names, data)  # type: ignore[arg-type]  # click checked it
+    models, lost = [model_of(recording) for recording in recordings], None
     if not force:  # said before the fit, which takes a while
-        refuse_other_file(out, name or out.stem, [model_of(recording) for recording in recordings])
+        lost = replaced_release(out, name or out.stem, models)
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, window=window)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
     source = f"blis-replay calibrate {trained}"
@@ -122,8 +123,14 @@ def calibrate_verb(
     written = force or not any(fit.missed for fit in fits)
     if written:
         write_whole(out, format_release(release))
-    again = given_options(str(out), store_path)
-    return print_answer(calibration_answer(str(out), fits, recordings, again, written=written, left_out=left_out))
+    again = given_options(str(out), store_path) + (
+        "" if window == (0.0, 1.0) else f" --window {window[0]:g}:{window[1]:g}"
+    )
+    replaced = lost.sha256 if lost is not None and written and lost.sha256 != release.sha256 else None
+    answer = calibration_answer(
+        str(out), fits, recordings, again, written=written, left_out=left_out, replaced=replaced
+    )
+    return print_answer(answer)
 
 
 @verb("gate")

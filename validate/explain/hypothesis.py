@@ -195,4 +195,5 @@ class Replayed:
             return "the coefficients are fitted to this recording; see what is left", see
         _, store_option, store = self.options.partition(" --store ")  # calibrate takes no coefficients
         train = f"blis-replay calibrate --train {quote(self.recording.alias)}{store_option}{store}"
-        return "calibrate", f"{train} --out mine.yaml"
+        out = "refit.yaml" if "mine.yaml" in self.options else "mine.yaml"  # not over the coefficients that are judged
+        return "calibrate", f"{train} --out {out}"

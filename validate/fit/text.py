@@ -37,13 +37,15 @@ def calibration_answer(
     *,
     written: bool,
     left_out: Sequence[str] = (),
+    replaced: str | None = None,
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
     ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
     ``recordings``: what it was fitted to; ``options``: those that name the release, and the store if not the usual
-    one.  ``left_out``: in words, what a pattern matched and was not fitted to.  In the document coefficients are in
-    us, errors of windows in percent, and scores are fractions.
+    one.  ``left_out``: in words, what a pattern matched and was not fitted to.  ``replaced``: the
+    hash of an earlier release that stood in the file.  In the document coefficients are in us, errors of windows in
+    percent, and scores are fractions.
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
     command = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
@@ -54,13 +56,20 @@ def calibration_answer(
         for coefficient in fit.record.coefficients
     ]
     misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
+    earlier = "" if replaced is None else f" in place of an earlier release (sha256 {replaced[:12]})"
     done = (
-        Verbatim(f"wrote {release}; try it:\n  {command}")
+        Verbatim(f"wrote {release}{earlier}; try it:\n  {command}")
         if written
         else Line(f"{release} not written; {_remedy(fits)}")
     )
     fitted = [_document(fit) for fit in fits]
-    document = {"release": release, "written": written, "left_out": list(left_out), "fits": fitted}
+    document = {
+        "release": release,
+        "written": written,
+        "replaced": replaced,
+        "left_out": list(left_out),
+        "fits": fitted,
+    }
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
         page += [Block(_fit(fit)), *_scores(fit, aliases)]

@@ -21,7 +21,7 @@ from blis_replay.validate.judgement import FITTED, HELD_OUT, Judgement, State, V
 from blis_replay.validate.metrics.latency import METRIC_NAMES, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
 from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates, half_width, request_order
-from blis_replay.validate.text.messages import words
+from blis_replay.validate.text.messages import made_for, words
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
@@ -106,7 +106,7 @@ def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) ->
     # Of a model that the release does not have, --extrapolate would be refused too: that is said first.
     entry_of(release, recording, extrapolate=True)
     raise ReleaseError(
-        f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on "
+        f"release {release.name} is {made_for(release.hardware)}, and {recording.alias} was recorded on "
         f"{recording.hardware}; gate it with --extrapolate if that is meant"
     )
 

@@ -16,6 +16,11 @@ def words(remark: Remark) -> str:
     return MESSAGES[remark.code](**remark.values)
 
 
+def made_for(hardware: str) -> str:
+    """``for H100``; of a release that was fitted to recordings of unknown hardware, that nobody recorded it."""
+    return "for hardware that nobody recorded" if hardware == "not recorded" else f"for {hardware}"
+
+
 def _named(errors: Mapping[str, float], written: Callable[[float], str]) -> str:
     return ", ".join(f"{METRIC_NAMES[metric]} {written(value)}" for metric, value in errors.items())
 
@@ -166,7 +171,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "draws": _draws,
     "repeats": _repeats,
     "slo": lambda side, attained: f"{side}: {attainment_line(attained)}",
-    "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are for {release}",
+    "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
     "warm_up": _warm_up,
     "extrapolated": lambda what: f"extrapolated: {what}",

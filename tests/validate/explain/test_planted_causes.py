@@ -113,6 +113,13 @@ def test_who_has_calibrated_to_the_recording_is_not_sent_to_do_it_again(planted:
         assert explanations(attribution)[0].endswith(mend)
 
 
+def test_a_fit_is_not_advised_over_the_coefficients_that_are_judged(planted: Planted) -> None:
+    wrong = wrong_simulator(planted, "step_time")
+    options = " --coefficients mine.yaml"
+    attribution = attribute(wrong.recording, wrong.release, parse_mode(wrong.replay), options=options)
+    assert explanations(attribution)[0].endswith(" --out refit.yaml")
+
+
 def test_two_planted_causes_are_told_apart(planted: Planted, alone: Callable[[str], Attribution]) -> None:
     """Together, each has the share that it has alone, within a tenth: steps 25 % longer, and 12 ms before the queue."""
     both = explained(planted, "step_time", "pre_queue")
