@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.ingest.recording import REQUEST_SCHEMA, Recording, Stage
@@ -14,14 +15,16 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import ReplayMode
 
 _SEED = 42
-_SPREAD = 0.1  # share: lengths lie this far on either side of the mean; equal ones would be answered together
+# Share: lengths lie this far on either side of the mean, unless the summary says it; equal ones would end together.
+_SPREAD = 0.1
+_LEAST_BURSTINESS = 0.01  # of --burstiness; with less all requests would come at once
 _MAX_REQUESTS = 1_000_000  # of a summary; more is a slip
 _MAX_US = 1e15  # 30 years: a longer run is a slip, and times would leave int64 soon
 _WHOLE_RUN = -1  # stage of aggregates over all stages
 # What a replay of such requests says of them.
 MADE = (
-    "made of a summary: as many as it says, of its mean lengths, spread evenly over 10 % on either side, prompts as "
-    "far as max_model_len has room"
+    "made of a summary: as many as it says, of its mean lengths, spread evenly over 10 % on either side (or as it "
+    "says), prompts as far as max_model_len has room"
 )
 
 
@@ -38,9 +41,10 @@ def of_summary(recording: Recording, mode: ReplayMode) -> tuple[Recording, Repla
 def of_aggregates(recording: Recording) -> Recording:
     """A recording with requests made of its aggregates, where that is all it has; else as it is.
 
-    Each load stage gets as many as were sent, in a Poisson process at its rate.  Lengths spread evenly over 10 % on
-    either side of the mean.  Prompts spread over less where longer ones would not fit ``max_model_len``, as the server
-    took them all.  Raises ``ReplayError`` for aggregates without numbers or lengths of requests.
+    Each load stage gets as many as were sent, in a Poisson process at its rate; where ``vllm bench`` had another
+    ``--burstiness``, gaps have a gamma distribution of that shape.  Lengths spread evenly over 10 % on either side of
+    the mean, or as the summary says.  Prompts spread over less where longer ones would not fit ``max_model_len``, as
+    the server took them all.  Raises ``ReplayError`` for aggregates without numbers or lengths of requests.
     """
     if recording.requests.height or not recording.is_summed_up:
         return recording
@@ -52,15 +56,16 @@ def of_aggregates(recording: Recording) -> Recording:
     for stage in stages:
         figures = _figures(recording, stage.stage)
         count = round(figures["requests"])
-        share = np.sort(random.random(count))
+        share = _sends(figures["burstiness"], count, random)
         if not count * 1e6 / stage.rate_per_s < _MAX_US:
             raise UnreplayableError(
                 f"{recording.alias}: stage {stage.stage} of its summary lasts for decades; correct its rate"
             )
         arrival_us = start_us + np.floor(share * count * 1e6 / stage.rate_per_s).astype(np.int64)
         start_us += stage.duration_us
-        spread = random.uniform(1 - _SPREAD, 1 + _SPREAD, (2, count))
-        spread[0] = 1 + (spread[0] - 1) * _room(recording, figures["prompt_tokens"])
+        width = figures["spread"]
+        spread = random.uniform(1 - width, 1 + width, (2, count))
+        spread[0] = 1 + (spread[0] - 1) * _room(recording, figures["prompt_tokens"], width)
         lengths = np.maximum(np.rint(spread * [[figures["prompt_tokens"]], [figures["output_tokens"]]]), 1)
         parts.append((np.full(count, stage.stage), arrival_us, *lengths.astype(np.int64)))
     if not parts:
@@ -89,12 +94,20 @@ def of_aggregates(recording: Recording) -> Recording:
     return replace(recording, requests=rows_of(frame.select(columns)))
 
 
-def _room(recording: Recording, prompt_tokens: float) -> float:
+def _sends(burstiness: float, count: int, random: np.random.Generator) -> Floats:
+    """float64[count]: when requests are sent, as shares of the time, ascending; 1 is a Poisson process."""
+    if burstiness == 1:
+        return np.sort(random.random(count))
+    times = np.cumsum(random.gamma(burstiness, size=count + 1))
+    return times[:-1] / times[-1]
+
+
+def _room(recording: Recording, prompt_tokens: float, width: float) -> float:
     """How much of the spread of prompts the server took: none of them can be ``max_model_len`` tokens long."""
     if "max_model_len" not in recording.engine:
         return 1.0
     most = int(recording.engine["max_model_len"].value) - 1
-    return min(max(most / prompt_tokens - 1, 0.0) / _SPREAD, 1.0)
+    return min(max(most / prompt_tokens - 1, 0.0) / width, 1.0) if width else 1.0
 
 
 def clients_of(recording: Recording) -> ClosedLoop | None:
@@ -110,7 +123,7 @@ def clients_of(recording: Recording) -> ClosedLoop | None:
 
 
 def _figures(recording: Recording, stage: int) -> dict[str, float]:
-    """What the aggregates of a stage say of its requests: how many, and the mean lengths."""
+    """What the aggregates of a stage say of its requests: how many, the mean lengths, and how they vary."""
     found = {
         (metric, statistic): value
         for of, metric, statistic, value in recording.aggregates.iter_rows()
@@ -121,7 +134,10 @@ def _figures(recording: Recording, stage: int) -> dict[str, float]:
         "prompt_tokens": (("prompt_tokens", "mean"),),
         "output_tokens": (("output_tokens", "mean"), ("output_tokens_reported", "mean")),
     }
-    figures = {}
+    figures = {
+        "spread": found.get(("lengths", "spread"), _SPREAD),
+        "burstiness": max(found.get(("burstiness", "asked"), 1.0), _LEAST_BURSTINESS),
+    }
     for name, places in wanted.items():
         value = next((found[place] for place in places if place in found), 0.0)
         if not 1 <= value <= _MAX_REQUESTS:

@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from load_levels import level
 from recordings import make_recording
@@ -130,6 +131,16 @@ def exact(columns: dict[str, Any], **engine: int | bool) -> ReplayPlan:
     return plan_replay(make_recording(columns, engine=engine), ReplayMode())
 
 
+def summary(sent: int, stages: tuple[Stage, ...] = (Stage(0, 10.0, 1_000_000),), **said: float) -> Recording:
+    """A summary of so many requests of 200 prompt tokens, sent at a rate; ``said``: what else it says."""
+    of_lengths = {"burstiness": ("burstiness", "asked"), "spread": ("lengths", "spread")}
+    made = level(4, 200, 60, {})
+    kept = made.aggregates.filter(~pl.col("metric").is_in(["concurrency", "requests"]))
+    rows = [("requests", "sent", float(sent)), *((*of_lengths[name], value) for name, value in said.items())]
+    more = pl.DataFrame([(-1, *row) for row in rows], schema=kept.schema, orient="row")
+    return replace(made, stages=stages, aggregates=pl.concat([kept, more]))
+
+
 class TestArrivals:
     def test_a_rate_brings_them_closer_together(self) -> None:
         """4 times as fast: 0, 10 and 21 us become 0, 2.5 and 5.25 us, rounded half to even."""
@@ -153,6 +164,21 @@ class TestArrivals:
         assert np.abs(plan.trace.prompt_tokens - 200).max() <= 20
         assert np.abs(plan.trace.output_tokens - 60).max() <= 6
         assert plan.basis["requests"].startswith("made of a summary")
+
+    @pytest.mark.parametrize(("burstiness", "variation"), [(0.25, 2.0), (1.0, 1.0), (100.0, 0.1)])
+    def test_a_summary_says_how_regular_its_sends_were(self, burstiness: float, variation: float) -> None:
+        """Gaps of a gamma distribution of shape k vary by 1 / sqrt(k) of their mean (vllm/benchmarks/serve.py)."""
+        made = summary(stages=(Stage(0, 10.0, 400_000_000),), burstiness=burstiness, sent=4000)
+        gaps_us = np.diff(plan_replay(made, ReplayMode()).trace.arrival_us)
+        assert gaps_us.std() / gaps_us.mean() == pytest.approx(variation, rel=0.1)
+        assert gaps_us.mean() == pytest.approx(100_000, rel=0.01)
+
+    @pytest.mark.parametrize(("spread", "shortest"), [(1.0, 0.0), (0.0, 1.0)])
+    def test_a_summary_says_how_lengths_were_drawn(self, spread: float, shortest: float) -> None:
+        """SGLang's `--random-range-ratio` 0 draws from 1 to N, twice the mean; 1 makes all alike."""
+        trace = plan_replay(summary(spread=spread, sent=4000), ReplayMode()).trace
+        assert trace.prompt_tokens.min() == pytest.approx(200 * shortest, abs=2)
+        assert trace.prompt_tokens.max() == pytest.approx(200 * (2 - shortest), abs=2)
 
     def test_turns_of_a_client_need_prompts_that_are_known(self) -> None:
         mode = ReplayMode(loop=ClosedLoop(1), sessions="prompts")

@@ -58,7 +58,7 @@ _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors
 _SCALARS = {
     *("backend", "model_id", "request_rate", "max_concurrency", "duration", "request_throughput"),
     *("num_prompts", "completed", "failed", "total_input_tokens", "total_output_tokens"),
-    *("probe_completed", "probe_failed", "total_input_sequences"),
+    *("probe_completed", "probe_failed", "total_input_sequences", "burstiness", "dataset_name", "random_range_ratio"),
 }
 _STATISTIC = re.compile(r"(mean|median|p\d{1,2}(?:\.\d{1,4})?)_(ttft|tpot|itl|e2el|e2e_latency)_ms", re.ASCII)
 _METRICS = {"ttft": "ttft", "tpot": "tpot_reported", "itl": "itl_reported", "e2el": "e2e", "e2e_latency": "e2e"}
@@ -373,6 +373,11 @@ def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]
     if isinstance(scalars.get("request_rate"), str) or _cap_held(scalars):
         clients = scalars.get("max_concurrency") or _sent(scalars)
         yield from reported_number(file, "concurrency", "asked", clients)
+    yield from reported_number(file, "burstiness", "asked", scalars.get("burstiness"))
+    shortest = finite(scalars.get("random_range_ratio"))
+    if scalars.get("dataset_name") == "random" and shortest is not None and 0 <= shortest <= 1:
+        # SGLang draws lengths between this share of the longest and the longest, evenly.
+        yield from reported_number(file, "lengths", "spread", (1 - shortest) / (1 + shortest))
     completed = tokens(scalars.get("completed"))
     for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):
         if completed:

@@ -284,6 +284,15 @@ def test_what_sglangs_server_says_of_itself_is_read(tmp_path: Path) -> None:
     assert file.tally.rejected_count == 0
 
 
+@pytest.mark.parametrize(("ratio", "spread"), [(1.0, 0.0), (0.5, 1 / 3), (0.0, 1.0)])
+def test_how_loads_were_drawn_is_read(tmp_path: Path, ratio: float, spread: float) -> None:
+    """SGLang draws lengths from ratio x N to N: 1/2 N to N is 3/4 N, a third of which on either side is 1/4 N."""
+    made = result(burstiness=0.5, dataset_name="random", random_range_ratio=ratio)
+    said = {(metric, name): value for _stage, metric, name, value in read(tmp_path, made)[0].aggregates.iter_rows()}
+    assert said["burstiness", "asked"] == 0.5
+    assert said["lengths", "spread"] == pytest.approx(spread)
+
+
 def test_a_request_that_was_never_sent_does_not_make_the_zero(tmp_path: Path) -> None:
     found, file = read(tmp_path, result(2, start_times=[0.0, 1001.0]))
     assert found.frame["sent_us"].to_list() == [1_001_000_000]
