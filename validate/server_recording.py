@@ -1,4 +1,4 @@
-"""A vLLM server run under the recorder: its steps, its log and its metrics in one directory."""
+"""A vLLM server run under the recorder: its steps, its spans, its log and its metrics in one directory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from blis_replay import recorder
-from blis_replay.base.errors import RecordError, counted, printable
+from blis_replay.base.errors import RecordError, counted, printable, require_extra
 from blis_replay.base.files import whole_file
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.step_log import MAX_LINE_BYTES
@@ -31,6 +32,8 @@ from blis_replay.recorder.writer import FLUSH_S
 LOG, BEFORE, AFTER = "vllm.log", "metrics-before.prom", "metrics-after.prom"
 STEPS = "steps-*.jsonl.gz"
 _PLUGIN, _GROUP = "blis_replay", "vllm.general_plugins"
+_ENDPOINT = "--otlp-traces-endpoint"
+_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _PORT, _HOST = 8000, "127.0.0.1"
 _PIECE_BYTES = 64 << 10
 _MOST_METRICS_BYTES = 64 << 20
@@ -48,6 +51,7 @@ class ServerRecording:
 
     directory: Path
     exit_code: int = 0
+    spans: int = 0
     step_logs: tuple[Path, ...] = ()
     metrics: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -62,12 +66,20 @@ def new_directory(command: Sequence[str]) -> Path:
     return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{short}-tp{parallel}-recorded"
 
 
-async def record_server(command: Sequence[str], directory: Path, output: BinaryIO | None = None) -> ServerRecording:
+async def record_server(
+    command: Sequence[str],
+    directory: Path,
+    *,
+    spans: bool,
+    say: Callable[[str], None],
+    output: BinaryIO | None = None,
+) -> ServerRecording:
     """Run a server until it ends, and leave what it says of itself in ``directory``.
 
     Nothing is installed where the server runs: the plugin lies in a folder that its ``PYTHONPATH`` names.  SIGINT,
-    SIGTERM and SIGHUP are passed on to it, after its last metrics were fetched.  ``output`` takes what the server
-    prints.  Raises :class:`RecordError` if the command cannot be started, or the directory has a recording.
+    SIGTERM and SIGHUP are passed on to it, after its last metrics were fetched.  ``spans``: whether to receive its
+    OTLP spans.  ``say`` is called with a line for the operator; ``output`` takes what the server prints.  Raises
+    :class:`RecordError` if the command cannot be started, or the directory has a recording.
     """
     if any(directory.glob(STEPS)) or (directory / LOG).exists():
         raise RecordError(f"{directory}: there is a recording in it; name another directory with --out")
@@ -75,7 +87,10 @@ async def record_server(command: Sequence[str], directory: Path, output: BinaryI
     made = ServerRecording(directory.resolve())
     with TemporaryDirectory(prefix="blis-replay-plugin-") as folder:
         install_plugin(Path(folder))
-        await _Run(command, made, server_environment(folder, made.directory), output).until_it_ends()
+        if not spans or not _takes_spans(command, made.notes):
+            await _Run(command, made, server_environment(folder, made.directory), output).until_it_ends()
+        else:
+            await _with_spans(command, folder, made, say, output)
     made.step_logs = tuple(sorted(made.directory.glob(STEPS)))
     return made
 
@@ -102,7 +117,28 @@ def server_environment(folder: str, directory: Path) -> dict[str, str]:
     told = {DIRECTORY: str(directory), "PYTHONPATH": os.pathsep.join(paths)}
     if allowed := given.get("VLLM_PLUGINS"):
         told["VLLM_PLUGINS"] = f"{allowed},{_PLUGIN}"
+    # Spans are sent every 5 s otherwise, and those of the last seconds are lost when the server ends.
+    told["OTEL_BSP_SCHEDULE_DELAY"] = given.get("OTEL_BSP_SCHEDULE_DELAY", "500")
     return {**given, **told}
+
+
+async def _with_spans(
+    command: Sequence[str],
+    folder: str,
+    made: ServerRecording,
+    say: Callable[[str], None],
+    output: BinaryIO | None,
+) -> None:
+    # What gRPC has to say on standard error is said here; it reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    require_extra("record", "`record` with spans (--no-spans records without)", "grpc")
+    from blis_replay.validate.span_receiver import SpanLog, receiving
+
+    log = SpanLog(made.directory, say)
+    environment = server_environment(folder, made.directory) | {_PROTOCOL: "grpc"}
+    async with receiving(log) as address:
+        await _Run([*command, _ENDPOINT, f"http://{address}"], made, environment, output).until_it_ends()
+    made.spans = log.spans
 
 
 @dataclass
@@ -234,6 +270,35 @@ def _value(command: Sequence[str], option: str) -> str | None:
         elif argument.startswith(f"{option}="):
             found = argument.partition("=")[2]
     return found
+
+
+def _takes_spans(command: Sequence[str], notes: list[str]) -> bool:
+    """Whether the server can send its spans here; if not, a note says why."""
+    if _value(command, _ENDPOINT):
+        notes.append(f"spans: they go where its own {_ENDPOINT} says")
+        return False
+    if "serve" not in command and not any("api_server" in argument for argument in command):
+        notes.append("spans: no `vllm serve`, so its arguments were left alone")
+        return False
+    if not _has_opentelemetry(command[0]):
+        notes.append("spans: opentelemetry-sdk and opentelemetry-exporter-otlp are not installed where the server runs")
+        return False
+    return True
+
+
+def _has_opentelemetry(program: str) -> bool:
+    """Whether the interpreter of a script has what vLLM needs to send spans; true where that cannot be found out."""
+    path = shutil.which(program)
+    if path is None:
+        return True
+    with Path(path).open("rb") as script:
+        first = script.readline(1024).decode("utf-8", "replace")
+    interpreter = first.removeprefix("#!").strip() if first.startswith("#!") else path
+    if not Path(interpreter).name.startswith("python"):
+        return True
+    # Of the folder that it is in, a Python that is asked so would prefer the modules; the server does not.
+    wanted = "import sys; sys.path[:] = filter(None, sys.path); import opentelemetry.sdk, opentelemetry.exporter.otlp"
+    return subprocess.run([interpreter, "-c", wanted], capture_output=True, check=False).returncode == 0  # noqa: S603
 
 
 def step_counts(path: Path) -> str:

@@ -31,7 +31,7 @@ def free_port() -> str:
 
 @pytest.mark.slow
 def test_a_server_is_recorded_until_a_signal_ends_it(tmp_path: Path) -> None:
-    """A server of five requests that ends with 7 on SIGTERM: its steps, log, metrics and exit code."""
+    """A server of five requests that ends with 7 on SIGTERM: its steps, spans' address, log, metrics and exit code."""
     folder = tmp_path / "my-server-tp1-chat"
     recording = subprocess.Popen(
         [*COMMAND, "--out", str(folder), "--", *SERVER, "--port", free_port()],
@@ -42,7 +42,7 @@ def test_a_server_is_recorded_until_a_signal_ends_it(tmp_path: Path) -> None:
     with recording:
         assert recording.stdout is not None
         served = recording.stdout.readline()
-        assert served == "served\n"
+        assert re.match(r"served --otlp-traces-endpoint", served)
         until = time.monotonic() + 30
         while not (folder / "metrics-before.prom").exists() and time.monotonic() < until:
             time.sleep(0.05)
@@ -73,7 +73,7 @@ def test_a_recording_is_not_written_over(run: Run, tmp_path: Path) -> None:
 
 def test_a_server_of_which_nothing_is_known_is_not_to_be_ingested(run: Run, tmp_path: Path) -> None:
     """The command that it was sent on to was refused."""
-    answer = run("record", "--out", "my run", "--", "sh", "-c", "exit 1")
+    answer = run("record", "--out", "my run", "--no-spans", "--", "sh", "-c", "exit 1")
     assert answer.code == 1
     assert "ingest" not in answer.err
     quoted = f"'{tmp_path}/my run/vllm.log'"
@@ -106,7 +106,7 @@ def test_a_log_that_is_a_link_is_not_written_through(run: Run, tmp_path: Path) -
     folder.mkdir()
     (folder / "vllm.log").symlink_to(tmp_path / "elsewhere")
     program = (sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')")
-    answer = run("record", "--out", str(folder), "--", *program)
+    answer = run("record", "--out", str(folder), "--no-spans", "--", *program)
     assert answer.code == 4
     assert "vllm.log: cannot be made (File exists); name another directory with --out" in answer.err
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
@@ -117,7 +117,7 @@ def test_metrics_that_cannot_be_written_keep_no_server_from_its_end(tmp_path: Pa
     """As on a full disk: a folder stands in their place."""
     folder = tmp_path / "my-server-tp1-chat"
     (folder / "metrics-after.prom").mkdir(parents=True)
-    command = [*COMMAND, "--out", str(folder), "--", *SERVER, "--port", free_port()]
+    command = [*COMMAND, "--out", str(folder), "--no-spans", "--", *SERVER, "--port", free_port()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:
         assert recording.stdout is not None
         recording.stdout.readline()
@@ -131,6 +131,21 @@ def test_metrics_that_cannot_be_written_keep_no_server_from_its_end(tmp_path: Pa
             recording.send_signal(signal.SIGTERM)
     assert recording.returncode == 7
     assert "metrics-after.prom: cannot be written (Is a directory" in err
+
+
+def test_modules_of_the_working_directory_do_not_answer_for_the_server(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it can send spans is asked of its Python, which would run what lies where it is asked."""
+    folder, ran = tmp_path / "working", tmp_path / "ran"
+    folder.mkdir()
+    (folder / "opentelemetry.py").write_text(f"open({str(ran)!r}, 'w')")
+    monkeypatch.chdir(folder)
+    server = tmp_path / "vllm"
+    server.write_text(f"#!{sys.executable}\n")
+    server.chmod(0o755)
+    assert run("record", "--out", str(tmp_path / "run"), "--", str(server), "serve", "some/model").code == 0
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(
@@ -150,5 +165,6 @@ def test_what_was_recorded_as_json_beside_a_server_that_ends_at_once(run: Run, t
     answer = run("record", "--out", str(tmp_path / "run"), "--json", "--", *program)
     assert answer.code == 5
     recorded = answer.json["recorded"]
-    assert (recorded["exit_code"], recorded["step_logs"]) == (5, {})
+    assert (recorded["exit_code"], recorded["step_logs"], recorded["spans"]) == (5, {}, 0)
+    assert "spans: no `vllm serve`, so its arguments were left alone" in recorded["not_recorded"]
     assert (tmp_path / "run" / "vllm.log").read_text("utf-8") == "up\n"

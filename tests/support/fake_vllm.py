@@ -189,7 +189,7 @@ def main() -> None:
     for number in range(5):
         scheduler.add_request(Request(f"cmpl-bench-0000-{number}-0-{number:08x}", 40 + number, 3 + number))
     scheduler.serve()
-    print("served", flush=True)
+    print("served", " ".join(argument for argument in sys.argv if "otlp" in argument), flush=True)
     ended.wait(60)
     scheduler.shutdown()
     sys.exit(7)

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     type=FOLDER,
     help="The experiment's directory.  [default: in runs/, by date and model]",
 )
+@click.option("--spans/--no-spans", default=True, help="Receive the server's request spans (OTLP).  [default: yes]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; the server's output goes to stderr.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def record_verb(directory: Path | None, as_json: bool, command_line: tuple[str, ...]) -> int:
+def record_verb(directory: Path | None, spans: bool, as_json: bool, command_line: tuple[str, ...]) -> int:
     """Run a vLLM server, and record every engine step and every arrival from inside of it.
 
     Nothing is installed where the server runs: vLLM loads the recorder as a plugin, from a
@@ -44,15 +45,16 @@ def record_verb(directory: Path | None, as_json: bool, command_line: tuple[str, 
     \b
     Examples:
       blis-replay record -- vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64
-      blis-replay record --out runs/my-server -- vllm serve MODEL
+      blis-replay record --out runs/my-server --no-spans -- vllm serve MODEL
     """
     import asyncio
 
     from blis_replay.validate.server_recording import new_directory, record_server
 
     chosen = new_directory(command_line) if directory is None else directory
+    say = lambda line: click.echo(line, err=True)  # noqa: E731
     output = getattr(sys.stderr if as_json else sys.stdout, "buffer", None)
-    made = asyncio.run(record_server(command_line, chosen, output))
+    made = asyncio.run(record_server(command_line, chosen, spans=spans, say=say, output=output))
     if as_json:
         click.echo(json.dumps({"recorded": _document(made)}))
     else:
@@ -67,6 +69,7 @@ def _document(made: ServerRecording) -> dict[str, object]:
         "directory": str(made.directory),
         "exit_code": made.exit_code,
         "step_logs": {path.name: step_counts(path) for path in made.step_logs},
+        "spans": made.spans,
         "metrics": list(made.metrics),
         "not_recorded": made.notes,
     }
@@ -80,9 +83,11 @@ def _say_what_was_recorded(made: ServerRecording) -> None:
         click.echo(f"  {path.name}: {step_counts(path)}", err=True)
     if not made.step_logs:
         click.echo("  no engine steps: no vLLM v1 engine loaded the plugin (see vllm.log)", err=True)
+    if made.spans:
+        click.echo(f"  {counted(made.spans, 'span')}", err=True)
     for note in made.notes:
         click.echo(f"  not recorded: {note}", err=True)
-    if made.step_logs or made.metrics:
+    if made.step_logs or made.spans or made.metrics:
         folder = quote(str(made.directory))
         click.echo(f"next: put the load generator's result there, then `blis-replay ingest {folder}`", err=True)
     else:

@@ -20,7 +20,7 @@ from blis_replay.validate.cli.options import (
 )
 from blis_replay.validate.text.answer import Answer, Block, Line
 
-_PACKAGES = ("click", "duckdb", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
+_PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
 # What changes where things are kept or run.
 _VARIABLES = ("BLIS_REPLAY_STORE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
 
@@ -121,6 +121,7 @@ def _optional() -> list[Found]:
     binary = shutil.which("blis")
     return [
         _extra("jinja2", "for report: pip install 'blis-replay[report]'"),
+        _extra("grpcio", "for the spans of record: pip install 'blis-replay[record]'"),
         Found("optional", "blis", "ok", binary)
         if binary
         else Found(
