@@ -18,6 +18,7 @@ from blis_replay.validate.report.latency_charts import (
     known_number,
     stages_note,
     waterfall_chart,
+    worst_chart,
 )
 from blis_replay.validate.report.series import (
     DepthOverTime,
@@ -88,7 +89,7 @@ _Found = Iterator[Chart | dict[str, str]]
 
 def charts_of(evidence: Evidence) -> Charts:
     """All pictures that the recording and the replay have numbers for."""
-    parts = (_distributions, _steps, _over_time, _depth, _waterfall)
+    parts = (_distributions, _steps, _worst, _over_time, _depth, _waterfall)
     return _charts(found for part in parts for found in part(evidence))
 
 
@@ -152,6 +153,23 @@ def _over_time(evidence: Evidence) -> _Found:
         arrival_us = run.recording.requests["arrival_us"].to_numpy()[evidence.compared]
         sides = samples_of(run.recording, evidence.compared), simulated_samples(run, evidence.compared)
         yield errors_chart(errors_over_time(arrival_us, *sides), _marked(evidence), metrics)
+
+
+_MOST_WORST = 5  # requests in the picture of the largest errors
+
+
+def _worst(evidence: Evidence) -> _Found:
+    run, compared, title = evidence.run, np.flatnonzero(evidence.compared), "requests with the largest errors"
+    if not len(compared) or evidence.comparison.overloaded or _forbidden(evidence) & {"e2e", "ttft"}:
+        yield {title: _NO_REQUESTS if not len(compared) else "single latencies cannot be compared"}
+        return
+    observed = [run.recording.requests[name].to_numpy()[compared] for name in ("ttft_us", "e2e_us")]
+    simulated = [side[compared].astype(np.float64) for side in (run.ttft_us, run.e2e_us)]
+    worst = np.argsort(-np.abs(simulated[1] - observed[1]), kind="stable")[:_MOST_WORST]
+    ttft_us, e2e_us = ((seen[worst], ours[worst]) for seen, ours in zip(observed, simulated, strict=True))
+    first = compared[worst[0]]
+    note = f"see one: blis-replay timeline {run.recording.alias} --request {first} --out trace.json"
+    yield worst_chart([f"request {index}" for index in compared[worst]], ttft_us, e2e_us, note)
 
 
 def _steps(evidence: Evidence) -> _Found:

@@ -8,12 +8,13 @@ from math import inf, isnan, nan
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.explain.attribute import MEANS, QUANTITIES, Attribution, Estimate
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
-from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_unit
+from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_text, time_unit
 
 _QUANTILE_COLUMNS = (
     Column("quantile", "text"),
@@ -151,6 +152,46 @@ def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
     return tuple(
         (side, float(x), int(count), *map(float, (low, middle, high)))
         for x, low, middle, high, count in zip(shown.x, shown.low, shown.middle, shown.high, shown.count, strict=True)
+    )
+
+
+def worst_chart(names: Sequence[str], ttft_us: Sequence[Floats], e2e_us: Sequence[Floats], note: str) -> Chart:
+    """Requests as bars from their send on, observed above simulated; float64[requests] of either side."""
+    unit_us, unit = time_unit(float(max(side.max() for side in e2e_us)))
+    marks = []
+    for side, offset, first_us, last_us in zip(SIDE_DASHES, (-0.2, 0.2), ttft_us, e2e_us, strict=True):
+        for row, (first, last) in enumerate(zip(first_us / unit_us, last_us / unit_us, strict=True)):
+            down = (row + offset - 0.16, row + offset - 0.16, row + offset + 0.16, row + offset + 0.16)
+            named = row == 0
+            marks.append(Mark((first, last, last, first), down, side, side if named else "", filled=True))
+            to_first = "to the first token" if named and side == "observed" else ""
+            marks.append(Mark((0, first, first, 0), down, "ttft", to_first, filled=True))
+    differences = e2e_us[1] - e2e_us[0]
+    ends = np.maximum(*e2e_us) / unit_us
+    said = [f"{'+' if by > 0 else '-'}{time_text(abs(by))}" for by in differences]
+    panel = Panel(
+        marks,
+        f"since its send, {unit}",
+        x_limits=(0.0, None),
+        y_limits=(len(names) - 0.5, -0.5),
+        y_ticks={name: row for row, name in enumerate(names)},
+        margin=0.15,
+        texts=[(float(end), row, text) for row, (end, text) in enumerate(zip(ends, said, strict=True))],
+    )
+    times = [*(side.tolist() for side in (*ttft_us, *e2e_us)), said]
+    columns = [Column(f"{side} {name}", "time") for name in ("TTFT", "E2E") for side in SIDE_DASHES]
+    return Chart(
+        "Requests with the largest errors",
+        "TTFT and E2E, observed above simulated. "
+        + " ".join(f"{name}: E2E {text}." for name, text in zip(names, said, strict=True)),
+        drawn([panel], 8.6, 0.7 + 0.35 * len(names), range(len(names)), "y"),
+        Table(
+            "requests with the largest errors of E2E",
+            (Column("", "text"), *columns, Column("difference", "word")),
+            tuple(zip(names, *times, strict=True)),
+            note=note,
+        ),
+        wide=True,
     )
 
 

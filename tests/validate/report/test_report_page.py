@@ -222,6 +222,17 @@ def test_the_page_begins_with_the_answer(verdicts: list[str], sentence: str) -> 
     assert headline(verdicts) == sentence
 
 
+def test_the_worst_requests_are_those_with_the_largest_errors(wrong_evidence: Evidence) -> None:
+    chart = next(chart for chart in charts_of(wrong_evidence).shown if chart.title.startswith("Requests with"))
+    run = wrong_evidence.run
+    off_us = np.abs(run.e2e_us - run.recording.requests["e2e_us"].to_numpy())[wrong_evidence.compared]
+    drawn_us = [abs(float(row[4]) - float(row[3])) for row in chart.numbers.rows]  # type: ignore[arg-type]
+    assert drawn_us == sorted(off_us.tolist(), reverse=True)[:5]
+    named = int(str(chart.numbers.rows[0][0]).removeprefix("request "))
+    assert f"--request {named} " in chart.numbers.note
+    assert abs(run.e2e_us[named] - run.recording.requests["e2e_us"][named]) == drawn_us[0]
+
+
 def test_waterfalls_share_an_axis(wrong_evidence: Evidence) -> None:
     """A bar of 1 % is as long in one of them as in another."""
     chart = next(chart for chart in charts_of(wrong_evidence).shown if chart.beside)
@@ -292,7 +303,7 @@ def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_
     titles = [element.text for element in document.named("title") if not element.text.startswith("Error of ")]
     assert titles[:4] == ["Where the error comes from", *(f"Distribution of {name}" for name in ("E2E", "TTFT", "ITL"))]
     absent = [e.text for e in document.named("li") if "no latencies of single requests were recorded" in e.text]
-    assert len(absent) == 2  # errors over time, depths
+    assert len(absent) == 3  # worst requests, errors over time, depths
     assert any("fewer than 20 pairs of consecutive steps" in e.text for e in document.named("li"))
 
 
@@ -319,7 +330,7 @@ def test_a_recording_with_hardly_a_column_makes_a_page_that_says_so(bare_html: s
     assert titles == [
         "Where the error comes from",
         *("Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"),
-        *("Error over the time of the run", "Requests in flight"),
+        *("Requests with the largest errors", "Error over the time of the run", "Requests in flight"),
     ]
     absent = [element.text for element in document.named("li") if element.text.startswith("step cycle against")]
     assert absent == ["step cycle against batch size: fewer than 20 pairs of consecutive steps were recorded"]
