@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from blis_replay.base.errors import RecordingError
@@ -18,12 +19,19 @@ from blis_replay.ingest.identity import alias_of, workload_of
 from blis_replay.ingest.readers import discovery, experiment_config, formats
 from blis_replay.ingest.readers.clients import inference_perf
 from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
-from blis_replay.ingest.readers.discovery import Source
+from blis_replay.ingest.readers.discovery import Part, Source
 from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import TABLE, request_formats
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
-from blis_replay.ingest.readers.requests import RequestsRead, ServerFacts, in_send_order, shared_by_all, with_summary
+from blis_replay.ingest.readers.requests import (
+    RequestsRead,
+    ServerFacts,
+    in_send_order,
+    shared_by_all,
+    together,
+    with_summary,
+)
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines
@@ -48,6 +56,7 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.rows import Rows, Scratch, give_back, no_rows
 from blis_replay.ingest.served import published
 from blis_replay.ingest.server_side import ServerSide, ServerTimes
+from blis_replay.ingest.slice import sliced
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream import with_counted_lengths, with_decode_lengths
 
@@ -76,6 +85,25 @@ def read_recording(
         source = discovery.only_source(source)
     with TemporaryDirectory(prefix="blis-replay-") as scratch:
         yield _Assembly(source, Path(scratch), profile or {}, given, progress).recording()
+
+
+def parts_of(source: Source, by: str) -> list[Source]:
+    """A source for each ``client``'s file or each load ``stage`` of a recording; raises :class:`RecordingError`."""
+    of = source.part or Part()
+    if by == "client":
+        known, _others = discovery.find(replace(source, part=of), None)
+        files = next((known[form.name] for form in request_formats() if form.name in known), [])
+        parts = [replace(of, client=file.name) for file in files]
+    else:
+        with read_recording(replace(source, part=of)) as recording:
+            stages = recording.requests["stage"].drop_nulls().unique().sort().to_list()
+        parts = [replace(of, stage=stage) for stage in stages]
+    if not parts:
+        raise RecordingError(
+            source.root, "", f"it has no {by} to divide it by", "leave --by out, or use --from and --to"
+        )
+    names = [Part(client=part.client, stage=part.stage).name() for part in parts]
+    return [replace(source, part=part, slug=f"{source.slug}-{name}") for part, name in zip(parts, names, strict=True)]
 
 
 def content_hash_of(
@@ -149,6 +177,7 @@ class _Assembly:
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
+        self.files_of_rows = np.empty(0, str)  # the client's file of each request, in the order of the files
         self.server = ServerSide(self.scratch, self.missing)
 
     def recording(self) -> Recording:
@@ -211,7 +240,7 @@ class _Assembly:
         )
         placed = place(recording, self.scratch)
         missing = (*recording.missing, *([placed.remark] if placed.remark else []))
-        return replace(recording, iterations=placed.iterations, missing=missing)
+        return self._part(replace(recording, iterations=placed.iterations, missing=missing))
 
     def _nothing_found(self) -> RecordingError:
         """Why there is nothing to judge: every record was rejected, or no file has requests."""
@@ -300,15 +329,41 @@ class _Assembly:
                     "the server traced its requests; --columns says that this table is the client's"
                 )
                 continue
-            read = form.read(file, stamps_path := self.folder / "stamps.int64")
-            if form.with_stamps and (stamps := self._one(form.stamps)):
-                read = form.with_stamps(read, stamps, stamps_path)
-            self.versions[file.name] = read.version
+            read = self._read(form, self.known[form.name])
             if best is not None and sums_up:
                 best = with_summary(best, read)
             elif read.rows.height or (best is None and len(read.aggregates)):
                 best, used, used_form = read, file.name, form.name
         return best if traces.requests is None else self.server.paired_with(traces.requests, best, used)
+
+    def _read(self, form: formats.RequestFormat, files: Sequence[RecordedFile]) -> RequestsRead:
+        """The requests of the files of one format, together."""
+        parts = {}
+        for number, file in enumerate(files):
+            read = form.read(file, stamps_path := self.folder / f"stamps-{number}.int64")
+            if form.with_stamps and (stamps := self._one(form.stamps)):
+                read = form.with_stamps(read, stamps, stamps_path)
+            self.versions[file.name] = read.version
+            parts[file.name] = read
+        self.files_of_rows = np.repeat([*parts], [read.rows.height for read in parts.values()])
+        return together(parts, self.scratch, self.source.part.client if self.source.part else None)
+
+    def _part(self, recording: Recording) -> Recording:
+        """The part of the recording that is asked for."""
+        part = self.source.part
+        if part is None or part == Part():
+            return recording
+        requests, files = recording.requests.frame(["arrival_us", "stage"]), self.files_of_rows[self.server.order]
+        sent, stage = requests["arrival_us"], requests["stage"]
+        mine = (sent >= (part.from_us or 0)) & (sent < (1 << 62 if part.until_us is None else part.until_us))
+        mine &= pl.Series(files == part.client) if part.client is not None else True
+        mine &= stage.eq_missing(part.stage) if part.stage is not None else True
+        if not mine.any():
+            last_s = int(sent.max() or 0) / 1e6  # type: ignore[arg-type]
+            problem = f"it has no requests in {part.name()}; the first is sent at 0 s, the last at {last_s:.1f} s"
+            stages = ", ".join(map(str, sorted(stage.drop_nulls().unique())))
+            raise RecordingError(self.source.root, "", problem, f"load stages there are: {stages or 'none'}")
+        return sliced(recording, mine.to_numpy(), files, with_report=part == Part(client=part.client))
 
     def _table_is_meant(self) -> bool:
         """Whether the user names the table: its column names alone do not make it a table of requests."""

@@ -191,11 +191,11 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 255,
-    "lines of the instrument": 52_400,
+    "files of the instrument": 256,
+    "lines of the instrument": 52_620,
     "lines of labs": 11_990,
     "lines of scripts": 4_845,
-    "lines of tests": 37_480,
+    "lines of tests": 37_610,
 }
 LOADED_BUDGET = {"modules": 87, "lines": 16_660}
 

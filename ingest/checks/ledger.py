@@ -130,7 +130,12 @@ def entries(recording: Recording) -> tuple[Entry, ...]:
 
 
 def check(recording: Recording, context: Context) -> list[Finding]:
-    """A finding for each source that contradicts another; else one note of what agrees."""
+    """A finding for each source that contradicts another, else one note of what agrees; and what cut a part out."""
+    of_part = [finding for finding in recording.findings if finding.check == CHECK]
+    return [*_compared(recording), *of_part]
+
+
+def _compared(recording: Recording) -> list[Finding]:
     stated = entries(recording)
     against: dict[str, list[_Contradiction]] = {}
     agreeing = []

@@ -12,7 +12,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
+
+import msgspec
 
 from blis_replay.base.addons import in_labs
 from blis_replay.base.errors import RecordingError, printable
@@ -35,13 +38,38 @@ from blis_replay.ingest.recording import SourceFile
 MAX_FILES = 10_000
 MAX_UNKNOWN_HASHED_BYTES = 1 << 30
 
+# Of a result's name, its form and how it is packed.
+_ENDINGS = re.compile(r"(?:\.[a-z]{2,7}){1,2}$")
 # A rotated log, and how often it was.
 _ROTATED = re.compile(r"(.*?)(?:\.(\d{1,6}))?(?:\.gz|\.zst)?")
 
 
 @dataclass(frozen=True)
+class Part:
+    """Which requests of a recording are meant: by send, us from the first one; by client's file; by load stage.
+
+    ``until_us`` itself is not in it.  None: no bound.
+    """
+
+    from_us: int | None = None
+    until_us: int | None = None
+    client: str | None = None
+    stage: int | None = None
+
+    def name(self) -> str:
+        """What is put behind the name of the recording."""
+        begin, end = (None if us is None else f"{Decimal(us) / 1_000_000:f}s" for us in (self.from_us, self.until_us))
+        client = self.client and _ENDINGS.sub("", self.client).replace("/", "-")
+        stage = None if self.stage is None else f"stage-{self.stage}"
+        times = f"{begin or '0s'}-{end or 'end'}" if begin or end else None
+        return "-".join(filter(None, (client, stage, times)))
+
+
+@dataclass(frozen=True)
 class Source:
     """What is read as one recording: a directory with all in it, or the files named (``paths``).
+
+    ``part``: the requests of it that are meant, of all client's files; None: all of the first of these files.
 
     ``form``: the format that its data files have, whatever they look like; ``""``: found out.  ``columns``: what the
     columns of its table are, as ``--columns`` has it; ``model``: what was served.  ``None``: not said.
@@ -57,10 +85,13 @@ class Source:
     model: str | None = None
     point: int = 0
     left_out: tuple[str, ...] = field(default=(), compare=False)
+    part: Part | None = None
 
     def given(self) -> tuple[SourceFile, ...]:
         """What the user says of this recording, kept among its files: a later ingest finds it there."""
-        said = {"--columns": self.columns, "--model": self.model, "point": str(self.point) if self.point else None}
+        part = msgspec.json.encode(self.part).decode() if self.part else None
+        point = str(self.point) if self.point else None
+        said = {"--columns": self.columns, "--model": self.model, "point": point, "part": part}
         return tuple(
             SourceFile(option, f"{GIVEN_KIND}{given}", len(given), hashlib.sha256(given.encode()).hexdigest())
             for option, given in said.items()
@@ -74,6 +105,7 @@ class Source:
             self,
             columns=said.get("--columns") if self.columns is None else self.columns,
             model=said.get("--model") if self.model is None else self.model,
+            part=msgspec.json.decode(said["part"], type=Part) if self.part is None and "part" in said else self.part,
         )
 
 
@@ -87,13 +119,15 @@ def sources_of(
     form: str = "",
     columns: str | None = None,
     model: str | None = None,
+    part: Part | None = None,
 ) -> list[Source]:
     """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
 
     A directory is one recording; one that holds several with an ``exp-config.yaml`` or a load generator's result
     each, and none of its own, stands for those.  Files of one folder are one, called like the folder, and those in
     its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one; ``columns`` and
-    ``model`` are said of each.  A table of several load levels stands for a recording of each.
+    ``model`` are said of each, and ``part`` is taken of each.  A table of several load levels stands for a recording
+    of each.
     Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
     """
     sources: list[Source] = []
@@ -125,12 +159,13 @@ def sources_of(
     given_columns(columns or "")
     model = model if model is None else text(model) or ""
     whole = [
-        replace(s, paths=None if s.paths is None else tuple(files[s.root]), columns=columns, model=model)
+        replace(s, paths=None if s.paths is None else tuple(files[s.root]), columns=columns, model=model, part=part)
         for s in dict.fromkeys(sources)
     ]
     if slug and len(whole) != 1:
         raise RecordingError(f"--name {slug}", "", f"one name for {len(whole)} recordings", "ingest them one by one")
-    chosen = [replace(whole[0], slug=slug)] if slug else whole
+    named_as = part.name() if part else ""
+    chosen = [replace(s, slug=slug or "-".join(filter(None, (s.slug, named_as)))) for s in whole]
     return _of_different_names([point for source in chosen for point in _points_of(source)])
 
 
@@ -193,7 +228,9 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
         inside = path.relative_to(source.root).as_posix() if source.paths is None else path.name
         file = RecordedFile(path, printable(inside), progress, columns=source.columns or "", point=source.point)
         kind = _kind_of(file, source.form)
-        twin = _twin(known.get(kind, []), kind, file.name)
+        several = file_kinds()[kind].several if kind else False
+        several |= source.part is not None and kind in (form.name for form in request_formats())
+        twin = _twin(known.get(kind, []), kind, file.name, several)
         if kind and not twin:
             known.setdefault(kind, []).append(file)
         else:
@@ -358,17 +395,12 @@ def _recording_folder(folder: Path) -> Path:
     return folder.parent if folder.name in ("results", "reports") else folder
 
 
-def _twin(others: list[RecordedFile], kind: str, name: str) -> str:
+def _twin(others: list[RecordedFile], kind: str, name: str, several: bool) -> str:
     """The file among ``others`` that keeps this one from being read."""
     for other in others:
         same_stage = kind == STAGE and stage_of(other.name) == stage_of(name)
         another_log = kind == SERVER_LOG and _rotation(other.name)[0] != _rotation(name)[0]
-        if (
-            not file_kinds()[kind].several
-            or same_stage
-            or another_log
-            or name in (other.name + ".gz", other.name + ".zst")
-        ):
+        if not several or same_stage or another_log or name in (other.name + ".gz", other.name + ".zst"):
             return other.name
     return ""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import US_PER_S, quoted_value, tokens
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import (
@@ -179,6 +181,42 @@ def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
         aggregates=summary.aggregates,
         configured_output_tokens=summary.configured_output_tokens,
         ignore_eos=summary.ignore_eos,
+    )
+
+
+def together(parts: Mapping[str, RequestsRead], scratch: Scratch, said_by: str | None) -> RequestsRead:
+    """The requests of several clients' files, by name, with what the file ``said_by`` says of them all.
+
+    Raises :class:`RecordingError` where their clocks have nothing in common.
+    """
+    first, *others = parts
+    if not others:
+        return parts[first]
+    if len(kinds := {part.clock_kind for part in parts.values()}) > 1 or kinds == {"relative"}:
+        problem = f"it has no clock in common with {', '.join(others)}"
+        raise RecordingError(first, "", problem, "name one client's file with those of the server")
+    writer, before = scratch.writer(READ_SCHEMA), 0
+    counts, offsets = [], []
+    for part in parts.values():
+        for batch in part.rows.batches():
+            writer.add(batch)
+        none = np.zeros(part.rows.height, np.int64)
+        counts.append(none if part.events is None else part.events.counts)
+        offsets.append(none if part.events is None else part.events.offsets + before)
+        if part.events is not None and part.events.path.exists():
+            before += part.events.path.stat().st_size // 8
+    paths = [part.events.path for part in parts.values() if part.events is not None]
+    for path in paths[1:]:
+        with paths[0].open("ab") as stream, path.open("rb") as more:
+            shutil.copyfileobj(more, stream)
+    speaker = parts[said_by] if said_by else RequestsRead(parts[first].rows, "client", kinds.pop())
+    return replace(
+        speaker,
+        rows=writer.done(),
+        model=speaker.model or parts[first].model,
+        events=RawEvents(paths[0], np.concatenate(offsets), np.concatenate(counts)) if paths else None,
+        prefix=None,
+        remarks=tuple(dict.fromkeys(remark for part in parts.values() for remark in part.remarks)),
     )
 
 

@@ -13,7 +13,7 @@ import click
 from blis_replay.base.addons import in_labs
 from blis_replay.base.errors import BAD_DATA, counted, printable
 from blis_replay.validate.cli.answers import asked_form, form_options, has_out_file, print_answer, quiet
-from blis_replay.validate.cli.options import FILE, FOLDER, complete_checks, one_experiment, store_option, verb
+from blis_replay.validate.cli.options import DURATION, FILE, FOLDER, complete_checks, one_experiment, store_option, verb
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Block, part_text
 
@@ -114,6 +114,11 @@ def _say_what_was_recorded(made: ServerRecording) -> None:
     type=FILE,
     help="YAML of engine arguments, e.g. `num_gpu_blocks: 26603`.",
 )
+@click.option("--from", "from_us", type=DURATION, help="Only requests sent from this time on.  [default: 0s]")
+@click.option("--to", "until_us", type=DURATION, help="Only requests sent before this time.")
+@click.option(
+    "--by", type=click.Choice(["client", "stage"]), help="An experiment for each client's file or load stage."
+)
 @click.option("--replace", "even_worse", is_flag=True, help="Store also what has fewer requests or steps.")
 @store_option
 @form_options
@@ -124,6 +129,9 @@ def ingest_verb(
     columns: tuple[str, ...],
     model: str | None,
     engine_file: Path | None,
+    from_us: int | None,
+    until_us: int | None,
+    by: str | None,
     even_worse: bool,
     store_path: Path,
 ) -> int:
@@ -132,6 +140,7 @@ def ingest_verb(
     A directory is one experiment, or holds several with an exp-config.yaml or a result each; the
     files of one folder are one. The content of a file says its format. Reading the same content
     again changes nothing; --replace is needed for a copy with fewer requests or steps.
+    --from, --to and --by make experiments of parts of a server's recording with several loads.
     An experiment that cannot be read is named, the others are read; the exit code is then 4.
 
     \b
@@ -143,8 +152,9 @@ def ingest_verb(
     """
     from blis_replay.base.errors import RecordingError
     from blis_replay.fixtures.catalogue import profile_of
+    from blis_replay.ingest.assemble import parts_of
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
-    from blis_replay.ingest.readers.discovery import sources_of
+    from blis_replay.ingest.readers.discovery import Part, sources_of
     from blis_replay.ingest.readers.formats import given_columns, input_formats, labs_formats
 
     form = asked_form()
@@ -161,7 +171,9 @@ def ingest_verb(
         given_columns(said or "")
     except RecordingError as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}", param_hint=str(error.path)) from error
-    for source in sources_of(paths, slug=name, form=file_format, columns=said, model=model):
+    part = None if (from_us, until_us, by) == (None, None, None) else Part(from_us, until_us)
+    sources = sources_of(paths, slug=name, form=file_format, columns=said, model=model, part=part)
+    for source in [one for whole in sources for one in (parts_of(whole, by) if by else [whole])]:
         try:
             with progress_line(source.slug, "B") as progress:
                 outcome = ingest_source(

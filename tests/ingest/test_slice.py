@@ -1,0 +1,144 @@
+"""Parts of a recording: a server that was recorded with several loads, cut by time, by client and by load stage.
+
+The live server of ``client-only`` went on with the load of ``lies/proxy-40ms``: its counters after the one are those
+before the other.  Both together are one recording of two clients, and each part must be what its own folder says.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from blis_replay.base.errors import RecordingError
+from blis_replay.ingest.assemble import parts_of, read_recording
+from blis_replay.ingest.checks.ledger import entries
+from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.readers.discovery import Part, Source, only_source, sources_of
+from blis_replay.ingest.recording import Recording
+
+pytestmark = pytest.mark.slow
+
+COLUMNS = "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms"
+REQUESTS = ["arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us"]
+FIRST_ITERATION = 3813  # of the log of client-only
+
+
+@pytest.fixture
+def two_clients(data_pack: Path, tmp_path: Path) -> Path:
+    """Both loads of the server, its log from the first of them on, and its three snapshots of /metrics."""
+    first, second = data_pack / "live-vllm-0.29" / "client-only", data_pack / "live-vllm-0.29" / "lies" / "proxy-40ms"
+    folder = tmp_path / "server"
+    folder.mkdir()
+    logs = [gzip.decompress((one / "vllm.log.gz").read_bytes()).decode() for one in (first, second)]
+    more = [line for line in logs[1].splitlines() if "Iteration(" in line]
+    log = "\n".join([logs[0].rstrip("\n"), *more, ""])
+    log = re.sub(r"Iteration\((\d+)\)", lambda match: f"Iteration({int(match[1]) - FIRST_ITERATION})", log)
+    (folder / "vllm.log").write_text(log)
+    for file, name in ((first / "client.csv", "a.csv"), (second / "client.csv", "b.csv"), (first / "before.prom", "1")):
+        shutil.copyfile(file, folder / name)
+    shutil.copyfile(first / "after.prom", folder / "2")
+    shutil.copyfile(second / "after.prom", folder / "3")
+    return folder
+
+
+def stated(recording: Recording, quantity: str) -> dict[str, float]:
+    return {entry.source: entry.value for entry in entries(recording) if entry.quantity == quantity}
+
+
+def of_folder(folder: Path, **of: object) -> Source:
+    return replace(only_source(folder), **{"columns": COLUMNS, **of})
+
+
+def test_each_client_of_a_server_is_an_experiment(two_clients: Path, data_pack: Path) -> None:
+    """The expected counts are those that the README of the recordings states, or that the log of the folder has."""
+    sources = parts_of(of_folder(two_clients), "client")
+    assert [source.slug for source in sources] == ["server-a", "server-b"]
+    alone = data_pack / "live-vllm-0.29"
+    for source, folder, decoded in zip(
+        sources, (alone / "client-only", alone / "lies/proxy-40ms"), (7075, 6688), strict=True
+    ):
+        with read_recording(source) as part, read_recording(of_folder(folder)) as own:
+            assert part.requests.frame(REQUESTS).equals(own.requests.frame(REQUESTS))
+            assert part.clocks[0].zero_us == own.clocks[0].zero_us
+            assert stated(part, "decoded tokens") == {
+                "client's requests": decoded,
+                "/metrics": 13_763,
+                "server log": decoded,
+            }
+            assert not [finding for finding in run_checks(part)[0] if finding.severity == "unusable"]
+            assert part.iterations["start_us"].null_count() == 0
+            assert any("180 requests of" in line for line in part.missing)
+
+
+def test_a_part_by_time_is_named_held_and_again_the_same(two_clients: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store.duckdb"
+    (source,) = sources_of([two_clients], columns=COLUMNS, part=Part(until_us=61_500_000))
+    assert source.slug == "server-0s-61.5s"
+    first = ingest_source(store, source)
+    assert (first.outcome, first.requests, first.iterations) == ("new", 180, 4395)
+    # Without the times the experiment of that name is still the part.
+    again = ingest_source(store, of_folder(two_clients, slug=source.slug))
+    assert (again.outcome, again.requests) == ("unchanged", 180)
+
+
+def test_what_others_had_in_flight_is_counted_by_name(data_pack: Path) -> None:
+    """The middle of a load: a request was in flight when it began, so its steps are not those after a start."""
+    folder = data_pack / "live-vllm-0.29" / "q8c"
+    with (
+        read_recording(of_folder(folder, part=Part(28_550_000, 45_000_000))) as part,
+        read_recording(of_folder(folder)) as run,
+    ):
+        sent = run.requests.frame(["arrival_us", "e2e_us"])
+        mine = sent.filter(pl.col("arrival_us").is_between(28_550_000, 45_000_000, closed="left"))
+        begin, end = mine["arrival_us"].min(), (mine["arrival_us"] + mine["e2e_us"]).max()
+        others = sent.filter(pl.col("arrival_us") + pl.col("e2e_us") >= begin, pl.col("arrival_us") <= end)
+        (note,) = [finding for finding in part.findings if finding.check == "ledger"]
+        assert part.requests.height == mine.height
+        assert (note.severity, note.measured["client.csv"]) == ("note", others.height - mine.height)
+        assert part.steps["step_id"].min() > 1
+        assert not [finding for finding in run_checks(part)[0] if finding.severity == "unusable"]
+
+
+def test_two_clients_at_one_time_are_no_two_experiments(data_pack: Path, tmp_path: Path) -> None:
+    """Every second request is another client's: what one client saw is not what the server served."""
+    folder = tmp_path / "run"
+    shutil.copytree(data_pack / "live-vllm-0.29" / "q8c", folder)
+    head, *rows = (folder / "client.csv").read_text().splitlines()
+    (folder / "client.csv").unlink()
+    for name, own in (("a", rows[::2]), ("b", rows[1::2])):
+        (folder / f"{name}.csv").write_text("\n".join([head, *own, ""]))
+    with read_recording(parts_of(of_folder(folder), "client")[0]) as part:
+        (stop,) = [finding for finding in part.findings if finding.check == "ledger"]
+        assert (stop.severity, stop.measured) == ("unusable", {"b.csv": 99, "requests": 100})
+
+
+def test_a_part_without_requests_is_refused(two_clients: Path) -> None:
+    with (
+        pytest.raises(RecordingError, match=r"no requests in 900s-end"),
+        read_recording(of_folder(two_clients, part=Part(900_000_000))),
+    ):
+        pass
+    with pytest.raises(RecordingError, match="no stage to divide it by"):
+        parts_of(of_folder(two_clients), "stage")
+
+
+def test_each_load_stage_is_an_experiment(tmp_path: Path) -> None:
+    """Two stages of a table: 3 requests at 1 per second, then 5 at 10 per second."""
+    sends_s = {0: (0, 1, 2), 1: (3.0, 3.1, 3.2, 3.3, 3.4)}
+    rows = [f"{stage},{at},10,5,20,400" for stage, sends in sends_s.items() for at in sends]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    head = "stage,start_time,prompt_tokens,completion_tokens,ttft,latency"
+    (folder / "client.csv").write_text("\n".join([head, *rows, ""]))
+    sources = parts_of(of_folder(folder), "stage")
+    assert [source.slug for source in sources] == ["run-stage-0", "run-stage-1"]
+    for source, period_us, count in zip(sources, (1_000_000, 100_000), (3, 5), strict=True):
+        with read_recording(source) as part:
+            assert part.requests["arrival_us"].to_list() == [i * period_us for i in range(count)]
