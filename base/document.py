@@ -1,7 +1,7 @@
 """Read YAML documents strictly into frozen types, and write them.
 
-A type defines a document: its fields, kinds (tagged unions of ``msgspec``, or ``Kinds``), ranges (``msgspec.Meta``) and
-units (``Unit``).  An error is one line: which document, which field, what was expected.
+A type defines a document: its fields, kinds (``Kinds``), ranges (``msgspec.Meta``) and units (``Unit``).  An error is
+one line: which document, which field, what was expected.
 
 Dataclasses are documents, too.  A field with a unit is written without the unit of its name (``intercept_ns`` is
 ``intercept: 13546 us``), and ``Annotated`` with one of the marks below changes how a field is written.
@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, NoReturn, Protocol, TypeVar, cast
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
 import msgspec
 import yaml
@@ -228,8 +228,6 @@ def document_of(value: Any, kind: Any = None) -> Any:
         return marks["codec"].write(value)
     if isinstance(info, inspect.StructType | inspect.DataclassType):
         document: dict[Any, Any] = {}
-        if tag_field := getattr(info, "tag_field", None):
-            document[tag_field] = getattr(info, "tag", None)
         for name, field in _fields(info).items():
             item, marks = getattr(value, field.name), _marks(field.type)
             if not ((item is None and "codec" not in marks) or ("if_set" in marks and item == _default(field))):
@@ -306,8 +304,6 @@ def _read(info: inspect.Type, value: Any, place: str, what: str) -> Any:
     codec = marks.get("codec")
     read = value if codec is None else codec.read(value, place)
     bare = _bare(_meant(bare, read))
-    if isinstance(bare, inspect.UnionType) and isinstance(value, dict) and (kinds := _tags(bare.types)):
-        _refuse_tag(kinds, value, place)
     if isinstance(bare, _MAPPINGS) and isinstance(read, dict):
         return _read_mapping(bare, read, place, what)
     if isinstance(bare, _LISTS) and isinstance(read, list | tuple) and _has_length(bare, len(read)):
@@ -348,20 +344,11 @@ def _within(info: Any, value: float) -> bool:
     return all(bound is None or holds(value, bound) for bound, holds in bounds)
 
 
-def _refuse_tag(kinds: dict[str, tuple[str, ...]], value: dict[Any, Any], place: str) -> NoReturn:
-    """Raise for a value whose tag names none of these kinds."""
-    ((tag, names),) = kinds.items()
-    expected = f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
-    missing = tag not in value
-    problem = "is missing" if missing else f"is {shown(value[tag])}"
-    raise FieldError(_joined(place, tag), problem, f"{'add' if missing else 'write'} {expected}")
-
-
 def _read_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -> Any:
     if not all(isinstance(key, str) for key in value):
         raise FieldError(place, "has a key that is not text", "put it in quotes")
-    fields, tags = _fields(info), _tags([info])
-    names: list[str] = [*fields, *tags]
+    fields = _fields(info)
+    names = [*fields]
     if isinstance(info, inspect.DictType):
         names = [*map(str, info.key_type.values)] if isinstance(info.key_type, inspect.LiteralType) else [*value]
     for key in value:
@@ -372,8 +359,6 @@ def _read_mapping(info: Any, value: dict[Any, Any], place: str, what: str) -> An
             _read(info.key_type, key, place, what): _read(info.value_type, item, _joined(place, key), what)
             for key, item in value.items()
         }
-    if tags and value.get(info.tag_field) != info.tag:
-        _refuse_tag(tags, value, place)
     read: dict[str, Any] = {}
     for name, field in fields.items():
         if value.get(name) is not None or (name in value and field.required):
@@ -400,22 +385,14 @@ def _of_kind(kinds: Kinds, value: Any, place: str, what: str) -> Any:
 
 
 def _meant(info: inspect.Type, value: object) -> inspect.Type:
-    """The member of a union that a value is for; the union itself if its tag names no member."""
+    """The member of a union that a value is for; the union itself if there are several."""
     if not isinstance(info, inspect.UnionType):
         return info
     members: list[Any] = [one for one in info.types if not isinstance(one, (*_MAPPINGS, *_LISTS, inspect.NoneType))]
     if isinstance(value, dict | list | tuple):
         kinds = _MAPPINGS if isinstance(value, dict) else _LISTS
         members = [one for one in info.types if isinstance(_bare(one), kinds)]
-        if isinstance(value, dict) and (tagged := _tags(members)):
-            members = [one for one in members if value.get(*tagged) == one.tag]
     return members[0] if len(members) == 1 else info
-
-
-def _tags(members: Iterable[Any]) -> dict[str, tuple[str, ...]]:
-    """The field that names the kind, and the kinds; empty without kinds."""
-    tagged = [one for one in members if isinstance(one, inspect.StructType) and one.tag_field]
-    return {tagged[0].tag_field: tuple(str(one.tag) for one in tagged)} if tagged and tagged[0].tag_field else {}
 
 
 def _joined(place: str, name: str) -> str:

@@ -6,7 +6,7 @@ Names and rules are those of blis-semantics, section 4; a rule of ours is marked
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
@@ -15,21 +15,21 @@ from blis_replay.base.document import Number, read_values
 from blis_replay.base.errors import TraceError
 
 
-class RoundRobin(Struct, frozen=True, tag_field="kind", tag="round-robin"):
+class RoundRobin(Struct, frozen=True):
     """Instance 0, 1, ..., and 0 again."""
 
 
-class Random(Struct, frozen=True, tag_field="kind", tag="random"):
+class Random(Struct, frozen=True):
     """Every instance with the same probability, from a seed.  BLIS has no such router."""
 
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
 
 
-class LeastLoaded(Struct, frozen=True, tag_field="kind", tag="least-loaded"):
+class LeastLoaded(Struct, frozen=True):
     """The instance with the least load; the first of them on a tie."""
 
 
-class AlwaysBusiest(Struct, frozen=True, tag_field="kind", tag="always-busiest"):
+class AlwaysBusiest(Struct, frozen=True):
     """The instance with the greatest load, the first on a tie: what a router must never do."""
 
 
@@ -73,7 +73,7 @@ class ClusterConfig:
 # -- Read from text --------------------------------------------------------------------------
 
 
-class _WeightedText(Struct, frozen=True, tag_field="kind", tag="weighted"):
+class _WeightedText(Struct, frozen=True):
     """Weights that are not given are 0."""
 
     prefix_affinity: Number = 0.0
@@ -87,7 +87,13 @@ class _WeightedText(Struct, frozen=True, tag_field="kind", tag="weighted"):
         return Weighted(*astuple(self))
 
 
-RouterText = RoundRobin | LeastLoaded | AlwaysBusiest | Random | _WeightedText
+_ROUTERS: dict[str, type[RoundRobin | Random | LeastLoaded | AlwaysBusiest | _WeightedText]] = {
+    "round-robin": RoundRobin,
+    "random": Random,
+    "least-loaded": LeastLoaded,
+    "always-busiest": AlwaysBusiest,
+    "weighted": _WeightedText,
+}
 
 
 def router_of_text(text: str) -> Router:
@@ -98,7 +104,9 @@ def router_of_text(text: str) -> Router:
     if text == "weighted":
         return Weighted()
     kind, _, rest = text.partition(":")
-    values: dict[str, object] = {"kind": kind}
+    if kind not in _ROUTERS:
+        raise TraceError(f"router {text}: is no such router; use one of {', '.join(_ROUTERS)}")
+    values: dict[str, object] = {}
     for setting in rest.split(",") if rest else []:
         name, _, value = setting.partition("=")
         try:
@@ -107,9 +115,5 @@ def router_of_text(text: str) -> Router:
             raise TraceError(
                 f"router {text}: {setting!r} is not a weight; write e.g. weighted:prefix_affinity=3,queue_depth=2"
             ) from None
-    kinds: Any = RouterText
-    return _router(read_values(values, kinds, f"router {text}", "a router", TraceError))
-
-
-def _router(described: RouterText) -> Router:
+    described = read_values(values, _ROUTERS[kind], f"router {text}", "a router", TraceError)
     return described.router() if isinstance(described, _WeightedText) else described

@@ -36,13 +36,25 @@ class Refused(Exception):
     pass
 
 
-class Circle(Struct, frozen=True, tag_field="shape", tag="circle"):
+class Circle(Struct, frozen=True):
     radius: Annotated[float, Meta(gt=0, le=9)]
 
 
-class Box(Struct, frozen=True, tag_field="shape", tag="box", rename={"sides_us": "sides"}):
+class Box(Struct, frozen=True, rename={"sides_us": "sides"}):
     sides_us: tuple[Time, ...]
     note: Text | None = None
+
+
+class Shapes:
+    """As ``document.Kinds``."""
+
+    def type_of(self, kind: object, place: str) -> type:
+        if kind not in ("circle", "box"):
+            raise FieldError(place, "is missing" if kind is None else f"is {kind!r}", "write one of circle, box")
+        return Circle if kind == "circle" else Box
+
+    def kind_of(self, value: Any) -> str:
+        return "circle" if isinstance(value, Circle) else "box"
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ class Owner:
 
 
 class Drawing(Struct, frozen=True):
-    shapes: dict[str, Circle | Box]
+    shapes: dict[str, Annotated[Any, Meta(extra={"kinds": Shapes()})]]
     owners: tuple[Owner, ...] = ()
     share: Percentage = 0.5
     weights: dict[Literal["light", "heavy"], Number] = {}
@@ -66,8 +78,8 @@ class Drawing(Struct, frozen=True):
 
 SOUND = """
 shapes:
-  sun: {shape: circle, radius: 2}
-  house.front: {shape: box, sides: [12.5 ms, 3 us]}
+  sun: {kind: circle, radius: 2}
+  house.front: {kind: box, sides: [12.5 ms, 3 us]}
 owners: [{first: 1}]
 share: 10 %
 weights: {light: 1}
@@ -84,7 +96,7 @@ def test_a_document_becomes_its_type_and_is_written_again() -> None:
     shapes = {"sun": Circle(2.0), "house.front": Box((12_500.0, 3.0))}
     assert drawing == Drawing(shapes, (Owner(1),), 0.1, {"light": 1.0})
     written = document_of(drawing)
-    assert written["shapes"]["house.front"] == {"shape": "box", "sides": ["12500 us", "3 us"]}
+    assert written["shapes"]["house.front"] == {"kind": "box", "sides": ["12500 us", "3 us"]}
     assert read_values(written, Drawing, "x", "a drawing", ValueError) == drawing
 
 
@@ -144,8 +156,8 @@ def test_what_marks_do_not_allow_is_refused_by_its_written_name(change: dict[str
         ("radius: 2", "radius: .inf", "field shapes.sun.radius: is inf; write a number above 0 and at most 9"),
         ("radius: 2", "radius: true", "field shapes.sun.radius: is true; write a number above 0"),
         (", radius: 2", "", "field shapes.sun.radius: is missing; add a number above 0 and at most 9"),
-        ("shape: circle", "shape: ring", "field shapes.sun.shape: is 'ring'; write one of circle, box"),
-        ("shape: circle, ", "", "field shapes.sun.shape: is missing; add one of circle, box"),
+        ("kind: circle", "kind: ring", "field shapes.sun.kind: is 'ring'; write one of circle, box"),
+        ("kind: circle, ", "", "field shapes.sun.kind: is missing; write one of circle, box"),
         ("{first: 1}", "{first: 10}", "field owners[0].first: is above last; exchange them"),
         ("{first: 1}", "{first: 1.0}", "field owners[0].first: is 1.0; write a whole number"),
         ("{first: 1}", "7", "field owners[0]: is 7; write key: value pairs"),
@@ -157,7 +169,7 @@ def test_what_is_wrong_is_named_with_its_place(old: str, new: str, complaint: st
     changed = SOUND.replace(old, new, 1)
     assert changed != SOUND
     if old == "sun:":
-        changed = changed.replace("{shape: box", "*s #", 1)
+        changed = changed.replace("{kind: box", "*s #", 1)
     with pytest.raises(ValueError, match=r"^mine\.yaml") as refused:
         read(changed)
     assert complaint in str(refused.value)
@@ -171,7 +183,7 @@ def test_null_stands_for_what_may_be_absent() -> None:
 
 
 def test_further_fields_are_read_over_where_a_document_is_of_others() -> None:
-    given = {"shapes": {"sun": {"shape": "circle", "radius": 1, "colour": "red"}}, "frame": 3}
+    given = {"shapes": {"sun": {"kind": "circle", "radius": 1, "colour": "red"}}, "frame": 3}
     assert read_values(given, Drawing, "x", "", ValueError).shapes == {"sun": Circle(1.0)}
 
 
@@ -180,7 +192,7 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["shapes", "shape", "sides", "radius", "first"]) | st.text(), inner, max_size=3
+            st.sampled_from(["shapes", "kind", "sides", "radius", "first"]) | st.text(), inner, max_size=3
         )
     ),
     max_leaves=8,
