@@ -1,45 +1,25 @@
-"""Runs whose requests are walked one by one in every step, as speculative decoding needs it.
+"""What a run needs whose requests are walked one by one in every step, as speculative decoding does.
 
-Few servers do, so this and the third of the kernel behind it are loaded for them only.
+Few servers draft, so this and the third of the kernel behind it are loaded for them only.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats, Int64s
-from blis_replay.blis.kernel import drafting
+from blis_replay.base.arrays import Int64s
 from blis_replay.blis.kernel.draft_batch import DRAFT_CONFIG, DRAFTED, Flight
-from blis_replay.blis.kernel.state import State
-from blis_replay.blis.speculation import no_drafts
+from blis_replay.blis.speculation import Drafts
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 
 
-class Drafting:
-    """The functions of ``kernel.loop`` for such a run; ``order``: the requests as its state numbers them."""
-
-    def __init__(self, trace: RequestTrace, engine: EngineConfig, order: Int64s) -> None:
-        self._flight = _new_flight(trace, engine, order)
-
-    def advance(self, state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
-        """As ``loop.advance``."""
-        return drafting.advance(state, self._flight, until_us, kind, int_params, float_params)
-
-    def next_batch(self, state: State, until_us: int) -> int:
-        """As ``loop.next_batch``."""
-        return drafting.next_batch(state, self._flight, until_us)
-
-    def run_batch(self, state: State, duration_us: int) -> None:
-        """As ``loop.run_batch``."""
-        drafting.run_batch(state, self._flight, duration_us)
-
-
-def _new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight:
-    """What the kernel needs beside its state before the first arrival; ``order``: like that of ``Drafting``."""
+def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight:
+    """What the kernel needs beside its state before the first arrival; ``order``: requests as the state has them."""
     config = np.zeros(1, DRAFT_CONFIG)
     config["once_more"] = engine.behaviours.decodes_once_more
     if engine.speculation is None:
-        drafts = no_drafts(trace.output_tokens)
+        nothing = np.zeros(int(trace.output_tokens.sum()), np.int8)
+        drafts = Drafts(np.cumsum(trace.output_tokens) - trace.output_tokens, nothing, nothing)
     else:
         drafts = trace.drafts or engine.speculation.draw(trace.output_tokens)
         config["tokens"] = engine.speculation.num_speculative_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from blis_replay.blis.setup import eligible_times, new_state, queueing_times, wi
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 if TYPE_CHECKING:
-    from blis_replay.blis.drafting import Drafting
+    from blis_replay.blis.kernel.draft_batch import Flight
     from blis_replay.blis.long_run import LongRun
 
 # Requests; of more only those under way are in memory.
@@ -71,16 +71,23 @@ class Engine:
         eligible_us = eligible_times(trace, self.queued_us)
         self.order = np.argsort(eligible_us, kind="stable")
         self.long: LongRun | None = None
-        self._drafting: Drafting | None = None
+        self._rules: Any = loop
+        self._flight: Flight | None = None
         if long:
             from blis_replay.blis.long_run import LongRun
 
             self.long = LongRun(trace, engine, eligible_us, self.order)
         self.state = self.long.state if self.long else new_state(trace, engine, eligible_us, self.order)
         if engine.walked:
-            from blis_replay.blis.drafting import Drafting
+            from blis_replay.blis.drafting import new_flight
+            from blis_replay.blis.kernel import drafting
 
-            self._drafting = Drafting(trace, engine, self.order)
+            self._rules, self._flight = drafting, new_flight(trace, engine, self.order)
+
+    @property
+    def _tables(self) -> tuple[Any, ...]:
+        """What functions of ``_rules`` are given first."""
+        return (self.state,) if self._flight is None else (self.state, self._flight)
 
     @property
     def now_us(self) -> int:
@@ -93,8 +100,8 @@ class Engine:
             while (batch := self.schedule(until_us)) is not None:
                 self.run(max(int(latency.step_time(batch)), 1))
             return
-        model, rules = latency.for_kernel(), self._drafting or loop
-        self._with_room(lambda: rules.advance(self.state, until_us, *model))
+        model = latency.for_kernel()
+        self._with_room(lambda: self._rules.advance(*self._tables, until_us, *model))
 
     def advance_to_answer(self, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
         """Go on until a step from row ``seen`` on answered a request, or nothing is left to do before ``until_us``.
@@ -114,14 +121,13 @@ class Engine:
 
         A batch may be empty (all members wait for their last token); it takes no time.
         """
-        rules = self._drafting or loop
-        answer = self._with_room(lambda: rules.next_batch(self.state, until_us))
+        answer = self._with_room(lambda: self._rules.next_batch(*self._tables, until_us))
         return self._features() if answer == loop.BATCH else None
 
     def advance_kept(self, latency: Latency) -> k.Table:
         """Go on until nothing is left to do; the batches with tokens (``kernel.state.BATCH``), one for each step."""
         model, kept = latency.for_kernel(), np.zeros(0, k.BATCH)
-        if self._drafting is not None:
+        if self._flight is not None:
             batches = []
             while (batch := self.schedule()) is not None:
                 batches += [self.state.batch.copy()] if batch.prefill_tokens + batch.decode_tokens > 0 else []
@@ -156,7 +162,7 @@ class Engine:
 
     def run(self, duration_us: int) -> None:
         """Let the batch just scheduled take this long."""
-        (self._drafting or loop).run_batch(self.state, duration_us)
+        self._rules.run_batch(*self._tables, duration_us)
 
     def result(self) -> SimResult:
         """What has happened so far; requests in the order of the trace."""
@@ -167,7 +173,7 @@ class Engine:
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)
         twin.state = self.state.copy()
-        twin._drafting = copy.deepcopy(self._drafting, memo)
+        twin._flight = self._flight and self._flight.copy()
         return twin
 
     def _with_room(self, go_on: Callable[[], int]) -> int:

@@ -35,12 +35,6 @@ class Drafts:
             raise TraceError("drafts: a number of tokens is negative; give 0 or more")
 
 
-def no_drafts(output_tokens: Int64s) -> Drafts:
-    """Drafts of a drafter that never proposes a token; ``output_tokens``: int64[n]."""
-    nothing = np.zeros(int(output_tokens.sum()), np.int8)
-    return Drafts(np.cumsum(output_tokens) - output_tokens, nothing, nothing)
-
-
 # Methods whose drafter has a KV cache: slots for its tokens are reserved in the block pool.
 _DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp")
 SIMULATED_DRAFTERS = ("ngram", "ngram_gpu", *_DRAFTS_WITH_KV)
