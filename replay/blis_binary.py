@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,9 @@ from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import ReleaseError, ReplayError, printable
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.blis.trace import NEVER_US
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.blis_files import (
-    TRACE_FORMS,
     BlisResults,
-    TraceForm,
     output_lengths,
     read_preemptions,
     read_results,
@@ -103,7 +100,7 @@ class BlisBinary:
         else:
             model = _blackbox(self.build, self.release.name, entry)
         flags = ["--model", model_of(recording).lower(), *model, *engine_flags(self.build, plan)]
-        results, preemptions, form = self._run(plan, flags)
+        results, preemptions = self._answers(plan, flags)
         post_request_us = int(entry.lifecycle.post_request_us) if entry else 0
         return Simulated(
             completed=results.completed,
@@ -111,40 +108,16 @@ class BlisBinary:
             e2e_us=results.e2e_us + post_request_us * results.completed,
             output_tokens=output_lengths(plan),
             preemptions=preemptions,
-            differences=known_differences(plan, results, entry, preemptions, form),
+            differences=known_differences(plan, results, entry, preemptions),
         )
 
-    def _run(self, plan: ReplayPlan, flags: list[str]) -> tuple[BlisResults, int | None, TraceForm]:
-        """The answers to a plan, in the first form of a trace that the build reads."""
-        first: BlisExitError | None = None
-        for form in TRACE_FORMS:
-            try:
-                return (*self._answers(plan, flags, form), form)
-            except BlisExitError as error:
-                first = first or error
-                if self._reads(plan, flags, form):
-                    raise
-        raise first or BlisError(f"{self.build.path}: no trace form was tried")
-
-    def _reads(self, plan: ReplayPlan, flags: list[str], form: TraceForm) -> bool:
-        """Whether the build replays the first request of a plan alone: then what it failed for is not the form."""
-        try:
-            self._answers(replace(plan, trace=plan.trace.part(slice(0, 1))), flags, form)
-        except ReplayError:
-            return False
-        return True
-
-    def _answers(self, plan: ReplayPlan, flags: list[str], form: TraceForm) -> tuple[BlisResults, int | None]:
+    def _answers(self, plan: ReplayPlan, flags: list[str]) -> tuple[BlisResults, int | None]:
         with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
             place = Path(folder)
-            write_trace(plan, form, place / "trace.yaml", place / "trace.csv")
+            write_trace(plan, place / "trace.yaml", place / "trace.csv")
             run_blis(self.build.path, _arguments(self.build, place, flags), self.timeout_s)
             results = read_results(place / "results.json", output_lengths(plan))
             return results, read_preemptions(place / "metrics.json")
-
-
-class BlisExitError(BlisError):
-    """The build ended with an exit code other than 0."""
 
 
 def find_build(path_text: str) -> BlisBuild:
@@ -218,8 +191,7 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
     code, errors = _run(path, arguments, timeout_s, both=False)
     if code == 0:
         return
-    kind = BlisExitError if code > 0 else BlisError
-    raise kind(f"{path}: BLIS {ended(code)}: {last_line(errors.tail)}; run it by hand, or use another build")
+    raise BlisError(f"{path}: BLIS {ended(code)}: {last_line(errors.tail)}; run it by hand, or use another build")
 
 
 def _run(path: Path, arguments: list[str], timeout_s: float, *, both: bool) -> tuple[int, CapturedOutput]:
@@ -305,7 +277,7 @@ def _refuse_engine(plan: ReplayPlan) -> None:
 
 
 def known_differences(
-    plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None, preemptions: int | None, form: TraceForm
+    plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None, preemptions: int | None
 ) -> tuple[str, ...]:
     """A sentence for each known difference that applies to this replay (blis-semantics 1.5, 2.4, 2.5, 9).
 
@@ -313,10 +285,9 @@ def known_differences(
     """
     return (
         *_overlap(plan, results, entry),
-        *restarted_outputs(preemptions),
-        *_prefixes(plan, form),
+        *_restarted(preemptions),
+        *_prefixes(plan),
         *_scheduling(plan, entry),
-        *_aborts(plan, form),
     )
 
 
@@ -361,21 +332,20 @@ def _overlap(plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None) -
     ]
 
 
-_FROM_ITS_START = "generates the output of a preempted request again from its start, vLLM keeps what was generated"
+def _restarted(preemptions: int | None) -> list[str]:
+    if not preemptions:
+        return []
+    return [
+        f"BLIS preempted {preemptions:,} times; it generates the output of a preempted request again from its start, "
+        "vLLM keeps what was generated"
+    ]
 
 
-def restarted_outputs(preemptions: int | None) -> list[str]:
-    """What preemptions cost in BLIS, if there were some."""
-    return [f"BLIS preempted {preemptions:,} times; it {_FROM_ITS_START}"] if preemptions else []
-
-
-def _prefixes(plan: ReplayPlan, form: TraceForm) -> list[str]:
+def _prefixes(plan: ReplayPlan) -> list[str]:
     shared, prompts, block = shared_prefixes(plan), plan.trace.prompt_tokens, plan.engine.block_size
     sharing = shared.length > 0
     if not sharing.any():
         return []
-    if not form.has_prefixes:
-        return [f"this BLIS build cannot be told of {int(sharing.sum()):,} shared prefixes, all prompts are computed"]
     groups = len(np.unique(shared.group[sharing]))
     lines = [
         f"prefix hits are passed to BLIS as {groups:,} groups with a shared prefix, which its first request computes"
@@ -400,10 +370,3 @@ def _scheduling(plan: ReplayPlan, entry: ModelEntry | None) -> list[str]:
     if plan.engine.async_scheduling:
         lines.append("BLIS has no asynchronous scheduling: it schedules a step when the one before has ended")
     return lines
-
-
-def _aborts(plan: ReplayPlan, form: TraceForm) -> list[str]:
-    aborted = int((plan.trace.abort_us != NEVER_US).sum())
-    if not aborted or form.has_prefixes:
-        return []
-    return [f"this BLIS build has no client timeouts: {aborted:,} requests that were given up are served to their end"]

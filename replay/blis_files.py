@@ -17,8 +17,8 @@ from blis_replay.blis.trace import NEVER_US, RequestTrace
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import left_by
 
-# In the order that BLIS parses by position; the older builds know the first list only.
-COLUMNS_22 = (
+# Of a TraceV2 row, in the order that BLIS parses by position.
+COLUMNS = (
     "request_id",
     "client_id",
     "tenant_id",
@@ -26,6 +26,7 @@ COLUMNS_22 = (
     "session_id",
     "round_index",
     "prefix_group",
+    "prefix_length",
     "streaming",
     "input_tokens",
     "output_tokens",
@@ -34,6 +35,9 @@ COLUMNS_22 = (
     "audio_tokens",
     "video_tokens",
     "reason_ratio",
+    "model",
+    "deadline_us",
+    "server_input_tokens",
     "arrival_time_us",
     "send_time_us",
     "first_chunk_time_us",
@@ -41,17 +45,10 @@ COLUMNS_22 = (
     "num_chunks",
     "status",
     "error_message",
-)
-COLUMNS_27 = (
-    *COLUMNS_22[:7],
-    "prefix_length",
-    *COLUMNS_22[7:15],
-    "model",
-    "deadline_us",
-    "server_input_tokens",
-    *COLUMNS_22[15:],
     "finish_reason",
 )
+# Builds that write version 3 (``us``) read this one too.
+_VERSION, _TIME_UNIT = 2, "microseconds"
 
 _ZEROS = (
     "round_index",
@@ -68,28 +65,6 @@ _ZEROS = (
 _LARGEST_BYTES_PER_REQUEST = 2_000
 _METRICS_BYTES = 1 << 28
 _LATEST_US = 2**53
-
-
-@dataclass(frozen=True)
-class TraceForm:
-    """A generation of TraceV2: its version, its word for microseconds, its columns."""
-
-    version: int
-    time_unit: str
-    columns: tuple[str, ...]
-
-    @property
-    def has_prefixes(self) -> bool:
-        """Whether a row can say how long the prefix is that it shares, and when its client gives up."""
-        return "prefix_length" in self.columns
-
-
-# Current builds read the first as well as the second; the last is of early 2026.
-TRACE_FORMS = (
-    TraceForm(2, "microseconds", COLUMNS_27),
-    TraceForm(3, "us", COLUMNS_27),
-    TraceForm(2, "microseconds", COLUMNS_22),
-)
 
 
 @dataclass(frozen=True)
@@ -146,32 +121,28 @@ def output_lengths(plan: ReplayPlan) -> Int64s:
     return np.minimum(plan.trace.output_tokens, room)
 
 
-def write_trace(plan: ReplayPlan, form: TraceForm, header: Path, data: Path) -> None:
+def write_trace(plan: ReplayPlan, header: Path, data: Path) -> None:
     """Write the requests of a plan as TraceV2; times count from the plan's zero."""
-    rows = trace_rows(plan.trace, shared_prefixes(plan), output_lengths(plan), form)
-    write_rows(form, {"mode": "generated"}, rows, header, data)
+    rows = trace_rows(plan.trace, shared_prefixes(plan), output_lengths(plan))
+    write_rows({"mode": "generated"}, rows, header, data)
 
 
-def write_rows(
-    form: TraceForm, fields: Mapping[str, object], rows: Iterable[Mapping[str, object]], header: Path, data: Path
-) -> None:
+def write_rows(fields: Mapping[str, object], rows: Iterable[Mapping[str, object]], header: Path, data: Path) -> None:
     """Write a TraceV2 header with ``fields`` beside those that all have, and its table; lacking cells are empty."""
-    head = {"trace_version": form.version, "time_unit": form.time_unit, "warm_up_requests": 0, **fields}
+    head = {"trace_version": _VERSION, "time_unit": _TIME_UNIT, "warm_up_requests": 0, **fields}
     header.write_text(yaml.safe_dump(head, sort_keys=False), "utf-8")
     with data.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, form.columns, restval="", extrasaction="ignore", lineterminator="\n")
+        table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
 
 
-def trace_rows(
-    trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s, form: TraceForm
-) -> Iterator[dict[str, object]]:
+def trace_rows(trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s) -> Iterator[dict[str, object]]:
     """One row per request, not served yet."""
     zeros: dict[str, object] = dict.fromkeys(_ZEROS, 0)
     for i in range(len(trace)):
-        shared = int(prefixes.length[i]) if form.has_prefixes else 0
-        prompt, abort_us, arrival_us = int(trace.prompt_tokens[i]), int(trace.abort_us[i]), int(trace.arrival_us[i])
+        shared, prompt = int(prefixes.length[i]), int(trace.prompt_tokens[i])
+        abort_us, arrival_us = int(trace.abort_us[i]), int(trace.arrival_us[i])
         yield zeros | {
             "request_id": i,
             "prefix_group": f"prefix-{prefixes.group[i]}" if shared else "",

@@ -15,7 +15,7 @@ from blis_replay.base.errors import ReplayError, exists_already
 from blis_replay.base.files import naming, whole_files
 from blis_replay.blis.trace import BlockKeys, RequestTrace
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
-from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
+from blis_replay.replay.blis_files import prefix_groups, trace_rows, write_rows
 from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
@@ -82,8 +82,6 @@ def _ids(keys: BlockKeys, trace: RequestTrace) -> Iterator[list[int]]:
 
 FILES = ("trace.yaml", "trace.csv")
 TRACEV2_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us", "status", "error")
-# Most builds read the first form.
-_FORM = TRACE_FORMS[0]
 ENGINE = ("max_num_seqs", "block_size", "max_model_len")
 
 
@@ -99,7 +97,7 @@ def write_tracev2(recording: Recording, folder: Path) -> list[str]:
     named = {"model": recording.model, "tensor_parallel": recording.tensor_parallelism}
     server |= {name: value for name, value in named.items() if value is not None}
     fields = {"mode": "generated" if zero_us is None else "real", "server": {"type": "vllm", **server}}
-    write_rows(_FORM, fields, _rows(recording, trace, zero_us or 0), folder / FILES[0], folder / FILES[1])
+    write_rows(fields, _rows(recording, trace, zero_us or 0), folder / FILES[0], folder / FILES[1])
     return _lost(recording, zero_us)
 
 
@@ -115,7 +113,7 @@ def _rows(recording: Recording, trace: RequestTrace, zero_us: int) -> Iterator[d
     groups = prefix_groups(trace, int(recording.engine["block_size"].value))
     recorded = recording.requests.select("ttft_us", "e2e_us", "status", "error").iter_rows()
     for row, (ttft_us, e2e_us, status, error) in zip(
-        trace_rows(trace, groups, trace.output_tokens, _FORM), recorded, strict=True
+        trace_rows(trace, groups, trace.output_tokens), recorded, strict=True
     ):
         sent_us = zero_us + int(str(row["arrival_time_us"]))
         yield row | {

@@ -20,7 +20,7 @@ from blis_replay.base.errors import ReleaseError, ReplayError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.replay.blis_binary import OWN, BlisBinary, BlisError, find_build, own_release
-from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
+from blis_replay.replay.blis_files import COLUMNS, read_results, shared_prefixes
 from blis_replay.validate.comparison.compare import compare_replay
 
 
@@ -134,32 +134,14 @@ class TestTrace:
         path = write_stand_in(tmp_path)
         run_with(path, small_recording())
         call = called(path)
-        assert tuple(call["rows"][0]) == COLUMNS_27
-        assert len(COLUMNS_27) == 27
+        assert tuple(call["rows"][0]) == COLUMNS
+        assert len(COLUMNS) == 27
         assert "time_unit: microseconds" in call["header"]
         assert [row["arrival_time_us"] for row in call["rows"]] == ["0", "1000000", "2000000"]
         assert [row["send_time_us"] for row in call["rows"]] == ["0", "1000000", "2000000"]
         assert {(row["input_tokens"], row["output_tokens"], row["deadline_us"]) for row in call["rows"]} == {
             ("100", "5", "0")
         }
-
-    @pytest.mark.parametrize(
-        ("accepted", "columns", "unit"),
-        [
-            ('"time_unit: us" in header', COLUMNS_27, "us"),
-            ('"prefix_length" not in rows[0]', COLUMNS_22, "microseconds"),
-        ],
-    )
-    def test_builds_of_other_generations(
-        self, tmp_path: Path, accepted: str, columns: tuple[str, ...], unit: str
-    ) -> None:
-        """The other time unit, and 22 columns: tried when the build complains about the form."""
-        behaviour = f'if not ({accepted}):\n    sys.exit("trace: unexpected column or time unit")\nwrite(plain())'
-        path = write_stand_in(tmp_path, behaviour, HELP_OLDER)
-        run_with(path, small_recording(), release_of())
-        call = called(path)
-        assert tuple(call["rows"][0]) == columns
-        assert f"time_unit: {unit}\n" in call["header"]
 
     def test_a_client_that_gave_up_is_a_deadline(self, tmp_path: Path) -> None:
         """Sent at 1 s, given up 0.5 s later; BLIS leaves it out of its results."""
