@@ -90,43 +90,6 @@ def answered_of(arrival_us: Int64s, end_us: Int64s, in_flight: int) -> Answered:
     return Answered(after, later_us)
 
 
-def simulate_closed_loop(
-    trace: RequestTrace,
-    engine: EngineConfig,
-    latency: Latency,
-    loop: ClosedLoop,
-    lifecycle: Lifecycle | None = None,
-    sessions: Int64s | None = None,
-) -> SimResult:
-    """Serve the requests of ``trace`` in order, with ``loop.concurrency`` of them in flight.
-
-    ``sessions``: int64[n]; requests with equal numbers are the turns of one session, in order.  None: every request is
-    a session.  Arrivals of the trace are ignored.  Raises ``TraceError`` like ``simulate``, and for held-back requests,
-    aborts, priorities and speculative decoding.
-    """
-    if (trace.pre_queue_us, trace.held_us) != (None,) * 2:
-        raise TraceError("a closed loop takes no observed delays; leave them out")
-    parked = _parked(trace, engine)
-    running = Engine(parked, engine, lifecycle or Lifecycle())
-    order = np.arange(len(trace)) if sessions is None else sessions
-    return _served(running, latency, _Clients(running, loop, order), loop.think_us)
-
-
-def simulate_answered(
-    trace: RequestTrace,
-    engine: EngineConfig,
-    latency: Latency,
-    answered: Answered,
-    lifecycle: Lifecycle | None = None,
-) -> SimResult:
-    """Serve the requests of ``trace``, those that waited for an answer when the simulated one is there.
-
-    Raises ``TraceError`` like ``simulate``, and for aborts, priorities and speculative decoding.
-    """
-    running = Engine(_parked(trace, engine), engine, lifecycle or Lifecycle())
-    return _served(running, latency, _Followers(running, trace.arrival_us, answered), 0)
-
-
 def _parked(trace: RequestTrace, engine: EngineConfig) -> RequestTrace:
     """The trace with no request sent yet; raises ``TraceError`` for what a closed loop cannot take."""
     if engine.speculation is not None:
@@ -161,11 +124,22 @@ def simulate_load(
     sessions: Int64s | None = None,
     answered: Answered | None = None,
 ) -> SimResult:
-    """Serve ``trace`` at its arrivals; in a closed loop if ``loop`` is given, or where requests wait for answers."""
+    """Serve ``trace`` at its arrivals; in a closed loop if ``loop`` is given, or where requests wait for answers.
+
+    In a closed loop arrivals of the trace are ignored, and ``loop.concurrency`` requests are in flight.  ``sessions``:
+    int64[n]; requests with equal numbers are the turns of one session, in order.  None: every request is a session.
+    Raises ``TraceError`` like ``simulate``; with ``loop`` or ``answered`` also for aborts, priorities and speculative
+    decoding, with ``loop`` for held-back requests.
+    """
     if loop is not None:
-        return simulate_closed_loop(trace, engine, latency, loop, lifecycle, sessions)
+        if (trace.pre_queue_us, trace.held_us) != (None,) * 2:
+            raise TraceError("a closed loop takes no observed delays; leave them out")
+        running = Engine(_parked(trace, engine), engine, lifecycle)
+        sends: _Sends = _Clients(running, loop, np.arange(len(trace)) if sessions is None else sessions)
+        return _served(running, latency, sends, loop.think_us)
     if answered is not None:
-        return simulate_answered(trace, engine, latency, answered, lifecycle)
+        running = Engine(_parked(trace, engine), engine, lifecycle)
+        return _served(running, latency, _Followers(running, trace.arrival_us, answered), 0)
     return simulate(trace, engine, latency, lifecycle)
 
 

@@ -19,7 +19,7 @@ from blis_replay.base.arrays import Int32s, Int64s
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.result import SimResult, outcomes_of, result_of
+from blis_replay.blis.result import SimResult, outcomes_of
 from blis_replay.blis.setup import enter, state_and_facts
 from blis_replay.blis.trace import MOST_STEPS, EngineConfig, RequestTrace
 
@@ -121,7 +121,7 @@ class LongRun:
         self._file.close()
         segments = np.concatenate(self._segments)
         self._segments.clear()
-        return result_of(self.state, self._columns, (arrival_us, queued_us), steps, segments, lifecycle)
+        return SimResult(arrival_us, queued_us, **self._columns, steps=steps, segments=segments, lifecycle=lifecycle)
 
 
 class _Pages:

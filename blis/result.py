@@ -217,17 +217,12 @@ class SimResult:
         ``chosen``: bool[n], completed requests to pool.  ``post_token_us``: as in ``token_gaps``.
         """
         gaps = self.token_gaps(post_token_us)
-        return _pooled(gaps.gap_us, gaps.counts(chosen))
+        counts = gaps.counts(chosen)
+        distinct, place = np.unique(gaps.gap_us[counts > 0], return_inverse=True)
+        return distinct, np.bincount(place, counts[counts > 0], len(distinct)).astype(np.int64)
 
     def _end_of(self, step: Int64s) -> Int64s:
         return np.where(step >= 0, self.step_end_us[step], -1) if len(self.steps) else np.full(len(step), -1, np.int64)
-
-
-def _pooled(values: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Values that occur, ascending and distinct, and how often."""
-    occur = counts > 0
-    distinct, place = np.unique(values[occur], return_inverse=True)
-    return distinct, np.bincount(place, counts[occur], len(distinct)).astype(np.int64)
 
 
 def read_result(
@@ -245,14 +240,9 @@ def read_result(
         place[order] = np.arange(len(order))
         segments[:, 0] = order[segments[:, 0]]
     columns = outcomes_of(state, slice(None))
-    return result_of(
-        state,
-        columns if in_order else {name: values[place] for name, values in columns.items()},
-        (arrival_us, queued_us),
-        state.steps[: state.at["rows"][0]],
-        segments,
-        lifecycle,
-    )
+    columns = columns if in_order else {name: values[place] for name, values in columns.items()}
+    steps = state.steps[: state.at["rows"][0]]
+    return SimResult(arrival_us, queued_us, **columns, steps=steps, segments=segments, lifecycle=lifecycle)
 
 
 def outcomes_of(state: k.State, rows: slice) -> dict[str, Int64s]:
@@ -264,26 +254,6 @@ def outcomes_of(state: k.State, rows: slice) -> dict[str, Int64s]:
         "status": requests["status"].astype(np.int64),
         "output_tokens": facts["total_tokens"].astype(np.int64) - facts["prompt_tokens"],
     }
-
-
-def result_of(
-    state: k.State,
-    columns: dict[str, Int64s],
-    arrival_and_queued_us: tuple[Int64s, Int64s],
-    steps: NDArray[np.void],
-    segments: Int64s | Int32s,
-    lifecycle: Lifecycle,
-) -> SimResult:
-    """The result of a run; ``columns``: ``outcomes_of`` its requests, in their order."""
-    arrival_us, queued_us = arrival_and_queued_us
-    return SimResult(
-        arrival_us,
-        queued_us,
-        **columns,
-        steps=steps,
-        segments=segments,
-        lifecycle=lifecycle,
-    )
 
 
 def check_conservation(abort_us: Int64s, state: k.State, result: SimResult) -> None:

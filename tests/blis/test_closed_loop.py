@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blis_replay.base.errors import TraceError
-from blis_replay.blis.closed_loop import Answered, ClosedLoop, answered_of, simulate_answered, simulate_closed_loop
+from blis_replay.blis.closed_loop import Answered, ClosedLoop, answered_of, simulate_load
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
@@ -28,9 +28,7 @@ def engine(asynchronous: bool = False) -> EngineConfig:
 
 def test_one_at_a_time() -> None:
     """4 tokens take 4 steps of 1 ms; each request is sent 1 ms after the one before is answered, and queues 2 ms."""
-    result = simulate_closed_loop(
-        requests(3), engine(), LATENCY, ClosedLoop(1, think_us=1_000), Lifecycle(pre_queue_us=2_000)
-    )
+    result = simulate_load(requests(3), engine(), LATENCY, Lifecycle(pre_queue_us=2_000), ClosedLoop(1, think_us=1_000))
     assert result.arrival_us.tolist() == [0, 7_000, 14_000]
     assert result.e2e_us.tolist() == [6_000] * 3
 
@@ -38,7 +36,7 @@ def test_one_at_a_time() -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_never_more_than_so_many_and_always_as_many(asynchronous: bool) -> None:
     """Little's law: with 8 in the loop, throughput times time in it is 8 while requests are left to send."""
-    result = simulate_closed_loop(requests(200, 20), engine(asynchronous), LATENCY, ClosedLoop(8))
+    result = simulate_load(requests(200, 20), engine(asynchronous), LATENCY, loop=ClosedLoop(8))
     assert result.completed.all()
     assert int(result.steps["running_depth"].max()) == 8
     until_us = int(result.arrival_us[-1])
@@ -53,7 +51,7 @@ def test_what_a_closed_loop_cannot_take_is_refused() -> None:
 
 def test_clients_begin_one_after_the_other() -> None:
     """3 clients over 9 ms begin at 0, 3 and 6 ms; 4 steps of 1 ms answer each, alone, and it sends again at once."""
-    result = simulate_closed_loop(requests(6), engine(), LATENCY, ClosedLoop(3, ramp_us=9_000))
+    result = simulate_load(requests(6), engine(), LATENCY, loop=ClosedLoop(3, ramp_us=9_000))
     assert result.arrival_us.tolist() == [0, 3_000, 4_000, 6_000, 7_000, 8_000]
     assert result.e2e_us.tolist() == [4_000] * 6
 
@@ -63,7 +61,7 @@ def test_a_delay_by_prompt_length_keeps_the_order_of_sending() -> None:
     prompts = np.array([1_000, 10])
     trace = RequestTrace(np.zeros(2, np.int64), prompts, prompts, np.full(2, 4), np.full(2, NEVER_US))
     delays = Lifecycle(pre_queue_per_prompt_token_us=1.0)
-    result = simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(1), delays)
+    result = simulate_load(trace, engine(), LATENCY, loop=ClosedLoop(1), lifecycle=delays)
     assert result.arrival_us.tolist() == [0, 5_000]
     assert result.e2e_us.tolist() == [5_000, 4_010]
 
@@ -74,7 +72,7 @@ def test_turns_of_a_session_wait_for_each_other() -> None:
     A and B begin at 0.  At 4 ms both are answered.  A's second turn and C's first go out at 5 ms, and so on.
     """
     sessions = np.array([0, 1, 0, 2, 2, 0])
-    result = simulate_closed_loop(requests(6), engine(), LATENCY, ClosedLoop(2, think_us=1_000), sessions=sessions)
+    result = simulate_load(requests(6), engine(), LATENCY, loop=ClosedLoop(2, think_us=1_000), sessions=sessions)
     assert result.arrival_us.tolist() == [0, 0, 5_000, 5_000, 10_000, 10_000]
     assert result.e2e_us.tolist() == [4_000] * 6
 
@@ -83,7 +81,7 @@ def test_a_turn_is_sent_with_its_own_lengths() -> None:
     """One client: session A has the first and the last request, of 2 and 5 tokens; B's, of 3, goes last."""
     full = np.array([10, 20, 30])
     trace = RequestTrace(np.zeros(3, np.int64), full, full, np.array([2, 3, 5]), np.full(3, NEVER_US))
-    result = simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(1), sessions=np.array([7, 8, 7]))
+    result = simulate_load(trace, engine(), LATENCY, loop=ClosedLoop(1), sessions=np.array([7, 8, 7]))
     assert result.arrival_us.tolist() == [0, 7_000, 2_000]
     assert result.e2e_us.tolist() == [2_000, 3_000, 5_000]
     assert result.output_tokens.tolist() == [2, 3, 5]
@@ -97,7 +95,7 @@ def test_no_turn_comes_before_the_answer_to_the_one_before(asynchronous: bool) -
     n = len(sessions)
     prompts = random.integers(5, 400, n)
     trace = RequestTrace(np.zeros(n, np.int64), prompts, prompts, random.integers(1, 60, n), np.full(n, NEVER_US))
-    result = simulate_closed_loop(trace, engine(asynchronous), LATENCY, ClosedLoop(8), sessions=sessions)
+    result = simulate_load(trace, engine(asynchronous), LATENCY, loop=ClosedLoop(8), sessions=sessions)
     assert result.completed.all()
     assert result.output_tokens.tolist() == trace.output_tokens.tolist()
     for session in range(40):
@@ -116,7 +114,7 @@ def test_a_turn_finds_the_blocks_of_the_turn_before() -> None:
     prompts = np.array([32, 32, 48])
     keys = BlockKeys(np.array([0, 2, 4]), np.array([2, 2, 3]), np.array([1, 2, 3, 4, 1, 2, 5], np.int32), 16)
     trace = RequestTrace(np.zeros(3, np.int64), prompts, prompts, np.full(3, 4), np.full(3, NEVER_US), block_keys=keys)
-    result = simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(1), sessions=np.array([0, 1, 0]))
+    result = simulate_load(trace, engine(), LATENCY, loop=ClosedLoop(1), sessions=np.array([0, 1, 0]))
     assert result.cached_tokens.tolist() == [0, 0, 32]
     assert result.arrival_us.tolist() == [0, 8_000, 4_000]
 
@@ -125,7 +123,7 @@ def test_a_request_that_waited_for_an_answer_waits_for_the_simulated_one() -> No
     """Two requests at 0 and 2 ms; the third follows the first, which is answered at 4 ms, by 0.5 ms."""
     trace = replace(requests(3), arrival_us=np.array([0, 2_000, 9_000]))
     answered = Answered(np.array([-1, -1, 0]), np.array([0, 0, 500]))
-    result = simulate_answered(trace, engine(), LATENCY, answered)
+    result = simulate_load(trace, engine(), LATENCY, answered=answered)
     assert result.arrival_us.tolist() == [0, 2_000, 4_500]
 
 
@@ -136,7 +134,7 @@ def test_where_nobody_waits_for_an_answer_it_is_the_open_run(asynchronous: bool)
     trace = replace(requests(300, 9), arrival_us=np.sort(random.integers(0, 60_000, 300)))
     alone = Answered(np.full(300, -1), np.zeros(300, np.int64))
     delays = Lifecycle(pre_queue_us=2_000, post_token_us=100)
-    closed = simulate_answered(trace, engine(asynchronous), LATENCY, alone, delays)
+    closed = simulate_load(trace, engine(asynchronous), LATENCY, answered=alone, lifecycle=delays)
     opened = simulate(trace, engine(asynchronous), LATENCY, delays)
     for name in ("arrival_us", "queued_us", "scheduled_us", "first_token_us", "finished_us"):
         assert (getattr(closed, name) == getattr(opened, name)).all()
@@ -147,10 +145,10 @@ def test_a_closed_loop_told_by_its_answers_is_that_closed_loop(asynchronous: boo
     """Each request follows the answer that it followed in the run of 8 clients, so every time comes again."""
     outputs = np.random.default_rng(4).integers(2, 40, 200)
     trace = replace(requests(200), output_tokens=outputs)
-    first = simulate_closed_loop(trace, engine(asynchronous), LATENCY, ClosedLoop(8, think_us=300))
+    first = simulate_load(trace, engine(asynchronous), LATENCY, loop=ClosedLoop(8, think_us=300))
     after = answered_of(first.arrival_us, first.arrival_us + first.e2e_us, 8)
     assert (after.after >= 0).sum() == 192
-    again = simulate_answered(replace(trace, arrival_us=first.arrival_us), engine(asynchronous), LATENCY, after)
+    again = simulate_load(replace(trace, arrival_us=first.arrival_us), engine(asynchronous), LATENCY, answered=after)
     assert again.arrival_us.tolist() == first.arrival_us.tolist()
     assert again.e2e_us.tolist() == first.e2e_us.tolist()
 
@@ -163,9 +161,9 @@ def test_more_sends_than_are_known_ahead_may_come_before_the_first_reaches_the_q
     trace = replace(requests(200), arrival_us=sent_us)
     alone = Answered(np.full(200, -1), np.zeros(200, np.int64))
     result = (
-        simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(200, ramp_us=5_000), delays)
+        simulate_load(trace, engine(), LATENCY, loop=ClosedLoop(200, ramp_us=5_000), lifecycle=delays)
         if loop
-        else simulate_answered(trace, engine(), LATENCY, alone, delays)
+        else simulate_load(trace, engine(), LATENCY, answered=alone, lifecycle=delays)
     )
     assert result.arrival_us.tolist() == sent_us.tolist()
     assert result.e2e_us.tolist() == simulate(trace, engine(), LATENCY, delays).e2e_us.tolist()

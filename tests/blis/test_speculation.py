@@ -15,7 +15,7 @@ from oracle_workloads import SERIES, random_spec
 from scenario import digest_of, engine_of, latency_of, simulated_schedule, trace_of
 
 from blis_replay.base.errors import TraceError
-from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
+from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
@@ -199,7 +199,7 @@ def test_a_closed_loop_is_refused() -> None:
     """Its clients are answered by the other kernel, which knows no drafts."""
     trace = accepting(make_trace([0], [10], [4]), [0, 0, 0, 0])
     with pytest.raises(TraceError, match="a closed loop is not simulated with it"):
-        simulate_closed_loop(trace, TWO, TEN_MS, ClosedLoop(1))
+        simulate_load(trace, TWO, TEN_MS, loop=ClosedLoop(1))
 
 
 def test_up_to_0_11_0_a_last_token_in_flight_costs_a_decode_more() -> None:
