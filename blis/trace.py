@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -321,42 +320,3 @@ def release_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse(bad: Bools, problem: str, remedy: str, offset: int = 0) -> None:
     if bad.any():
         raise TraceError(f"request {int(np.argmax(bad)) + offset}: {problem}; {remedy}")
-
-
-def intern_blocks(rows: Iterable[Int64s], block_size: int, lookahead: int = 0) -> BlockKeys:
-    """Number the full blocks of token sequences so that equal keys mean equal tokens so far.
-
-    ``rows``: int64 token ids of each request: its prompt, then those generated tokens that another request's prompt
-    repeats.  ``lookahead``: number of tokens after a block that its key also covers.
-    """
-    numbers: dict[tuple[int, bytes], int] = {}
-    starts: list[int] = []
-    counts: list[int] = []
-    keys: list[int] = []
-    for row in rows:
-        count = max(0, len(row) - lookahead) // block_size
-        tokens = np.ascontiguousarray(row, np.int64)
-        starts.append(len(keys))
-        counts.append(count)
-        before = -1
-        for first in range(0, count * block_size, block_size):
-            block = tokens[first : first + block_size + lookahead]
-            before = numbers.setdefault((before, block.tobytes()), len(numbers))
-            keys.append(before)
-    return BlockKeys(np.array(starts, np.int64), np.array(counts, np.int64), np.array(keys, np.int32), block_size)
-
-
-def chain_blocks(identities: Iterable[int], count: Iterable[int]) -> Int64s:
-    """int64[sum of count]: identities renumbered from 0, so that equal numbers mean equal blocks so far.
-
-    Request i owns the next ``count[i]`` identities.  Two identities are equal if their blocks have the same tokens.
-    """
-    numbers: dict[tuple[int, int], int] = {}
-    chained: list[int] = []
-    values = iter(identities)
-    for length in count:
-        before = -1
-        for identity in islice(values, length):
-            before = numbers.setdefault((before, identity), len(numbers))
-            chained.append(before)
-    return np.array(chained, np.int64)

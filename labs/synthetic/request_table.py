@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -13,7 +14,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import RecordingError, printable
-from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace, chain_blocks
+from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC, first_record, table_of
 
@@ -236,3 +237,19 @@ def _whole(value: object) -> int | None:
 
 def _short(value: object) -> str:
     return ascii(value)[:40] if not isinstance(value, str) else repr(value[:40])
+
+
+def chain_blocks(identities: Iterable[int], count: Iterable[int]) -> Int64s:
+    """int64[sum of count]: identities renumbered from 0, so that equal numbers mean equal blocks so far.
+
+    Request i owns the next ``count[i]`` identities.  Two identities are equal if their blocks have the same tokens.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    chained: list[int] = []
+    values = iter(identities)
+    for length in count:
+        before = -1
+        for identity in islice(values, length):
+            before = numbers.setdefault((before, identity), len(numbers))
+            chained.append(before)
+    return np.array(chained, np.int64)

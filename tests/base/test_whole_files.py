@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.base.files import whole_file, whole_files, write_whole
+from blis_replay.base.files import whole_file, write_whole
+from blis_replay_labs.exchange.files import whole_files
 
 
 @contextmanager

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference_engine import Request, serve
+from scenario import intern_blocks
 
 from blis_replay.base.errors import TraceError
 from blis_replay.blis import engine as engine_module
@@ -22,7 +20,7 @@ from blis_replay.blis import long_run
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, intern_blocks
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay_labs.verification.conservation import batch_faults, block_faults
 
 request_lists = st.lists(
@@ -189,6 +187,18 @@ def test_a_step_at_a_time_equals_the_whole_run(rows: Pressed, engine: EngineConf
     assert digest(simulate(trace, engine, InPython(LATENCY))) == digest(simulate(trace, engine, LATENCY))
 
 
+def digest(result: SimResult) -> str:
+    """Of everything that a run returns."""
+    parts = (result.steps, result.segments, result.first_step, result.last_step, result.status, result.cached_tokens)
+    parts += (result.scheduled_us, result.scheduled_step, result.output_tokens, result.preemptions)
+    return hashlib.sha256(b"".join(whole_numbers(part).tobytes() for part in parts)).hexdigest()
+
+
+def whole_numbers(values: NDArray[Any]) -> NDArray[Any]:
+    """As int64, as a long run has some in fewer bytes."""
+    return values if values.dtype.names else values.astype(np.int64)
+
+
 @pytest.mark.slow
 @given(pressed_requests, pressed_engines, st.integers(1, 5))
 @settings(max_examples=100, deadline=None)
@@ -224,61 +234,6 @@ def test_a_run_whose_memory_is_given_back_on_the_way_is_the_same(
     assert (parts.last_step_us == whole.last_step_us).all()
     pooled = zip(parts.inter_token_gaps(parts.completed), whole.inter_token_gaps(whole.completed), strict=True)
     assert all((one == other).all() for one, other in pooled)
-
-
-def digest(result: SimResult) -> str:
-    """Of everything that a run returns."""
-    parts = (result.steps, result.segments, result.first_step, result.last_step, result.status, result.cached_tokens)
-    parts += (result.scheduled_us, result.scheduled_step, result.output_tokens, result.preemptions)
-    return hashlib.sha256(b"".join(whole_numbers(part).tobytes() for part in parts)).hexdigest()
-
-
-def whole_numbers(values: NDArray[Any]) -> NDArray[Any]:
-    """As int64, as a long run has some in fewer bytes."""
-    return values if values.dtype.names else values.astype(np.int64)
-
-
-def random_digests(seed: int, count: int) -> list[str]:
-    """Digests of runs that a seed draws; the same in any process."""
-    random = np.random.default_rng(seed)
-    digests = []
-    for _ in range(count):
-        rows: Pressed = [
-            (
-                int(random.integers(40_000)),
-                random.integers(2, size=random.integers(1, 9)).tolist(),
-                int(random.integers(1, 4)),
-                int(random.integers(1, 14)),
-                int(random.integers(3)),
-                None if random.random() < 0.8 else int(random.integers(60_000)),
-            )
-            for _ in range(12)
-        ]
-        engine = EngineConfig(
-            int(random.integers(1, 6)),
-            int(random.integers(5, 40)),
-            64,
-            bool(random.integers(2)),
-            4,
-            int(random.integers(17, 40)),
-            scheduling_policy="priority" if random.random() < 0.5 else "fcfs",
-        )
-        digests.append(digest(simulate(pressed_trace(rows), engine, LATENCY)))
-    return digests
-
-
-@pytest.mark.slow
-def test_compiled_equals_uncompiled() -> None:
-    """The same source as plain Python, in a process without compilation."""
-    code = "from test_engine_properties import random_digests; print(*random_digests(7, 25))"
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.path.dirname(__file__)},  # noqa: PTH120
-        check=False,
-    )
-    assert ended.stdout.split() == random_digests(7, 25), ended.stderr
 
 
 def test_twins_and_partly_shared_pieces_by_hand() -> None:

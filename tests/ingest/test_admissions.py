@@ -11,10 +11,11 @@ import pytest
 from engine_journeys import journeys, serve, settings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario import intern_blocks
 
 from blis_replay.base.errors import ReconstructionError
 from blis_replay.blis.latency.models import BatchFeatures
-from blis_replay.blis.trace import EngineConfig, RequestTrace, intern_blocks
+from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.admissions import admissions_of, decodes_of, open_at
 

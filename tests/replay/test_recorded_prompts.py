@@ -13,7 +13,7 @@ from recordings import make_recording
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel
-from blis_replay.blis.trace import BlockKeys, chain_blocks
+from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RawPrefix, in_send_order, tree_of_blocks
 from blis_replay.ingest.recording import PromptTree
@@ -22,6 +22,7 @@ from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.prefix import engine_block_keys
 from blis_replay.replay.prefix_estimate import cached_tokens
 from blis_replay_labs.formats.arrival_traces import read_mooncake as read_requests
+from blis_replay_labs.synthetic.request_table import chain_blocks
 
 
 def prefix_of(block_tokens: int, *requests: list[int]) -> PromptTree:

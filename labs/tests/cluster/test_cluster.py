@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
+from scenario import intern_blocks
 
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.blis.trace import RequestTrace, intern_blocks
+from blis_replay.blis.trace import RequestTrace
 from blis_replay_labs.cluster.config import (
     AlwaysBusiest,
     ClusterConfig,
