@@ -23,12 +23,19 @@ MOST_BLOCKS = 30_000_000
 MOST_TOKENS = 2**24  # of a request
 MOST_STEPS = 2**24
 MOST_TABLE_CELLS = 2**28  # sequences times blocks of the longest request
-_MOST = {
-    "max_num_seqs": MOST_SEQUENCES,
-    "max_num_batched_tokens": 2**31 - 1,
-    "max_model_len": 2**31 - 1,
-    "block_size": 2**20,
-    "data_parallel_size": 1024,
+# Least and most of each engine argument that is a whole number.
+_LIMITS = {
+    "max_num_seqs": (1, MOST_SEQUENCES),
+    "max_num_batched_tokens": (1, 2**31 - 1),
+    "max_model_len": (1, 2**31 - 1),
+    "block_size": (1, 2**20),
+    "data_parallel_size": (1, 1024),
+    "num_gpu_blocks": (2, MOST_BLOCKS),  # one is reserved
+    "long_prefill_token_threshold": (0, NEVER_US),
+    "max_num_active_seqs": (1, NEVER_US),
+    "max_num_scheduled_tokens": (1, NEVER_US),
+    "prefill_schedule_interval": (1, NEVER_US),
+    "api_server_count": (1, NEVER_US),
 }
 
 
@@ -104,14 +111,12 @@ class RequestTrace:
 
     def __post_init__(self) -> None:
         n = len(self.arrival_us)
-        for name in (*_COLUMNS, "priority", "pre_queue_us", "held_us"):
-            values = getattr(self, name)
+        rows = {name: getattr(self, name) for name in (*_COLUMNS, "priority", "pre_queue_us", "held_us")}
+        rows["block_keys"] = None if self.block_keys is None else self.block_keys.start
+        rows["drafts"] = None if self.drafts is None else self.drafts.start
+        for name, values in rows.items():
             if values is not None and len(values) != n:
                 raise TraceError(f"{name} has {len(values)} values for {n} requests; give one per request")
-        if self.block_keys is not None and len(self.block_keys.start) != n:
-            raise TraceError(f"block_keys has {len(self.block_keys.start)} rows for {n} requests; give one per request")
-        if self.drafts is not None and len(self.drafts.start) != n:
-            raise TraceError(f"drafts has {len(self.drafts.start)} rows for {n} requests; give one per request")
         if n == 0:
             return
         _refuse(np.diff(self.arrival_us) < 0, "arrival_us runs backwards", "sort the requests by arrival", 1)
@@ -242,11 +247,12 @@ class EngineConfig:
         return 1 if drops and self.behaviours.hashes_look_ahead and self.enable_prefix_caching else 0
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if getattr(self, name) < 1:
-                raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
-            if getattr(self, name) > most:
-                raise TraceError(f"{name} is {getattr(self, name)}; at most {most} can be simulated")
+        for name, (least, most) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise TraceError(f"{name} is {value}; it must be at least {least}")
+            if value is not None and value > most:
+                raise TraceError(f"{name} is {value}; at most {most} can be simulated")
         if self.speculation is not None and self.data_parallel_size > 1:
             raise TraceError("speculative decoding is simulated without ranks; leave out data_parallel_size")
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
@@ -255,17 +261,6 @@ class EngineConfig:
                 f"max_num_seqs ({self.max_num_seqs}) requests of {1 + drafts} tokens per step: at most "
                 f"{MOST_SEQUENCES} tokens can be simulated; lower max_num_seqs"
             )
-        if self.long_prefill_token_threshold < 0:
-            raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
-        for name in (
-            "max_num_active_seqs",
-            "max_num_scheduled_tokens",
-            "prefill_schedule_interval",
-            "api_server_count",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise TraceError(f"{name} is {value}; it must be at least 1")
         if (self.max_num_active_seqs or 0) > self.max_num_seqs:
             raise TraceError(
                 f"max_num_active_seqs ({self.max_num_active_seqs}) is above max_num_seqs ({self.max_num_seqs}); "
@@ -273,12 +268,6 @@ class EngineConfig:
             )
         if not 0 <= self.watermark < 1:
             raise TraceError(f"watermark is {self.watermark}; it is a share of the blocks, at least 0 and below 1")
-        if self.num_gpu_blocks is not None and self.num_gpu_blocks < 2:
-            raise TraceError(
-                f"num_gpu_blocks is {self.num_gpu_blocks}; one block is reserved, so at least 2 are needed"
-            )
-        if (self.num_gpu_blocks or 0) > MOST_BLOCKS:
-            raise TraceError(f"num_gpu_blocks is {self.num_gpu_blocks}; at most {MOST_BLOCKS} can be simulated")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise TraceError(f"scheduling_policy is {self.scheduling_policy!r}; use fcfs or priority")
         if self.max_num_batched_tokens < self.max_num_seqs:

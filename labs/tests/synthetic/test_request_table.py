@@ -312,7 +312,7 @@ class TestEngineFile:
         [
             ("max_seqs: 3\n", "max_seqs"),
             ("block_size: big\n", "block_size"),
-            ("num_gpu_blocks: 1\n", "one block is reserved"),
+            ("num_gpu_blocks: 1\n", "num_gpu_blocks is 1; it must be at least 2"),
             ("scheduling_policy: lottery\n", "scheduling_policy"),
         ],
     )
