@@ -150,6 +150,10 @@ class CommandSimulator:
         completed[place] = True
         answers[:2, place] = np.rint([ttft_us, e2e_us]).astype(np.int64)
         unknown = len(rows) if scheduled is None else scheduled.null_count()
+        partly_reported: tuple[str, ...] = ()
+        if 0 < unknown < len(rows):
+            told = f"{len(rows) - unknown:,} of {len(rows):,} requests"
+            partly_reported = (f"{_SCHEDULED} is told of {told}, and used only if of all",)
         if scheduled is not None and not unknown:
             scheduled_us = scheduled.to_numpy()
             if not ((scheduled_us >= 0) & (scheduled_us <= ttft_us)).all():
@@ -163,7 +167,7 @@ class CommandSimulator:
             e2e_us=answers[1],
             output_tokens=np.zeros(requests, np.int64),
             scheduled_us=None if unknown else answers[2],
-            differences=_partly_told(unknown, len(rows)),
+            differences=partly_reported,
         )
 
 
@@ -220,13 +224,6 @@ def _prefix_blocks(trace: RequestTrace) -> list[str]:
         return [""] * len(trace)
     count = np.minimum(keys.count, trace.prompt_tokens // keys.block_size)
     return [" ".join(map(str, keys.keys[at : at + n].tolist())) for at, n in zip(keys.start, count, strict=True)]
-
-
-def _partly_told(unknown: int, answered: int) -> tuple[str, ...]:
-    """A sentence if scheduling times are reported for some requests only, which makes them unused."""
-    if unknown in (0, answered):
-        return ()
-    return (f"{_SCHEDULED} is told of {answered - unknown:,} of {answered:,} requests, and used only if of all",)
 
 
 _STEP_REQUESTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)

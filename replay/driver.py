@@ -121,6 +121,9 @@ def replay(
             f"{recording.slug}: the simulator did not complete {int(lost.sum())} requests that the recording "
             "completed, so there is nothing to compare; check the engine arguments"
         )
+    beyond = None
+    if simulated.engine is not None and entry is not None and entry.fit and entry.fit.steps and not plan.cycles:
+        beyond = outside(simulated.engine.steps, entry.fit.steps, entry.latency)
     return ReplayRun(
         recording=plan.recording,
         release=simulator.release,
@@ -130,7 +133,7 @@ def replay(
         simulator=simulator.name,
         simulated=simulated,
         not_simulated=not_simulated(_arguments(recording, plan, simulated), embedded),
-        outside=_outside(simulated, plan, entry),
+        outside=beyond,
     )
 
 
@@ -152,10 +155,3 @@ def _arguments(recording: Recording, plan: ReplayPlan, simulated: Simulated) -> 
     ):
         return {name: value for name, value in arguments.items() if name != "kv_cache_groups"}
     return arguments | {"kv_cache_groups": kinds}
-
-
-def _outside(simulated: Simulated, plan: ReplayPlan, entry: ModelEntry | None) -> Outside | None:
-    """The steps outside the batches that the coefficients were fitted on, where both are known and modelled."""
-    if simulated.engine is None or entry is None or entry.fit is None or entry.fit.steps is None or plan.cycles:
-        return None
-    return outside(simulated.engine.steps, entry.fit.steps, entry.latency)

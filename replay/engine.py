@@ -47,7 +47,6 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "kv_cache_groups": ("1", "every layer keeps all of a context"),
     "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
     "kv_offloading_size": ("None", "no KV block comes from or goes elsewhere"),
-    "num_cpu_blocks": (0, "no KV block comes from or goes elsewhere"),
     "stream_interval": (1, "every token is sent by itself"),
     "max_num_partial_prefills": (1, "prompts are computed in order"),
     "prefill_schedule_interval": (1, "prompts are taken up at every step"),
@@ -117,13 +116,19 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
     if mode.engine:
         recording = with_engine(recording, dict(mode.engine), "replay")
     value = engine_values(recording)
-    if "max_model_len" not in value and (longest := _longest_tokens(recording)):
-        value["max_model_len"] = longest
+    if "max_model_len" not in value and recording.requests.height:
+        tokens = "max(prompt_tokens + greatest(coalesce(output_tokens, max_tokens, 1), 1))"
+        if longest := recording.requests.aggregate(longest=tokens)["longest"]:
+            value["max_model_len"] = longest
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling"):
         if name not in value:
             raise argument_not_known(recording.slug, name)
     asynchronous, fitted_scheduling = _scheduling(recording, mode, entry)
-    blocks = value.get("num_gpu_blocks")
+    blocks, ranks, fronts = (
+        value.get("num_gpu_blocks"),
+        int(value.get("data_parallel_size", 1)),
+        value.get("api_server_count"),
+    )
     policy = str(value.get("scheduling_policy", "fcfs"))
     if policy not in ("fcfs", "priority"):
         raise UnreplayableError(
@@ -141,7 +146,9 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
         scheduling_policy="priority" if policy == "priority" else "fcfs",
         speculation=_speculation(value),
-        **_rank_arguments(recording, value),
+        data_parallel_size=ranks,
+        api_server_count=None if fronts is None else int(fronts),
+        mixture_of_experts=_has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False)),
         **release_arguments(value),
     )
     return ReplayedEngine(recording, config, fitted_scheduling)
@@ -163,26 +170,11 @@ def engine_values(recording: Recording) -> dict[str, Any]:
     return {name: setting.value for name, setting in recording.engine.items()}
 
 
-def _longest_tokens(recording: Recording) -> int | None:
-    """Prompt and output of the longest request; None if no length is known."""
-    tokens = "max(prompt_tokens + greatest(coalesce(output_tokens, max_tokens, 1), 1))"
-    found = recording.requests.aggregate(longest=tokens)["longest"] if recording.requests.height else None
-    return None if found is None else int(found)
-
-
 def with_engine(recording: Recording, arguments: Mapping[str, EngineValue], source: str) -> Recording:
     """The recording with these engine arguments; ``source``: of their settings."""
     engine = {name: setting for name, setting in recording.engine.items() if name not in arguments}
     engine |= {name: Setting(value, source) for name, value in arguments.items() if value is not None}
     return replace(recording, engine=engine)
-
-
-def _rank_arguments(recording: Recording, value: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``EngineConfig`` takes of the ranks of a recording."""
-    ranks = int(value.get("data_parallel_size", 1))
-    fronts = int(value["api_server_count"]) if "api_server_count" in value else None
-    experts = _has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False))
-    return {"data_parallel_size": ranks, "api_server_count": fronts, "mixture_of_experts": experts}
 
 
 def _ranks_basis(recording: Recording, engine: EngineConfig) -> str:

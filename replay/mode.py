@@ -82,11 +82,6 @@ def captured_sizes(text: object) -> tuple[int, ...] | None:
     return tuple(sorted(sizes - {0}))
 
 
-def parse_overrides(texts: Mapping[str, str]) -> EngineOverrides:
-    """Overrides from values as text, sorted by argument; raises as ``parse_engine_value``."""
-    return tuple(sorted((name, parse_engine_value(name, text)) for name, text in texts.items()))
-
-
 def override_text(name: str, value: EngineValue) -> str:
     """``name=value`` as ``parse_engine_value`` reads it."""
     return f"{name}={str(value).lower() if value is None or isinstance(value, bool) else value}"
@@ -191,7 +186,8 @@ def _mode(given: Mapping[str, str]) -> ReplayMode:
             raise UnknownNameError(f"{key!r} cannot be substituted; use {_keys()}")
         if value not in ALLOWED[key]:
             raise UnknownNameError(f"{key}={value} is not possible; use {key}={'|'.join(ALLOWED[key])}")
-    return ReplayMode(**settings, engine=parse_overrides(engine))  # type: ignore[arg-type]  # the loop above checked every value
+    overrides = tuple(sorted((name, parse_engine_value(name, text)) for name, text in engine.items()))
+    return ReplayMode(**settings, engine=overrides)  # type: ignore[arg-type]  # the loop above checked every value
 
 
 def _keys() -> str:

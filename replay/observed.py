@@ -22,7 +22,7 @@ from blis_replay.ingest.steps.timeline import StepAnchors, step_anchors
 
 Answer = TypeVar("Answer")
 
-_STAMPS = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "finished_us")
+_STAMPS = ("queued_us", "scheduled_us", "first_token_us", "finished_us")
 JOURNEYS, SPANS, CLIENT_ONLY = "journeys", "durations of llm_request spans", "client latencies only"
 
 
@@ -30,12 +30,11 @@ JOURNEYS, SPANS, CLIENT_ONLY = "journeys", "durations of llm_request spans", "cl
 class ServerStamps:
     """Stamps of requests that succeeded, float64[n] in request order, us from the experiment's zero; nan: not recorded.
 
-    ``arrived_us``: at the API server.  ``queued_us``, ``scheduled_us`` (first), ``first_token_us`` and
-    ``finished_us`` are the engine's.  ``steps_waited``: calls of ``schedule()`` from queueing up to the one that
-    admitted it, 1 if the first did.  ``source``: JOURNEYS, SPANS or CLIENT_ONLY.
+    ``queued_us``, ``scheduled_us`` (first), ``first_token_us`` and ``finished_us`` are the engine's.
+    ``steps_waited``: calls of ``schedule()`` from queueing up to the one that admitted it, 1 if the first did.
+    ``source``: JOURNEYS, SPANS or CLIENT_ONLY.
     """
 
-    arrived_us: Floats
     queued_us: Floats
     scheduled_us: Floats
     first_token_us: Floats
@@ -70,7 +69,7 @@ def server_stamps(recording: Recording) -> ServerStamps:
     """The server's stamps: of its journeys, else laid out from the durations that its spans carry."""
     requests = recording.requests
     ok = (requests["status"] == "ok").to_numpy()
-    no_stamps = _of_rows(np.full((6, requests.height), np.nan), CLIENT_ONLY)
+    no_stamps = ServerStamps(*np.full((5, requests.height), np.nan), source=CLIENT_ONLY)
     if _off_its_clock(recording, "segments"):
         return no_stamps
     journeys = recording.lifecycles.frame().drop_nulls("request_index")
@@ -93,13 +92,7 @@ def _off_its_clock(recording: Recording, *metrics: str) -> bool:
 def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
     stamps = own.select(*_STAMPS, pl.col("scheduled_step") - pl.col("queued_step"))
     values = stamps.select(pl.all().cast(pl.Float64).fill_null(np.nan)).to_numpy()
-    return _of_rows(np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T), source)
-
-
-def _of_rows(rows: Floats, source: str) -> ServerStamps:
-    """Stamps of float64[6, n], in the order of the fields."""
-    arrived_us, queued_us, scheduled_us, first_token_us, finished_us, steps_waited = rows
-    return ServerStamps(arrived_us, queued_us, scheduled_us, first_token_us, finished_us, steps_waited, source)
+    return ServerStamps(*np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T), source=source)
 
 
 def _of_durations(requests: Rows) -> pl.DataFrame:
@@ -111,7 +104,6 @@ def _of_durations(requests: Rows) -> pl.DataFrame:
     first_token = pl.col("arrival_us") + pl.col("ttft_us")
     scheduled = first_token - pl.col("prefill_us")
     return requests.select(
-        arrived_us=nothing,
         queued_us=scheduled - pl.col("queue_us"),
         scheduled_us=scheduled,
         first_token_us=first_token,

@@ -128,7 +128,11 @@ class EmbeddedEngine:
                 result = simulate_load(plan.trace, plan.engine, latency, entry.lifecycle, *clients)
         except TraceError as error:
             raise TraceError(f"{plan.recording.alias}: {error}") from None
-        ttft_us, e2e_us = _client_latencies(result, plan)
+        ttft_us, e2e_us = result.ttft_us, result.e2e_us
+        if plan.delivery_us is not None:
+            first_us, last_us = plan.delivery_us
+            ttft_us = result.first_token_us - result.arrival_us + first_us
+            e2e_us = np.maximum(result.finished_us - result.arrival_us + last_us, ttft_us)
         return Simulated(
             completed=result.completed,
             ttft_us=ttft_us,
@@ -138,12 +142,3 @@ class EmbeddedEngine:
             preemptions=int(result.preemptions.sum()),
             asynchronous=plan.engine.async_scheduling,
         )
-
-
-def _client_latencies(result: SimResult, plan: ReplayPlan) -> tuple[Int64s, Int64s]:
-    """TTFT and E2E as the client sees them, with observed ways to it where the plan has those."""
-    if plan.delivery_us is None:
-        return result.ttft_us, result.e2e_us
-    first_us, last_us = plan.delivery_us
-    ttft_us = result.first_token_us - result.arrival_us + first_us
-    return ttft_us, np.maximum(result.finished_us - result.arrival_us + last_us, ttft_us)
