@@ -8,7 +8,6 @@ import numpy as np
 import polars as pl
 import pytest
 from blis_runs import release_of, small_recording
-from load_levels import level
 
 from blis_replay.base.errors import ReleaseError, ReplayError
 from blis_replay.blis.closed_loop import ClosedLoop
@@ -140,13 +139,6 @@ def test_coefficients_of_another_model_or_of_no_use_are_refused() -> None:
         replay(small_recording(), release_of(model="another/Model"))
     with pytest.raises(ReleaseError, match="invalid"):
         replay(small_recording(), replace(RELEASE, status="invalid"))
-
-
-def test_a_summary_becomes_requests_of_its_clients() -> None:
-    run = replay(level(2, 100, 5, {}, each=3), RELEASE)
-    assert run.mode.loop == ClosedLoop(2)
-    assert len(run.ttft_us) == run.recording.requests.height == 6
-    assert run.basis["requests"].startswith("made of a summary")
 
 
 def four_clients(step_ms: float, requests: int = 120) -> Recording:

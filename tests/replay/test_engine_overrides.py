@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
-import polars as pl
 import pytest
 from blis_runs import release_of, small_recording
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from blis_replay.base.errors import TraceError, UnknownNameError
 from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import Behaviours, EngineConfig
-from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ENGINE_ARGUMENTS, EngineValue, ReplayMode, captured_sizes, parse_mode
 from blis_replay.replay.plan import plan_replay
@@ -122,17 +120,6 @@ def test_an_engine_that_cannot_be_is_said_to_be_none(text: str) -> None:
     """16 tokens a step are fewer than 128 sequences."""
     with pytest.raises(TraceError, match=text.split("=")[0]):
         plan_replay(small_recording(), parse_mode(text))
-
-
-def test_a_server_without_prefix_cache_computes_whole_prompts() -> None:
-    """The recorded server found 96 of 100 tokens in its cache."""
-    recording = small_recording()
-    recording = replace(
-        recording, requests=rows_of(recording.requests.frame().with_columns(cached_prompt_tokens=pl.lit(96, pl.Int64)))
-    )
-    assert plan_replay(recording, ReplayMode()).trace.prefill_tokens.tolist() == [4, 4, 4]
-    plan = plan_replay(recording, parse_mode("enable_prefix_caching=false"))
-    assert plan.trace.prefill_tokens.tolist() == [100, 100, 100]
 
 
 def test_provenance_says_what_was_put_in_place() -> None:
