@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import yaml
 
@@ -64,7 +65,7 @@ _ZEROS = (
 # A result of BLIS takes about 150 bytes; beyond this the file is something else.
 _LARGEST_BYTES_PER_REQUEST = 2_000
 _METRICS_BYTES = 1 << 28
-_LATEST_US = 2**53
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,17 @@ def trace_rows(trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s) -
         }
 
 
+class _Result(msgspec.Struct):
+    request_id: Annotated[int, msgspec.Meta(ge=0)]
+    ttft_us: _Time
+    e2e_us: _Time
+    output_tokens: int | None = None
+
+
+class _Metrics(msgspec.Struct):
+    preemption_count: int | None = None
+
+
 def read_results(path: Path, lengths: Int64s) -> BlisResults:
     """The results file of a replay of ``len(lengths)`` requests with these output lengths.
 
@@ -166,64 +178,37 @@ def read_results(path: Path, lengths: Int64s) -> BlisResults:
     an array of results, an unknown or repeated request, a time below zero or out of order, another output length.
     """
     count = len(lengths)
+    try:
+        content = left_by(path, _LARGEST_BYTES_PER_REQUEST * (count + 100))  # what is cut off is no JSON
+        if content is None:
+            raise ReplayError("BLIS ended without an error but wrote no results; use a build that has `replay`")
+        results = msgspec.json.decode(content, type=list[_Result], strict=False)  # some times are written as 123.0
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise ReplayError(
+            f"the results of BLIS cannot be read: {error}; use a build that writes SimResult JSON"
+        ) from None
     answer = BlisResults(np.zeros(count, np.bool_), np.zeros(count, np.int64), np.zeros(count, np.int64))
-    for place, item in enumerate(_array(path, count)):
-        where = f"the results of BLIS, item {place}"
-        if not isinstance(item, dict):
-            raise ReplayError(f"{where}: is not an object; use a BLIS build that writes SimResult JSON")
-        request = _whole(item, "request_id", where)
-        ttft_us, e2e_us = _whole(item, "ttft_us", where), _whole(item, "e2e_us", where)
-        if request >= count or answer.completed[request]:
-            problem = "was answered already" if request < count else f"was not asked for ({count} requests)"
-            raise ReplayError(f"{where}: request {request} {problem}; use another BLIS build")
-        if ttft_us > e2e_us:
-            raise ReplayError(f"{where}: the first token comes after the last; use another BLIS build")
-        if "output_tokens" in item and _whole(item, "output_tokens", where) != lengths[request]:
-            raise ReplayError(
-                f"{where}: {item['output_tokens']} output tokens where {lengths[request]} were asked for; "
-                "check max_model_len, or use another BLIS build"
-            )
-        answer.completed[request], answer.ttft_us[request], answer.e2e_us[request] = True, ttft_us, e2e_us
+    for result in results:
+        request = result.request_id
+        problem = ""
+        if request >= count:
+            problem = f"was not asked for ({count} requests)"
+        elif answer.completed[request]:
+            problem = "was answered already"
+        elif result.ttft_us > result.e2e_us:
+            problem = "has its first token after the last"
+        elif result.output_tokens not in (None, lengths[request]):
+            problem = f"has {result.output_tokens} output tokens where {lengths[request]} were asked for"
+        if problem:
+            raise ReplayError(f"the results of BLIS: request {request} {problem}; use another BLIS build")
+        answer.completed[request], answer.ttft_us[request] = True, result.ttft_us
+        answer.e2e_us[request] = result.e2e_us
     return answer
 
 
 def read_preemptions(path: Path) -> int | None:
     """The preemption count of a metrics file, None if it cannot be read."""
     try:
-        content = left_by(path, _METRICS_BYTES)
-        if content is None or len(content) > _METRICS_BYTES:
-            return None
-        document = json.loads(content)
+        return msgspec.json.decode(left_by(path, _METRICS_BYTES) or b"{}", type=_Metrics).preemption_count
     except (OSError, ValueError, RecursionError):
         return None
-    count = document.get("preemption_count") if isinstance(document, dict) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) else None
-
-
-def _array(path: Path, count: int) -> list[object]:
-    try:
-        content = left_by(path, most := _LARGEST_BYTES_PER_REQUEST * (count + 100))
-        if content is None:
-            raise ReplayError("BLIS ended without an error but wrote no results; use a build that has `replay`")
-        if len(content) > most:
-            raise ReplayError("the results of BLIS are far too large for the trace; use another BLIS build")
-        document = json.loads(content)
-    except OSError as error:
-        raise ReplayError(
-            f"BLIS ended without an error but its results cannot be read ({error.strerror}); use another build"
-        ) from None
-    except (ValueError, RecursionError):
-        raise ReplayError("the results of BLIS are not JSON; use a build that writes SimResult JSON") from None
-    if not isinstance(document, list):
-        raise ReplayError("the results of BLIS are not an array; use a build that writes SimResult JSON")
-    return document
-
-
-def _whole(item: dict[object, object], name: str, where: str) -> int:
-    """A field that is a whole number from 0 on; BLIS writes some times as 123.0."""
-    value = item.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LATEST_US:
-        raise ReplayError(f"{where}: field {name} is not a number from 0 on; use another BLIS build")
-    if value != int(value):
-        raise ReplayError(f"{where}: field {name} is {value}, not whole; use another BLIS build")
-    return int(value)

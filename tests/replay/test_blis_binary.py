@@ -264,15 +264,15 @@ time.sleep(60)"""
     @pytest.mark.parametrize(
         ("behaviour", "problem"),
         [
-            ('open(option["--results-path"], "wb").write(bytes(range(256)))', "are not JSON"),
-            ('open(option["--results-path"], "w").write("[" * 300_000)', "are not JSON|too large"),
-            ('write({"requests": []})', "not an array"),
-            ("write([1])", "item 0: is not an object"),
+            ('open(option["--results-path"], "wb").write(bytes(range(256)))', "cannot be read"),
+            ('open(option["--results-path"], "w").write("[" * 300_000)', "cannot be read"),
+            ('write({"requests": []})', "cannot be read"),
+            ("write([1])", "cannot be read"),
             ('write([a | {"request_id": 7} for a in plain()])', "request 7 was not asked for"),
-            ("write(plain() + plain()[:1])", "item 3: request 0 was answered already"),
-            ('write([a | {"ttft_us": -1} for a in plain()])', "field ttft_us is not a number from 0 on"),
-            ('write([a | {"e2e_us": float("nan")} for a in plain()])', "field e2e_us is not a number from 0 on"),
-            ('write([a | {"e2e_us": 1} for a in plain()])', "the first token comes after the last"),
+            ("write(plain() + plain()[:1])", "request 0 was answered already"),
+            ('write([a | {"ttft_us": -1} for a in plain()])', r"cannot be read.*\[0\]\.ttft_us"),
+            ('write([a | {"e2e_us": float("nan")} for a in plain()])', "cannot be read"),
+            ('write([a | {"e2e_us": 1} for a in plain()])', "has its first token after the last"),
             ('write([a | {"output_tokens": 4} for a in plain()])', "4 output tokens where 5 were asked for"),
         ],
     )
