@@ -26,7 +26,7 @@ from blis_replay.replay.blis_files import (
     write_trace,
 )
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.program import CapturedOutput, ended, last_line, run_captured
+from blis_replay.replay.program import ended, last_line, run_captured
 from blis_replay.replay.simulator import Simulated, entry_of, model_of
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -131,8 +131,7 @@ def find_build(path_text: str) -> BlisBuild:
         raise BlisError(f"{path_text}: no such BLIS binary; give its path with --blis-binary")
     if not path.is_file() or not os.access(path, os.X_OK):
         raise BlisError(f"{path_text}: is not an executable file; give the BLIS binary with --blis-binary")
-    code, output = _run(path, ["replay", "--help"], _HELP_TIMEOUT_S, both=True)
-    text = output.head
+    code, text = _run(path, ["replay", "--help"], _HELP_TIMEOUT_S, both=True)
     if code != 0:
         raise BlisError(f"{path_text}: `replay --help` {ended(code)}: {last_line(text)}; use a build that has it")
     flags = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
@@ -191,10 +190,10 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
     code, errors = _run(path, arguments, timeout_s, both=False)
     if code == 0:
         return
-    raise BlisError(f"{path}: BLIS {ended(code)}: {last_line(errors.tail)}; run it by hand, or use another build")
+    raise BlisError(f"{path}: BLIS {ended(code)}: {last_line(errors)}; run it by hand, or use another build")
 
 
-def _run(path: Path, arguments: list[str], timeout_s: float, *, both: bool) -> tuple[int, CapturedOutput]:
+def _run(path: Path, arguments: list[str], timeout_s: float, *, both: bool) -> tuple[int, str]:
     named = f"{path}: BLIS", "give a BLIS binary built for this machine"
     end, output = run_captured([str(path), *arguments], path.parent, timeout_s, named, BlisError, both=both)
     return end.code, output

@@ -97,7 +97,7 @@ class CommandSimulator:
         words, named = [*self.words, str(place)], (self.name, "give a program as cmd:PATH")
         end, errors = run_captured(words, Path.cwd(), self.timeout_s, named, CommandError, both=False)
         if end.code:
-            said = last_line(errors.tail)
+            said = last_line(errors)
             raise CommandError(f"{self.name} {ended(end.code)}: {said}; run it by hand on a folder of its own")
         return end.peak_bytes
 

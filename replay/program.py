@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,60 +84,25 @@ def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, tim
     return Ended(code, peak_kib * 1024)
 
 
-# What is kept of a program's output: its beginning, and the end with its last words.
-_HEAD_BYTES, _TAIL_BYTES = 1 << 20, 1 << 16
-
-
-class CapturedOutput:
-    """A pipe for what a program prints; it keeps the beginning and the end."""
-
-    def __init__(self) -> None:
-        ours, self._theirs = os.pipe()
-        self._head, self._tail = b"", b""
-        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> CapturedOutput:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        os.close(self._theirs)
-        self._reader.join(1.0)  # processes that a program left behind may still hold the pipe
-
-    def fileno(self) -> int:
-        """Where the program writes to."""
-        return self._theirs
-
-    @property
-    def head(self) -> str:
-        """The first 1 MB; complete once the context is left."""
-        return self._head.decode("utf-8", "replace")
-
-    @property
-    def tail(self) -> str:
-        """The last 64 kB."""
-        return self._tail.decode("utf-8", "replace")
-
-    def _read(self, ours: int) -> None:
-        with os.fdopen(ours, "rb", buffering=0) as pipe:
-            while chunk := pipe.read(_TAIL_BYTES):
-                self._head += chunk[: _HEAD_BYTES - len(self._head)]
-                self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
+# The end of a program's output that is read.
+_OUTPUT_BYTES = 1 << 20
 
 
 def run_captured(
     words: Sequence[str], folder: Path, timeout_s: float, named: tuple[str, str], error: type[Exception], *, both: bool
-) -> tuple[Ended, CapturedOutput]:
-    """Run a program and keep its errors, with ``both`` what it prints as well.
+) -> tuple[Ended, str]:
+    """Run a program; how it ended, and the last megabyte of its errors, with ``both`` of what it prints as well.
 
     ``named``: what messages call it, and what to do if it cannot be started.  Raises ``error`` in that case, and if it
     does not end within the limit.
     """
     name, remedy = named
     try:
-        with CapturedOutput() as captured:
+        with tempfile.TemporaryFile() as captured:
             output = captured.fileno() if both else subprocess.DEVNULL
-            return run_to_end(words, folder, output, captured.fileno(), timeout_s), captured
+            end = run_to_end(words, folder, output, captured.fileno(), timeout_s)
+            captured.seek(max(captured.seek(0, os.SEEK_END) - _OUTPUT_BYTES, 0))
+            return end, captured.read().decode("utf-8", "replace")
     except OSError as problem:
         raise error(f"{words[0]}: cannot be run ({problem.strerror}); {remedy}") from None
     except subprocess.TimeoutExpired:
