@@ -193,8 +193,8 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 256,
     "lines of the instrument": 52_620,
-    "lines of labs": 11_990,
-    "lines of scripts": 4_845,
+    "lines of labs": 11_993,
+    "lines of scripts": 4_865,
     "lines of tests": 37_610,
 }
 LOADED_BUDGET = {"modules": 87, "lines": 16_660}

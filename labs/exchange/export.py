@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from blis_replay.base.errors import ReplayError, exists_already
-from blis_replay.base.files import naming
+from blis_replay.base.files import naming, whole_files
 from blis_replay.blis.trace import BlockKeys, RequestTrace
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import prefix_groups, trace_rows, write_rows
@@ -20,7 +20,6 @@ from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
 from blis_replay.replay.prefix import recorded_block_keys
-from blis_replay_labs.exchange.files import whole_files
 
 
 def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:

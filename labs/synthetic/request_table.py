@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -16,7 +15,9 @@ from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import RecordingError, printable
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC, first_record, table_of
+from blis_replay.replay.prefix import recorded_block_keys
 
 # Microseconds in a unit; a table has one of these columns.
 ARRIVALS = {"arrival_us": 1, "arrival_ms": 1_000, "arrival_s": 1_000_000}
@@ -213,10 +214,9 @@ class _Builder:
 
     def block_keys(self, order: Int64s) -> BlockKeys:
         """Identities as keys: a key stands for a block and all before it, so equal keys are equal tokens so far."""
-        count = np.array(self.key_count, np.int64)
-        keys = chain_blocks(self.keys, self.key_count).astype(np.int32)
-        start = np.cumsum(count) - count
-        return BlockKeys(start[order], count[order], keys, self.block_size)
+        tree = tree_of_blocks(str(self.path), self.block_size, np.array(self.key_count), np.array(self.keys, np.int64))
+        chained = recorded_block_keys(tree, len(self.key_count), self.block_size)
+        return replace(chained, start=chained.start[order], count=chained.count[order])
 
     def refuse(self, row: str, problem: str, remedy: str) -> NoReturn:
         raise RecordingError(self.path, row, printable(problem), remedy)
@@ -237,19 +237,3 @@ def _whole(value: object) -> int | None:
 
 def _short(value: object) -> str:
     return ascii(value)[:40] if not isinstance(value, str) else repr(value[:40])
-
-
-def chain_blocks(identities: Iterable[int], count: Iterable[int]) -> Int64s:
-    """int64[sum of count]: identities renumbered from 0, so that equal numbers mean equal blocks so far.
-
-    Request i owns the next ``count[i]`` identities.  Two identities are equal if their blocks have the same tokens.
-    """
-    numbers: dict[tuple[int, int], int] = {}
-    chained: list[int] = []
-    values = iter(identities)
-    for length in count:
-        before = -1
-        for identity in islice(values, length):
-            before = numbers.setdefault((before, identity), len(numbers))
-            chained.append(before)
-    return np.array(chained, np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.errors import ReplayError, TraceError, UnknownNameError
-from blis_replay.base.files import whole_file
+from blis_replay.base.files import whole_file, whole_files
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
@@ -26,7 +26,6 @@ from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
 from blis_replay_labs.cluster.config import ClusterConfig
 from blis_replay_labs.cluster.simulate import ClusterResult, simulate_cluster
-from blis_replay_labs.exchange.files import whole_files
 from blis_replay_labs.synthetic.request_table import RequestTable
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")

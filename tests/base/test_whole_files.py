@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.base.files import whole_file, write_whole
-from blis_replay_labs.exchange.files import whole_files
+from blis_replay.base.files import whole_file, whole_files, write_whole
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.prefix import engine_block_keys
 from blis_replay.replay.prefix_estimate import cached_tokens
 from blis_replay_labs.formats.arrival_traces import read_mooncake as read_requests
-from blis_replay_labs.synthetic.request_table import chain_blocks
 
 
 def prefix_of(block_tokens: int, *requests: list[int]) -> PromptTree:
@@ -91,10 +90,6 @@ def test_what_is_shared_is_what_tokens_say(prompts: list[list[int]], recorded_to
         tokens = shared(whole[0], whole[i])
         told = shared(parts[0], parts[i]) * recorded_tokens
         assert told // block == shared(rows[0], rows[i]) <= tokens // block
-
-
-def test_chained_numbers_are_small_and_dense() -> None:
-    assert chain_blocks([9, 9, 9, 9, 7], [2, 3]).tolist() == [0, 1, 0, 1, 2]
 
 
 def test_the_last_token_is_computed_even_of_a_prompt_that_was_there_before() -> None:
