@@ -107,6 +107,8 @@ def replay(
     simulator = simulator or EmbeddedEngine(release)
     entry = simulator.entry_for(recording)
     refuse_sizes(recording, mode, entry, simulator.release.name if entry else simulator.name)
+    if mode.pace == "recorded" and entry is None:
+        raise ReplayError(f"{simulator.name} has coefficients of its own, beside which no pace is known; leave it out")
     embedded = isinstance(simulator, EmbeddedEngine)
     # Another program that runs our coefficients has no kernels to compile.
     plan = plan_replay(recording, mode, entry if embedded or entry is None else replace(entry, first_use=None))

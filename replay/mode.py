@@ -105,7 +105,8 @@ class ReplayMode:
     include those of prompts.
 
     ``scheduling``: as the server ran, or forced.  ``pre_queue``, ``schedule``, ``step_time``, ``output_processing``:
-    modelled, or as recorded.  ``warm_up``: the kernels that a new server compiles, where the coefficients have them and
+    modelled, or as recorded.  ``pace``: that of the coefficients, or all step times by the one factor that the server's
+    recorded steps show.  ``warm_up``: the kernels that a new server compiles, where the coefficients have them and
     the server was new; or the stalls that the recording shows; or none.  ``engine``: engine arguments in place of the
     recorded ones.
 
@@ -120,6 +121,7 @@ class ReplayMode:
     pre_queue: Literal["modelled", "recorded"] = "modelled"
     schedule: Literal["modelled", "recorded"] = "modelled"
     step_time: Literal["modelled", "recorded"] = "modelled"
+    pace: Literal["modelled", "recorded"] = "modelled"
     output_processing: Literal["modelled", "recorded"] = "modelled"
     warm_up: Literal["modelled", "recorded", "none"] = "modelled"
     engine: EngineOverrides = ()
@@ -130,7 +132,7 @@ class ReplayMode:
     @property
     def teacher_forced(self) -> bool:
         """Whether an observed quantity takes the place of a modelled one."""
-        forced = (self.pre_queue, self.schedule, self.step_time, self.output_processing, self.warm_up)
+        forced = (self.pre_queue, self.schedule, self.step_time, self.pace, self.output_processing, self.warm_up)
         return "recorded" in forced
 
     @property

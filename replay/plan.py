@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.base.errors import UnreplayableError, counted
+from blis_replay.base.errors import ReplayError, UnreplayableError, counted
 from blis_replay.blis.latency.models import FirstUse, Latency, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
@@ -63,11 +63,12 @@ class ReplayPlan:
     answered: Answered | None = None
     captured_tokens: int = 0
     captured_sizes: tuple[int, ...] | None = None
+    pace: float | None = None
 
     @property
     def teacher_forced(self) -> bool:
         """Whether observed quantities take the place of modelled ones."""
-        observed = (self.trace.pre_queue_us, self.trace.held_us, self.cycles, self.stalls, self.delivery_us)
+        observed = (self.trace.pre_queue_us, self.trace.held_us, self.cycles, self.stalls, self.pace, self.delivery_us)
         return any(quantity is not None for quantity in observed)
 
     def latency(self, of_batches: Latency) -> Latency:
@@ -76,8 +77,12 @@ class ReplayPlan:
             return self.cycles
         of_batches = with_captured_sizes(of_batches, self.captured_sizes)
         if self.stalls is not None:
-            return self.stalls.on(of_batches)
-        if self.first_use is not None:
+            of_batches = self.stalls.on(of_batches)
+        if self.pace is not None:
+            from blis_replay.replay.pace import at_pace
+
+            of_batches = at_pace(of_batches, self.pace)
+        if self.stalls is None and self.first_use is not None:
             return self.first_use.on(of_batches, self.captured_tokens, self.engine.max_num_batched_tokens)
         return of_batches
 
@@ -126,6 +131,9 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
     if recording.ground_truth == RECORDED and _waits_for_answers(mode, engine.config, trace):
         answered, waited_basis = _answered(recording)
         basis |= waited_basis
+    pace = None
+    if entry is not None and mode.pace == "recorded" and cycles is None:
+        pace, basis["pace"] = _pace(engine.recording, trace, engine.config, entry)
     first_use = None
     if entry is not None and entry.first_use is not None and mode.warm_up == "modelled" and cycles is None:
         waits, basis["warm-up"] = waits_for_kernels(recording, entry.first_use, engine.captured_tokens)
@@ -147,7 +155,18 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         first_use=first_use,
         captured_tokens=engine.captured_tokens,
         captured_sizes=engine.captured_sizes,
+        pace=pace,
     )
+
+
+def _pace(recording: Recording, trace: RequestTrace, engine: EngineConfig, entry: ModelEntry) -> tuple[float, str]:
+    from blis_replay.replay.pace import recorded_pace  # it serves the trace, and only this needs it
+
+    if (pace := recorded_pace(recording, trace, engine, entry)) is None:
+        raise ReplayError(
+            f"{recording.alias}: its steps do not tell the pace of the server; record them (`blis-replay record`)"
+        )
+    return pace.factor, f"recorded: step times of the coefficients, {pace.factor:.3f} times as long"
 
 
 def _waits_for_answers(mode: ReplayMode, engine: EngineConfig, trace: RequestTrace) -> bool:

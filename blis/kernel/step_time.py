@@ -56,10 +56,12 @@ REGIME_SIZE = 5 + FEATURES
 # -- OBSERVED: int_params = times (us, ascending), then the cycle (us) from each of them on; float_params = for each
 #    of them whether a step began there.
 
-# -- CORRECTED + another kind: int_params = that kind's, then what to add (ns) to each step, and per prefill, decode and
-#    context token; then times (us, ascending) and what to add (us) from each of them on; then that kind's length.
+# -- CORRECTED + another kind: int_params = that kind's, then how many times to take its step time (in PACE_UNIT), and
+#    what to add (ns) to each step, and per prefill, decode and context token; then times (us, ascending) and what to
+#    add (us) from each of them on; then that kind's length.
 CORRECTED = 100
-CORRECTION_LINE = 4
+CORRECTION_HEAD = 5
+PACE_UNIT = 1_000_000
 
 # -- FIRST_USE + any of these: int_params = that kind's, then the us that a kernel takes to compile when a batch first
 #    needs it, the most tokens that are computed from a captured graph, experts per token, experts, and the bits of the
@@ -124,13 +126,14 @@ def plus_observed_us(int_params: Int64s, batch: Batch, start_us: int, modelled: 
     """What a model makes of the batch, ``modelled``, and what observed steps exceeded it by; at least 1."""
     own = int_params[len(int_params) - 1]
     line_ns = (
-        int_params[own]
-        + int_params[own + 1] * batch.prefill_tokens
-        + int_params[own + 2] * batch.decode_tokens
-        + int_params[own + 3] * batch.context_tokens
+        int_params[own + 1]
+        + int_params[own + 2] * batch.prefill_tokens
+        + int_params[own + 3] * batch.decode_tokens
+        + int_params[own + 4] * batch.context_tokens
     )
-    then_us = at_time(stretch(int_params, own + CORRECTION_LINE, len(int_params) - 1), start_us)
-    return max(modelled + (line_ns + 500) // 1000 + then_us, 1)
+    paced = (modelled * int_params[own] + PACE_UNIT // 2) // PACE_UNIT
+    then_us = at_time(stretch(int_params, own + CORRECTION_HEAD, len(int_params) - 1), start_us)
+    return max(paced + (line_ns + 500) // 1000 + then_us, 1)
 
 
 @compiled

@@ -306,18 +306,21 @@ class CorrectedModel:
 
     Unlike ``ObservedCycles`` it still answers to what is in a batch.  ``line_ns``: what to add to each step, and
     per prefill, decode and context token (ns).  ``from_us``: int64, ascending; ``correction_us``: int64 of the same
-    length, what to add further from each of these times of the run on.  All of either sign.
+    length, what to add further from each of these times of the run on.  All of either sign.  ``pace``: the model's
+    step time is taken that many times.
     """
 
     model: Latency
     line_ns: tuple[int, int, int, int]
     from_us: Int64s
     correction_us: Int64s
+    pace: float = 1.0
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
         kind, int_params, float_params = self.model.for_kernel()
-        parts = [int_params, np.array(self.line_ns), self.from_us, self.correction_us, np.array([len(int_params)])]
+        head = np.array([round(step_time.PACE_UNIT * self.pace), *self.line_ns])
+        parts = [int_params, head, self.from_us, self.correction_us, np.array([len(int_params)])]
         return step_time.CORRECTED + kind, np.concatenate(parts).astype(np.int64), float_params
 
 

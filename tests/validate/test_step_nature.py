@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.validate.explain.cycles import ForcedSteps, nature_of
+from blis_replay.replay.pace import ForcedSteps
+from blis_replay.validate.explain.cycles import nature_of
 
 
 def steps_off(factor: float, held_up_every: int) -> ForcedSteps:

@@ -111,6 +111,7 @@ class Comparison:
     of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
     the errors of many reconstructions.  ``repeats``: of this load, where others were recorded.
     ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
+    ``pace``: by which share the server's steps take longer than the coefficients say, of a whole run with its steps.
     ``estimates``: of a replay, its errors with their 95 % intervals, where single requests are known.
     """
 
@@ -131,6 +132,7 @@ class Comparison:
     repeats: Repeats | None = None
     promised: Promised | None = None
     warming: WarmUp | None = None
+    pace: Estimate | None = None
     estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
 
     @property
@@ -362,6 +364,17 @@ def draws_remarks(comparison: Comparison) -> list[Remark]:
     return [remark("draws", count=draws.count, ranges=ranges)]
 
 
+# A pace nearer to that of the coefficients moves no verdict.
+_LEAST_PACE = 0.02
+
+
+def pace_remarks(pace: Estimate | None) -> list[Remark]:
+    """That the server's steps took longer or less long than the coefficients say, where its whole interval says so."""
+    if pace is None or pace.low <= 0 <= pace.high or abs(pace.error) < _LEAST_PACE:
+        return []
+    return [remark("pace", slower=pace.error, low=pace.low, high=pace.high)]
+
+
 def rejected_remarks(recording: Recording) -> list[Remark]:
     """Records that were rejected when they were read, where there are few of them."""
     return [remark("rejected_records", loss=file.loss()) for file in rejecting_files(recording)]
@@ -369,7 +382,7 @@ def rejected_remarks(recording: Recording) -> list[Remark]:
 
 def _remarks(comparison: Comparison) -> list[Remark]:
     repeats, found, beyond = comparison.repeats, comparison.saturation, comparison.run.outside
-    remarks = []
+    remarks = pace_remarks(comparison.pace)
     if found is not None and (found.from_us, found.simulated.from_us) != (None, None):
         remarks.append(remark("saturation", verdict=saturation_remarks(found)[0]))
     remarks += draws_remarks(comparison)

@@ -50,12 +50,15 @@ _METRIC_COLUMNS = (
 )
 
 
+_BESIDE = ("pace", "draws", "repeats", "slo", "warm_up", "extrapolated")
+
+
 def comparison_page(comparison: Comparison) -> list[Part]:
     """All of one experiment: the judgement, then every number, what it rests on, and findings that changed one."""
     changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
     judgement = comparison.judgement
     queued = ("e2e", "ttft") if judgement.overloaded else ()  # these measure how long the queue has grown
-    beside = [marked(r) for r in judgement.remarks if r.code in ("draws", "repeats", "slo", "warm_up", "extrapolated")]
+    beside = [marked(r) for r in judgement.remarks if r.code in _BESIDE]
     rows: list[list[Cell]] = [
         [
             f"{METRIC_NAMES[m]} {s}",
@@ -315,7 +318,7 @@ def report_json(report: Validated, options: str = "") -> dict[str, object]:
 
 def comparison_json(comparison: Comparison, options: str = "") -> dict[str, object]:
     """One experiment; times in ms, errors and MAPE as fractions."""
-    judgement, repeats = comparison.judgement, comparison.repeats
+    judgement, repeats, pace = comparison.judgement, comparison.repeats, comparison.pace
     return {
         "slug": comparison.slug,
         "alias": comparison.alias,
@@ -331,6 +334,7 @@ def comparison_json(comparison: Comparison, options: str = "") -> dict[str, obje
         "slo": comparison.promised and {side: one.document for side, one in vars(comparison.promised).items()},
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "warm_up": comparison.warming and vars(comparison.warming),
+        "pace": pace and {"factor": 1 + pace.error, "low": 1 + pace.low, "high": 1 + pace.high},
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and saturation_json(comparison.saturation),
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],

@@ -27,7 +27,7 @@ from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.judgement import Draws
 from blis_replay.validate.metrics.latency import MetricStatistic, number, of_requests
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps, simulated_samples
-from blis_replay.validate.metrics.uncertainty import Estimate, student_t
+from blis_replay.validate.metrics.uncertainty import Estimate, estimate, in_order, student_t
 
 # -- Repeated recordings -------------------------------------------------------------------
 
@@ -133,6 +133,28 @@ def _load(recording: Recording) -> dict[str, float]:
         "output tokens": float(totals["output"] or 0),
         "seconds of arrivals": float(totals["span"] or 0) / 1e6,
     }
+
+
+# -- The server's pace ----------------------------------------------------------------------
+
+
+def server_pace(run: ReplayRun, selection: Selection) -> Estimate | None:
+    """By which share the steps of this server take longer than the coefficients say, at equal batches.
+
+    None where it did not record them, not all of the run is selected, or other requests or step times were replayed.
+    """
+    as_recorded = run.mode.arrivals == "recorded" and run.mode.rate == 1 and run.mode.loop is None
+    plan, entry = run.plan, run.entry
+    if entry is None or not (as_recorded and selection.everything) or (plan.cycles, plan.pace) != (None, None):
+        return None
+    if run.recording.steps.is_empty() and run.recording.iterations.is_empty():
+        return None
+    from blis_replay.replay.pace import recorded_pace  # it serves the requests, and few recordings have steps
+
+    if (pace := recorded_pace(run.recording, plan.trace, plan.engine, entry)) is None:
+        return None
+    additions = (pace.recorded_us - pace.factor * pace.modelled_us) / pace.modelled_us.sum()
+    return estimate(pace.factor - 1, additions, in_order(len(additions)))
 
 
 # -- Reconstructions ------------------------------------------------------------------------

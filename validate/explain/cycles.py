@@ -14,47 +14,16 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import ReleaseError
-from blis_replay.blis.engine import Engine
-from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles, durations_us
+from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import observed_cycles
+from blis_replay.replay.pace import ForcedSteps, forced_steps
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
 from blis_replay.validate.metrics.resampling import interval as interval_of
-
-
-@dataclass(frozen=True)
-class ForcedSteps:
-    """Steps of a run with observed cycles, int64[steps] each.
-
-    ``start_us``; ``observed_us``, how long it took; ``modelled_us``, what the model would have it take;
-    ``batch``: int64[steps, 3], prefill, decode and context tokens.
-    """
-
-    start_us: Int64s
-    observed_us: Int64s
-    modelled_us: Int64s
-    batch: Int64s
-
-
-def forced_steps(
-    trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle, cycles: ObservedCycles, model: Latency
-) -> ForcedSteps:
-    """Serve ``trace`` in the step cycles that were observed, and ask ``model`` about every batch on the way.
-
-    So the model is asked about the batches that the server had, as far as the trace is the server's.
-    Raises ``TraceError`` as ``simulate`` does.
-    """
-    running = Engine(trace, engine, lifecycle)
-    batches = running.advance_kept(cycles)
-    steps = running.result().steps
-    tokens = [batches[name] for name in ("prefill_tokens", "decode_tokens", "context_tokens")]
-    modelled_us = durations_us(model, batches).astype(np.int64)
-    return ForcedSteps(steps["start_us"], steps["end_us"] - steps["start_us"], modelled_us, np.stack(tokens, axis=1))
 
 
 def stalled_us(step_us: Int64s) -> Int64s:

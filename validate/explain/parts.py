@@ -228,7 +228,7 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypoth
     except (ReplayError, TraceError) as error:
         stand_in = _stand_in(_STEP_TIME, server, reference, remedy, command) if reference else None
         return stand_in or str(error)
-    found = _STEP_TIME.hypothesis(remedy, basis, latency=latency, command=command)
+    found = _STEP_TIME.hypothesis(remedy, basis, latency=latency, mode={"pace": "modelled"}, command=command)
     if nature is not None and nature.is_held_up:
         found = replace(found, less=f"{found.less}: {nature.words}")
     elif nature is not None and nature.is_pace:

@@ -60,6 +60,15 @@ def _warm_up(
     )
 
 
+def _pace(slower: float, low: float, high: float) -> str:
+    much, which = percent_plain(abs(slower)), "slower" if slower > 0 else "faster"
+    bounds = " to ".join(percent_plain(one) for one in sorted((abs(low), abs(high))))
+    return (
+        f"pace: at equal batches this server is {much} {which} than the coefficients say (95 %: {bounds}); "
+        "--replay pace=recorded takes that factor"
+    )
+
+
 def _not_recorded(arguments: Sequence[tuple[str, str | None, str]]) -> str:
     named = ", ".join(
         f"{name} ({'' if value is None else f'{value} assumed; '}{why})" for name, value, why in arguments
@@ -173,6 +182,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "slo": lambda side, attained: f"{side}: {attainment_line(attained)}",
     "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
+    "pace": _pace,
     "warm_up": _warm_up,
     "extrapolated": lambda what: f"extrapolated: {what}",
     "not_recorded": _not_recorded,
