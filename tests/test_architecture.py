@@ -191,7 +191,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 256,
+    "files of the instrument": 257,
     "lines of the instrument": 52_620,
     "lines of labs": 11_993,
     "lines of scripts": 4_865,
