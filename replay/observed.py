@@ -128,12 +128,12 @@ SMOOTHING = 0.3
 def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
     """Step cycles by time, and in words what they rest on.
 
-    From step records or journey events that carry a step: the time between two anchors, less what the
-    server stood idle, over the steps between them.  Without them, from the latencies of single
-    requests: the steps a second with which each request got its tokens between its first and last.
+    From step records: the time between two anchors, less what the server stood idle, over the steps between
+    them.  Without them, from the latencies of single requests: the steps a second with which each request got its
+    tokens between its first and last.
     Raises ``ReplayError`` if the recording has neither.
     """
-    if not (recording.steps.is_empty() and recording.journey_events.is_empty()):
+    if not recording.steps.is_empty():
         anchors = placed_anchors(recording).frame
         if len(anchors) >= MIN_ANCHORS:
             return _between(anchors, recording), f"recorded: {len(anchors):,} anchors of the step clock"

@@ -10,14 +10,7 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import Context, Measured
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording, Severity
 from blis_replay.ingest.served import completed_requests, published, recorded_requests
-from blis_replay.ingest.steps.clock_offset import (
-    MIXED_US,
-    DepthOffset,
-    depth_mismatch,
-    estimate_offset,
-    offset_by_depth,
-)
-from blis_replay.ingest.tables import Table, columns_named
+from blis_replay.ingest.steps.clock_offset import MIXED_US, DepthOffset, estimate_offset
 
 CHECK = "clocks"
 MEASURES = "segments that cannot be, stamps of different clocks in one difference, the step clock's offset and drift"
@@ -49,26 +42,6 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     coarse = [*_coarse(recording), *_coarse_latencies(requests)]
     findings = [*wrong, *coarse, *_causality(recording), *_server_clock(recording), *_step_clock(recording)]
     return findings or [Finding(CHECK, "note", "", "no segment is negative, no stamps are mixed", {}, RULE)]
-
-
-def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """How well depth and requests in flight agree when the steps are shifted: the offset curve."""
-    offset_us = offset_by_depth(recording.steps, recorded_requests(recording))
-    if offset_us is None:
-        return ()
-    shifts_us = np.concatenate([np.arange(-1_000_000, 1_000_001, 100_000), np.arange(-50_000, 50_001, 10_000)])
-    shifts_us = np.unique(shifts_us) + offset_us
-    mismatch = np.sqrt(depth_mismatch(recording.steps, recorded_requests(recording), shifts_us))
-    rows = tuple((round(int(s) / 1e3, 1), round(float(m), 3)) for s, m in zip(shifts_us, mismatch, strict=True))
-    return (
-        Table(
-            "running depth against requests in flight, steps shifted",
-            columns_named("shift ms", "rms difference"),
-            rows,
-            bars="rms difference",
-            note="the steps as stored are at 0",
-        ),
-    )
 
 
 def _latencies(requests: pl.DataFrame) -> list[Finding]:

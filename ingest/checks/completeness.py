@@ -8,7 +8,6 @@ from blis_replay.ingest.checks.evidence import Context, Measured
 from blis_replay.ingest.checks.ledger import ends_early, lost
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.served import completed_requests, failed_requests, recorded_requests
-from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "completeness"
 MEASURES = "what the recording lacks or lost: rejected records, failures, missing fields, duplicates"
@@ -33,20 +32,6 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         *_ended_early(recording),
     ]
     return findings or [_complete(recording)]
-
-
-def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """How many requests ended how, and how many completed ones lack a field; records rejected by file."""
-    requests = recorded_requests(recording)
-    ended = requests["status"].fill_null("not recorded").value_counts(sort=True).iter_rows()
-    completed = completed_requests(recording, *_NEEDED)
-    lacking = tuple((name, completed[name].null_count()) for name in _NEEDED) if completed.height else ()
-    rejected = tuple((file.name, file.records, file.rejected_count) for file in recording.files)
-    return (
-        Table("how requests ended", columns_named("status", "requests"), tuple(ended), bars="requests"),
-        Table("completed requests without a field", columns_named("field", "requests"), lacking),
-        Table("records by file", columns_named("file", "read", "rejected"), rejected),
-    )
 
 
 def _complete(recording: Recording) -> Finding:

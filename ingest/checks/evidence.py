@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -61,6 +60,11 @@ class InstrumentCheck:
     rule: str
     run: Callable[[Recording, Context], list[Finding]]
     evidence_tables: Callable[[Recording, Context], tuple[Table, ...]]
+
+
+def no_tables(_recording: Recording, _context: Context) -> tuple[Table, ...]:
+    """None: the numbers are those of the finding."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -150,22 +154,6 @@ def _sends_by_stage(recording: Recording) -> dict[int, tuple[int, int]]:
         .agg(pl.col("arrival_us").min().alias("first"), pl.col("arrival_us").max().alias("last"))
     )
     return {stage: (first, last) for stage, first, last in rows.iter_rows()}
-
-
-def equal_windows(recording: Recording, count: int) -> tuple[Window, ...]:
-    """The time from the first send to the last in ``count`` windows of one length, numbered from 0."""
-    requests = recorded_requests(recording)
-    first_us, last_us = _ends(requests, "arrival_us")
-    if first_us is None or last_us is None or requests.aggregate(sent="count(arrival_us)")["sent"] < count:
-        return ()
-    low_us, high_us = first_us, last_us + 1
-    edges = [low_us + (high_us - low_us) * i // count for i in range(count + 1)]
-    return tuple(Window(i, a, b, None) for i, (a, b) in enumerate(pairwise(edges)))
-
-
-def seconds(window: Window) -> str:
-    """``120 to 180`` s."""
-    return f"{window.start_us / 1e6:.0f} to {window.end_us / 1e6:.0f}"
 
 
 def steps_in(recording: Recording, window: Window, *columns: str) -> Rows:

@@ -33,6 +33,7 @@ PROMPT = "prompt tokens"
 DECODED = "decoded tokens"  # output tokens after the first of each request
 HITS, PREEMPTIONS = "prefix hits", "preemptions"
 STEPS, SPAN = "engine steps", "time span"
+IN_FLIGHT = "requests in flight"  # on average, when the recorded steps began
 
 CLIENT, REPORT = "client's requests", "client's report"
 STAGES, IDS, BEAT = "load stages", "numbers in ids", "constant rate"
@@ -59,6 +60,10 @@ _TOKENS = 0.05  # share of tokens
 _TOKENS_EACH = 2  # per request
 _LONG_WARM_UP = 4  # times the mean length, of a request of another client
 _DISTINCT_US = 1_000_000  # between time spans: clocks of two hosts
+# A request is in flight before the engine has it, and after: the engine has at most so much more, or less.
+_MORE_IN_ENGINE, _LESS_IN_ENGINE = 1.1, 0.9
+_FEWEST_IN_FLIGHT = 30  # steps and requests, from which their means are compared
+_NEARLY_ALL = 0.9  # share of the requests whose journeys are known, from which these say how many are in the engine
 _NOISE = 4.5  # standard errors of a random draw of steps
 _HELD = 0.9  # share of the decoded tokens; step records with fewer are not those of the whole run
 _SHORT_OF_BLOCKS = 0.95  # of the KV cache; below it nothing is preempted
@@ -90,7 +95,9 @@ class Entry:
 
     def stated(self) -> str:
         """In words: a count, or seconds of a span."""
-        return f"{self.low / 1e6:.1f} to {self.high / 1e6:.1f} s" if self.quantity == SPAN else f"{self.value:,.0f}"
+        if self.quantity == SPAN:
+            return f"{self.low / 1e6:.1f} to {self.high / 1e6:.1f} s"
+        return f"{self.value:,.1f}" if self.quantity == IN_FLIGHT else f"{self.value:,.0f}"
 
 
 def _within(quantity: str, source: str, value: float, tolerance: float, covers: str = "the run") -> Entry:
@@ -120,9 +127,10 @@ def entries(recording: Recording) -> tuple[Entry, ...]:
         *_of_journeys(recording, client),
         *_of_metrics(recording, client),
         *_of_steps(recording, client),
+        *_of_depth(recording),
         *_of_log(recording, client),
     ]
-    order = (SENT, COMPLETED, PROMPT, DECODED, HITS, PREEMPTIONS, STEPS, SPAN)
+    order = (SENT, COMPLETED, PROMPT, DECODED, HITS, PREEMPTIONS, STEPS, SPAN, IN_FLIGHT)
     return tuple(sorted(stated, key=lambda entry: order.index(entry.quantity)))
 
 
@@ -512,6 +520,40 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
     if PROMPT in client and not again and decoded >= _HELD * client[DECODED].value:
         hits = max(client[PROMPT].value - totals.prefill_tokens, 0)
         yield _within(HITS, STEP_RECORDS, hits, _tokens(client, PROMPT), "sent, not computed")
+
+
+def _of_depth(recording: Recording) -> Iterator[Entry]:
+    """Requests in the engine when the recorded steps began, by their depths and by sends and ends at the client.
+
+    Where journeys say how many of the latter were in the engine, those are the fewest that the steps can have.
+    """
+    depths = recording.steps.only(["start_us", "running_depth", "waiting_depth"])
+    steps = depths.where("start_us IS NOT NULL AND running_depth IS NOT NULL").frame()
+    requests = recorded_requests(recording).select("request_index", "arrival_us", "e2e_us").drop_nulls()
+    sent_us, end_us = requests["arrival_us"], requests["arrival_us"] + requests["e2e_us"]
+    if requests.height < _FEWEST_IN_FLIGHT:
+        return
+    steps = steps.filter(pl.col("start_us").is_between(sent_us.min(), end_us.max()))
+    if steps.height < _FEWEST_IN_FLIGHT:
+        return
+    at_us, covers = steps["start_us"].to_numpy(), f"at {steps.height:,} steps"
+    in_flight = least = max(_mean_open(sent_us, end_us, at_us), 1 / steps.height)
+    journeys = recording.lifecycles.frame(["request_index", "queued_us", "finished_us"]).drop_nulls()
+    both = requests.join(journeys.unique("request_index", keep="none"), on="request_index")
+    # A stamp that is not between a request's send and its end is of another clock, or of another request.
+    ended = pl.col("finished_us") <= pl.col("arrival_us") + pl.col("e2e_us")
+    within = both.filter(pl.col("queued_us") >= pl.col("arrival_us"), ended)
+    if within.height >= _NEARLY_ALL * requests.height:
+        least = min(_mean_open(within["queued_us"], within["finished_us"], at_us), in_flight)
+    yield Entry(IN_FLIGHT, CLIENT, in_flight, least, in_flight, covers)
+    depth = float((steps["running_depth"] + steps["waiting_depth"].fill_null(0)).mean() or 0)  # type: ignore[arg-type]
+    yield Entry(IN_FLIGHT, STEP_RECORDS, depth, depth / _MORE_IN_ENGINE, depth / _LESS_IN_ENGINE, covers)
+
+
+def _mean_open(begin_us: pl.Series, end_us: pl.Series, at_us: Int64s) -> float:
+    """How many spans are open, on average over these times."""
+    begun, ended = (np.searchsorted(np.sort(us.to_numpy()), at_us, side="right") for us in (begin_us, end_us))
+    return float((begun - ended).mean())
 
 
 def _step_log(recording: Recording) -> Measured:

@@ -7,7 +7,6 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked, true_output_tokens
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.served import completed_requests, published
-from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "output_length"
 MEASURES = "reported output lengths against those that were decoded"
@@ -41,26 +40,6 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         message = f"output length from {source}; no re-tokenised count to compare with"
         return [Finding(CHECK, "note", "output_tokens", message, {"requests": trusted.height})]
     return [*_contradicted(recording, compared), _compare(compared)]
-
-
-def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Reported over decoded length, in tenths."""
-    completed = completed_requests(recording, *_LENGTHS)
-    both = completed.filter(pl.col("output_tokens") > 0).drop_nulls("output_tokens_reported")
-    if both.is_empty():
-        return ()
-    tenth = (10 * pl.col("output_tokens_reported") / pl.col("output_tokens")).floor().clip(0, 15).cast(pl.Int64)
-    counted = dict(both.select(tenth.alias("tenth")).group_by("tenth").len().iter_rows())
-    span = range(min(counted), max(counted) + 1)
-    rows = tuple((f"{i / 10:.1f}" + (" and more" if i == 15 else ""), counted.get(i, 0)) for i in span)
-    return (
-        Table(
-            "reported over decoded length",
-            columns_named("ratio from", "requests"),
-            rows,
-            bars="requests",
-        ),
-    )
 
 
 def _contradicted(recording: Recording, requests: pl.DataFrame) -> list[Finding]:

@@ -8,17 +8,12 @@ from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
     decode_gap_us,
-    equal_windows,
     mean,
     not_checked,
-    requests_in,
-    seconds,
-    steps_in,
 )
 from blis_replay.ingest.checks.ledger import holds_the_run, step_totals
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.served import completed_requests, recorded_requests
-from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
@@ -67,21 +62,6 @@ def _by_latency(recording: Recording) -> list[Finding]:
     measured: Measured = {"us_per_prompt_token": slope_us, "gap_us": gap_us}
     rule = "time per prompt token below 1/1500 of a decode step"
     return [Finding(CHECK, "note", "ttft", message, measured, rule)]
-
-
-def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Prompt tokens computed a request along the run: the cold start is where the cache is filled."""
-    requests, recorded = recorded_requests(recording), step_totals(recording)
-    if recorded is None or recorded.steps < 2 or requests.is_empty():
-        return ()
-    per_step = 1 / recorded.rate
-    rows = []
-    for window in equal_windows(recording, 24):
-        sent = requests_in(requests.frame(["arrival_us"]), window).height
-        tokens = int(steps_in(recording, window, "prefill_tokens")["prefill_tokens"].sum()) * per_step
-        rows.append((seconds(window), sent, round(tokens / sent, 1) if sent else None))
-    columns = ("seconds", "requests", "tokens per request")
-    return (Table("prompt tokens computed", columns_named(*columns), tuple(rows), bars="tokens per request"),)
 
 
 def uncached_prompt_tokens(recording: Recording) -> float | None:

@@ -12,15 +12,13 @@ from blis_replay.ingest.checks import (
     clocks,
     completeness,
     ledger,
-    littles_law,
     output_length,
     overload,
     prefix_cache,
-    sampling,
     stationarity,
     token_events,
 )
-from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck, stage_windows
+from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck, no_tables, stage_windows
 from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, RECORDER
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.recording import Finding, Recording
@@ -32,7 +30,8 @@ from blis_replay.ingest.stream import TokenLayout, detect_layout, event_totals
 
 def _of(module: Any) -> InstrumentCheck:
     """The check that a module is."""
-    return InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, module.evidence_tables)
+    tables = getattr(module, "evidence_tables", no_tables)
+    return InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, tables)
 
 
 CHECKS = (
@@ -43,8 +42,6 @@ CHECKS = (
     STEP_CLOCK,
     STEP_CYCLE,
     ITERATIONS,
-    _of(littles_law),
-    _of(sampling),
     _of(clocks),
     _of(stationarity),
     _of(completeness),

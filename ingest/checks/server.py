@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from blis_replay.base.errors import counted
-from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean
+from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean, no_tables
 from blis_replay.ingest.recording import ENGINE_CHECK, FIRST_TOKEN, WAY, Finding, Recording, Severity
 from blis_replay.ingest.served import completed_requests, published
 from blis_replay.ingest.tables import Table, columns_named
@@ -82,12 +82,6 @@ def _what_lies_between(apart: Mapping[str, _Latency]) -> tuple[str, str]:
     if ttft_us > e2e_us + _WAY_US:
         return FIRST_TOKEN, "a proxy holds tokens back, or the first event of the client is not the first token"
     return "e2e", "the client reads its streams slowly, or a proxy throttles them"
-
-
-def metrics_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Mean latencies of both sides."""
-    rows = tuple((pair.metric, pair.client_us, pair.server_us) for pair in _latencies(recording))
-    return (Table("mean latencies of client and server", columns_named("metric", "client us", "server us"), rows),)
 
 
 def _measured(pairs: Iterable[_Latency]) -> Measured:
@@ -213,12 +207,7 @@ def check_iterations(recording: Recording, context: Context) -> list[Finding]:
     return [Finding(ITERATIONS_CHECK, "note", "step_time", message, measured, ITERATIONS_RULE)]
 
 
-def no_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """None: the numbers are those of the finding."""
-    return ()
-
-
-METRICS = InstrumentCheck(METRICS_CHECK, METRICS_MEASURES, METRICS_RULE, check_metrics, metrics_tables)
+METRICS = InstrumentCheck(METRICS_CHECK, METRICS_MEASURES, METRICS_RULE, check_metrics, no_tables)
 ARGUMENTS = InstrumentCheck(ARGUMENTS_CHECK, ARGUMENTS_MEASURES, ARGUMENTS_RULE, check_arguments, arguments_tables)
 RECORDER = InstrumentCheck(RECORDER_CHECK, RECORDER_MEASURES, RECORDER_RULE, check_recorder, no_tables)
 ITERATIONS = InstrumentCheck(ITERATIONS_CHECK, ITERATIONS_MEASURES, ITERATIONS_RULE, check_iterations, no_tables)

@@ -13,12 +13,10 @@ from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
     Window,
-    equal_windows,
     mean,
     named,
     not_checked,
     requests_in,
-    seconds,
     step_intervals,
     steps_in,
 )
@@ -26,7 +24,6 @@ from blis_replay.ingest.overload import client_limits
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import query
 from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests
-from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "stationarity"
 MEASURES = "cold start, load stages, drift and stalls, per window; nothing is left out because of them"
@@ -68,20 +65,6 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     elif not findings:
         findings.append(Finding(CHECK, "note", "", "one load level, no cold start, drift or stall", {}, RULE))
     return findings
-
-
-def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Mean TTFT and E2E of the requests sent in each of twenty-four windows of the run."""
-    requests = completed_requests(recording, *_COLUMNS)
-    rows = []
-    for window in equal_windows(recording, 24):
-        sent = requests_in(requests, window)
-        e2e_us, ttft_us = mean(sent, "e2e_us"), mean(sent, "ttft_us")
-        rows.append(
-            (seconds(window), sent.height, *(None if v is None else round(v / 1e3, 1) for v in (ttft_us, e2e_us)))
-        )
-    columns = ("seconds", "requests", "TTFT ms", "E2E ms")
-    return (Table("latency along the run", columns_named(*columns), tuple(rows), bars="E2E ms"),)
 
 
 def _of_stage(requests: pl.DataFrame, window: Window) -> pl.DataFrame:

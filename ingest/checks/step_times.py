@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
@@ -11,131 +13,99 @@ from blis_replay.ingest.checks.evidence import (
     Window,
     mean_of,
     named,
+    no_tables,
     not_checked,
     recorded_decode_gap_us,
     step_intervals,
-    steps_by_start,
     steps_in,
 )
 from blis_replay.ingest.recording import Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
-from blis_replay.ingest.steps.timeline import SOURCES, StepAnchors, step_anchors
-from blis_replay.ingest.tables import Table, columns_named
+from blis_replay.ingest.steps.timeline import step_anchors
 
 CLOCK_CHECK = "step_clock"
-CLOCK_MEASURES = "share of engine steps with a recorded time, and the largest gap between two of them"
+CLOCK_MEASURES = "share of engine steps with a recorded time, how they were drawn, and the largest gap between two"
 _LONG_GAP_US = 1_000_000
 _MISPLACED = 0.01
+_FEWEST_DRAWN = 30  # steps, from which their gaps tell how they were drawn
 CLOCK_RULE = (
     "steps without a record are laid evenly between those that have one, so that none of them shows a cycle of its "
-    "own; in a gap of more than 1 s an idle engine or a stall would not be seen.  An event is placed by its median "
-    "distance from the start of steps that were sampled too.  More than 1 % of records against which time "
-    "would run backwards: several engines, or a restart, are mixed in one recording"
+    "own; in a gap of more than 1 s an idle engine or a stall would not be seen.  Gaps between the ids of steps that "
+    "were drawn one by one with chance p have a coefficient of variation of sqrt(1-p). More than 5 % and four standard "
+    "errors below it are every n-th step; as much above it, stretches are lost.  More than 1 % of records against "
+    "which time would run backwards: several engines, or a restart, are mixed in one recording"
 )
 
 
 def check_step_clock(recording: Recording, context: Context) -> list[Finding]:
-    """One finding: coverage, largest gap, what events were moved by."""
+    """One finding: coverage, how the recorded steps were drawn, the largest gap."""
     anchors = step_anchors(recording)
     if anchors.steps < 2:
-        return [not_checked(CLOCK_CHECK, "step_time", "no step and no journey event with a step")]
-    gaps = _gaps(anchors)
-    counts = dict(_by_source(anchors).iter_rows())
+        return [not_checked(CLOCK_CHECK, "step_time", "no two step records")]
+    gaps = query(_GAPS, _GAP_SCHEMA, anchors=anchors.rows).aggregate(**_OF_GAPS)
     recorded = anchors.rows.height
     measured: Measured = {
         "steps": anchors.steps,
         "recorded": recorded,
         "coverage": recorded / anchors.steps,
-        **{f"from_{source.replace(' ', '_')}": counts[source] for source in SOURCES if source in counts},
-        "single_cycles": recorded - 1 - gaps.height,
-        **_largest(gaps),
+        "single_cycles": gaps["single"],
+        # A draw with chance p is followed by another with chance p; the few gaps that stretches leave do not matter.
+        "coverage_between_losses": gaps["single"] / (recorded - 1),
+        **{name: gaps[name] for name in ("largest_gap_steps", "largest_gap_us", "largest_gap_after_step")},
+        "gap_variation": gaps["deviation"] / gaps["mean"],
+        "gap_variation_of_random_draw": math.sqrt(1 - 1 / gaps["mean"]),
         "out_of_order": anchors.out_of_order,
-        **{f"lag_of_{row['source'].replace(' ', '_')}_us": row["lag_us"] for row in anchors.lags.iter_rows(named=True)},
+        "dropped_events": recording.dropped_step_events,
     }
-    moved = any(row["lag_us"] and row["source"] in counts for row in anchors.lags.iter_rows(named=True))
     misplaced = anchors.out_of_order > _MISPLACED * (recorded + anchors.out_of_order)
-    severity: Severity = "unusable" if misplaced else "corrected" if moved else "note"
+    severity: Severity = "unusable" if misplaced else "note"
     return [Finding(CLOCK_CHECK, severity, "step_time", _sentence(measured), measured, CLOCK_RULE)]
 
 
-def step_clock_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Where the times come from, how far events lie from the steps they stand for, and the gaps."""
-    anchors = step_anchors(recording)
-    if anchors.steps < 2:
-        return ()
-    counts = _by_source(anchors)
-    lags = counts.join(anchors.lags.rename({"steps": "both"}), on="source", how="left", maintain_order="left")
-    gaps = _gaps(anchors)
-    bins = gaps.group_by((pl.col("steps").log(2).floor()).cast(pl.Int64).alias("bin")).agg(pl.len()).sort("bin")
-    single = [(0, single_cycles)] if (single_cycles := anchors.rows.height - 1 - gaps.height) else []
-    longest = gaps.sort("us", descending=True).head(5)
-    return (
-        Table(
-            "steps with a recorded time, by source",
-            columns_named("source", "steps", "sampled too", "lag us", "low us", "high us"),
-            tuple(lags.iter_rows()),
-            note="lag: how long after the event the step began, median and middle 98 % of steps that were sampled too",
-        ),
-        Table(
-            "steps from one recorded time to the next",
-            columns_named("steps", "pairs"),
-            tuple(
-                (f"{2**i}" if i == 0 else f"{2**i} to {2 ** (i + 1) - 1}", count)
-                for i, count in (*single, *bins.iter_rows())
-            ),
-            bars="pairs",
-        ),
-        Table(
-            "the longest gaps",
-            columns_named("after step", "steps", "s"),
-            tuple((step, steps, us / 1e6) for step, steps, us in longest.select("step_id", "steps", "us").iter_rows()),
-        ),
-    )
-
-
-def _largest(gaps: pl.DataFrame) -> Measured:
-    """The longest of the gaps, in steps and in time."""
-    if gaps.is_empty():
-        return {"largest_gap_steps": None, "largest_gap_us": None, "largest_gap_after_step": None}
-    step, _, us = gaps.sort("us", descending=True).row(0)
-    return {"largest_gap_steps": gaps["steps"].max(), "largest_gap_us": us, "largest_gap_after_step": step}
+_GAP_SCHEMA = dict.fromkeys(("step_id", "steps", "us"), pl.Int64)
+_GAPS = """
+SELECT * FROM (
+    SELECT step_id, lead(step_id) OVER by_step - step_id AS steps, lead(start_us) OVER by_step - start_us AS us
+    FROM anchors WINDOW by_step AS (ORDER BY step_id)
+)
+WHERE steps IS NOT NULL
+"""
+_OF_GAPS = {
+    **{"single": "count(*) FILTER (steps = 1)", "mean": "avg(steps)", "deviation": "stddev_pop(steps)"},
+    "largest_gap_steps": "max(steps) FILTER (steps > 1)",
+    "largest_gap_us": "max(us) FILTER (steps > 1)",
+    "largest_gap_after_step": "arg_max(step_id, us) FILTER (steps > 1)",
+}
 
 
 def _sentence(measured: Measured) -> str:
-    message = (
-        f"{measured['recorded']:,} of {measured['steps']:,} steps ({100 * float(measured['coverage'] or 0):.1f} %) "
-        f"have a recorded time, {measured.get('from_sampled', 0):,} of them from step records"
-    )
+    coverage = f"({100 * float(measured['coverage'] or 0):.1f} %)"
+    message = f"{measured['recorded']:,} of {measured['steps']:,} steps {coverage} have a recorded time"
     if (us := measured["largest_gap_us"]) is not None:
-        message += f"; the largest gap is {measured['largest_gap_steps']:,} steps, the longest {float(us) / 1e6:.3f} s"
+        message += f"{_draw(measured)}; the largest gap is {measured['largest_gap_steps']:,} steps, "
+        message += f"the longest {float(us) / 1e6:.3f} s"
         if float(us) > _LONG_GAP_US:
             message += (
                 f" after step {measured['largest_gap_after_step']}: an idle engine or a stall in it would not be seen"
             )
     if out := measured["out_of_order"]:
         message += f"; {out:,} records are left out, because time would run backwards"
+    if dropped := measured["dropped_events"]:
+        kept = f"between the losses {100 * float(measured['coverage_between_losses'] or 0):.0f} % of steps were sampled"
+        message += f"; the tracing SDK dropped {dropped} events; {kept}"
     return message
 
 
-_GAPS = """
-SELECT * FROM (
-    SELECT step_id, lead(step_id) OVER by_step - step_id AS steps, lead(start_us) OVER by_step - start_us AS us
-    FROM anchors WINDOW by_step AS (ORDER BY step_id)
-)
-WHERE steps > 1 ORDER BY step_id
-"""
-
-
-def _gaps(anchors: StepAnchors) -> pl.DataFrame:
-    """``step_id``, and ``steps`` and ``us`` to the next anchor, where steps without a recorded time lie between."""
-    return query(_GAPS, dict.fromkeys(("step_id", "steps", "us"), pl.Int64), anchors=anchors.rows).frame()
-
-
-def _by_source(anchors: StepAnchors) -> pl.DataFrame:
-    """``source`` and ``steps`` that have it, the best first."""
-    schema = {"source": anchors.rows.schema["source"], "steps": pl.Int64}
-    counted = "SELECT source, count(*) AS steps FROM anchors GROUP BY source"
-    return query(counted, schema, anchors=anchors.rows).frame().sort("source")
+def _draw(measured: Measured) -> str:
+    """How the recorded steps were drawn, by the variation of the gaps between them."""
+    recorded = int(measured["recorded"] or 0)
+    if recorded <= _FEWEST_DRAWN:
+        return ""
+    seen, random = (float(measured[name] or 0) for name in ("gap_variation", "gap_variation_of_random_draw"))
+    margin = 0.05 * random + 4 / math.sqrt(recorded)
+    regular, clustered = seen < random - margin, seen > random + margin
+    drawn = "too regular for a random draw" if regular else "in clusters" if clustered else "drawn at random"
+    return f", {drawn}: gaps of variation {seen:.3f} ({random:.3f} for a random draw)"
 
 
 CYCLE_CHECK = "step_cycle"
@@ -156,26 +126,6 @@ def check_step_cycle(recording: Recording, context: Context) -> list[Finding]:
     return judged or [
         not_checked(CYCLE_CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")
     ]
-
-
-def step_cycle_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Cycle and duration by running depth, over all steps with a next one sampled within ten."""
-    pairs = step_intervals(steps_by_start(recording, "running_depth", "duration_us")).frame()
-    near = pairs.filter((pl.col("elapsed_steps") <= 10) & (pl.col("running_depth") > 0))
-    binned = (
-        near.group_by((pl.col("running_depth") // 16 * 16).alias("depth"))
-        .agg(
-            pl.len().alias("steps"),
-            (pl.col("elapsed_us").sum() / pl.col("elapsed_steps").sum() / 1e3).round(3).alias("cycle"),
-            (pl.col("duration_us").mean() / 1e3).round(3).alias("duration"),
-        )
-        .sort("depth")
-    )
-    rows = tuple((f"{depth} to {depth + 15}", *rest) for depth, *rest in binned.iter_rows())
-    if not rows:
-        return ()
-    columns = ("running depth", "steps", "cycle ms", "duration ms")
-    return (Table("step cycle against step.duration_us", columns_named(*columns), rows, bars="cycle ms"),)
 
 
 def cycle_us(intervals: Rows) -> float | None:
@@ -209,5 +159,5 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
     return Finding(CYCLE_CHECK, severity, "step_time", message, measured, CYCLE_RULE)
 
 
-STEP_CLOCK = InstrumentCheck(CLOCK_CHECK, CLOCK_MEASURES, CLOCK_RULE, check_step_clock, step_clock_tables)
-STEP_CYCLE = InstrumentCheck(CYCLE_CHECK, CYCLE_MEASURES, CYCLE_RULE, check_step_cycle, step_cycle_tables)
+STEP_CLOCK = InstrumentCheck(CLOCK_CHECK, CLOCK_MEASURES, CLOCK_RULE, check_step_clock, no_tables)
+STEP_CYCLE = InstrumentCheck(CYCLE_CHECK, CYCLE_MEASURES, CYCLE_RULE, check_step_cycle, no_tables)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -63,7 +62,7 @@ class DepthOffset:
     @property
     def offset_us(self) -> int:
         """The middle of the interval."""
-        return _middle(self.low_us, self.high_us)
+        return (self.low_us + self.high_us) // 2
 
     @property
     def fits_at_zero(self) -> bool:
@@ -97,60 +96,29 @@ def estimate_offset(steps: Rows, requests: Rows) -> tuple[DepthOffset | None, st
     included: the engine counted them too.
     """
     depths = _depths(steps, requests)
-    whole = _of_whole(depths, requests.height)
-    if isinstance(whole, str):
-        return None, whole
+    if why_not := _why_not(depths, requests.height):
+        return None, why_not
+    around_us, cell_us, agreeing = _coarse(depths)
+    if agreeing < _AGREEING:
+        return None, "several offsets fit the running depth equally well"
+    low_us, high_us, residual = _interval(depths, around_us, cell_us)
+    explained = 1 - residual / float(depths.depth.var())
+    if explained < EXPLAINED:
+        return None, f"requests in flight explain only {100 * max(0.0, explained):.0f} % of the running depth"
     half, all_ = len(depths.depth) // 2, len(depths.depth)
-    place = whole.around_us, whole.cell_us
-    early, late = (_interval(depths.part(*ends), *place)[:2] for ends in ((0, half), (half, all_)))
-    return DepthOffset(whole.low_us, whole.high_us, early, late, whole.explained, all_), ""
+    early, late = (_interval(depths.part(*ends), around_us, cell_us)[:2] for ends in ((0, half), (half, all_)))
+    return DepthOffset(low_us, high_us, early, late, explained, all_), ""
 
 
-def offset_by_depth(steps: Rows, requests: Rows) -> int | None:
-    """``offset_us`` of :func:`estimate_offset`, without the halves, which take twice as long; None where it is None."""
-    whole = _of_whole(_depths(steps, requests), requests.height)
-    return None if isinstance(whole, str) else _middle(whole.low_us, whole.high_us)
-
-
-def _middle(low_us: int, high_us: int) -> int:
-    return (low_us + high_us) // 2
-
-
-class _Whole(NamedTuple):
-    low_us: int
-    high_us: int
-    around_us: int
-    cell_us: int
-    explained: float
-
-
-def _of_whole(depths: _Depths, requests: int) -> _Whole | str:
-    """The interval of all steps, or why it is not identified; ``requests``: their number."""
+def _why_not(depths: _Depths, requests: int) -> str:
+    """Why the steps do not tell, or ``""``; ``requests``: their number."""
     if len(depths.depth) < FEWEST_STEPS:
         return f"fewer than {FEWEST_STEPS} steps with a running depth"
     if len(depths.ended_us) < FEWEST_REQUESTS:
         return f"fewer than {FEWEST_REQUESTS} requests with a recorded end"
     if len(depths.ended_us) < 0.99 * requests:
         return "more than 1 % of the requests have no recorded end"
-    if depths.depth.min() == depths.depth.max():
-        return "the running depth never changes"
-    if impossible := _impossible(depths):
-        return impossible
-    around_us, cell_us, agreeing = _coarse(depths)
-    if agreeing < _AGREEING:
-        return "several offsets fit the running depth equally well"
-    low_us, high_us, residual = _interval(depths, around_us, cell_us)
-    explained = 1 - residual / float(depths.depth.var())
-    if explained < EXPLAINED:
-        return f"requests in flight explain only {100 * max(0.0, explained):.0f} % of the running depth"
-    return _Whole(low_us, high_us, around_us, cell_us, explained)
-
-
-def depth_mismatch(steps: Rows, requests: Rows, offsets_us: Int64s) -> Floats:
-    """Mean squared difference of depth and requests in flight with the steps shifted by each offset, requests^2."""
-    depths = _depths(steps, requests)
-    sent, ended = (_counts(times, depths.time_us, offsets_us) for times in (depths.sent_us, depths.ended_us))
-    return np.asarray(((depths.depth - sent + ended) ** 2).mean(axis=1), np.float64)
+    return "the running depth never changes" if depths.depth.min() == depths.depth.max() else _impossible(depths)
 
 
 def _depths(steps: Rows, requests: Rows) -> _Depths:

@@ -27,17 +27,10 @@ def steps_by_id(steps: Rows, *columns: str) -> Rows:
     )
 
 
-def gaps_by_id(steps: Rows, *columns: str) -> Rows:
-    """:func:`steps_by_id` with ``gap``: steps to the next record, null for the last."""
-    once = steps_by_id(steps, *columns)
-    gap = "SELECT *, lead(step_id) OVER (ORDER BY step_id) - step_id AS gap FROM steps ORDER BY step_id"
-    return query(gap, {**once.schema, "gap": pl.Int64}, steps=once)
-
-
 # Journey events that are stamped inside schedule() of the step they carry, and those that are stamped when the output
 # of the step they carry is processed.
-INSIDE_SCHEDULE = "event IN ('journey.SCHEDULED', 'journey.PREEMPTED')"
-OF_OUTPUT = (
+_INSIDE_SCHEDULE = "event IN ('journey.SCHEDULED', 'journey.PREEMPTED')"
+_OF_OUTPUT = (
     "(event = 'journey.FIRST_TOKEN' OR (event = 'journey.FINISHED' AND finish_status IS DISTINCT FROM 'aborted'))"
 )
 
@@ -45,8 +38,8 @@ _LATE_OUTPUTS = f"""
 WITH records AS (
     SELECT step_id, start_us, true AS begins FROM steps
     UNION ALL
-    SELECT CASE WHEN {INSIDE_SCHEDULE} THEN step_id ELSE step_id + 1 END, time_us, {INSIDE_SCHEDULE}
-    FROM events WHERE {INSIDE_SCHEDULE} OR {OF_OUTPUT}
+    SELECT CASE WHEN {_INSIDE_SCHEDULE} THEN step_id ELSE step_id + 1 END, time_us, {_INSIDE_SCHEDULE}
+    FROM events WHERE {_INSIDE_SCHEDULE} OR {_OF_OUTPUT}
 ), stamped AS (
     SELECT * FROM records WHERE start_us IS NOT NULL AND abs(step_id % $parts) = $part
 ), begun AS (

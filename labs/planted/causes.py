@@ -34,7 +34,7 @@ PACE = "pace of steps"
 ARGUMENTS = ("engine arguments",)
 
 # Instrument checks that compare counts of client and server, and those that look at tokens of a request.
-_COUNT_CHECKS = ("ledger", "completeness", "littles_law", "sampling", "server_metrics")
+_COUNT_CHECKS = ("ledger", "completeness", "server_metrics")
 _TOKEN_CHECKS = ("token_events", "clocks")
 _MISSING = ("missing requests",)
 
@@ -98,7 +98,7 @@ def speculation(accepted: float) -> Cause:
         "speculative decoding",
         f"on, {100 * accepted:g} % of first drafts accepted, told as off",
         ("speculative decoding", *ARGUMENTS),
-        ("ledger", "step_cycle", "littles_law", "engine_arguments"),
+        ("ledger", "step_cycle", "engine_arguments"),
         server=lambda spec: replace(spec, engine=replace(spec.engine, speculation=drafts)),
     )
 
@@ -315,7 +315,7 @@ def twice(share: float) -> Cause:
         "requests recorded twice",
         f"{100 * share:g} %",
         lambda true: np.repeat(np.arange(true.height), 1 + drawn(true.height, share)),
-        ("completeness", "littles_law", "sampling"),
+        ("completeness", "ledger"),
         ("repeated requests",),
     )
 
@@ -449,7 +449,7 @@ def stepped_client(at_us: int, by_us: int) -> Cause:
 
     columns = [_SENT + late(_SENT), *(stamp + late(_SENT + stamp) - late(_SENT) for stamp in (_TTFT, _E2E))]
     blamed, size = ("send stamps", "client clock", "server clock"), f"{by_us / 1e6:+g} s at {at_us / 1e6:g} s"
-    return _client("client clock is set", size, blamed, ("clocks", "stationarity", "littles_law"), *columns)
+    return _client("client clock is set", size, blamed, ("clocks", "stationarity", "ledger"), *columns)
 
 
 def believed_ignore_eos() -> Cause:
@@ -587,7 +587,7 @@ def time_zone(hours: int) -> Cause:
 def step_clock(ahead_us: int, drift: float = 0.0) -> Cause:
     size = f"{ahead_us / 1e6:+g} s" if ahead_us else f"{100 * drift:g} % too fast"
     start_us = (pl.col("start_us") * (1 + drift)).cast(pl.Int64) + ahead_us
-    checks = ("clocks", "littles_law")
+    checks = ("clocks", "ledger")
     return Cause(
         "step clock", size, ("step clock",), checks, instruments=lambda recorded: with_steps(recorded, start_us)
     )
@@ -601,7 +601,7 @@ def foreign_steps() -> Cause:
         other = generate(replace(spec, seed=spec.seed + 1, stages=tuple(reversed(spec.stages))))
         return replace(recorded, recording=replace(recorded.recording, steps=recording_of(other).steps))
 
-    checks = ("ledger", "littles_law")
+    checks = ("ledger",)
     return Cause("steps of another run", "all of them", ("step records",), checks, instruments=swapped)
 
 
@@ -613,7 +613,7 @@ def lost_steps(from_us: int, until_us: int) -> Cause:
         return replace(recorded, recording=replace(recorded.recording, steps=rows_of(kept)))
 
     size = f"from {from_us / 1e6:g} to {until_us / 1e6:g} s"
-    checks = ("ledger", "sampling", "step_clock", "littles_law", "recorder")
+    checks = ("ledger", "step_clock", "recorder")
     return Cause("steps lost", size, ("step records",), checks, instruments=lost)
 
 
@@ -625,7 +625,7 @@ def step_ids_again(at_us: int) -> Cause:
         after = pl.when(pl.col("start_us") >= at_us).then(pl.col("step_id") - first + 1)
         return with_steps(recorded, after.otherwise(pl.col("step_id")).alias("step_id"))
 
-    checks = ("ledger", "step_clock", "clocks", "littles_law")
+    checks = ("ledger", "step_clock", "clocks")
     return Cause("step ids begin again", f"at {at_us / 1e6:g} s", ("step records",), checks, instruments=numbered)
 
 

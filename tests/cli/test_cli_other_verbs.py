@@ -86,7 +86,7 @@ def test_inspect_names_sources_and_findings(run: Run) -> None:
     document = run("inspect", "--experiment", "1b-general", "--json").json
     assert document["engine"]["max_num_seqs"]["source"] == "recorded"
     checks = {finding["check"] for finding in document["findings"]}
-    assert {"token_events", "output_length", "step_cycle", "littles_law", "stationarity", "completeness"} <= checks
+    assert {"token_events", "output_length", "step_cycle", "step_clock", "stationarity", "completeness"} <= checks
     text = run("inspect", "--experiment", "1b-general").out
     assert "two stream events per token" in " ".join(text.split())
 

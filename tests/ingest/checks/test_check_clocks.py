@@ -10,7 +10,6 @@ import pytest
 from builders import aggregates, recording, requests, run_of_steps
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks.clocks import evidence_tables
 from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Clock, Finding, Recording
@@ -112,14 +111,6 @@ def test_clocks_that_drift_are_reported_with_the_drift() -> None:
     placed, drift = clock_findings(Recording(**(vars(made) | {"steps": rows_of(fast)})))
     assert placed.severity == drift.severity == "note"
     assert drift.measured["drift_us"] == pytest.approx(-30_000, abs=10_000)
-
-
-@pytest.mark.slow
-def test_the_offset_curve_has_its_least_point_at_the_stored_place() -> None:
-    (curve,) = evidence_tables(stepped(0, Clock("step", "monotonic", 0, placed="estimated from depth")), CONTEXT)
-    shift_ms, _least = min(curve.rows, key=lambda row: float(row[1] or 0))
-    assert shift_ms == pytest.approx(0, abs=10)
-    assert evidence_tables(recording(), CONTEXT) == ()
 
 
 def test_the_published_step_stamps_are_corrected(data_pack: Path) -> None:

@@ -93,7 +93,7 @@ def test_without_journeys_the_steps_tell_that_more_was_computed_than_sent() -> N
 @pytest.mark.slow
 def test_without_journeys_a_slow_client_contradicts_the_steps() -> None:
     found = objections(replace(fault("slow client", "2 ms a token"), depth="steps"))
-    assert {finding.check for finding in found} == {"littles_law"}
+    assert {finding.check for finding in found} == {"ledger"}
 
 
 @pytest.mark.slow

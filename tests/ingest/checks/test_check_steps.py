@@ -1,4 +1,4 @@
-"""Checks 3, 4 and 9: step cycle, Little's law and prefix cache, from step records."""
+"""Step cycle, requests in flight and prefix cache, from step records."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from planted import PLANTED, planted_recording
 
 from blis_replay.ingest.checks.evidence import Window, stage_windows, step_intervals, steps_in
+from blis_replay.ingest.checks.ledger import IN_FLIGHT, entries
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.checks.step_times import cycle_us
@@ -73,56 +74,42 @@ def test_a_duration_that_is_the_cycle_is_only_noted() -> None:
     assert finding.severity == "note"
 
 
-def test_littles_law_holds_for_a_steady_run() -> None:
-    """4 requests/s that stay 0.25 s: one is running on average."""
-    made = steady_run(250_000, running_depth=1)
-    (finding,) = findings_of(made, "littles_law")
-    assert finding.severity == "note"
-    assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
-    assert finding.message.endswith("consistent")
+def in_flight_of(made: Recording) -> tuple[float, float, list[str]]:
+    """Requests in flight by the client and by its step records, and what the ledger objects to."""
+    client, of_steps = (entry.value for entry in entries(made) if entry.quantity == IN_FLIGHT)
+    return client, of_steps, [f.message for f in findings_of(made, "ledger") if f.severity == "unusable"]
 
 
-def test_the_depth_is_weighted_by_time() -> None:
-    """Depth 3 for 30 ms and depth 1 for 10 ms, in turn: 2.5 on average, 2 as a mean over steps."""
-    starts = [s for i in range(3000) for s in (i * 40_000, i * 40_000 + 30_000)]
-    made = steady_run(625_000, starts=starts, running_depth=[3, 1] * 3000)
-    (finding,) = findings_of(made, "littles_law")
-    assert finding.measured["mean_depth"] == pytest.approx(2.5, abs=0.001)
-    assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
+@pytest.mark.parametrize(("e2e_us", "running", "waiting"), [(250_000, 1, 0), (500_000, 1, 1)])
+def test_the_engine_has_what_the_client_has_in_flight(e2e_us: int, running: int, waiting: int) -> None:
+    """4 requests/s that stay 0.25 s: one is running on average; that stay 0.5 s: of two one waits."""
+    client, of_steps, objections = in_flight_of(steady_run(e2e_us, running_depth=running, waiting_depth=waiting))
+    assert client == pytest.approx(running + waiting, abs=0.005)
+    assert of_steps == running + waiting
+    assert objections == []
 
 
-def test_steps_of_another_run_contradict_littles_law() -> None:
-    made = steady_run(250_000, running_depth=2)
-    (finding,) = findings_of(made, "littles_law")
-    assert finding.severity == "unusable"
-    assert "contradictory" in finding.message
+def test_steps_of_another_run_have_other_requests_in_flight() -> None:
+    (objection,) = in_flight_of(steady_run(250_000, running_depth=2))[2]
+    assert "requests in flight: 2.0 against 1.0" in objection
 
 
-def test_few_steps_that_are_no_fair_sample_contradict_nothing() -> None:
+def test_steps_are_compared_when_they_began() -> None:
     """Every 250 ms a request that stays 625 ms: 2 or 3 in flight, 2.5 on average; the recorded steps all see 3."""
     made = steady_run(625_000, starts=range(10_000, 120 * SECOND, 250_000), running_depth=3)
-    (finding,) = findings_of(made, "littles_law")
-    assert finding.measured["ratio"] == pytest.approx(3 / 2.5, abs=0.005)
-    assert finding.measured["ratio_at_steps"] == pytest.approx(1.0, abs=0.005)
-    assert finding.severity == "note"
+    client, of_steps, objections = in_flight_of(made)
+    assert client == pytest.approx(of_steps, abs=0.02)
+    assert objections == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.1])
 def test_a_pause_is_no_part_of_the_last_step_before_it(share: float) -> None:
-    """0.3 requests/s of 1.3 s each: 0.4 in flight, while each recorded step has at least 1; the ratio was 2.6."""
+    """0.3 requests/s of 1.3 s each: 0.4 in flight, while each recorded step has at least 1."""
     load = replace(PLANTED, stages=(Stage(0, 0.3, 300_000_000),), step_sample_rate=share)
-    (finding,) = findings_of(to_depth(planted_recording(1, load).recording, "steps"), "littles_law")
-    assert finding.severity == "note"
-    assert finding.measured["ratio"] == pytest.approx(1, abs=0.02)
-
-
-def test_littles_law_counts_those_who_wait() -> None:
-    """4 requests/s that stay 0.5 s: two are in flight, of which one waits."""
-    made = steady_run(500_000, running_depth=1, waiting_depth=1)
-    (finding,) = findings_of(made, "littles_law")
-    assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
-    assert finding.message.startswith("stage 0 (4 requests/s): 1.0 running and 1.0 waiting requests are 1.0")
+    client, of_steps, objections = in_flight_of(to_depth(planted_recording(1, load).recording, "steps"))
+    assert of_steps / client == pytest.approx(1, abs=0.02)
+    assert objections == []
 
 
 def test_windows_leave_out_the_ramp_of_each_stage_and_follow_its_real_start() -> None:
@@ -182,7 +169,7 @@ def test_a_warm_cache_and_a_fast_prefill_look_alike(us_per_token: float, both: b
 @pytest.mark.slow
 def test_without_steps_nothing_is_claimed() -> None:
     made = recording(aggregates=aggregates())
-    for check in ("step_cycle", "littles_law", "prefix_cache"):
+    for check in ("step_clock", "step_cycle", "prefix_cache"):
         (finding,) = findings_of(made, check)
         assert finding.message.startswith("not checked: ")
 

@@ -176,4 +176,4 @@ def test_evidence_is_the_same_whether_its_rows_are_held(
         held = check_evidence(store, slug, every)
         monkeypatch.setattr("blis_replay.ingest.recording.FEW_ROWS", 0)
         assert check_evidence(store, slug, every) == held
-    assert sum(len(one.tables) for one in held) > 5
+    assert {one.check.name for one in held if one.tables} >= {"ledger", "overloaded"}
