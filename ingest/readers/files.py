@@ -6,6 +6,7 @@ Lines and records have a largest size.  Unusable records are counted with their 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
@@ -32,8 +33,6 @@ LARGE_BYTES = 32 << 20
 _USUAL_EXPANSION = 10
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# What is behind the end of a member is copied, and an empty member has 20 bytes.
-_GZIP_PIECE_BYTES = 64 << 10
 # What is lost of a stream that breaks: the piece in which it does.
 ZSTD_PIECE_BYTES = 64 << 10
 _ZSTD_HEAD_PIECE_BYTES = 4 << 10
@@ -176,41 +175,18 @@ class RecordedFile:
         problem = f"cannot be read ({error.strerror or error})"
         return RecordingError(self.path, "", problem, "check the path and its permissions")
 
-    def _gunzip(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        raw = (chunk[at : at + _GZIP_PIECE_BYTES] for chunk in chunks for at in range(0, len(chunk), _GZIP_PIECE_BYTES))
-        packed = next(raw, b"")
-        unpack = zlib.decompressobj(wbits=31)
-        packed_bytes, expanded_bytes = len(packed), 0
-        while packed:
-            try:
-                piece = unpack.decompress(packed, 4 * CHUNK_BYTES)
-            except zlib.error:
-                self.damage = f"the gzip stream is broken after {expanded_bytes} bytes of content"
-                return
-            expanded_bytes += len(piece)
-            self._check_expansion(packed_bytes, expanded_bytes)
-            if piece:
-                yield piece
-            more = b""
-            packed = unpack.unconsumed_tail
-            if unpack.eof:  # another member may follow, or padding
-                packed = unpack.unused_data.lstrip(b"\0")
-                while not packed and (more := next(raw, b"")):
-                    packed_bytes += len(more)
-                    packed = more.lstrip(b"\0")
-                if not packed:
-                    return
-                unpack = zlib.decompressobj(wbits=31)
-            elif not packed:
-                packed = next(raw, b"")
-                packed_bytes += len(packed)
-        # What the bounded calls above left inside the decompressor comes out here.
-        while not unpack.eof and (piece := unpack.decompress(b"", 4 * CHUNK_BYTES)):
-            expanded_bytes += len(piece)
-            self._check_expansion(packed_bytes, expanded_bytes)
-            yield piece
-        if not unpack.eof:
+    def _gunzip(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        packed, expanded_bytes = Pieces(raw), 0
+        try:
+            with gzip.GzipFile(fileobj=io.BufferedReader(packed)) as stream:
+                while piece := stream.read1(4 * CHUNK_BYTES):
+                    expanded_bytes += len(piece)
+                    self._check_expansion(packed.given_bytes, expanded_bytes)
+                    yield piece
+        except EOFError:
             self.damage = f"the gzip stream ends early, after {expanded_bytes} bytes of content"
+        except (zlib.error, gzip.BadGzipFile):
+            self.damage = f"the gzip stream is broken after {expanded_bytes} bytes of content"
 
     def _unzstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
         packed = Pieces(raw)
