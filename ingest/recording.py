@@ -69,7 +69,6 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "decode_requests": pl.Int64,
     "prefill_tokens": pl.Int64,
     "decode_tokens": pl.Int64,
-    "finished_requests": pl.Int64,
     "preempted_requests": pl.Int64,
     "kv_usage": pl.Float64,
     "kv_blocks_total": pl.Int64,
@@ -106,15 +105,11 @@ REQUEST_PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {"request_index": pl.Int64
 SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {
     "step_id": pl.Int64,
     "request_id": pl.String,  # the engine's own (LIFECYCLE_SCHEMA core_request_id)
-    "phase": pl.String,  # PREFILL until an output token was processed, then DECODE
     "prompt_tokens": pl.Int64,
     "effective_prompt_tokens": pl.Int64,  # without those that its first admission found in the prefix cache
     "computed_tokens": pl.Int64,  # before this step's
     "output_tokens": pl.Int64,
     "scheduled_tokens": pl.Int64,  # in this step
-    "preemptions": pl.Int64,
-    "kv_blocks_allocated": pl.Int64,
-    "kv_blocks_cached": pl.Int64,  # registered in the prefix cache; no hits
 }
 
 # One row per request that the server traced (a journey), in order of arrival.  Null: not recorded.
@@ -124,8 +119,6 @@ LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
     "api_request_id": pl.String,
     "core_request_id": pl.String,
     "arrived_us": pl.Int64,  # at the API server, prompt tokenised
-    "arrived_stamp": pl.String,  # where that comes from: api.ARRIVED | span start | ARRIVAL_TIME
-    "handoff_us": pl.Int64,
     "queued_us": pl.Int64,
     "scheduled_us": pl.Int64,  # first
     "first_token_us": pl.Int64,  # when the scheduler had it
@@ -138,13 +131,10 @@ LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
     "finished_step": pl.Int64,
     "preemptions": pl.Int64,
     "status": pl.String,  # ok | aborted | error | unfinished
-    "finish_status": pl.String,  # the engine's word: stopped | length | aborted | ignored | error
-    "reason": pl.String,  # of an abort
     "prompt_tokens": pl.Int64,
     "max_tokens": pl.Int64,
     "output_tokens": pl.Int64,  # produced, also by an aborted one
     "cached_prompt_tokens": pl.Int64,  # prefix-cache hit of the first admission
-    "dropped_events": pl.Int64,  # by the tracing SDK
 }
 
 ARRIVAL_TIME = "request.arrival_time"  # of the engine's request, as the recorder in a server notes it
@@ -155,12 +145,8 @@ JOURNEY_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
     "event": pl.String,  # as recorded: api.ARRIVED, journey.QUEUED, ...
     "time_us": pl.Int64,
     "step_id": pl.Int64,
-    "phase": pl.String,  # WAITING | PREFILL | DECODE
-    "schedule_kind": pl.String,  # FIRST | RESUME
-    "prefill_done_tokens": pl.Int64,
     "output_tokens": pl.Int64,
-    "preemptions": pl.Int64,
-    "finish_status": pl.String,
+    "finish_status": pl.String,  # stopped | length | aborted | ignored | error
 }
 
 # Published aggregates: one row per number.
@@ -269,8 +255,6 @@ class Clock:
     zero, unless it is REBUILT or REBUILT_E2E.  ``uncertainty_us``: of an estimate, half its
     interval.  ``stamped_zero_us``: what the recording's own stamps say it showed, believed or
     not; null where they say nothing.
-    ``spread_us``: of a clock that is tied to another by pairs of stamps, how far apart the
-    offsets of the middle 98 % of them lie.
     """
 
     name: str  # client | server | step
@@ -280,7 +264,6 @@ class Clock:
     placed: str = ""
     uncertainty_us: int | None = None
     stamped_zero_us: int | None = None
-    spread_us: int | None = None
 
 
 # How a clock was laid beside that of the requests: by events that carry both, because both are one

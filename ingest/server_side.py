@@ -20,7 +20,7 @@ from blis_replay.ingest.readers.otlp.spans import lifecycles_of_spans
 from blis_replay.ingest.readers.otlp.traces import TracesRead, requests_of
 from blis_replay.ingest.readers.pairing import BY_IDS, Pairing, paired, with_request_indices
 from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead
-from blis_replay.ingest.readers.server.clock import Bridge, bridge_of, server_times, steps_on_zero
+from blis_replay.ingest.readers.server.clock import bridge_of, nearest_us, server_times, steps_on_zero
 from blis_replay.ingest.readers.step_log import StepLog, read_step_log
 from blis_replay.ingest.recording import IDENTITIES, JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, NOT_KNOWN, Clock
 from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of
@@ -100,10 +100,8 @@ class ServerSide:
         arrivals_ns = pl.Series(dtype=pl.Int64)
         if journeys is not None:
             arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
-        of_pairs = self._clock_by_identities(client, traces.bridge)
-        times = server_times(
-            traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
-        )
+        of_pairs = self._clock_by_identities(client, traces.bridge_ns)
+        times = server_times(traces.steps, arrivals_ns, traces.bridge_ns, client, requests, of_pairs)
         self._note_traces(traces, times.remark if times else "")
         zero_us = times.zero_us if times else 0
         steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
@@ -141,7 +139,7 @@ class ServerSide:
         owners: NDArray[np.int64] = position[pairing.client_rows]  # of -1 it is the last
         return owners
 
-    def _clock_by_identities(self, client: Clock | None, bridge: Bridge | None) -> Clock | None:
+    def _clock_by_identities(self, client: Clock | None, bridge_ns: int | None) -> Clock | None:
         """The server's clock by the requests that it and the client both recorded: its stamps, if those allow them."""
         alignment = None if self.pairing is None else self.pairing.alignment
         if alignment is None or client is None:
@@ -153,8 +151,8 @@ class ServerSide:
             )
         name = "step" if alignment.clock_kind == "monotonic" else "server"
         stamped_us = 0 if client.kind == alignment.clock_kind else None
-        if client.kind == "epoch" and alignment.clock_kind == "monotonic" and bridge is not None:
-            stamped_us = -bridge.offset_us
+        if client.kind == "epoch" and alignment.clock_kind == "monotonic" and bridge_ns is not None:
+            stamped_us = -nearest_us(bridge_ns)
         offset_us = alignment.offset_us(stamped_us)
         uncertainty_us = alignment.uncertainty_us(offset_us)
         zero_us = client.zero_us + offset_us
@@ -196,8 +194,8 @@ def with_step_log(traces: TracesRead, log: StepLog, scratch: Scratch) -> TracesR
 
     Their request spans say when the API server had a request's first token, and its last.
     """
-    bridge = bridge_of(log.journeys.events["offset_ns"], log.steps)
-    journeys = _with_ends(log.journeys, traces.requests, bridge, scratch)
+    bridge_ns = bridge_of(log.journeys.events["offset_ns"], log.steps)
+    journeys = _with_ends(log.journeys, traces.requests, bridge_ns, scratch)
     remarks = (*traces.remarks, *log.remarks)
     if own := traces.steps.height:
         remarks = (*remarks, f"{own:,} step records of traces: not used, the step log has every step")
@@ -207,17 +205,16 @@ def with_step_log(traces: TracesRead, log: StepLog, scratch: Scratch) -> TracesR
         snapshots=log.snapshots,
         journeys=journeys,
         requests=requests_of(journeys, scratch),
-        bridge=bridge,
+        bridge_ns=bridge_ns,
         dropped_events=0,
-        sequential_span_ids=False,
         remarks=remarks,
     )
 
 
-def _with_ends(journeys: Journeys, spans: RequestsRead | None, bridge: Bridge | None, scratch: Scratch) -> Journeys:
-    if spans is None or bridge is None or spans.clock_kind != "epoch":
+def _with_ends(journeys: Journeys, spans: RequestsRead | None, bridge_ns: int | None, scratch: Scratch) -> Journeys:
+    if spans is None or bridge_ns is None or spans.clock_kind != "epoch":
         return journeys
-    bound = {"offset_ns": bridge.offset_ns}
+    bound = {"offset_ns": bridge_ns}
     tables = {"lifecycles": journeys.lifecycles, "requests": spans.rows}
     return replace(journeys, lifecycles=scratch.kept(query(_WITH_ENDS, READ_LIFECYCLE_SCHEMA, bound, **tables)))
 

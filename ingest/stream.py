@@ -19,12 +19,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.ingest import queries
 from blis_replay.ingest.recording import COUNTED, OUTPUT_LENGTH_SOURCES, RETOKENISED, TokenEvents
 from blis_replay.ingest.rows import Rows, query, rows_of
 
 if TYPE_CHECKING:
-    import duckdb
     import pyarrow as pa
 
 
@@ -47,6 +45,24 @@ _GAP_SCHEMA: dict[str, type[pl.DataType]] = {
     "first_gap_us": pl.Float64,
     "last_gap_us": pl.Float64,
 }
+# Gaps of a few hundred requests, to tell how a client stamped its stream.
+_SAMPLED_GAPS = """
+WITH gaps AS (
+    SELECT request_index, event_index,
+           lead(time_us) OVER (PARTITION BY request_index ORDER BY event_index) - time_us AS gap_us
+    FROM sampled
+)
+SELECT request_index, count(*) AS stamps,
+       coalesce(avg((gap_us < $tiny_us)::INT) FILTER (WHERE event_index % 2 = 0 AND gap_us IS NOT NULL), 0)
+           AS even_tiny_share,
+       median(gap_us) FILTER (WHERE event_index % 2 = 0) AS even_gap_us,
+       median(gap_us) FILTER (WHERE event_index % 2 = 1) AS odd_gap_us,
+       arg_max(gap_us, event_index) FILTER (WHERE event_index % 2 = 1 AND gap_us IS NOT NULL) AS last_odd_gap_us,
+       median(gap_us) AS gap_us,
+       arg_min(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS first_gap_us,
+       arg_max(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS last_gap_us
+FROM gaps GROUP BY request_index ORDER BY request_index
+"""
 
 
 @dataclass(frozen=True)
@@ -119,7 +135,7 @@ def detect_layout(events: TokenEvents | None, requests: Rows) -> TokenLayout:
     candidates = lengths.filter("completed") if lengths["completed"].any() else lengths
     chosen = candidates["request_index"].gather_every(max(1, candidates.height // _SAMPLED_REQUESTS))
     sampled = stamps_of(events, chosen.to_numpy())
-    gaps = query(queries.SAMPLED_GAPS, _GAP_SCHEMA, {"tiny_us": TINY_GAP_US}, sampled=rows_of(sampled)).frame()
+    gaps = query(_SAMPLED_GAPS, _GAP_SCHEMA, {"tiny_us": TINY_GAP_US}, sampled=rows_of(sampled)).frame()
     if gaps.is_empty():
         return NO_EVENTS
     return _decide(gaps.join(lengths, on="request_index", how="left"))
@@ -204,15 +220,6 @@ def token_counts(events: TokenEvents, requests: Rows, layout: TokenLayout) -> ND
     trusted = lengths["trusted_tokens"].fill_null(np.iinfo(np.int64).max).to_numpy()
     closing = np.where(lengths["completed"].to_numpy(), layout.closing_events, 0)
     return np.asarray(np.maximum(0, np.minimum(trusted, data_lines - layout.leading_events - closing)))
-
-
-def insert_token_events(
-    connection: duckdb.DuckDBPyConnection, slug: str, events: TokenEvents, requests: Rows, layout: TokenLayout
-) -> None:
-    """Copy every stamp into the store, with what tells which of them are tokens."""
-    bound = {"slug": slug, "stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
-    stamps = runs(events, token_counts(events, requests, layout))
-    queries.insert_stream(connection, queries.INSERT_STAMPS, bound, stamps)
 
 
 def _mean(total_us: NDArray[np.int64], gaps: NDArray[np.int64]) -> float | None:

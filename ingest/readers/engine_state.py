@@ -1,6 +1,6 @@
 """The engine as a step log tells it: its requests, and what each of its steps served, one line after the other.
 
-A request is in ``PREFILL`` until its first output token was processed, as in the steps of a trace; a step yields a
+A request is in prefill until its first output token was processed, as in the steps of a trace; a step yields a
 token of each request that has nothing left to compute after it.
 """
 
@@ -54,10 +54,6 @@ class Live:
     waits_again: bool = False
     torn: bool = False  # steps were lost before its first token, so nothing tells which step gave that
 
-    @property
-    def phase(self) -> str:
-        return "PREFILL" if self.output_tokens == 0 else "DECODE"
-
 
 @dataclass(frozen=True)
 class Step:
@@ -95,7 +91,6 @@ class Engine:
     live: dict[int, Live] = field(default_factory=dict)
     in_flight: dict[int, list[tuple[int, bool]]] = field(default_factory=dict)
     last_step: int = 0
-    finished_since: int = 0
     conserved: int = 0
     unequal: int = 0
 
@@ -105,7 +100,7 @@ class Engine:
             raise RecordingError(self.path, "", f"more than {MOST_LIVE:,} requests at once", "check the file")
         live = self.live[number] = Live(number, arrival, self.last_step, target_tokens=arrival.prompt_tokens or 0)
         if arrival.queued_ns is not None:
-            self._event(live, "journey.QUEUED", arrival.queued_ns, self.last_step, phase="WAITING")
+            self._event(live, "journey.QUEUED", arrival.queued_ns, self.last_step)
 
     def schedule(self, step: Step) -> None:
         """A step begins."""
@@ -138,17 +133,14 @@ class Engine:
                 "waiting_depth": step.waiting,
                 "prefill_requests": prefill_requests,
                 "decode_requests": decode_requests,
-                "scheduled_tokens": prefill_tokens + decode_tokens,
                 "prefill_tokens": prefill_tokens,
                 "decode_tokens": decode_tokens,
-                "finished_requests": self.finished_since,
                 "preempted_requests": len(step.preempted) if self.tells_preemptions else None,
                 "kv_blocks_total": self.blocks,
                 "kv_blocks_free": step.free_blocks if step.free_blocks >= 0 else None,
                 "kv_usage": self._usage(step.free_blocks),
             }
         )
-        self.finished_since = 0
 
     def update(self, step_number: int | None, end_ns: int, produced: Sequence[tuple[int, int]]) -> None:
         """The output of a step is in."""
@@ -178,14 +170,13 @@ class Engine:
             self._judge(live, computed)
         if preemptions is not None:
             live.preemptions = preemptions
-        self.finished_since += 1
         self._event(live, "journey.FINISHED", at_ns, step, finish_status=ended)
-        self._end(live, _STATUSES.get(ended, "error"), ended, at_ns, step)
+        self._end(live, _STATUSES.get(ended, "error"), at_ns, step)
 
     def end(self) -> None:
         """Nothing more comes: whoever is in the engine stays unfinished."""
         for live in self.live.values():
-            self._end(live, "unfinished", None, None, None)
+            self._end(live, "unfinished", None, None)
         self.live.clear()
 
     def _preempt(self, live: Live | None, step: Step) -> None:
@@ -204,8 +195,7 @@ class Engine:
         if not live.admitted:
             live.hit_tokens, live.torn = computed, False
             live.stamps |= {"scheduled": step.begin_ns, "scheduled_step": self.last_step}
-        kind = "RESUME" if live.admitted else "FIRST"
-        self._event(live, "journey.SCHEDULED", step.begin_ns, self.last_step, schedule_kind=kind)
+        self._event(live, "journey.SCHEDULED", step.begin_ns, self.last_step)
         live.admitted, live.waits_again = True, False
 
     def _compute(self, live: Live, count: int) -> bool:
@@ -218,13 +208,11 @@ class Engine:
                 {
                     "step_id": self.last_step,
                     "request_id": live.arrival.name,
-                    "phase": live.phase,
                     "prompt_tokens": prompt,
                     "effective_prompt_tokens": None if prompt is None or hit is None else prompt - hit,
                     "computed_tokens": before,
                     "output_tokens": live.output_tokens,
                     "scheduled_tokens": count,
-                    "preemptions": live.preemptions,
                 }
             )
         return live.computed_tokens >= live.target_tokens
@@ -247,22 +235,17 @@ class Engine:
         return 1 - free / self.blocks if self.blocks and 0 <= free <= self.blocks else None
 
     def _event(self, live: Live, name: str, at_ns: int, step: int | None, **values: object) -> None:
-        prompt = live.arrival.prompt_tokens
-        done = live.computed_tokens if prompt is None else min(live.computed_tokens, prompt)
         row = {
             "span_key": live.number,
             "event": name,
             "time_ns": at_ns,
             "offset_ns": live.arrival.offset_ns if name == "journey.QUEUED" else None,
             "step_id": step,
-            "phase": live.phase,
-            "prefill_done_tokens": done,
             "output_tokens": live.output_tokens,
-            "preemptions": live.preemptions,
         }
         self.rows["events"].append(row | values)
 
-    def _end(self, live: Live, status: str, ended: str | None, at_ns: int | None, step: int | None) -> None:
+    def _end(self, live: Live, status: str, at_ns: int | None, step: int | None) -> None:
         arrival, stamps = live.arrival, live.stamps
         self.rows["requests"].append(
             {
@@ -283,7 +266,6 @@ class Engine:
                 "finished_step": step,
                 "preemptions": live.preemptions,
                 "status": status,
-                "finish_status": ended,
                 "prompt_tokens": arrival.prompt_tokens,
                 "max_tokens": arrival.max_tokens,
                 "output_tokens": live.output_tokens,

@@ -6,8 +6,7 @@ steps, requests and journeys is worked out on whole frames.  The rules that ever
 * A span of a scope in :data:`SCOPES` is decoded in full.  Of any other span only its place,
   ``scope`` and ``name`` are filled.
 * Ids are lower-case hex (:func:`with_plain_ids`).  A time of 0, an empty id and an empty status
-  message are null, as protobuf cannot tell them from absent ones; ``status_code`` and
-  ``dropped_events`` are then 0.
+  message are null, as protobuf cannot tell them from absent ones; ``dropped_events`` is then 0.
 * Events of other names than :data:`EVENTS` are counted in ``other_events`` of their span; attributes
   of other names are ignored.  Of an attribute given twice the last one holds.
 * An integer column takes ``intValue`` (number or decimal string, 64 bits exact) and a
@@ -59,10 +58,6 @@ SPAN_INTEGERS = {
     "gen_ai.usage.completion_tokens": "completion_tokens",
     "gen_ai.usage.cached_tokens": "cached_tokens",
     "gen_ai.request.max_tokens": "max_tokens",
-    "scheduler.span_sequence": "span_sequence",
-    "scheduler.step_range_start": "step_range_start",
-    "scheduler.step_range_end": "step_range_end",
-    "scheduler.closure_interval": "closure_interval",
 }
 SPAN_FLOATS = {
     "gen_ai.latency.time_to_first_token": "ttft_s",
@@ -84,33 +79,25 @@ EVENT_INTEGERS = {
     "queue.waiting_depth": "waiting_depth",
     "batch.num_prefill_reqs": "prefill_requests",
     "batch.num_decode_reqs": "decode_requests",
-    "batch.scheduled_tokens": "scheduled_tokens",
     "request.scheduled_tokens_this_step": "scheduled_tokens",
     "batch.prefill_tokens": "prefill_tokens",
     "batch.decode_tokens": "decode_tokens",
-    "batch.num_finished": "finished_requests",
     "batch.num_preempted": "preempted_requests",
     "kv.blocks_total_gpu": "kv_blocks_total",
     "kv.blocks_free_gpu": "kv_blocks_free",
     "request.num_prompt_tokens": "prompt_tokens",
     "prefill.total_tokens": "prompt_tokens",
     "request.num_computed_tokens": "computed_tokens",
-    "prefill.done_tokens": "prefill_done_tokens",
     "request.num_output_tokens": "output_tokens",
     "decode.done_tokens": "output_tokens",
     "decode.max_tokens": "max_tokens",
-    "request.num_preemptions": "preemptions",
     "num_preemptions": "preemptions",
-    "kv.blocks_allocated_gpu": "kv_blocks_allocated",
-    "kv.blocks_cached_gpu": "kv_blocks_cached",
     "request.effective_prompt_len": "effective_prompt_tokens",
     "ts.monotonic_ns": "monotonic_ns",
 }
 EVENT_FLOATS = {"kv.usage_gpu_ratio": "kv_usage", "ts.monotonic": "monotonic_s", "event.ts.monotonic": "monotonic_s"}
 EVENT_STRINGS = {
     "request.id": "request_id",
-    "request.phase": "phase",
-    "phase": "phase",
     "schedule.kind": "schedule_kind",
     "finish.status": "finish_status",
     "reason": "reason",
@@ -127,8 +114,6 @@ SPAN_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "span_id": pl.String,
     "parent_span_id": pl.String,
     "start_ns": pl.Int64,  # epoch
-    "end_ns": pl.Int64,
-    "status_code": pl.Int64,  # 0 unset, 1 ok, 2 error
     "status_message": pl.String,
     "dropped_events": pl.Int64,  # that the tracing SDK says it discarded
     "other_events": pl.Int64,
@@ -156,16 +141,16 @@ def _of_event(*columns: str) -> dict[str, pl.DataType | type[pl.DataType]]:
 # What is kept of an event, by its kind: one row each, in the order of the file.
 STEP_EVENT_SCHEMA = _of_event(
     *("step_id", "ts_start_ns", "ts_end_ns", "duration_us", "running_depth", "waiting_depth"),
-    *("prefill_requests", "decode_requests", "scheduled_tokens", "prefill_tokens", "decode_tokens"),
-    *("finished_requests", "preempted_requests", "kv_blocks_total", "kv_blocks_free", "kv_usage"),
+    *("prefill_requests", "decode_requests", "prefill_tokens", "decode_tokens"),
+    *("preempted_requests", "kv_blocks_total", "kv_blocks_free", "kv_usage"),
 )
 SNAPSHOT_EVENT_SCHEMA = _of_event(
-    *("step_id", "request_id", "phase", "prompt_tokens", "effective_prompt_tokens", "computed_tokens"),
-    *("output_tokens", "scheduled_tokens", "preemptions", "kv_blocks_allocated", "kv_blocks_cached"),
+    *("step_id", "request_id", "prompt_tokens", "effective_prompt_tokens", "computed_tokens"),
+    *("output_tokens", "scheduled_tokens"),
 )
 JOURNEY_EVENT_SCHEMA = {"name": pl.Enum(EVENT_SEQUENCE)} | _of_event(
-    *("monotonic_ns", "monotonic_s", "step_id", "prompt_tokens", "prefill_done_tokens", "output_tokens"),
-    *("max_tokens", "preemptions", "phase", "schedule_kind", "finish_status", "reason", "error"),
+    *("monotonic_ns", "monotonic_s", "step_id", "prompt_tokens", "output_tokens"),
+    *("max_tokens", "preemptions", "schedule_kind", "finish_status", "reason", "error"),
 )
 
 

@@ -62,9 +62,7 @@ from blis_replay.ingest.scan.otlp_rows import (
 )
 from blis_replay.ingest.scan.words import Words, compiled, entry
 
-_NAME, _STATUS_CODE, _DROPPED, _OTHERS = (
-    span_field(column) for column in ("name", "status_code", "dropped_events", "other_events")
-)
+_NAME, _DROPPED, _OTHERS = (span_field(column) for column in ("name", "dropped_events", "other_events"))
 _EVENT_NAME = event_field("name")
 
 # Objects of a line, each in the one that _PARENT says.
@@ -73,8 +71,8 @@ _PARENT = np.array([-1, _LINE, _RESOURCE, _SCOPED, _SCOPED, _SCOPED, _SPAN, _SPA
 _LISTED = np.isin(np.arange(len(_PARENT)), [_RESOURCE, _SCOPED, _SPAN, _OTHER_SPAN, _EVENT])
 
 # What to do with a value, and the object or field that it is.
-_SKIP, _SPAN_COUNT, _EVENT_COUNT, _CODE, _TEXT, _SCOPE_NAME, _NAME_OF_EVENT = range(7)
-_SPAN_ATTRIBUTES, _EVENT_ATTRIBUTES, _WITHIN, _LIST = range(7, 11)
+_SKIP, _SPAN_COUNT, _EVENT_COUNT, _TEXT, _SCOPE_NAME, _NAME_OF_EVENT = range(6)
+_SPAN_ATTRIBUTES, _EVENT_ATTRIBUTES, _WITHIN, _LIST = range(6, 10)
 _PLAN: dict[int, dict[str, tuple[int, int]]] = {
     _LINE: {"resourceSpans": (_LIST, _RESOURCE)},
     _RESOURCE: {"scopeSpans": (_LIST, _SCOPED)},
@@ -86,14 +84,13 @@ _PLAN: dict[int, dict[str, tuple[int, int]]] = {
         "spanId": (_TEXT, span_field("span_id")),
         "parentSpanId": (_TEXT, span_field("parent_span_id")),
         "startTimeUnixNano": (_SPAN_COUNT, span_field("start_ns")),
-        "endTimeUnixNano": (_SPAN_COUNT, span_field("end_ns")),
         "droppedEventsCount": (_SPAN_COUNT, _DROPPED),
         "status": (_WITHIN, _STATUS),
         "attributes": (_SPAN_ATTRIBUTES, 0),
         "events": (_LIST, _EVENT),
     },
     _OTHER_SPAN: {"name": (_TEXT, _NAME)},
-    _STATUS: {"code": (_CODE, _STATUS_CODE), "message": (_TEXT, span_field("status_message"))},
+    _STATUS: {"message": (_TEXT, span_field("status_message"))},
     _EVENT: {
         "name": (_NAME_OF_EVENT, 0),
         "timeUnixNano": (_EVENT_COUNT, event_field("time_ns")),
@@ -283,7 +280,7 @@ def _value(
     if action == _LIST and text[at] == OPEN_BRACKET:
         at = after_space(text, at + 1)
         return at + 1 if text[at] == CLOSE_BRACKET else UNUSUAL
-    if action == _SPAN_COUNT or (action == _CODE and text[at] != QUOTE):
+    if action == _SPAN_COUNT:
         return _count(text, words, at, spans, span + target, LARGEST_DROPPED if target == _DROPPED else -1)
     if action == _EVENT_COUNT:
         return _count(text, words, at, events, event + target, -1)

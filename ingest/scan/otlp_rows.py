@@ -28,7 +28,7 @@ def _columns(*tables: dict[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column for table in tables for column in table.values()))
 
 
-_SPAN_COUNTS = ("record", "span", "start_ns", "end_ns", "status_code", "dropped_events", "other_events")
+_SPAN_COUNTS = ("record", "span", "start_ns", "dropped_events", "other_events")
 _SPAN_TEXTS = ("scope", "name", "trace_id", "span_id", "parent_span_id", "status_message")
 SPAN_COUNTS = (*_SPAN_COUNTS, *_columns(SPAN_INTEGERS))
 SPAN_TEXTS = (*_SPAN_TEXTS, *_columns(SPAN_FLOATS, SPAN_STRINGS))
@@ -92,7 +92,7 @@ FIRST_TEXT = np.array([len(SPAN_COUNTS), len(EVENT_COUNTS)])
 
 
 _RECORD, _NUMBER, _SCOPE, _NAME = (span_field(column) for column in ("record", "span", "scope", "name"))
-_STATUS_CODE, _DROPPED, _OTHERS = (span_field(column) for column in ("status_code", "dropped_events", "other_events"))
+_DROPPED, _OTHERS = (span_field(column) for column in ("dropped_events", "other_events"))
 _SPAN_ROW, _EVENT_NUMBER = event_field("span_row"), event_field("event")
 
 
@@ -110,7 +110,7 @@ def begin_span(record: int, is_read: bool, state: Int64s, spans: Int64s) -> bool
     spans[row + _SCOPE], spans[row + _SCOPE + 1] = state[SCOPE_BEGIN], state[SCOPE_END]
     spans[row + _NAME], spans[row + _NAME + 1] = 0, 0  # one that is missing is empty
     if is_read:
-        spans[row + _STATUS_CODE], spans[row + _DROPPED], spans[row + _OTHERS] = 0, 0, 0
+        spans[row + _DROPPED], spans[row + _OTHERS] = 0, 0
     return True
 
 

@@ -3,7 +3,7 @@
 The public face; the work is in ``file`` (the file and its transactions), ``recordings`` (reads them) and ``runs``.
 ``writing`` stores recordings, and is imported by what ingests them.
 
-May import: base.errors, ingest.queries, ingest.recording, ingest.rows, ingest.stream.
+May import: base.errors, ingest.recording, ingest.rows, ingest.stream.
 """
 
 from __future__ import annotations

@@ -13,21 +13,23 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
 
 from blis_replay.base.errors import StoreError
-from blis_replay.ingest.queries import first_row
+from blis_replay.ingest.rows import result_frame
 
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "120MB"
 _WRITING_MEMORY = "200MB"
@@ -400,3 +402,38 @@ def _create(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> 
             for file in (path, path.with_name(f"{path.name}.wal")):
                 file.unlink(missing_ok=True)
         raise
+
+
+# -- Values are bound (``?``, ``$name``), never pasted -------------------------------------------------
+
+
+def fetch(
+    connection: duckdb.DuckDBPyConnection, sql: str, bound: dict[str, object], schema: Mapping[str, type[pl.DataType]]
+) -> pl.DataFrame:
+    """The rows of a query as a frame of ``schema``; values are bound by name."""
+    return typed(result_frame(connection.sql(sql, params=bound)), schema)
+
+
+def first_row(
+    connection: duckdb.DuckDBPyConnection, sql: str, bound: Sequence[object] | dict[str, object] | None = None
+) -> tuple[Any, ...] | None:
+    """The first row of a query or None; the result is read to its end, which DuckDB asks for."""
+    rows: list[tuple[Any, ...]] = connection.execute(sql, bound).fetchall()
+    return rows[0] if rows else None
+
+
+def insert_stream(
+    connection: duckdb.DuckDBPyConnection, sql: str, bound: Sequence[object] | dict[str, object], rows: Any
+) -> None:
+    """Run an INSERT that selects from ``rows_to_store``; ``rows``: Arrow data, as a stream where there are many.
+
+    What an INSERT leaves of a row group stays in memory until the commit: one stream leaves one.
+    """
+    connection.register("rows_to_store", rows)
+    connection.execute(sql, bound)
+    connection.unregister("rows_to_store")
+
+
+def typed(frame: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    """The columns of ``schema`` out of a frame, in its order and types."""
+    return frame.select(pl.col(name).cast(kind) for name, kind in schema.items())

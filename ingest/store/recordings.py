@@ -17,8 +17,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.base.errors import StoreError, UnknownExperimentError
-from blis_replay.ingest import queries
-from blis_replay.ingest.queries import fetch, first_row
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ITERATION_SCHEMA,
@@ -41,7 +39,7 @@ from blis_replay.ingest.recording import (
     Stage,
 )
 from blis_replay.ingest.rows import FEW_ROWS, Rows, Schema, rows_of
-from blis_replay.ingest.store.file import Store, is_being_written, reading
+from blis_replay.ingest.store.file import Store, fetch, first_row, is_being_written, reading
 
 if TYPE_CHECKING:
     import duckdb
@@ -76,6 +74,8 @@ TABLES: dict[str, tuple[Schema, str]] = {
 # What a recording is, in the first columns of its row of experiments.
 IDENTITY = ("slug", "alias", "workload", "model", "hardware", "tensor_parallelism", "ground_truth", "content_hash")
 
+_HASHES = "SELECT content_hash, derived_hash FROM experiments WHERE slug = ?"
+
 
 @dataclass(frozen=True)
 class StoredTables:
@@ -92,7 +92,7 @@ class StoredTables:
     def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection for one read."""
         with reading(self.path) as connection:
-            if first_row(connection, queries.HASHES, [self.slug]) != self.hashes:
+            if first_row(connection, _HASHES, [self.slug]) != self.hashes:
                 raise StoreError(f"{self.path}: {self.slug} was ingested again meanwhile; run this again")
             yield connection
 
@@ -176,9 +176,21 @@ class StoredCounts:
     read_by: str | None
 
 
+_STORED_COUNTS = """
+SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
+       (SELECT count(*) FROM steps s WHERE s.slug = e.slug),
+       (SELECT count(*) FROM iterations i WHERE i.slug = e.slug),
+       (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
+       (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
+       (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
+       ground_truth, content_hash, read_by
+FROM experiments e WHERE slug = ?
+"""
+
+
 def stored_counts(store: Store, slug: str) -> StoredCounts | None:
     """What is stored of a slug; ``None`` if nothing is."""
-    row = first_row(store.connection, queries.STORED_COUNTS, [slug])
+    row = first_row(store.connection, _STORED_COUNTS, [slug])
     return None if row is None else StoredCounts(*row)
 
 
@@ -189,9 +201,20 @@ def stored_unchanged(store: Store, slug: str, content_hash: str, read_by: str) -
     return counts if same else None
 
 
+_LIST_EXPERIMENTS = """
+SELECT e.slug, CASE WHEN count(*) OVER (PARTITION BY e.alias) > 1 THEN e.slug ELSE e.alias END AS alias,
+       e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
+       (SELECT count(*) FROM requests r WHERE r.slug = e.slug) AS requests,
+       (SELECT count(*) FROM requests r WHERE r.slug = e.slug AND r.status NOT IN ('ok', 'aborted')) AS failed,
+       EXISTS (SELECT 1 FROM findings f WHERE f.slug = e.slug AND f.check_name = 'overloaded') AS overloaded,
+       (SELECT count(*) FROM findings f WHERE f.slug = e.slug) AS findings
+FROM experiments e ORDER BY e.slug
+"""
+
+
 def list_experiments(store: Store) -> list[ExperimentRow]:
     """All stored experiments, in order of slug."""
-    rows = store.connection.execute(queries.LIST_EXPERIMENTS).fetchall()
+    rows = store.connection.execute(_LIST_EXPERIMENTS).fetchall()
     return [ExperimentRow(*row) for row in rows]
 
 
@@ -345,13 +368,32 @@ OUTPUT_TIME_SCHEMA: dict[str, type[pl.DataType]] = {
     "time_us": pl.Int64,
 }
 
+_OUTPUT_TIMES = """
+SELECT request_index, token_index, time_us FROM token_events
+WHERE slug = $slug AND token_index IS NOT NULL ORDER BY request_index, token_index
+"""
+
 
 def token_times(store: Store, slug: str) -> pl.DataFrame:
     """``request_index``, ``token_index``, ``time_us``: output tokens only, in that order.
 
     Empty without stream stamps, and where stamps cannot be assigned to tokens.
     """
-    return fetch(store.connection, queries.OUTPUT_TIMES, {"slug": slug}, OUTPUT_TIME_SCHEMA)
+    return fetch(store.connection, _OUTPUT_TIMES, {"slug": slug}, OUTPUT_TIME_SCHEMA)
+
+
+# ``chosen_requests``: a view that is registered where not all requests are pooled.
+_OF_CHOSEN = "request_index IN (SELECT request_index FROM chosen_requests)"
+_POOLED_OUTPUT_GAPS = """
+WITH gaps AS (
+    SELECT time_us - lag(time_us) OVER (PARTITION BY request_index ORDER BY token_index) AS gap_us
+    FROM token_events
+    WHERE slug = $slug AND token_index IS NOT NULL
+      AND request_index IN (SELECT request_index FROM requests WHERE slug = $slug AND status = 'ok')
+      AND {of_chosen}
+)
+SELECT gap_us, count(*) AS count FROM gaps WHERE gap_us IS NOT NULL GROUP BY gap_us ORDER BY gap_us
+"""
 
 
 def inter_token_gaps(
@@ -365,14 +407,25 @@ def inter_token_gaps(
     """
     schema: dict[str, type[pl.DataType]] = {"gap_us": pl.Int64, "count": pl.Int64}
     if chosen is None or chosen.all():
-        gaps = fetch(store.connection, queries.POOLED_OUTPUT_GAPS.format(of_chosen="true"), {"slug": slug}, schema)
+        gaps = fetch(store.connection, _POOLED_OUTPUT_GAPS.format(of_chosen="true"), {"slug": slug}, schema)
     else:
         indices = pl.DataFrame({"request_index": np.flatnonzero(chosen)})
         store.connection.register("chosen_requests", indices.to_arrow())
-        sql = queries.POOLED_OUTPUT_GAPS.format(of_chosen=queries.OF_CHOSEN)
+        sql = _POOLED_OUTPUT_GAPS.format(of_chosen=_OF_CHOSEN)
         gaps = fetch(store.connection, sql, {"slug": slug}, schema)
         store.connection.unregister("chosen_requests")
     return gaps["gap_us"].to_numpy(), gaps["count"].to_numpy()
+
+
+# Four bins a decade, from 1 us on; what is below is counted in the first.
+_STAMP_GAPS = """
+WITH gaps AS (
+    SELECT time_us - lag(time_us) OVER (PARTITION BY request_index ORDER BY event_index) AS gap_us
+    FROM token_events WHERE slug = $slug
+)
+SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
+FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
+"""
 
 
 def stamp_gaps(store: Store, slug: str) -> pl.DataFrame:
@@ -380,7 +433,7 @@ def stamp_gaps(store: Store, slug: str) -> pl.DataFrame:
 
     Bins without a gap between two with one are there with 0; no rows without stamps.
     """
-    bins = fetch(store.connection, queries.STAMP_GAPS, {"slug": slug}, {"bin": pl.Int64, "count": pl.Int64})
+    bins = fetch(store.connection, _STAMP_GAPS, {"slug": slug}, {"bin": pl.Int64, "count": pl.Int64})
     if bins.is_empty():
         return pl.DataFrame(schema={"low_us": pl.Float64, "count": pl.Int64})
     low, high = int(bins["bin"].min()), int(bins["bin"].max())  # type: ignore[arg-type]

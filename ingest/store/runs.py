@@ -11,9 +11,7 @@ from typing import Any, Literal
 import polars as pl
 
 from blis_replay.base.errors import StoreError
-from blis_replay.ingest import queries
-from blis_replay.ingest.queries import fetch, first_row, insert_stream
-from blis_replay.ingest.store.file import Store, transaction
+from blis_replay.ingest.store.file import Store, fetch, first_row, insert_stream, transaction
 
 # Columns as documented in schema.sql, without run_key.
 RUN_REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -94,7 +92,7 @@ def write_run(
     )
     with transaction(store) as connection:
         known = first_row(connection, "SELECT 1 FROM runs WHERE run_key = ?", [run.run_key])
-        for table in queries.RUN_TABLES:
+        for table in ("runs", *(table for table, _schema, _parts in tables)):
             connection.execute(f"DELETE FROM {table} WHERE run_key = ?", [run.run_key])  # noqa: S608 (constants)
         columns = vars(run) | {"provenance": json.dumps(run.provenance, sort_keys=True)}
         connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [run.run_key, *columns.values()])

@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 5 (file.SCHEMA_VERSION); the other schema_*.sql have the rest.
+-- Ground-truth store, schema version 7 (file.SCHEMA_VERSION); the other schema_*.sql have the rest.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -67,8 +67,7 @@ CREATE TABLE IF NOT EXISTS clocks (
     constructed BOOLEAN NOT NULL,
     placed VARCHAR NOT NULL,                -- how zero_us was found (see recording.Clock), '' for the requests'
     uncertainty_us BIGINT,                  -- of an estimated zero_us
-    stamped_zero_us BIGINT,                 -- zero_us by the recording's own stamps, believed or not
-    spread_us BIGINT                        -- of the pairs of stamps that tie it to another clock
+    stamped_zero_us BIGINT                  -- zero_us by the recording's own stamps, believed or not
 );
 
 CREATE TABLE IF NOT EXISTS requests (
@@ -105,7 +104,6 @@ CREATE TABLE IF NOT EXISTS steps (
     decode_requests BIGINT,
     prefill_tokens BIGINT,
     decode_tokens BIGINT,
-    finished_requests BIGINT,
     preempted_requests BIGINT,
     kv_usage DOUBLE,
     kv_blocks_total BIGINT,

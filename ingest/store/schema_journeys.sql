@@ -4,15 +4,11 @@ CREATE TABLE IF NOT EXISTS snapshots (                    -- running requests of
     slug VARCHAR NOT NULL,
     step_id BIGINT,
     request_id VARCHAR,                     -- the engine's own: lifecycles.core_request_id
-    phase VARCHAR,                          -- PREFILL | DECODE
     prompt_tokens BIGINT,
     effective_prompt_tokens BIGINT,         -- without those that the first admission found in the prefix cache
     computed_tokens BIGINT,                 -- before this step's
     output_tokens BIGINT,
-    scheduled_tokens BIGINT,
-    preemptions BIGINT,
-    kv_blocks_allocated BIGINT,
-    kv_blocks_cached BIGINT
+    scheduled_tokens BIGINT
 );
 
 CREATE TABLE IF NOT EXISTS lifecycles (                   -- requests as the server traced them
@@ -22,8 +18,6 @@ CREATE TABLE IF NOT EXISTS lifecycles (                   -- requests as the ser
     api_request_id VARCHAR,
     core_request_id VARCHAR,
     arrived_us BIGINT,
-    arrived_stamp VARCHAR,                  -- api.ARRIVED | span start
-    handoff_us BIGINT,
     queued_us BIGINT,
     scheduled_us BIGINT,                    -- first
     first_token_us BIGINT,
@@ -36,13 +30,10 @@ CREATE TABLE IF NOT EXISTS lifecycles (                   -- requests as the ser
     finished_step BIGINT,
     preemptions BIGINT,
     status VARCHAR,                         -- ok | aborted | error | unfinished
-    finish_status VARCHAR,                  -- stopped | length | aborted | ignored | error
-    reason VARCHAR,
     prompt_tokens BIGINT,
     max_tokens BIGINT,
     output_tokens BIGINT,
-    cached_prompt_tokens BIGINT,
-    dropped_events BIGINT
+    cached_prompt_tokens BIGINT
 );
 
 CREATE TABLE IF NOT EXISTS journey_events (               -- what happened to them, by journey and time
@@ -51,10 +42,6 @@ CREATE TABLE IF NOT EXISTS journey_events (               -- what happened to th
     event VARCHAR NOT NULL,
     time_us BIGINT,
     step_id BIGINT,
-    phase VARCHAR,                          -- WAITING | PREFILL | DECODE
-    schedule_kind VARCHAR,                  -- FIRST | RESUME
-    prefill_done_tokens BIGINT,
     output_tokens BIGINT,
-    preemptions BIGINT,
-    finish_status VARCHAR
+    finish_status VARCHAR                   -- stopped | length | aborted | ignored | error
 );

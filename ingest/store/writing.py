@@ -8,24 +8,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal
 
-from blis_replay.ingest import queries
-from blis_replay.ingest.queries import first_row, insert_stream, typed
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     PROMPT_SCHEMA,
     PUBLISHED,
     REQUEST_PROMPT_SCHEMA,
     Recording,
+    TokenEvents,
 )
 from blis_replay.ingest.rows import Rows, rows_of
-from blis_replay.ingest.store.file import Store, transaction
+from blis_replay.ingest.store.file import Store, first_row, insert_stream, transaction, typed
 from blis_replay.ingest.store.recordings import IDENTITY, SHARED_PREFIX, TABLES
-from blis_replay.ingest.stream import TokenLayout, insert_token_events
+from blis_replay.ingest.stream import TokenLayout, runs, token_counts
 
 if TYPE_CHECKING:
     import duckdb
 
 WriteOutcome = Literal["unchanged", "new", "replaced"]
+
+# Tables that hold one recording, all keyed by slug.
+_RECORDING_TABLES = (
+    *("experiments", "source_files", "rejected_records", "engine_args", "stages", "clocks", "aggregates"),
+    *("token_event_runs", "prefix_identity", "prompts", "request_prompts", "findings", *TABLES),
+)
 
 
 def write_recording(
@@ -66,7 +71,7 @@ def _insert_prompts(connection: duckdb.DuckDBPyConnection, recording: Recording)
 
 
 def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
-    for table in queries.RECORDING_TABLES:
+    for table in _RECORDING_TABLES:
         connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants of this package)
 
 
@@ -95,7 +100,7 @@ def _insert(
     for table in TABLES:
         _insert_table(connection, table, slug, getattr(recording, table))
     if recording.token_events is not None:
-        insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
+        _insert_token_events(connection, recording, recording.token_events, layout)
     _insert_prompts(connection, recording)
     _insert_findings(connection, recording)
 
@@ -120,6 +125,25 @@ def _insert_experiment(
         read_by,
     )
     _insert_rows(connection, "experiments", [row])
+
+
+_INSERT_STAMPS = """
+INSERT INTO token_event_runs
+SELECT $slug, request_index, first_event, tokens, $stamps_per_token, $leading_events, times_us FROM rows_to_store
+"""
+
+
+def _insert_token_events(
+    connection: duckdb.DuckDBPyConnection, recording: Recording, events: TokenEvents, layout: TokenLayout
+) -> None:
+    """Copy every stamp into the store, with what tells which of them are tokens."""
+    bound = {
+        "slug": recording.slug,
+        "stamps_per_token": layout.stamps_per_token,
+        "leading_events": layout.leading_events,
+    }
+    stamps = runs(events, token_counts(events, recording.requests, layout))
+    insert_stream(connection, _INSERT_STAMPS, bound, stamps)
 
 
 def _insert_files(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:

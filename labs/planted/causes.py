@@ -536,7 +536,7 @@ def gateway(every_us: int) -> Cause:
 # -- The server's clock and records --------------------------------------------------------------
 
 _STAMPS = (
-    *("arrived_us", "handoff_us", "queued_us", "scheduled_us", "first_token_us", "first_response_us"),
+    *("arrived_us", "queued_us", "scheduled_us", "first_token_us", "first_response_us"),
     *("finished_us", "departed_us"),
 )
 

@@ -133,8 +133,6 @@ def _lifecycles(truth: SyntheticTruth) -> pl.DataFrame:
         "api_request_id": [api_request_id(i) for i in range(n)],
         "core_request_id": [core_request_id(i) for i in range(n)],
         "arrived_us": arrival_us,
-        "arrived_stamp": "api.ARRIVED",
-        "handoff_us": arrival_us,
         "queued_us": truth.taken_in_us,
         "scheduled_us": result.scheduled_us,
         "first_token_us": result.first_token_us,
@@ -147,12 +145,10 @@ def _lifecycles(truth: SyntheticTruth) -> pl.DataFrame:
         "finished_step": result.last_step + 1,
         "preemptions": result.preemptions,
         "status": "ok",
-        "finish_status": "length",
         "prompt_tokens": truth.trace.prompt_tokens,
         "max_tokens": truth.spec.shared_prefix.output_tokens,
         "output_tokens": result.output_tokens,
         "cached_prompt_tokens": truth.cached_prompt_tokens,
-        "dropped_events": 0,
     }
     return frame_of(LIFECYCLE_SCHEMA, columns, n)
 
@@ -163,19 +159,17 @@ def _step_begun(truth: SyntheticTruth, at_us: Int64s) -> Int64s:
 
 
 def _journey_events(truth: SyntheticTruth) -> pl.DataFrame:
-    """What happened to each request; evictions are counted in ``preemptions``, the engine keeps no times of them."""
+    """What happened to each request; the engine keeps no times of evictions."""
     result, n, arrival_us = truth.result, len(truth), truth.trace.arrival_us
-    prompt, outputs = truth.trace.prompt_tokens, result.output_tokens
     known: dict[str, dict[str, object]] = {
         "api.ARRIVED": {"time_us": arrival_us},
         "api.HANDOFF_TO_CORE": {"time_us": arrival_us},
-        "journey.QUEUED": _of_engine(truth.taken_in_us, _step_begun(truth, truth.taken_in_us), "WAITING", 0, 0),
-        "journey.SCHEDULED": _of_engine(result.scheduled_us, result.scheduled_step + 1, "PREFILL", 0, 0)
-        | {"schedule_kind": "FIRST"},
-        "journey.FIRST_TOKEN": _of_engine(result.first_token_us, result.first_step + 1, "DECODE", prompt, 1),
+        "journey.QUEUED": _of_engine(truth.taken_in_us, _step_begun(truth, truth.taken_in_us), 0),
+        "journey.SCHEDULED": _of_engine(result.scheduled_us, result.scheduled_step + 1, 0),
+        "journey.FIRST_TOKEN": _of_engine(result.first_token_us, result.first_step + 1, 1),
         "api.FIRST_RESPONSE_FROM_CORE": {"time_us": arrival_us + result.ttft_us},
-        "journey.FINISHED": _of_engine(result.finished_us, result.last_step + 1, "DECODE", prompt, outputs)
-        | {"finish_status": "length", "preemptions": result.preemptions},
+        "journey.FINISHED": _of_engine(result.finished_us, result.last_step + 1, result.output_tokens)
+        | {"finish_status": "length"},
         "api.DEPARTED": {"time_us": truth.client_end_us},
     }
     frames = [
@@ -186,17 +180,8 @@ def _journey_events(truth: SyntheticTruth) -> pl.DataFrame:
     return pl.concat(frames).sort(pl.col("journey"), pl.col("time_us"), turn)
 
 
-def _of_engine(
-    time_us: Int64s, step: Int64s, phase: str, done: Int64s | int, outputs: Int64s | int
-) -> dict[str, object]:
-    return {
-        "time_us": time_us,
-        "step_id": step,
-        "phase": phase,
-        "prefill_done_tokens": done,
-        "output_tokens": outputs,
-        "preemptions": 0,
-    }
+def _of_engine(time_us: Int64s, step: Int64s, outputs: Int64s | int) -> dict[str, object]:
+    return {"time_us": time_us, "step_id": step, "output_tokens": outputs}
 
 
 def prompt_identities(truth: SyntheticTruth) -> PromptTree:

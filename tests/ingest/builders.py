@@ -108,7 +108,7 @@ def run_of_steps(
 
 def server_traces() -> dict[str, Rows]:
     """Snapshots, lifecycles and journey events of one request, as fields of a recording."""
-    snapshot = {"step_id": 1, "request_id": "r0-1234abcd", "phase": "PREFILL", "prompt_tokens": 100}
+    snapshot = {"step_id": 1, "request_id": "r0-1234abcd", "prompt_tokens": 100}
     lifecycle = {"journey": 0, "request_index": 0, "core_request_id": "r0-1234abcd", "arrived_us": 0, "status": "ok"}
     events = [
         {"journey": 0, "event": "api.ARRIVED", "time_us": 0},

@@ -46,7 +46,7 @@ def test_a_recording_reads_back_as_it_was_written(tmp_path: Path) -> None:
         prefix_hit_rate=0.5,
         steps=steps([0, 20_000], kv_usage=0.25),
         aggregates=aggregates((-1, "e2e", "mean", 250_000.0), (0, "ttft", "p50", 50_000.0)),
-        clocks=(Clock("server", "epoch", 1_770_000_000_000_000, spread_us=12),),
+        clocks=(Clock("server", "epoch", 1_770_000_000_000_000, stamped_zero_us=12),),
         findings=(FINDING,),
         **server_traces(),
     )

@@ -42,7 +42,6 @@ _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 _MAX_EXACT = 1 << 53  # doubles below it hold every integer
-_STATUS_CODES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _EVENT_NAMES = frozenset(EVENTS)
 _NULL = Raw(b"null")
 
@@ -77,7 +76,6 @@ class _Event(Struct):
 
 
 class _Status(Struct):
-    code: _Int64 | str | None = None
     message: str | None = None
 
 
@@ -87,7 +85,6 @@ class _Span(Struct):
     spanId: str | None = None
     parentSpanId: str | None = None
     startTimeUnixNano: _Nanoseconds | None = None
-    endTimeUnixNano: _Nanoseconds | None = None
     droppedEventsCount: _Count | None = None
     status: _Status | None = None
     attributes: list[_Attribute] | None = None
@@ -218,20 +215,11 @@ def _add_span(text: Raw, scope: str, record: int, number: int, rows: BatchRows, 
             tally.reject(f"{place}, event {index}", str(error))
     status = span.status or _Status()
     head = (span.name or "", span.traceId, span.spanId, span.parentSpanId)
-    times = (span.startTimeUnixNano or None, span.endTimeUnixNano or None)
-    counts = (span.droppedEventsCount or 0, others)
-    row[3:13] = *head, *times, _status_code(status.code), status.message or None, *counts
+    row[3:7] = head
+    row[7:11] = span.startTimeUnixNano or None, status.message or None, span.droppedEventsCount or 0, others
     _fill(row, span.attributes, _OF_SPAN)
     rows.spans.append(row)
     rows.events += events
-
-
-def _status_code(code: int | str | None) -> int:
-    if not isinstance(code, str):
-        return code or 0
-    if code not in _STATUS_CODES:
-        raise Malformed(f"status code {code[:30]!r}")
-    return _STATUS_CODES[code]
 
 
 def _places(

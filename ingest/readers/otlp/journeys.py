@@ -34,7 +34,6 @@ _FROM_START = "span start"
 
 # What follows what; an abort reaches the engine after the API server has let go of the request.
 _ORDER = (
-    ("arrived", "handoff"),
     ("arrived", "queued"),
     ("arrived", "first_response"),
     ("arrived", "departed"),
@@ -44,8 +43,8 @@ _ORDER = (
     ("first_token", "finished"),
     ("first_response", "departed"),
 )
-_EVENT_COUNTS = ("step_id", "prompt_tokens", "prefill_done_tokens", "output_tokens", "max_tokens", "preemptions")
-_EVENT_TEXTS = ("phase", "schedule_kind", "finish_status", "reason", "error")
+_EVENT_COUNTS = ("step_id", "prompt_tokens", "output_tokens", "max_tokens", "preemptions")
+_EVENT_TEXTS = ("schedule_kind", "finish_status", "reason", "error")
 
 
 # Spans as read, in the order of the files: where they stand, what they say, and what their events say (span_events).
@@ -76,6 +75,8 @@ READ_LIFECYCLE_SCHEMA: Schema = {
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
         for name, kind in LIFECYCLE_SCHEMA.items()
     },
+    # ``arrived_stamp``: where the arrival comes from, api.ARRIVED, the start of the span or ARRIVAL_TIME.
+    **{"arrived_stamp": pl.String, "reason": pl.String, "dropped_events": pl.Int64},
     **{"span_key": pl.Int64, "span_key_api": pl.Int64},
     **dict(zip(_ARRIVAL, (pl.Int64, pl.String, pl.Int64), strict=True)),
 }
@@ -311,7 +312,7 @@ def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
         .then(pl.lit(STAMPS["arrived"]))
         .when(started_ns.is_not_null())
         .then(pl.lit(_FROM_START)),
-        **{f"{stamp}_ns": pl.col(f"{stamp}_ns_api") for stamp in ("handoff", "first_response", "departed")},
+        **{f"{stamp}_ns": pl.col(f"{stamp}_ns_api") for stamp in ("first_response", "departed")},
         "status": _status(),
         "reason": pl.coalesce("reason_api", "status_message_api"),
         "prompt_tokens": pl.coalesce("prompt_tokens_api", "event_prompt_tokens"),

@@ -7,7 +7,6 @@ import polars as pl
 # Lifecycle stamp -> its event; "scheduled" and "departed" are made of several (see stamps_of_spans).
 STAMPS = {
     "arrived": "api.ARRIVED",
-    "handoff": "api.HANDOFF_TO_CORE",
     "queued": "journey.QUEUED",
     "first_token": "journey.FIRST_TOKEN",
     "first_response": "api.FIRST_RESPONSE_FROM_CORE",

@@ -145,7 +145,7 @@ def steps_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
 
 def snapshots_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
     """The ``step.REQUEST_SNAPSHOT`` events of a batch as ``READ_SNAPSHOT_SCHEMA``; what makes no sense is rejected."""
-    events = with_texts_on_one_line(batch.snapshots, ["request_id", "phase"])
+    events = with_texts_on_one_line(batch.snapshots, ["request_id"])
     incomplete = pl.col("step_id").is_null() | pl.col("request_id").is_null()
     problems = [
         *no_count(_SNAPSHOT_COUNTS),
@@ -296,7 +296,6 @@ def lifecycles_of_spans(spans: pl.DataFrame, request_index: pl.Series, zero_us: 
         "request_index": pl.col("owner"),
         "api_request_id": pl.col("request_id"),
         "arrived_us": arrived,
-        "arrived_stamp": pl.lit("span start"),
         "first_response_us": arrived + pl.col("ttft_us"),
         "departed_us": arrived + pl.col("e2e_us"),
         "status": pl.lit("ok"),

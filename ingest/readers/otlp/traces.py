@@ -23,7 +23,7 @@ from blis_replay.ingest.readers.otlp.spans import (
     reject_repeated,
 )
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
-from blis_replay.ingest.readers.server.clock import Bridge, bridge_of
+from blis_replay.ingest.readers.server.clock import bridge_of
 from blis_replay.ingest.recording import ARRIVAL_TIME, SNAPSHOT_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, whole_groups
 from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_SCOPE, TraceBatch
@@ -39,21 +39,19 @@ class TracesRead:
 
     ``steps``: ``READ_STEP_SCHEMA``, by step id, none twice; ``snapshots``: ``SNAPSHOT_SCHEMA``, none twice.
     ``journeys``: ``None`` without any.  ``requests``: those of the journeys, else upstream ``llm_request`` spans, else
-    ``None``.  ``bridge``: monotonic to epoch clock, ``None`` if no event
-    has both.  ``dropped_events``: step events that the tracing SDK says it discarded.  ``other_spans``:
+    ``None``.  ``bridge_ns``: epoch less monotonic clock, ``None`` if no
+    event has both.  ``dropped_events``: step events that the tracing SDK says it discarded.  ``other_spans``:
     spans that are not read, by scope and name with ``*`` for its numbers, from 100 of these on together.
-    ``sequential_span_ids``: the ids of the step spans are small counting numbers, so somebody
-    made them up.  ``remarks``: what else is missing or odd, in words.
+    ``remarks``: what else is missing or odd, in words.
     """
 
     steps: Rows
     snapshots: Rows
     journeys: Journeys | None
     requests: RequestsRead | None
-    bridge: Bridge | None
+    bridge_ns: int | None
     dropped_events: int
     other_spans: dict[tuple[str, str], int]
-    sequential_span_ids: bool
     remarks: tuple[str, ...]
 
 
@@ -98,7 +96,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
     duplicates are dropped and counted, records that contradict each other are rejected.
     """
     if not files:
-        return TracesRead(no_rows(READ_STEP_SCHEMA), no_rows(SNAPSHOT_SCHEMA), None, None, None, 0, {}, False, ())
+        return TracesRead(no_rows(READ_STEP_SCHEMA), no_rows(SNAPSHOT_SCHEMA), None, None, None, 0, {}, ())
     scratch = scratch or Scratch()
     collected = _Collected(
         steps=scratch.writer(READ_STEP_SCHEMA),
@@ -120,11 +118,11 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
         remarks.append(_earlier(read_steps, parts, ended_ns))
     steps = _steps(read_steps, ended_ns, files[0], scratch)
     snapshots = _snapshots(collected.snapshots.done(), ended_ns, files[0], scratch)
-    bridge = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
+    bridge_ns = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
     journeys = None
     if not parts.spans.is_empty():
-        offset_ns, hits = bridge.offset_ns if bridge else None, otlp_journeys.cache_hits(snapshots)
-        journeys = otlp_journeys.joined(parts, hits, offset_ns, ended_ns, files, scratch)
+        hits = otlp_journeys.cache_hits(snapshots)
+        journeys = otlp_journeys.joined(parts, hits, bridge_ns, ended_ns, files, scratch)
         remarks += journeys.remarks
     step_spans = _whole(collected.step_spans).unique("identity", keep="last")
     return TracesRead(
@@ -132,10 +130,9 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
         snapshots=snapshots,
         journeys=journeys if journeys and journeys.lifecycles.height else None,
         requests=(requests_of(journeys, scratch) if journeys else None) or _upstream(collected, files),
-        bridge=bridge,
+        bridge_ns=bridge_ns,
         dropped_events=int(step_spans["dropped_events"].sum()),
         other_spans=dict(collected.others),
-        sequential_span_ids=_counting(step_spans.filter("named")["number"]),
         remarks=tuple(remarks),
     )
 
@@ -196,20 +193,9 @@ def _earlier(steps: Rows, parts: JourneyParts, ended_ns: int) -> str:
 
 
 def _step_spans(batch: TraceBatch) -> pl.DataFrame:
-    """Per step span: a hash of its ids, its own id as a number (null if it is not hex), and dropped events."""
-    return batch.spans.filter(pl.col("scope") == STEP_SCOPE).select(
-        pl.struct("trace_id", "span_id").hash().alias("identity"),
-        pl.col("span_id").is_not_null().alias("named"),
-        pl.col("span_id").str.to_integer(base=16, strict=False).alias("number"),
-        "dropped_events",
-    )
-
-
-def _counting(numbers: pl.Series) -> bool:
-    """Whether span ids count 1, 2, 3, ...: real ones are random."""
-    if numbers.is_empty() or numbers.null_count():
-        return False
-    return int(numbers.max()) <= 2 * numbers.n_unique()  # type: ignore[arg-type]
+    """Per step span: a hash of its ids, and dropped events."""
+    ids = pl.struct("trace_id", "span_id").hash().alias("identity")
+    return batch.spans.filter(pl.col("scope") == STEP_SCOPE).select(ids, "dropped_events")
 
 
 def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:

@@ -23,22 +23,8 @@ _SAME_HOST_WITHIN_US = 60_000_000
 STAMPS_MAY_MISS_BY_US = 10_000
 
 
-@dataclass(frozen=True)
-class Bridge:
-    """Epoch less monotonic clock: the median over ``pairs`` of stamps, and the band of the middle 98 % of them."""
-
-    offset_ns: int
-    spread_ns: int
-    pairs: int
-
-    @property
-    def offset_us(self) -> int:
-        """To the nearest whole us."""
-        return (self.offset_ns + 500) // 1000
-
-
-def bridge_of(of_journeys: pl.Series, steps: Rows) -> Bridge | None:
-    """The bridge over journey events, else over steps; ``None`` without a pair of stamps.
+def bridge_of(of_journeys: pl.Series, steps: Rows) -> int | None:
+    """Epoch less monotonic clock, ns: the median over journey events, else over steps; ``None`` without two stamps.
 
     ``of_journeys``: epoch less monotonic time of each event, in ns; ``steps``: ``READ_STEP_SCHEMA``.  A journey event's
     two stamps are read one after the other; a step's epoch stamp is taken when its summary has been put
@@ -48,12 +34,13 @@ def bridge_of(of_journeys: pl.Series, steps: Rows) -> Bridge | None:
     if known.is_empty():
         after_ns = pl.col("epoch_ns") - pl.coalesce("ts_end_ns", "ts_start_ns")
         known = steps.select(after_ns).to_series().drop_nulls()
-    offsets_ns = known.sort().to_numpy()
-    if not len(offsets_ns):
-        return None
     # By position, not by interpolation: a double has no room for epoch ns.
-    low, middle, high = (int(offsets_ns[int(share * (len(offsets_ns) - 1))]) for share in (0.01, 0.5, 0.99))
-    return Bridge(middle, high - low, len(offsets_ns))
+    return int(known.sort()[(len(known) - 1) // 2]) if len(known) else None
+
+
+def nearest_us(ns: int) -> int:
+    """Whole us."""
+    return (ns + 500) // 1000
 
 
 @dataclass(frozen=True)
@@ -72,10 +59,9 @@ class ServerTimes:
 def server_times(
     steps: Rows,
     arrivals_ns: pl.Series,
-    bridge: Bridge | None,
+    bridge_ns: int | None,
     client: Clock | None,
     requests: Rows,
-    sequential_span_ids: bool,
     of_pairs: Clock | None = None,
 ) -> ServerTimes | None:
     """The server's clock beside the requests', ``None`` if nothing was stamped by it.
@@ -92,9 +78,9 @@ def server_times(
     ends_us = [*_ends(journeys_us), *(us for us in begun.values() if us is not None)]
     if not ends_us:
         return None
-    constructed = not len(arrivals_ns) and (sequential_span_ids or _set_on_first_send(steps, client))
-    stamped_us = _stamped_zero(ends_us, bridge, client, requests)
-    paired_us = _paired_zero(of_pairs, bridge)
+    constructed = not len(arrivals_ns) and _set_on_first_send(steps, client)
+    stamped_us = _stamped_zero(ends_us, bridge_ns, client, requests)
+    paired_us = _paired_zero(of_pairs, bridge_ns)
     if of_pairs is not None and paired_us is not None:
         clock = replace(of_pairs, name="step", kind="monotonic", zero_us=paired_us, stamped_zero_us=stamped_us)
     elif stamped_us is None or constructed or client is None:
@@ -112,9 +98,8 @@ def server_times(
         shown = f"the first {what} is shown at the first send"
         remark = f"clock offset between {what.split()[-1]}s and requests: not known ({why}), {shown}"
     clocks = [clock]
-    if bridge is not None and not constructed:
-        zero_us = clock.zero_us + bridge.offset_us
-        clocks.append(Clock("server", "epoch", zero_us, placed=BRIDGED, spread_us=bridge.spread_ns // 1000))
+    if bridge_ns is not None and not constructed:
+        clocks.append(Clock("server", "epoch", clock.zero_us + nearest_us(bridge_ns), placed=BRIDGED))
     return ServerTimes(clock.zero_us, tuple(clocks), remark)
 
 
@@ -140,11 +125,11 @@ def steps_on_zero(steps: Rows, zero_us: int) -> Rows:
     return query(f"SELECT {columns} FROM steps", STEP_SCHEMA, {"zero_us": zero_us}, steps=steps)  # noqa: S608 (constants)
 
 
-def _paired_zero(of_pairs: Clock | None, bridge: Bridge | None) -> int | None:
+def _paired_zero(of_pairs: Clock | None, bridge_ns: int | None) -> int | None:
     """What the monotonic clock showed at the experiment's zero by requests that both sides recorded."""
     if of_pairs is None or of_pairs.kind == "monotonic":
         return None if of_pairs is None else of_pairs.zero_us
-    return None if bridge is None else of_pairs.zero_us - bridge.offset_us
+    return None if bridge_ns is None else of_pairs.zero_us - nearest_us(bridge_ns)
 
 
 def _set_on_first_send(steps: Rows, client: Clock | None) -> bool:
@@ -165,7 +150,7 @@ def _checked_by_depth(clock: Clock, steps: Rows, requests: Rows) -> tuple[Clock,
     return replace(clock, zero_us=zero_us, placed=ESTIMATED, uncertainty_us=by_depth.uncertainty_us), ""
 
 
-def _stamped_zero(ends_us: Sequence[int], bridge: Bridge | None, client: Clock | None, requests: Rows) -> int | None:
+def _stamped_zero(ends_us: Sequence[int], bridge_ns: int | None, client: Clock | None, requests: Rows) -> int | None:
     """What the server's clock showed at the experiment's zero by the stamps, or ``None`` if they do not say.
 
     ``ends_us``: the first and the last stamps are among them.
@@ -177,4 +162,4 @@ def _stamped_zero(ends_us: Sequence[int], bridge: Bridge | None, client: Clock |
         last_us = int(requests.aggregate(last="coalesce(max(arrival_us), 0)")["last"])
         overlap = final_us >= client.zero_us - _SAME_HOST_WITHIN_US and first_us <= client.zero_us + last_us
         return client.zero_us if overlap else None
-    return None if bridge is None else client.zero_us - bridge.offset_us
+    return None if bridge_ns is None else client.zero_us - nearest_us(bridge_ns)

@@ -359,7 +359,7 @@ def test_checks_work_with_any_part_missing(ground_truth: str, tmp_path: Any) -> 
         if parts["token_events"] is not None and parts["requests"].is_empty():  # there is no event without a request
             parts["token_events"] = write_events(tmp_path / "none", [])
         findings, _ = run_checks(recording(ground_truth=ground_truth, **parts))
-        assert {"token_events", "output_length", "step_cycle", "littles_law", "prefix_cache"} <= {
+        assert {"token_events", "output_length", "step_cycle", "step_clock", "prefix_cache"} <= {
             finding.check for finding in findings
         }
 

@@ -130,12 +130,7 @@ def test_the_two_spans_of_a_request_are_one_journey_whichever_comes_first(tmp_pa
     assert row == only(read(tmp_path, api, core)[0])
     stamps = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "first_response_us", "finished_us")
     assert [row[name] for name in stamps] == [0, 5_000, 6_000, 26_000, 27_000, 56_000]
-    assert (row["departed_us"], row["status"], row["finish_status"], row["output_tokens"]) == (
-        58_000,
-        "ok",
-        "stopped",
-        3,
-    )
+    assert (row["departed_us"], row["status"], row["output_tokens"]) == (58_000, "ok", 3)
     assert (row["queued_step"], row["scheduled_step"], row["finished_step"]) == (10, 11, 13)
     assert (row["api_request_id"], row["core_request_id"]) == ("cmpl-load-1", "cmpl-load-1-0-00000001")
 
@@ -164,7 +159,7 @@ def test_without_api_arrived_the_start_of_the_span_is_used_and_named(tmp_path: P
     api[1]["startTimeUnixNano"] = str(EPOCH_NS - 1_000_000)
     found, _file = read(tmp_path, core, api)
     row = only(found)
-    assert (row["arrived_us"], row["arrived_stamp"]) == (-1_000, "span start")
+    assert row["arrived_us"] == -1_000
     assert any(remark.startswith("api.ARRIVED of 1 requests") for remark in found.remarks)
 
 
@@ -214,7 +209,7 @@ def test_a_preempted_request_whose_early_events_were_dropped_has_no_first_admiss
     core[1]["droppedEventsCount"] = 7
     found, _file = read(tmp_path, core, api)
     row = only(found)
-    assert (row["queued_us"], row["scheduled_us"], row["preemptions"], row["dropped_events"]) == (None, None, 60, 7)
+    assert (row["queued_us"], row["scheduled_us"], row["preemptions"]) == (None, None, 60)
     assert any("events of 1 journeys that the tracing SDK discarded" in remark for remark in found.remarks)
     assert any("journey.QUEUED or the first" in remark for remark in found.remarks)
 

@@ -85,16 +85,12 @@ def test_lifecycles_are_the_truth_to_the_microsecond(data_pack: Path, scenario: 
     assert found["scheduled_us"].to_list() == truth["first_scheduled_us"].to_list()
     assert found["scheduled_step"].to_list() == truth["first_scheduled_step"].to_list()
     assert found["preemptions"].to_list() == truth["num_preemptions"].to_list()
-    assert found["finish_status"].to_list() == truth["status"].to_list()
     assert found["status"].to_list() == ["aborted" if s == "aborted" else "ok" for s in truth["status"]]
-    # Only the chat route stamps these; one output token is its own last response.
-    chat = scenario in CHAT
-    for name in ("handoff_us", "first_response_us"):
-        assert found.filter(had_token)[name].to_list() == (
-            truth.filter(had_token)[name].to_list() if chat else [None] * had_token.sum()
-        )
+    # Only the chat route stamps it; one output token is its own last response.
+    responses = truth.filter(had_token)["first_response_us"].to_list()
+    stamped = responses if scenario in CHAT else [None] * len(responses)
+    assert found.filter(had_token)["first_response_us"].to_list() == stamped
     assert found["request_index"].to_list() == list(range(found.height))
-    assert found["arrived_stamp"].unique().to_list() == ["api.ARRIVED"]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -143,7 +139,6 @@ def test_steps_are_the_sampled_ones(data_pack: Path, scenario: str, tmp_path: Pa
         "decode_requests": "labelled_decode_reqs",
         "prefill_tokens": "labelled_prefill_tokens",
         "decode_tokens": "labelled_decode_tokens",
-        "finished_requests": "num_finished",
         "preempted_requests": "num_preempted",
         "kv_blocks_total": "kv_total",
         "kv_blocks_free": "kv_free",
@@ -180,7 +175,8 @@ def test_preempted_requests_keep_every_preemption_and_resumption(data_pack: Path
     with recorded(data_pack, "kv-tight-sync", tmp_path) as recording:
         events, truth = recording.journey_events.frame(), true_requests(data_pack, "kv-tight-sync", recording)
     preempted = events.filter(pl.col("event") == "journey.PREEMPTED")
-    resumed = events.filter(pl.col("schedule_kind") == "RESUME")
+    admitted = events.filter(pl.col("event") == "journey.SCHEDULED")
+    resumed = admitted.filter(~pl.col("journey").is_first_distinct())
     assert preempted.height == truth["num_preemptions"].sum() == 79
     for found, column in ((preempted, "preempted_steps"), (resumed, "resumed_steps")):
         by_journey = found.group_by("journey", maintain_order=True).agg("step_id")
@@ -237,4 +233,3 @@ def test_the_epoch_is_bridged_by_journey_events(data_pack: Path, tmp_path: Path)
         server = {(clock.name, clock.kind): clock for clock in recording.clocks}
     monotonic, epoch = server["server", "monotonic"], server["server", "epoch"]
     assert epoch.zero_us - monotonic.zero_us == EPOCH_ZERO_US - MONOTONIC_ZERO_US
-    assert epoch.spread_us == 0  # the virtual clock stands still between the two stamps

@@ -210,12 +210,6 @@ def test_a_file_of_something_else_holds_no_steps(tmp_path: Path, content: bytes)
     assert (found.steps.height, found.requests, found.other_spans) == (0, None, {})
 
 
-def test_span_ids_that_count_are_made_up(tmp_path: Path) -> None:
-    counting = "\n".join(step_line(i, span_id=f"{i:016x}") for i in (1, 2, 3))
-    assert read(tmp_path, counting)[0].sequential_span_ids
-    assert not read(tmp_path, step_line(1))[0].sequential_span_ids
-
-
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
@@ -293,15 +287,7 @@ def test_the_recorded_steps_and_spans(data_pack: Path) -> None:
     """NOTES, section 2: 7,441 sampled steps of 34b-general; blis-eval: 280, 197 and 282 request spans."""
     general = data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general" / "traces.json.gz"
     found = read_traces([RecordedFile(general, general.name)])
-    assert (
-        found.steps.height,
-        found.steps["kv_blocks_total"].unique().to_list(),
-        found.sequential_span_ids,
-    ) == (
-        7441,
-        [26602],
-        True,
-    )
+    assert (found.steps.height, found.steps["kv_blocks_total"].unique().to_list()) == (7441, [26602])
     for run, count in (
         ("jan20-codellama-train-1", 280),
         ("jan20-prefill-llama7b-tp1-1", 197),

@@ -7,7 +7,7 @@ import pytest
 from builders import requests, run_of_steps
 
 from blis_replay.ingest.readers.otlp.spans import READ_STEP_SCHEMA
-from blis_replay.ingest.readers.server.clock import Bridge, ServerTimes, bridge_of, server_times, steps_on_zero
+from blis_replay.ingest.readers.server.clock import ServerTimes, bridge_of, server_times, steps_on_zero
 from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock, empty_frame
 from blis_replay.ingest.rows import Rows, rows_of
 
@@ -27,10 +27,8 @@ def steps(*starts_us: int, epoch_offset_us: int = 0, **columns: pl.Series) -> Ro
     return rows_of(pl.DataFrame(told, schema=READ_STEP_SCHEMA))
 
 
-def times(
-    of_steps: Rows, client: Clock | None, sent: pl.DataFrame = NO_REQUESTS, sequential: bool = False
-) -> ServerTimes:
-    found = server_times(of_steps, NO_JOURNEYS, bridge_of(NO_EVENTS, of_steps), client, rows_of(sent), sequential)
+def times(of_steps: Rows, client: Clock | None, sent: pl.DataFrame = NO_REQUESTS) -> ServerTimes:
+    found = server_times(of_steps, NO_JOURNEYS, bridge_of(NO_EVENTS, of_steps), client, rows_of(sent))
     assert found is not None
     return found
 
@@ -44,16 +42,15 @@ def test_the_epoch_stamps_of_step_events_bridge_the_clocks() -> None:
     assert list(frame.columns) == list(STEP_SCHEMA)
     step, server = found.clocks
     assert step == Clock("step", "monotonic", 4_900_000, placed="bridged by pairs", stamped_zero_us=4_900_000)
-    assert server == Clock("server", "epoch", 1_000_000_004_900_000, placed="bridged by pairs", spread_us=0)
+    assert server == Clock("server", "epoch", 1_000_000_004_900_000, placed="bridged by pairs")
     assert found.remark == ""
 
 
-@pytest.mark.parametrize("sequential", [True, False])
-def test_constructed_stamps_bridge_nothing(sequential: bool) -> None:
-    """First step stamped on the first send, as in the published H100 records; or span ids that count."""
-    zero_us = 10**15 + 5_000_000 if not sequential else 10**15 + 77
+def test_constructed_stamps_bridge_nothing() -> None:
+    """First step stamped on the first send, as in the published H100 records."""
+    zero_us = 10**15 + 5_000_000
     of_steps = steps(5_000_000, 5_010_000, epoch_offset_us=10**15)
-    found = times(of_steps, Clock("client", "epoch", zero_us), sequential=sequential)
+    found = times(of_steps, Clock("client", "epoch", zero_us))
     assert steps_on_zero(of_steps, found.zero_us)["start_us"].to_list() == [0, 10_000]
     (clock,) = found.clocks
     assert (clock.zero_us, clock.constructed, clock.placed) == (5_000_000, True, "not known")
@@ -73,8 +70,7 @@ def test_journey_events_are_preferred_and_the_median_is_exact() -> None:
     """Offsets of 100 events: 90 of 10^18 + 1 ns, ten late by 1 to 10 us; a step's stamp is later still."""
     late = [0] * 90 + [1000 * i for i in range(1, 11)]
     events = pl.Series([10**18 + 1 + late[i] for i in range(100)])
-    # The 98 % band over 100 sorted offsets reaches from the 1st to the 99th: 0 to 9 us late.
-    assert bridge_of(events, steps(5_000_000, epoch_offset_us=10**15)) == Bridge(10**18 + 1, 9000, 100)
+    assert bridge_of(events, steps(5_000_000, epoch_offset_us=10**15)) == 10**18 + 1
     assert bridge_of(NO_EVENTS, steps()) is None
 
 
@@ -84,8 +80,7 @@ def test_without_a_bridge_the_first_journey_stands_at_the_first_send() -> None:
         pl.Series([7_000_000_000, 6_000_000_000]),
         None,
         Clock("client", "relative", 0),
-        NO_REQUESTS,
-        False,
+        rows_of(NO_REQUESTS),
     )
     assert found is not None
     assert (found.zero_us, [clock.name for clock in found.clocks]) == (6_000_000, ["step"])
@@ -93,7 +88,7 @@ def test_without_a_bridge_the_first_journey_stands_at_the_first_send() -> None:
 
 
 def test_nothing_stamped_has_no_clock() -> None:
-    assert server_times(steps(), NO_JOURNEYS, None, None, rows_of(NO_REQUESTS), False) is None
+    assert server_times(steps(), NO_JOURNEYS, None, None, rows_of(NO_REQUESTS)) is None
 
 
 @pytest.mark.slow
