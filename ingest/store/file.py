@@ -46,7 +46,7 @@ _MAGIC, _MAGIC_AT = b"DUCK", 8
 _PROBE_BYTES = 1 << 20
 _FULL_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
-_SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql", "schema_iterations.sql")
+_SCHEMA = Path(__file__).with_name("schema.sql")
 
 
 @dataclass
@@ -383,8 +383,7 @@ def _shown(name: str) -> str:
 @cache
 def _ours() -> frozenset[tuple[str, str]]:
     """Kind and name of the tables and views that this package makes."""
-    texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _SCHEMA]
-    made = (match for text in texts for match in re.findall(r"CREATE (TABLE|VIEW) IF NOT EXISTS (\w+)", text))
+    made = re.findall(r"CREATE (TABLE|VIEW) IF NOT EXISTS (\w+)", _SCHEMA.read_text(encoding="utf-8"))
     return frozenset((kind.lower(), name) for kind, name in made)
 
 
@@ -392,8 +391,7 @@ def _create(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> 
     """Make the tables in one transaction; a new file that cannot have them (a full disk) is removed again."""
     try:
         connection.execute("BEGIN TRANSACTION")
-        for name in _SCHEMA:
-            connection.execute(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+        connection.execute(_SCHEMA.read_text(encoding="utf-8"))
         connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         connection.execute("COMMIT")
     except BaseException:

@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 7 (file.SCHEMA_VERSION); the other schema_*.sql have the rest.
+-- Ground-truth store, schema version 7 (file.SCHEMA_VERSION).
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -176,4 +176,89 @@ CREATE TABLE IF NOT EXISTS errors (
     simulated_us DOUBLE,
     error DOUBLE,                           -- signed and relative: (simulated - observed) / observed
     reason VARCHAR                          -- why a cell is null
+);
+
+CREATE TABLE IF NOT EXISTS snapshots (                    -- running requests of the steps that were recorded in full
+    slug VARCHAR NOT NULL,
+    step_id BIGINT,
+    request_id VARCHAR,                     -- the engine's own: lifecycles.core_request_id
+    prompt_tokens BIGINT,
+    effective_prompt_tokens BIGINT,         -- without those that the first admission found in the prefix cache
+    computed_tokens BIGINT,                 -- before this step's
+    output_tokens BIGINT,
+    scheduled_tokens BIGINT
+);
+
+CREATE TABLE IF NOT EXISTS lifecycles (                   -- requests as the server traced them
+    slug VARCHAR NOT NULL,
+    journey BIGINT NOT NULL,                -- order of arrival at the server
+    request_index BIGINT,                   -- of requests, null where identities do not tell
+    api_request_id VARCHAR,
+    core_request_id VARCHAR,
+    arrived_us BIGINT,
+    queued_us BIGINT,
+    scheduled_us BIGINT,                    -- first
+    first_token_us BIGINT,
+    first_response_us BIGINT,
+    finished_us BIGINT,
+    departed_us BIGINT,                     -- or given up
+    queued_step BIGINT,
+    scheduled_step BIGINT,
+    first_token_step BIGINT,
+    finished_step BIGINT,
+    preemptions BIGINT,
+    status VARCHAR,                         -- ok | aborted | error | unfinished
+    prompt_tokens BIGINT,
+    max_tokens BIGINT,
+    output_tokens BIGINT,
+    cached_prompt_tokens BIGINT
+);
+
+CREATE TABLE IF NOT EXISTS journey_events (               -- what happened to them, by journey and time
+    slug VARCHAR NOT NULL,
+    journey BIGINT NOT NULL,
+    event VARCHAR NOT NULL,
+    time_us BIGINT,
+    step_id BIGINT,
+    output_tokens BIGINT,
+    finish_status VARCHAR                   -- stopped | length | aborted | ignored | error
+);
+
+-- A row has a run of consecutive stamps of a request: one per row would take four times as long to write.
+CREATE TABLE IF NOT EXISTS token_event_runs (
+    slug VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,
+    first_event BIGINT NOT NULL,            -- event_index of the first of them
+    tokens BIGINT NOT NULL,                 -- of the request
+    stamps_per_token BIGINT NOT NULL,       -- token k is event (k + leading_events) * stamps_per_token
+    leading_events BIGINT NOT NULL,
+    times_us BIGINT[] NOT NULL
+);
+
+CREATE VIEW IF NOT EXISTS token_events AS
+SELECT slug, request_index, event_index, time_us,
+       CASE WHEN event_index % stamps_per_token = 0
+                 AND event_index // stamps_per_token - leading_events BETWEEN 0 AND tokens - 1
+            THEN event_index // stamps_per_token - leading_events END AS token_index -- null: not an output token
+FROM (
+    SELECT slug, request_index, tokens, stamps_per_token, leading_events, unnest(times_us) AS time_us,
+           first_event + generate_subscripts(times_us, 1) - 1 AS event_index
+    FROM token_event_runs
+);
+
+-- Steps as the server's log has them (recording.ITERATION_SCHEMA).
+CREATE TABLE IF NOT EXISTS iterations (
+    slug VARCHAR NOT NULL,
+    engine BIGINT,                          -- data-parallel rank
+    iteration BIGINT,                       -- counts from 0 within one start of the server
+    prefill_requests BIGINT,                -- without an output token yet
+    prefill_tokens BIGINT,
+    decode_requests BIGINT,
+    decode_tokens BIGINT,
+    elapsed_us BIGINT,                      -- waiting for the model's result
+    kv_usage DOUBLE,
+    dummy BOOLEAN,
+    logged_us BIGINT,                       -- whole seconds, from the stamp of the first iteration
+    start_us BIGINT,                        -- from the experiment's zero, worked out; null: not placed
+    uncertainty_us BIGINT
 );

@@ -29,7 +29,7 @@ CHECKS = [
     "schedule",
 ]
 # The others say all in their findings, or have tables of what this recording has not.
-WITH_TABLES = ("overloaded", "ledger", "token_events")
+WITH_TABLES = ("overloaded", "ledger", "token_events", "engine_arguments")
 
 
 def test_every_check_is_listed_with_what_it_measures(run: Run) -> None:

@@ -14,7 +14,6 @@ import polars as pl
 
 from blis_replay.ingest.readers.documents import MAX_INTEGER
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp.span_events import STAMPED_STEPS, STAMPS, content_of_spans, stamps_of_spans
 from blis_replay.ingest.readers.otlp.spans import (
     first_spans,
     no_count,
@@ -45,18 +44,35 @@ _ORDER = (
 )
 _EVENT_COUNTS = ("step_id", "prompt_tokens", "output_tokens", "max_tokens", "preemptions")
 _EVENT_TEXTS = ("schedule_kind", "finish_status", "reason", "error")
+# Lifecycle stamp -> its event; "scheduled" and "departed" are made of several (see stamps_of_spans).
+STAMPS = {
+    "arrived": "api.ARRIVED",
+    "queued": "journey.QUEUED",
+    "first_token": "journey.FIRST_TOKEN",
+    "first_response": "api.FIRST_RESPONSE_FROM_CORE",
+    "finished": "journey.FINISHED",
+}
+_STAMPED_STEPS = ("queued", "scheduled", "first_token", "finished")
+# Column of a span: the highest value of this column of its events.
+_HIGHEST = {
+    "preemptions": "preemptions",
+    "event_prompt_tokens": "prompt_tokens",
+    "event_max_tokens": "max_tokens",
+    "output_tokens": "output_tokens",
+    "last_ns": "time_ns",
+}
 
 
-# Spans as read, in the order of the files: where they stand, what they say, and what their events say (span_events).
+# Spans as read, in the order of the files: where they stand, what they say, and what their events say.
 SPAN_SCHEMA: Schema = {
     **{"file": pl.Int64, "unit": pl.Enum(UNITS), "record": pl.Int64, "span": pl.Int64},
-    **{"content": pl.UInt64, "records": pl.UInt32, "span_key": pl.Int64},
+    **{"records": pl.UInt32, "span_key": pl.Int64},
     "scope": pl.Enum((CORE_SCOPE, API_SCOPE)),
     **dict.fromkeys(("trace_id", "span_id", "parent_span_id", "request_id"), pl.String),
     **dict.fromkeys(("model", "status_message", "finish_status", "reason"), pl.String),
     **dict.fromkeys(("start_ns", "dropped_events", "prompt_tokens", "completion_tokens", "max_tokens"), pl.Int64),
     **{f"{stamp}_ns": pl.Int64 for stamp in (*STAMPS, "scheduled", "departed", "last")},
-    **{f"{stamp}_step": pl.Int64 for stamp in STAMPED_STEPS},
+    **{f"{stamp}_step": pl.Int64 for stamp in _STAMPED_STEPS},
     **dict.fromkeys(("preemptions", "event_prompt_tokens", "event_max_tokens", "output_tokens"), pl.Int64),
     "aborted": pl.Boolean,
 }
@@ -259,21 +275,57 @@ def _monotonic_ns() -> pl.Expr:
 def _spans(batch: TraceBatch, number: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
     """The journey spans of a batch with their key and what :func:`first_spans` needs; ``kept``: their sound events."""
     spans = placed_spans(batch, number).filter(is_journey_span())
-    own = spans.select(name for name in batch.spans.columns if name not in ("record", "span")).hash_rows()
-    of_events = content_of_spans(batch.journey_events).join(stamps_of_spans(kept), on="span_row", how="left")
     counts = ("prompt_tokens", "completion_tokens", "max_tokens")
     journeys = (
         with_texts_on_one_line(spans, ("request_id", "model", "status_message"))
-        .with_columns(own.alias("own"), *(tokens(name).alias(name) for name in counts))
-        .join(of_events, on="span_row", how="left", maintain_order="left")
+        .with_columns(tokens(name).alias(name) for name in counts)
+        .join(stamps_of_spans(kept), on="span_row", how="left", maintain_order="left")
     )
     columns = {
         "span_key": pl.col("span_row") + first_key,
-        "content": pl.struct("own", "of_events").hash(),
         "start_ns": pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
         "records": pl.col("records").fill_null(0),
     }
     return journeys.select(columns.get(name, pl.col(name)).cast(kind).alias(name) for name, kind in SPAN_SCHEMA.items())
+
+
+def stamps_of_spans(events: pl.DataFrame) -> pl.DataFrame:
+    """One row per span: ``span_row``, when (``*_ns``, monotonic) and in which step each kind of event happened first.
+
+    And the highest counts, how the request ended, and ``records``, how many events there are.  ``events``: sound ones
+    of ``JOURNEY_EVENT_SCHEMA``, each with its ``monotonic_ns``.
+    """
+    name, kind = pl.col("name"), pl.col("schedule_kind")
+    # The event of the first admission may have been dropped, and a later SCHEDULED be left.
+    first = (kind == "FIRST") | (kind.is_null() & (pl.col("preemptions") == 0))
+    aborted = name == "api.ABORTED"
+    when = {stamp: name == event for stamp, event in STAMPS.items()}
+    when |= {
+        "scheduled": (name == "journey.SCHEDULED") & first.fill_null(False),
+        "departed": (name == "api.DEPARTED") | aborted,
+    }
+    # Nearly all files have them in this order.
+    if not ((events["span_row"].diff() > 0) | (events["monotonic_ns"].diff() >= 0)).all():
+        events = events.sort("span_row", "monotonic_ns", maintain_order=True)
+    chosen_columns = events.select(
+        "span_row",
+        "step_id",
+        "monotonic_ns",
+        "finish_status",
+        *_HIGHEST.values(),
+        *(chosen.alias(f"is_{stamp}") for stamp, chosen in when.items()),
+        aborted.alias("aborted"),
+        pl.coalesce("reason", "error").alias("reason"),
+    )
+    return chosen_columns.group_by("span_row", maintain_order=True).agg(
+        *(pl.col("monotonic_ns").filter(f"is_{stamp}").first().alias(f"{stamp}_ns") for stamp in when),
+        *(pl.col("step_id").filter(f"is_{stamp}").first().alias(f"{stamp}_step") for stamp in _STAMPED_STEPS),
+        *(pl.col(column).max().alias(name) for name, column in _HIGHEST.items()),
+        pl.col("aborted").any(),
+        pl.col("finish_status").drop_nulls().first(),
+        pl.col("reason").filter("aborted").first(),
+        pl.len().alias("records"),
+    )
 
 
 def is_journey_span() -> pl.Expr:

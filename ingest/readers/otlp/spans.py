@@ -72,23 +72,21 @@ def sound(batch: TraceBatch, rows: pl.DataFrame, problems: Sequence[Problem], fi
 def first_spans(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The first span of each (trace, span) id, and the later ones (for :func:`reject_repeated`).
 
-    ``spans`` has its place, ``trace_id``, ``span_id``, ``content`` (a hash of all there is of it) and ``records``
-    (how many records of its file were counted for it).  A span without an id is kept.
+    ``spans`` has its place, ``trace_id``, ``span_id`` and ``records`` (how many records of its file were counted for
+    it).  A span without an id is kept.
     """
     key = ["trace_id", "span_id"]
     marked = spans.with_row_index("row").with_columns(
         (pl.col("span_id").is_not_null() & (pl.col("row") != pl.col("row").min().over(key))).alias("repeated"),
-        (pl.col("content") == pl.col("content").first().over(key)).alias("same"),
     )
-    repeated = marked.filter("repeated").select(*PLACE_COLUMNS, "span_id", "same", "records")
+    repeated = marked.filter("repeated").select(*PLACE_COLUMNS, "span_id", "records")
     return spans.filter(~marked["repeated"]) if len(repeated) else spans, repeated
 
 
 def reject_repeated(repeated: Sequence[pl.DataFrame], files: Sequence[RecordedFile]) -> None:
-    """Reject spans of :func:`first_spans` as identical to the first one or as contradicting it."""
+    """Reject the later spans of :func:`first_spans`."""
     for row in pl.concat(repeated).sort("file", "record", "span").iter_rows(named=True):
-        how = "identical" if row["same"] else "with other values"
-        files[row["file"]].tally.reject(_in_words(row), f"span {row['span_id'][:40]} again, {how}")
+        files[row["file"]].tally.reject(_in_words(row), f"span {row['span_id'][:40]} again")
         files[row["file"]].tally.records -= row["records"]
 
 
@@ -255,8 +253,7 @@ def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.D
         (pl.col("e2e_us").is_null(), pl.lit("no usable gen_ai.latency.e2e")),
         (negative, pl.lit("a negative latency")),
     ]
-    content = spans.drop("span_row", *PLACE_COLUMNS).hash_rows()
-    kept = sound(batch, timed.with_columns(content.alias("content")), problems, file)
+    kept = sound(batch, timed, problems, file)
     kept = with_texts_on_one_line(kept, ["request_id"])
     columns = {
         "request_id": pl.col("request_id"),
@@ -270,7 +267,7 @@ def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.D
         **{name: pl.col(name) for name in _LATENCIES},
     }
     read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    return kept.select(*PLACE_COLUMNS, "trace_id", "span_id", "content", pl.lit(1).alias("records"), *read)
+    return kept.select(*PLACE_COLUMNS, "trace_id", "span_id", pl.lit(1).alias("records"), *read)
 
 
 def tokens(column: str) -> pl.Expr:

@@ -161,7 +161,6 @@ def test_a_malformed_attribute_that_nobody_reads_costs_nothing() -> None:
         {"attributes": [attribute("gen_ai.request.id", intValue=1)]},
         {"startTimeUnixNano": "-1"},
         {"startTimeUnixNano": str(2**63)},
-        {"status": {"code": "FINE"}},
         {"name": 3},
         {"droppedEventsCount": -1},
     ],

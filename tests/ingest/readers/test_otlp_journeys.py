@@ -253,10 +253,7 @@ def test_a_span_recorded_twice_is_one_span(tmp_path: Path) -> None:
     longer[1]["events"].append(event("journey.PREEMPTED", 57))
     found, file = read(tmp_path, core, core, api, (longer[0], longer[1]))
     assert only(found)["preemptions"] == 0
-    assert [(place, reason.split(", ")[1]) for place, reason in file.tally.rejected] == [
-        ("line 2, span 1", "identical"),
-        ("line 4, span 1", "with other values"),
-    ]
+    assert [place for place, reason in file.tally.rejected] == ["line 2, span 1", "line 4, span 1"]
 
 
 def test_snapshots_tell_what_the_prefix_cache_had(tmp_path: Path) -> None:
@@ -297,9 +294,7 @@ def test_an_epoch_clock_set_back_a_little_is_no_restart(tmp_path: Path) -> None:
 
 def test_the_clock_bridge_is_that_of_the_journeys(tmp_path: Path) -> None:
     found, _file = read(tmp_path, step_span(1, (1, 0), mono_shift_ns=-5_000_000), *whole(1))
-    assert found.bridge is not None
-    assert found.bridge.offset_ns == EPOCH_NS - MONOTONIC_NS
-    assert found.bridge.pairs == 7
+    assert found.bridge_ns == EPOCH_NS - MONOTONIC_NS
 
 
 def test_requests_of_the_client_are_found_by_id(tmp_path: Path) -> None:
@@ -383,4 +378,3 @@ def test_a_start_that_is_no_epoch_time_is_no_arrival(tmp_path: Path) -> None:
     journeys = read_traces([RecordedFile(tmp_path / "traces.json", "traces.json")]).journeys
     assert journeys is not None
     assert journeys.lifecycles["arrived_ns"].to_list() == [None]
-    assert journeys.lifecycles["handoff_ns"].to_list() == [MONOTONIC_NS]

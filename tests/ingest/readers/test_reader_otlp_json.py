@@ -160,8 +160,7 @@ def test_duplicate_request_spans_are_counted_with_what_they_are(tmp_path: Path) 
     assert found.requests is not None
     assert len(found.requests.frame) == 1
     first, second = (reason for _place, reason in file.tally.rejected)
-    assert first.endswith("again, identical")
-    assert second.endswith("again, with other values")
+    assert first.endswith(" again") and second.endswith(" again")
 
 
 @pytest.mark.parametrize(

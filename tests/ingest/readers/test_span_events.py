@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers.otlp.span_events import STAMPS, content_of_spans, stamps_of_spans
+from blis_replay.ingest.readers.otlp.journeys import STAMPS, stamps_of_spans
 from blis_replay.ingest.scan.otlp_columns import EVENT_SEQUENCE, JOURNEY_EVENT_SCHEMA
 
 counts = st.none() | st.integers(0, 9)
@@ -74,14 +74,3 @@ def test_spans_are_told_as_by_one_event_after_the_other(rows: list[dict[str, Any
         own = [row for row in of_events.rows(named=True) if row["span_row"] == said["span_row"]]
         expected = told_one_by_one(own)
         assert {name: said[name] for name in expected} == expected
-
-
-def test_the_content_of_spans_is_that_of_their_events_in_any_order() -> None:
-    """Spans 0 and 1 have the same two events in another order; span 2 one of another time."""
-    usual = {"name": "journey.QUEUED", "monotonic_ns": 1}
-    later = {"name": "journey.FINISHED", "monotonic_ns": 9}
-    rows = [usual | {"span_row": 0}, later | {"span_row": 0}, later | {"span_row": 1}, usual | {"span_row": 1}]
-    first, second, third = content_of_spans(
-        frame([*rows, usual | {"span_row": 2}, later | {"span_row": 2, "step_id": 1}])
-    )["of_events"]
-    assert first == second != third
