@@ -27,6 +27,7 @@ from blis_replay.replay.mode import (
     parse_engine_value,
 )
 from blis_replay.validate.comparison.saturation import simulated_queue
+from blis_replay.validate.comparison.spread import drawn_runs, prediction_interval, unsure_of
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import (
     Attainment,
@@ -46,13 +47,25 @@ class WhatIfPoint:
 
     ``overrides``: in the place of the recorded arguments, those of ``LOAD`` among them.  ``values``: simulated numbers
     by name (``simulated_values``), None with the ``reason`` if the engine cannot run, or not serve a request.
-    ``attained``: what came of the objectives that were given.
+    ``attained``: what came of the objectives that were given.  ``drawn``: the values with each draw of coefficients,
+    none where they are without uncertainty; ``unsure``: what steps beyond the fit add, as a share.
     """
 
     overrides: EngineOverrides
     values: dict[str, float | None] | None
     reason: str | None = None
     attained: Attainment | None = None
+    drawn: tuple[dict[str, float | None], ...] = ()
+    unsure: float = 0.0
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float] | None]:
+        """95 % of each simulated mean and p99, by coefficients and what lies beyond the fit; None where unknown."""
+        values, found = self.values or {}, {}
+        for name in _LATENCIES:
+            drawn = [one[name] or 0.0 for one in self.drawn]
+            found[name] = prediction_interval(values.get(name) or 0.0, drawn, self.unsure)
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def what_if(
     points = map_jobs(work, changes, **pool)
     if changes and all(point.values is None for point in points):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
-    recorded = WhatIfPoint((), simulated_values(as_recorded), attained=_attained(as_recorded, objectives))
+    recorded = _point((), as_recorded, objectives)
     observed = observed_attainment(recording, objectives, token_gaps) if objectives else None
     return WhatIf(recording, release, as_recorded.basis, recorded, tuple(points), observed)
 
@@ -202,7 +215,12 @@ def simulated_point(
         raise
     except ExperimentError as error:
         return WhatIfPoint(overrides, None, str(error).removeprefix(f"{recording.alias}: "))
-    return WhatIfPoint(overrides, simulated_values(run), attained=_attained(run, objectives))
+    return _point(overrides, run, objectives)
+
+
+def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives) -> WhatIfPoint:
+    drawn = tuple(simulated_values(one) for one in drawn_runs(run))
+    return WhatIfPoint(overrides, simulated_values(run), None, _attained(run, objectives), drawn, unsure_of(run))
 
 
 # name -> heading, and the part of a wide table that it stands in.
@@ -220,6 +238,11 @@ _VALUES = {
     "preemptions": Column("preemptions", "count", part=2),
     "kv_peak": Column("KV peak", "share", part=2),
 }
+
+
+_LATENCIES = tuple(name for name in _VALUES if name.endswith("_ms"))
+WITHOUT_UNCERTAINTY = "coefficients without uncertainty"
+INTERVALS = "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine is not in them"
 
 
 def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
@@ -251,6 +274,7 @@ def _document(whatif: WhatIf) -> dict[str, object]:
             "engine": _recorded_arguments(whatif),
             "assumed": _assumed(whatif),
             "values": whatif.recorded.values,
+            "intervals": whatif.recorded.intervals,
             **_slo_json(whatif.recorded),
         },
         **({} if whatif.observed is None else {"observed": {"slo": whatif.observed.document}}),
@@ -258,7 +282,9 @@ def _document(whatif: WhatIf) -> dict[str, object]:
             {
                 "overrides": dict(point.overrides),
                 "values": point.values,
+                "intervals": point.intervals,
                 "change": _changes(whatif.recorded, point),
+                "change_intervals": _change_intervals(whatif.recorded, point),
                 "reason": point.reason,
                 **_slo_json(point),
             }
@@ -270,6 +296,7 @@ def _document(whatif: WhatIf) -> dict[str, object]:
             "recording_hash": whatif.recording.content_hash,
             "coefficients": whatif.release.name,
             "coefficients_hash": whatif.release.sha256,
+            "uncertainty": "drawn" if whatif.recorded.drawn else WITHOUT_UNCERTAINTY,
             "basis": whatif.basis,
         },
     }
@@ -293,11 +320,20 @@ def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> Table:
         [
             column.name,
             *(cell_text((point.values or {}).get(name), column.kind) for point in (recorded, changed)),
+            _between(changed.intervals.get(name)),
             changes.get(name),
         ]
         for name, column in _VALUES.items()
     ]
-    return Table("", (*columns_named("", "as recorded", "changed"), Column("change", "error")), rows)
+    return Table(
+        "",
+        (*columns_named("", "as recorded", "changed"), Column("95 % interval", "word"), Column("change", "error")),
+        rows,
+    )
+
+
+def _between(interval: tuple[float, float] | None) -> str | None:
+    return None if interval is None else " .. ".join(cell_text(end, "magnitude") for end in interval)
 
 
 def _grid(whatif: WhatIf) -> list[Table]:
@@ -308,7 +344,15 @@ def _grid(whatif: WhatIf) -> list[Table]:
     return [
         Table("", columns_named("", "engine arguments", kind="text"), rows),
         Table("", (Column(""), *_VALUES.values()), values),
+        *([_intervals(points)] if any(point.drawn for point in points) else []),
     ]
+
+
+def _intervals(points: Sequence[WhatIfPoint]) -> Table:
+    """The intervals of the points by number."""
+    columns = [Column(_VALUES[name].name, "word", part=1 + i // 2) for i, name in enumerate(_LATENCIES)]
+    rows = [[str(i), *map(_between, p.intervals.values())] for i, p in enumerate(points) if p.values is not None]
+    return Table("95 % intervals", (Column(""), *columns), rows)
 
 
 def _remarks(whatif: WhatIf) -> Block:
@@ -364,6 +408,7 @@ def _provenance(whatif: WhatIf, repeat_options: str) -> Block:
         [
             f"coefficients: {whatif.release.name}; all numbers are simulated. The server was observed with its own "
             f"{known}; nothing says how far the simulator is from it elsewhere.",
+            INTERVALS if whatif.recorded.drawn else f"no intervals: {WITHOUT_UNCERTAINTY}",
             *(f"{what}: {how}" for what, how in whatif.basis.items()),
             known_error(whatif.recording, repeat_options),
         ]
@@ -406,3 +451,18 @@ def _changes(recorded: WhatIfPoint, changed: WhatIfPoint) -> dict[str, float | N
     if recorded.values is None or changed.values is None:
         return None
     return {name: relative_error(recorded.values[name], changed.values[name]) for name in _VALUES}
+
+
+def _change_intervals(recorded: WhatIfPoint, changed: WhatIfPoint) -> dict[str, tuple[float, float] | None] | None:
+    """95 % of each change, draw by draw: what both sides share cancels."""
+    if recorded.values is None or changed.values is None:
+        return None
+    found: dict[str, tuple[float, float] | None] = {}
+    for name in _LATENCIES:
+        pairs = [(one[name], other[name]) for one, other in zip(changed.drawn, recorded.drawn, strict=True)]
+        drawn = [above / below if above and below else 0.0 for above, below in pairs]
+        over, under = changed.values[name], recorded.values[name]
+        ratio = over / under if over and under else 0.0
+        between = prediction_interval(ratio, drawn, abs(changed.unsure - recorded.unsure))
+        found[name] = None if between is None else (between[0] - 1, between[1] - 1)
+    return found

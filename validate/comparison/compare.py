@@ -20,7 +20,14 @@ from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Compar
 from blis_replay.validate.comparison.held_out import use_of_run
 from blis_replay.validate.comparison.saturation import capacity, load_is_known, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
-from blis_replay.validate.comparison.spread import Repeats, draw_errors, drawn_estimates, server_pace, unsure_of
+from blis_replay.validate.comparison.spread import (
+    Repeats,
+    draw_errors,
+    drawn_estimates,
+    predicted_us,
+    server_pace,
+    unsure_of,
+)
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.metrics.latency import (
     METRICS,
@@ -100,8 +107,8 @@ def compare_replay(
     )
     if not queues:
         return comparison
-    seen = {"warming": warm_up(run, selection), "pace": server_pace(run, selection)}
-    return replace(_with_capacity(comparison), schedule=_schedule(run), **seen)
+    comparison = replace(comparison, warming=warm_up(run, selection), pace=server_pace(run, selection))
+    return replace(_with_capacity(comparison), schedule=_schedule(run), predicted_us=predicted_us(run, left))
 
 
 def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, Estimate]:

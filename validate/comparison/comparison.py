@@ -112,6 +112,7 @@ class Comparison:
     the errors of many reconstructions.  ``repeats``: of this load, where others were recorded.
     ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
     ``pace``: by which share the server's steps take longer than the coefficients say, of a whole run with its steps.
+    ``predicted_us``: what the fit leaves possible of each simulated mean and p99, 95 %; they decide nothing.
     ``estimates``: of a replay, its errors with their 95 % intervals, where single requests are known.
     """
 
@@ -133,6 +134,7 @@ class Comparison:
     promised: Promised | None = None
     warming: WarmUp | None = None
     pace: Estimate | None = None
+    predicted_us: Mapping[MetricStatistic, tuple[float, float]] = field(default_factory=dict)
     estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
 
     @property
@@ -396,6 +398,10 @@ def _remarks(comparison: Comparison) -> list[Remark]:
         remarks.append(remark("warm_up", **vars(comparison.warming)))
     if beyond is not None and beyond.matters:
         remarks.append(remark("extrapolated", what=str(beyond)))
+    if of_means := {
+        m: comparison.predicted_us[m, "mean"] for m in THRESHOLDS if (m, "mean") in comparison.predicted_us
+    }:
+        remarks.append(remark("predicted", between_us=of_means))
     remarks += argument_remarks(comparison.recording, comparison.open_arguments)
     if left_out := sum(comparison.excluded.values()):
         remarks.append(remark("left_out", requests=left_out))

@@ -50,7 +50,7 @@ _METRIC_COLUMNS = (
 )
 
 
-_BESIDE = ("pace", "draws", "repeats", "slo", "warm_up", "extrapolated")
+_BESIDE = ("pace", "draws", "repeats", "slo", "warm_up", "predicted", "extrapolated")
 
 
 def comparison_page(comparison: Comparison) -> list[Part]:
@@ -364,9 +364,11 @@ def _interval(comparison: Comparison, cell: MetricStatistic) -> tuple[float, flo
 
 def _cell_json(comparison: Comparison, cell: MetricStatistic) -> dict[str, object]:
     number, interval = comparison.metrics[cell[0]][cell[1]], _interval(comparison, cell)
+    predicted = comparison.predicted_us.get(cell)
     return {
         "observed_ms": in_ms(number.a_us),
         "simulated_ms": in_ms(number.b_us),
+        **({} if predicted is None else {"simulated_between_ms": [in_ms(bound) for bound in predicted]}),
         "error": number.error,
         "interval": interval and list(interval),
         **({"reason": number.reason} if number.reason else {}),

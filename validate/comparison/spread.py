@@ -7,13 +7,13 @@ the mean TTFT depends on what was drawn: several reconstructions are replayed, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import hypot, sqrt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, hypot, sqrt
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats
+from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.bundled import RECONSTRUCTIONS, redrawn
@@ -21,11 +21,11 @@ from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.simulator import Simulator
+from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.judgement import Draws
-from blis_replay.validate.metrics.latency import MetricStatistic, number, of_requests
+from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, number, of_requests
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps, simulated_samples
 from blis_replay.validate.metrics.uncertainty import Estimate, estimate, in_order, student_t
 
@@ -157,6 +157,61 @@ def server_pace(run: ReplayRun, selection: Selection) -> Estimate | None:
     return estimate(pace.factor - 1, additions, in_order(len(additions)))
 
 
+# -- Coefficients ---------------------------------------------------------------------------
+
+# Draws of the coefficients; half of an interval is then known to one part in seven.  Every replay has the same ones, so
+# that what a change does is compared draw by draw.
+_COEFFICIENT_DRAWS, _COEFFICIENT_SEED = 24, 45
+
+
+def drawn_runs(run: ReplayRun) -> Iterator[ReplayRun]:
+    """The replay once more with each of 24 other coefficients that the fit leaves possible.
+
+    None where the release does not keep how its coefficients vary together, or they were not used.
+    """
+    entry = run.entry
+    if entry is None or entry.fit is None or run.simulator != EmbeddedEngine.name or run.plan.cycles is not None:
+        return
+    if not entry.fit.correlation and sum(fit.status == "fitted" for fit in entry.fit.coefficients) > 1:
+        return
+    from blis_replay.blis.releases.draws import draws
+
+    drawn = draws(entry.latency, entry.lifecycle, entry.fit, _COEFFICIENT_DRAWS, _COEFFICIENT_SEED)
+    if all(one == (entry.latency, entry.lifecycle) for one in drawn):
+        return
+    for latency, lifecycle in drawn:
+        other = replace(entry, latency=latency, lifecycle=lifecycle)
+        simulator = EmbeddedEngine(replace(run.release, models=(other,)), extrapolate=True)
+        yield replace(run, entry=other, simulated=simulator.serve(run.plan))
+
+
+def prediction_interval(value: float, drawn: Sequence[float], unsure: float) -> tuple[float, float] | None:
+    """The 95 % interval of a simulated number by what the draws of the coefficients made of it; None without draws.
+
+    ``unsure``: as of ``unsure_of``.  Latencies near a limit of the server answer to the logarithm of a cost.
+    """
+    known = np.array([one for one in drawn if one > 0])
+    if len(known) < max(len(drawn), 2) or value <= 0:
+        return None
+    half = student_t(len(known)) * float(np.sqrt(np.mean(np.log(known / value) ** 2)))
+    return value * exp(-half) * (1 - unsure), value * exp(half) * (1 + unsure)
+
+
+def predicted_us(run: ReplayRun, chosen: Bools) -> dict[MetricStatistic, tuple[float, float]]:
+    """Intervals of the simulated means and p99s over the chosen requests (bool[n]); empty without draws."""
+    cells = [(metric, statistic) for metric in METRICS for statistic in ("mean", "p99")]
+    cells = [cell for cell in cells if of_requests(cell)]
+    drawn = [_numbers_us(one, chosen, cells) for one in drawn_runs(run)]
+    values = _numbers_us(run, chosen, cells) if drawn else []
+    found = (prediction_interval(us, [one[i] for one in drawn], unsure_of(run)) for i, us in enumerate(values))
+    return {cell: between for cell, between in zip(cells, found, strict=False) if between is not None}
+
+
+def _numbers_us(run: ReplayRun, chosen: Bools, cells: Sequence[MetricStatistic]) -> list[float]:
+    samples = simulated_samples(run, chosen)
+    return [number(samples, cell) for cell in cells]
+
+
 # -- Reconstructions ------------------------------------------------------------------------
 
 
@@ -196,8 +251,7 @@ def _redrawn_numbers(
     if recording is None:
         raise ValueError("this recording is not reconstructed")
     run = replay(recording, release, mode, simulator)
-    samples = simulated_samples(run, run.simulated.completed)
-    return np.array([number(samples, cell) for cell in cells])
+    return np.array(_numbers_us(run, run.simulated.completed, cells))
 
 
 # The recorded requests of nine runs, with 0.1 % failures at most, are in the 95 % intervals of 20 reconstructions once

@@ -8,7 +8,7 @@ from typing import Any
 from blis_replay.base.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.text.cells import percent, percent_plain
+from blis_replay.validate.text.cells import percent, percent_plain, quantity_text
 
 
 def words(remark: Remark) -> str:
@@ -67,6 +67,14 @@ def _pace(slower: float, low: float, high: float) -> str:
         f"pace: at equal batches this server is {much} {which} than the coefficients say (95 %: {bounds}); "
         "--replay pace=recorded takes that factor"
     )
+
+
+def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
+    ends = [
+        f"{METRIC_NAMES[metric]} {' .. '.join(quantity_text(us, 'us') for us in both)}"
+        for metric, both in between_us.items()
+    ]
+    return f"coefficients: by what their fit leaves possible (95 %) {', '.join(ends)} is simulated; decides nothing"
 
 
 def _not_recorded(arguments: Sequence[tuple[str, str | None, str]]) -> str:
@@ -183,6 +191,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
     "pace": _pace,
+    "predicted": _predicted,
     "warm_up": _warm_up,
     "extrapolated": lambda what: f"extrapolated: {what}",
     "not_recorded": _not_recorded,
