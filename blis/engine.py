@@ -142,7 +142,7 @@ class Engine:
         self._with_room(go_on)
         return kept[: self.state.at["rows"].item()]
 
-    def serve_rows(self, first: int, last: int, resumed_as_decode: bool) -> Int64s:
+    def serve_rows(self, first: int, last: int) -> Int64s:
         """Schedule one batch with tokens in each row from ``first`` to ``last`` - 1, row numbers for times.
 
         A request can be served from the row on that is its time of arrival, and is gone from that of its abort on.
@@ -154,7 +154,7 @@ class Engine:
 
         def ahead() -> int:
             nonlocal row
-            answer, row = loop.serve_rows(self.state, row, last, table, resumed_as_decode)
+            answer, row = loop.serve_rows(self.state, row, last, table)
             return answer
 
         self._with_room(ahead)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from blis_replay.base.arrays import Int8s, Int64s
 from blis_replay.base.tables import Tables, reader
-from blis_replay.blis.kernel.batch import begin_interval, choose_victim, end_interval, enter_running, given_now
+from blis_replay.blis.kernel.batch import choose_victim, end_interval, enter_running, given_now
 from blis_replay.blis.kernel.pool import (
     allocate_slots,
     drop_last_found,
@@ -22,7 +22,7 @@ from blis_replay.blis.kernel.pool import (
     give_keys,
 )
 from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill, vacate
-from blis_replay.blis.kernel.schedule import blocks_to_admit, note_admission, prefill_cap
+from blis_replay.blis.kernel.schedule import begin_batch, blocks_to_admit, note_admission
 from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, dtype_of, i32, separate
 
 
@@ -80,15 +80,9 @@ flight_of = reader(Flight)
 @compiled
 def schedule(state: State, flight: Flight) -> None:
     """Build one batch: running requests in their order, then waiting ones."""
-    at, batch = state.at, state.batch
-    batch.prefill_tokens = batch.decode_tokens = batch.context_tokens = batch.attended_tokens = 0
-    batch.prefill_requests = batch.admitted = batch.served = batch.first_tokens = 0
-    batch.free_before = at.free_blocks
-    batch.prefill_cap = prefill_cap(state)
-    at.preempted_in_call = 0
-    begin_interval(state, somebody_decodes(state, flight))
+    begin_batch(state, somebody_decodes(state, flight))
     budget = walk_running(state, flight)
-    if at.preempted_in_call == 0:
+    if state.at.preempted_in_call == 0:
         admit_waiting(state, flight, budget)
     end_interval(state)
     end_batch(state, flight)

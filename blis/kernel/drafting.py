@@ -25,14 +25,14 @@ from blis_replay.blis.kernel.loop import (
     STUCK,
     await_arrival,
     lacks_room,
+    land_oldest,
     put_in_flight,
     take_arrivals,
 )
-from blis_replay.blis.kernel.queues import leave_queue
+from blis_replay.blis.kernel.queues import leave_queue, next_given_up
 from blis_replay.blis.kernel.state import (
     ABORTED,
     COMPLETED,
-    NEVER,
     NEW,
     NONE,
     PREFILLING,
@@ -112,15 +112,7 @@ def _run_batch(state: State, flight: Flight, duration_us: int) -> None:
 @compiled
 def update(state: State, flight: Flight) -> None:
     """The tokens of the oldest batch are in.  Clients that gave up meanwhile come first."""
-    at = state.at
-    row, end_us = state.flight[0], state.flight[2]
-    at.waiting_before = at.waiting_depth
-    at.running_before = at.running_depth
-    at.free_before = at.free_blocks
-    at.in_flight -= 1
-    state.flight[0] = state.flight[1]
-    state.flight[2] = state.flight[3]
-    at.now_us = max(at.now_us, end_us)
+    row = land_oldest(state)
     if state.config.aborts_before_tokens == 1:
         take_aborts(state, flight)
     finished = 0
@@ -138,7 +130,7 @@ def update(state: State, flight: Flight) -> None:
         return
     this = state.steps[row]
     this.finished = finished
-    this.free_blocks_end = at.free_blocks
+    this.free_blocks_end = state.at.free_blocks
 
 
 @compiled
@@ -209,19 +201,11 @@ def note_tokens(state: State, flight: Flight, request: int, tokens: int, row: in
 @separate
 def take_aborts(state: State, flight: Flight) -> None:
     """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
-    at = state.at
-    while at.abort_due_us <= at.now_us:
-        if at.next_abort == at.submitted:
-            at.abort_due_us = NEVER
+    while True:
+        request = next_given_up(state)
+        if request == NONE:
             break
-        request = state.abort_order[at.next_abort]
-        if state.facts[request].abort_us > at.now_us:
-            at.abort_due_us = state.facts[request].abort_us
-            break
-        at.next_abort += 1
         this = state.requests[request]
-        if this.status == COMPLETED:
-            continue
         if this.status == WAITING:
             leave_queue(state, request)
         elif this.status != NEW:

@@ -113,11 +113,11 @@ def run_batch(state: State, duration_us: int) -> None:
 
 
 @entry
-def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as_decode: bool) -> tuple[int, int]:
+def serve_rows(state: State, row: int, until_row: int, table: Int64s) -> tuple[int, int]:
     """Schedule a batch with tokens in each row of ``table``, where the row's number is the time.
 
     ``table``: int64[rows, ROW_FIELDS], takes what is in the batches; a row in which nothing can be scheduled stays as
-    it is.  ``resumed_as_decode``: a request that computes again what it had, some of it output, counts as a decode.
+    it is.  A request that computes again what it had, some of it output, counts as a decode, as in a server's log.
     The answer, REACHED or as ``advance`` answers, and the row where to go on.
     """
     run = state_of(state)
@@ -139,7 +139,7 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
             table[row, 2] = batch.decode_tokens
             table[row, 3] = batch.decode_tokens
             table[row, ROW_STEP] = at.rows
-            if resumed_as_decode and preempted > 0:
+            if preempted > 0:
                 count_resumed(run, table[row])
         start_batch(run, 1)
         if has_tokens:
@@ -260,21 +260,29 @@ def update(state: State) -> None:
 
     Clients that gave up meanwhile come first.
     """
-    at, flight = state.at, state.flight
-    row, end_us = flight[0], flight[2]
-    at.waiting_before = at.waiting_depth
-    at.running_before = at.running_depth
-    at.free_before = at.free_blocks
+    at = state.at
     step = at.step - at.in_flight
-    at.in_flight -= 1
-    flight[0] = flight[1]
-    flight[2] = flight[3]
-    at.now_us = max(at.now_us, end_us)
+    row = land_oldest(state)
     if state.config.aborts_before_tokens == 1 and at.abort_due_us <= at.now_us:
         take_aborts(state)
     if row == NONE:
         return
     finish_all(state, step, row)
+
+
+@compiled
+def land_oldest(state: State) -> int:
+    """The oldest batch in flight has ended; the row of its step, NONE if it was empty."""
+    at, flight = state.at, state.flight
+    row, end_us = flight[0], flight[2]
+    at.waiting_before = at.waiting_depth
+    at.running_before = at.running_depth
+    at.free_before = at.free_blocks
+    at.in_flight -= 1
+    flight[0] = flight[1]
+    flight[2] = flight[3]
+    at.now_us = max(at.now_us, end_us)
+    return row
 
 
 @compiled

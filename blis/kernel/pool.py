@@ -138,7 +138,10 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
     found, free, extents = 0, 0, 0
     if state.config.prefix_caching == 0:
         return found, free, extents
-    most = most_to_find(state, request)
+    this = state.requests[request]
+    most = full_blocks(state, this.known - 1)  # the last known token is always computed
+    if this.dynamic_key == NONE:
+        most = min(most, state.facts[request].key_count)
     while found < most:
         extent = state.extent_of_key[key_of(state, request, found)]
         if extent == NONE:
@@ -163,16 +166,6 @@ def drop_last_found(state: State, row: int, found: int, free: int, extents: int)
         return found - 1, free, last
     state.table[row, 2 * last + 1] -= 1
     return found - 1, free, extents
-
-
-@compiled
-def most_to_find(state: State, request: int) -> int:
-    """Leading blocks of a request that may be found somewhere; the last known token is always computed."""
-    this = state.requests[request]
-    most = full_blocks(state, this.known - 1)
-    if this.dynamic_key == NONE:
-        most = min(most, state.facts[request].key_count)
-    return most
 
 
 @compiled
@@ -268,7 +261,10 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
             blocks = 1
             i += 1
         state.extents[extent].blocks = blocks
-        note_extent(state, request, extent, blocks)
+        state.table[this.table_row, 2 * this.extents_held] = extent
+        state.table[this.table_row, 2 * this.extents_held + 1] = blocks
+        this.extents_held += 1
+        this.blocks_entered += blocks
 
 
 @compiled
@@ -282,17 +278,6 @@ def extent_of_request(state: State, request: int, i: int) -> int:
     this.rest = NONE
     this.twin = NONE
     return extent
-
-
-@compiled
-def note_extent(state: State, request: int, extent: int, blocks: int) -> None:
-    """The request has entered an extent into the cache."""
-    this = state.requests[request]
-    row, count = this.table_row, this.extents_held
-    state.table[row, 2 * count] = extent
-    state.table[row, 2 * count + 1] = blocks
-    this.extents_held = count + 1
-    this.blocks_entered += blocks
 
 
 @separate

@@ -120,13 +120,6 @@ def start_running(state: State, request: int) -> None:
 
 
 @compiled
-def stop_running(state: State, request: int) -> None:
-    """Take a request out of the running list."""
-    state.at.running_depth -= 1
-    remove(column(state.links, "running"), state.at.running, request)
-
-
-@compiled
 def stop_prefill(state: State, request: int) -> None:
     """Take a request out of those in prefill."""
     remove(column(state.links, "prefilling"), state.at.prefilling, request)
@@ -313,7 +306,8 @@ def vacate(state: State, request: int, cached: int) -> None:
     state.at.free_rows += 1
     this.table_row = NONE
     this.computed = 0
-    stop_running(state, request)
+    state.at.running_depth -= 1
+    remove(column(state.links, "running"), state.at.running, request)
 
 
 @compiled
@@ -349,9 +343,9 @@ def finish(state: State, request: int, step: int, row: int) -> int:
     return 1
 
 
-@separate
-def take_aborts(state: State) -> None:
-    """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
+@compiled
+def next_given_up(state: State) -> int:
+    """The next request whose client has given up by now and that is not done; NONE without one."""
     at = state.at
     while at.abort_due_us <= at.now_us:
         if at.next_abort == at.submitted:
@@ -362,10 +356,21 @@ def take_aborts(state: State) -> None:
             at.abort_due_us = state.facts[request].abort_us
             break
         at.next_abort += 1
+        if state.requests[request].status != COMPLETED:
+            return request
+    return NONE
+
+
+@separate
+def take_aborts(state: State) -> None:
+    """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
+    at = state.at
+    while True:
+        request = next_given_up(state)
+        if request == NONE:
+            break
         this = state.requests[request]
         status = this.status
-        if status == COMPLETED:
-            continue
         if status == WAITING:
             leave_queue(state, request)
         elif status != NEW:

@@ -40,20 +40,27 @@ from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, com
 @compiled
 def schedule(state: State) -> None:
     """Build one batch at the current time; ``State.batch`` says what is in it."""
-    at, batch = state.at, state.batch
-    batch.prefill_tokens = batch.decode_tokens = batch.context_tokens = batch.attended_tokens = 0
-    batch.prefill_requests = batch.admitted = batch.served = batch.first_tokens = 0
-    batch.free_before = at.free_blocks
-    batch.prefill_cap = prefill_cap(state)
-    at.preempted_in_call = 0
-    begin_interval(state, at.running_depth > prefilling_depth(state))
-    fast = batch.defers_prefill == 0 and nothing_is_short(state)
+    at = state.at
+    begin_batch(state, at.running_depth > prefilling_depth(state))
+    fast = state.batch.defers_prefill == 0 and nothing_is_short(state)
     budget = serve_all_running(state) if fast else walk_running(state)
     if at.preempted_in_call == 0:
         admit_waiting(state, budget)
     end_interval(state)
     end_decodes(state)
     end_prefills(state)
+
+
+@compiled
+def begin_batch(state: State, somebody_decodes: bool) -> None:
+    """An empty batch, and what this call may put in."""
+    at, batch = state.at, state.batch
+    batch.prefill_tokens = batch.decode_tokens = batch.context_tokens = batch.attended_tokens = 0
+    batch.prefill_requests = batch.admitted = batch.served = batch.first_tokens = 0
+    batch.free_before = at.free_blocks
+    batch.prefill_cap = prefill_cap(state)
+    at.preempted_in_call = 0
+    begin_interval(state, somebody_decodes)
 
 
 @compiled

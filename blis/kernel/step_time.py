@@ -110,15 +110,10 @@ def batch_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch
         first_use = int_params[len(int_params) - 1]
         compiled_us = first_use_us(stretch(int_params, first_use, len(int_params)), batch)
         int_params, kind = stretch(int_params, 0, first_use), kind - FIRST_USE
-    return compiled_us + corrected_us(kind, int_params, float_params, batch, start_us)
-
-
-@compiled
-def corrected_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batch, start_us: int) -> int:
-    """What the model makes of the batch with what observed steps exceeded it by, in int_params us, at least 1."""
     own = len(int_params) if kind < CORRECTED else int_params[len(int_params) - 1]
     modelled = modelled_us(kind % CORRECTED, stretch(int_params, 0, own), float_params, batch, start_us)
-    return modelled if kind < CORRECTED else plus_observed_us(int_params, batch, start_us, modelled)
+    corrected = kind >= CORRECTED
+    return compiled_us + (plus_observed_us(int_params, batch, start_us, modelled) if corrected else modelled)
 
 
 @compiled

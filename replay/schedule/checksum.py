@@ -225,7 +225,7 @@ def _served(trace: RequestTrace, engine: EngineConfig, schedule: RecordedSchedul
             table[rows, loop.ROW_STEP] = np.arange(len(rows))
             return table, result
         running = Engine(trace, engine)
-    table[:until] = running.serve_rows(schedule.begin, until, schedule.resumed_as_decode)
+    table[:until] = running.serve_rows(schedule.begin, until)
     return table, running.result()
 
 

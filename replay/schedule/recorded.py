@@ -46,9 +46,8 @@ class RecordedSchedule:
 
     ``step``: the step's own number; ``start_us``: from the experiment's zero, NOT_KNOWN_US where it is not.
     ``counts``: int64 per step.  ``kv_usage``: share of the KV blocks, nan where not recorded, exact to
-    ``kv_rounding``, after the step (``kv_at_end``) or after ``schedule()``.  ``resumed_as_decode``: a request that
-    computes its tokens again after a preemption counts as a decode.  ``requests``: ``QUEUED_SCHEMA``.  ``begin``,
-    ``end``, ``why``, ``since``: as in ``Followed``.  ``basis``: what it rests on, in words.
+    ``kv_rounding``, after the step (``kv_at_end``) or after ``schedule()``.  ``requests``: ``QUEUED_SCHEMA``.
+    ``begin``, ``end``, ``why``, ``since``: as in ``Followed``.  ``basis``: what it rests on, in words.
     """
 
     step: Int64s
@@ -57,7 +56,6 @@ class RecordedSchedule:
     kv_usage: Floats
     kv_rounding: float
     kv_at_end: bool
-    resumed_as_decode: bool
     requests: pl.DataFrame
     begin: int
     end: int
@@ -137,7 +135,6 @@ def _of_records(recording: Recording) -> RecordedSchedule:
         kv_usage=steps.select(pl.coalesce(usage, "kv_usage").fill_null(np.nan)).to_series().to_numpy(),
         kv_rounding=1e-6,
         kv_at_end=False,
-        resumed_as_decode=True,
         requests=requests.select(pl.col(name).cast(kind) for name, kind in QUEUED_SCHEMA.items()),
         begin=0,
         end=steps.height,
@@ -173,7 +170,6 @@ def _of_log(recording: Recording, served: pl.DataFrame) -> RecordedSchedule:
         kv_usage=rows["kv_usage"].fill_null(np.nan).to_numpy(),
         kv_rounding=_LOG_ROUNDING,
         kv_at_end=True,
-        resumed_as_decode=True,
         requests=requests.select(pl.col(name).cast(kind) for name, kind in QUEUED_SCHEMA.items()),
         begin=found.begin,
         end=found.end,
