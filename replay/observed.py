@@ -30,17 +30,17 @@ JOURNEYS, SPANS, CLIENT_ONLY = "journeys", "durations of llm_request spans", "cl
 class ServerStamps:
     """Stamps of requests that succeeded, float64[n] in request order, us from the experiment's zero; nan: not recorded.
 
-    ``queued_us``, ``scheduled_us`` (first), ``first_token_us`` and ``finished_us`` are the engine's.
-    ``steps_waited``: calls of ``schedule()`` from queueing up to the one that admitted it, 1 if the first did.
-    ``source``: JOURNEYS, SPANS or CLIENT_ONLY.
+    ``source``: JOURNEYS, SPANS or CLIENT_ONLY.  ``queued_us``, ``scheduled_us`` (first), ``first_token_us`` and
+    ``finished_us`` are the engine's.  ``steps_waited``: calls of ``schedule()`` from queueing up to the one that
+    admitted it, 1 if the first did.
     """
 
+    source: str
     queued_us: Floats
     scheduled_us: Floats
     first_token_us: Floats
     finished_us: Floats
     steps_waited: Floats
-    source: str
 
 
 def _once_a_recording(function: Callable[[Recording], Answer]) -> Callable[[Recording], Answer]:
@@ -69,7 +69,7 @@ def server_stamps(recording: Recording) -> ServerStamps:
     """The server's stamps: of its journeys, else laid out from the durations that its spans carry."""
     requests = recording.requests
     ok = (requests["status"] == "ok").to_numpy()
-    no_stamps = ServerStamps(*np.full((5, requests.height), np.nan), source=CLIENT_ONLY)
+    no_stamps = ServerStamps(CLIENT_ONLY, *np.full((5, requests.height), np.nan))
     if _off_its_clock(recording, "segments"):
         return no_stamps
     journeys = recording.lifecycles.frame().drop_nulls("request_index")
@@ -92,7 +92,7 @@ def _off_its_clock(recording: Recording, *metrics: str) -> bool:
 def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
     stamps = own.select(*_STAMPS, pl.col("scheduled_step") - pl.col("queued_step"))
     values = stamps.select(pl.all().cast(pl.Float64).fill_null(np.nan)).to_numpy()
-    return ServerStamps(*np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T), source=source)
+    return ServerStamps(source, *np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T))
 
 
 def _of_durations(requests: Rows) -> pl.DataFrame:
