@@ -196,19 +196,19 @@ def read_yaml(text: str, kind: type[T], origin: str, what: str, error: type[Exce
     return read_values(yaml_values(text, origin, error), kind, origin, what, error)
 
 
-def yaml_values(text: str, origin: str, error: type[Exception], load: Callable[[str], object] = load_yaml) -> object:
+def yaml_values(text: str, origin: str, error: type[Exception]) -> object:
     """The values of a YAML text; raises ``error`` naming the text and the line."""
     try:
-        return load(text)
+        return load_yaml(text)
     except YAML_ERRORS as problem:
         line, says = yaml_problem(problem)
         raise error(f"{origin}{line and ', '}{line}: not YAML ({says}); correct or replace the file") from None
 
 
-def read_values(values: object, kind: type[T], origin: str, what: str, error: type[Exception], at: str = "") -> T:
-    """The ``kind`` that parsed values describe; ``at``: the field of the document that holds them."""
+def read_values(values: object, kind: type[T], origin: str, what: str, error: type[Exception]) -> T:
+    """The ``kind`` that parsed values describe."""
     try:
-        return cast(T, _read(_info(cast(Hashable, kind)), values, at, what))
+        return cast(T, _read(_info(cast(Hashable, kind)), values, "", what))
     except FieldError as problem:
         place = f", field {problem.field}" if problem.field else ""
         raise error(f"{origin}{place}: {problem.problem}; {problem.remedy}") from None
@@ -259,7 +259,7 @@ def _info(kind: Hashable) -> inspect.Type:
 
 
 _MAPPINGS = (inspect.StructType, inspect.DataclassType, inspect.DictType)
-_LISTS = (inspect.VarTupleType, inspect.TupleType, inspect.ListType)
+_LISTS = (inspect.VarTupleType, inspect.TupleType)
 
 
 def _marks(info: inspect.Type) -> Mapping[str, Any]:
@@ -308,8 +308,8 @@ def _read(info: inspect.Type, value: Any, place: str, what: str) -> Any:
         return _read_mapping(bare, read, place, what)
     if isinstance(bare, _LISTS) and isinstance(read, list | tuple) and _has_length(bare, len(read)):
         types = bare.item_types if isinstance(bare, inspect.TupleType) else [bare.item_type] * len(read)
-        items = (_read(one, item, f"{place}[{i}]", what) for i, (one, item) in enumerate(zip(types, read, strict=True)))
-        return [*items] if isinstance(bare, inspect.ListType) else tuple(items)
+        pairs = enumerate(zip(types, read, strict=True))
+        return tuple(_read(one, item, f"{place}[{i}]", what) for i, (one, item) in pairs)
     if not _fits(bare, read):
         given = shown(value) if codec is None or not isinstance(read, int | float) else codec.write(read)
         raise FieldError(place, f"is {given}", f"write {_expected(info, value)}")

@@ -27,7 +27,12 @@ def architecture_of_file(path: Path) -> Architecture:
 
     Raises ``ReleaseError`` if the file cannot be read or lacks a field.
     """
-    return architecture_of_config(_json(path, "name the config.json of a model"), str(path))
+    text = page_of_text(path, "coefficients")
+    try:
+        document: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ReleaseError(f"{path}: no valid JSON ({error}); name the config.json of a model") from None
+    return architecture_of_config(document, str(path))
 
 
 def release_for_model(
@@ -102,11 +107,3 @@ def on_gpu(release: CoefficientRelease, gpu: Gpu) -> CoefficientRelease:
         models.append(replace(entry, latency=replace(latency, gpu=gpu)))
     name = f"{release.name} on {gpu.name}"
     return parse_release(format_release(replace(release, name=name, hardware=gpu.name, models=tuple(models))), name)
-
-
-def _json(path: Path, mend: str) -> object:
-    try:
-        document: object = json.loads(page_of_text(path, "coefficients"))
-    except (ValueError, RecursionError) as error:
-        raise ReleaseError(f"{path}: no valid JSON ({error}); {mend}") from None
-    return document

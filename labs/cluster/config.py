@@ -105,7 +105,7 @@ def router_of_text(text: str) -> Router:
         return Weighted()
     kind, _, rest = text.partition(":")
     if kind not in _ROUTERS:
-        raise TraceError(f"router {text}: is no such router; use one of {', '.join(_ROUTERS)}")
+        raise TraceError(f"router {text}: {kind!r} is not a router; use one of {', '.join(_ROUTERS)}")
     values: dict[str, object] = {}
     for setting in rest.split(",") if rest else []:
         name, _, value = setting.partition("=")
