@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from blis_replay.base.files import whole_file, whole_files, write_whole
-
-
-@contextmanager
-def _room_for(size: int) -> Iterator[None]:
-    """No file may grow beyond ``size`` bytes: as on a disk that is full then (EFBIG instead of ENOSPC)."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_leaves_the_good_file_and_names_it(tmp_path: Path) -> None:
     """Nothing half-written lies beside it either."""
     report = tmp_path / "report.html"
     assert write_whole(report, "good: ä") == 8  # bytes, of which ä has two
-    with _room_for(100), pytest.raises(OSError, match="too large; the file that was there is as it was") as caught:
+    with (
+        files_of_at_most(100),
+        pytest.raises(OSError, match="too large; the file that was there is as it was") as caught,
+    ):
         write_whole(report, "x" * 101)
     assert caught.value.filename == str(report)
     assert report.read_text("utf-8") == "good: ä"

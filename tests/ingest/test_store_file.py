@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import DEFAULT, Mock, patch
@@ -15,6 +12,7 @@ from unittest.mock import DEFAULT, Mock, patch
 import duckdb
 import pytest
 from builders import recording, requests
+from full_disk import files_of_at_most
 
 from blis_replay.base.errors import StoreError
 from blis_replay.ingest.rows import rows_of
@@ -60,17 +58,6 @@ def test_a_store_of_another_schema_is_refused_and_left_alone(
         pass
     assert f"{problem} {SCHEMA_VERSION}; " in one_line_of(error)
     assert path.read_bytes() == before
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a disk with so much room left, bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 FULL = "its disk is full, and nothing was written; make room there, or choose another place with --store"

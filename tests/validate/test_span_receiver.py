@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
 import pytest
+from full_disk import files_of_at_most
 from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -105,19 +105,15 @@ def test_a_batch_that_the_disk_does_not_take_is_asked_for_again(tmp_path: Path) 
     log = SpanLog(tmp_path, said.append)
     log.append(message_of("first").SerializeToString())
     size = (tmp_path / "traces-1.jsonl").stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async def act(address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = TraceServiceStub(channel)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size - 40, before[1]))
-            try:
+            with files_of_at_most(size - 40):
                 for _ in range(2):
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
                         await stub.Export(message_of("second"))
                     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, before)
             await stub.Export(message_of("second"))
 
     received(log, act)

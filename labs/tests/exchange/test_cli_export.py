@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import polars as pl
 import pytest
 from command_line import Run
+from full_disk import files_of_at_most
 
 from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_SCHEMA
@@ -27,12 +27,8 @@ def table(run: Run, name: str) -> pl.DataFrame:
 @pytest.mark.parametrize("target", ["tracev2", "mooncake"])
 def test_an_export_that_a_full_disk_has_no_room_for_leaves_nothing(run: Run, mooncake: Path, target: str) -> None:
     """A folder that was made for it is gone again."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
-    try:
+    with files_of_at_most(16):
         answer = run("simulate", "mooncake", "--to", target, "--out", "made/here")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert answer.code == 4
     assert answer.err == "error: made/here: File too large; check the path and the room left there\n"
     assert not (mooncake / "made" / "here").exists()
