@@ -39,6 +39,21 @@ models:
 """
 
 
+FIT = """
+    fit:
+      form: line
+      fitted_until: 0.6
+      chosen_until: 0.8
+      scheduling: asynchronous
+      scheduling_told: not told apart
+      scheduling_evidence: too few requests
+      coefficients:
+      - {name: intercept, value_us: 13546.0, low_us: 13500.5, high_us: 13600.0, status: fitted, remark: to cycles}
+      scores:
+      - {experiment: a, part: test, from: 0.8, until: 1.0, requests: 12, errors: {e2e: -0.01, ttft: 0.2}}
+"""
+
+
 def test_units_become_nanoseconds() -> None:
     """13.546 ms = 13,546,000 ns; 30.5 us and 40,300 ns a token; the delay stays in us."""
     entry = parse_release(SOUND, "test").models[0]
@@ -62,12 +77,19 @@ def test_units_become_nanoseconds() -> None:
         ("coefficients/1", "coefficients/2", "field schema"),
         ("intercept: 13.546 ms", "intercept: -13.546 ms", "give some/Model a negative step time"),
         ("13.546 ms", "1e12 s", "intercept: is 1e+18 us; write a number with a unit from -1e+12 us to 1e+12 us"),
+        # Of the record of a fit.
+        ("status: fitted", "status: guessed", "fit.coefficients[0].status: is 'guessed'; write one of fitted"),
+        ("part: test", "part: rest", "models[0].fit.scores[0].part: is 'rest'; write one of choose, fit, test"),
+        ("value_us: 13546.0", "value_us: much", "fit.coefficients[0].value_us: is 'much'; write a number"),
+        ("      form: line\n", "", "models[0].fit.form: is missing"),
+        ("      form: line\n", "      form: line\n      shape: round\n", "fit.shape: is not a field of a release"),
     ],
 )
 def test_what_is_wrong_is_named(old: str, new: str, complaint: str) -> None:
-    assert old in SOUND
+    text = SOUND.rstrip() + FIT
+    assert old in text
     with pytest.raises(ReleaseError) as refused:
-        parse_release(SOUND.replace(old, new), "mine.yaml")
+        parse_release(text.replace(old, new), "mine.yaml")
     assert str(refused.value).startswith("mine.yaml")
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -106,21 +128,6 @@ def test_a_kind_of_labs_that_are_not_installed_says_so(monkeypatch: pytest.Monke
         parse_release(SOUND.replace("kind: blackbox", "kind: constant"), "x")
 
 
-FIT = """
-    fit:
-      form: line
-      fitted_until: 0.6
-      chosen_until: 0.8
-      scheduling: asynchronous
-      scheduling_told: not told apart
-      scheduling_evidence: too few requests
-      coefficients:
-      - {name: intercept, value_us: 13546.0, low_us: 13500.5, high_us: 13600.0, status: fitted, remark: to cycles}
-      scores:
-      - {experiment: a, part: test, from: 0.8, until: 1.0, requests: 12, errors: {e2e: -0.01, ttft: 0.2}}
-"""
-
-
 def test_how_coefficients_came_about_is_read_and_written() -> None:
     release = parse_release(SOUND.rstrip() + FIT, "x")
     fit = release.models[0].fit
@@ -131,27 +138,6 @@ def test_how_coefficients_came_about_is_read_and_written() -> None:
     assert fit.scores == (PartScore("a", "test", 0.8, 1.0, 12, {"e2e": -0.01, "ttft": 0.2}),)
     assert parse_release(format_release(release), "x").models == release.models
     assert parse_release(SOUND, "x").models[0].fit is None
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        (
-            "status: fitted",
-            "status: guessed",
-            "fit.coefficients[0].status: is 'guessed'; write one of fitted",
-        ),
-        ("part: test", "part: rest", "fit.scores[0].part: is 'rest'; write one of choose, fit, test"),
-        ("value_us: 13546.0", "value_us: much", "fit.coefficients[0].value_us: is 'much'; write a number"),
-        ("      form: line\n", "", "fit.form: is missing"),
-        ("      form: line\n", "      form: line\n      shape: round\n", "fit.shape: is not a field of a release"),
-    ],
-)
-def test_what_is_wrong_with_the_record_of_a_fit_is_named(old: str, new: str, complaint: str) -> None:
-    assert old in FIT
-    with pytest.raises(ReleaseError) as refused:
-        parse_release(SOUND.rstrip() + FIT.replace(old, new), "mine.yaml")
-    assert f"mine.yaml, field models[0].{complaint}" in str(refused.value)
 
 
 @pytest.mark.slow
