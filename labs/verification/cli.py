@@ -65,40 +65,27 @@ def _word(passed: bool) -> Toned:
 
 
 @verb("verify", longer="Print what each check measured.")
-@click.option("--quick", is_flag=True, help="Fewer requests and replications: seconds, with wider intervals.")
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Seed for all random workloads."
-)
-@click.option("--faults", is_flag=True, help="Plant faults in recordings and simulators, and grade what is said.")
-@click.option("--calibration", is_flag=True, help="Calibrate to servers whose coefficients are known.")
-@click.option("--verdicts", is_flag=True, help="Judge simulators whose true error is known, on noisy servers.")
+@click.option("--quick", is_flag=True, help="Seconds, with wider intervals.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Of all workloads.")
+@click.option("--faults", is_flag=True, help="Check blame on planted faults.")
+@click.option("--calibration", is_flag=True, help="Check fits to known servers.")
+@click.option("--verdicts", is_flag=True, help="Check verdicts on noisy servers.")
 @form_options
 def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdicts: bool) -> int:
     """Check the simulator itself: no recording is needed.
 
     Conservation, determinism, liveness, overload, causality, the limits of every step, phase
-    linearity, and waiting times against M/M/1 with 99.9 % intervals.  About one seed
-    in fifty fails an interval by chance; the default seed fails none.
+    linearity, and waiting times against M/M/1 (99.9 % intervals: one seed in fifty fails one).
 
-    With --faults the instrument checks and `explain` are checked instead: some 300 faults are planted,
-    one or two at a time. For each it shows what found it, what was blamed, the verdict, and whether that is
-    right.  It fails where something else is blamed, or a run with a fault passes.
-
-    With --calibration `calibrate` is checked: 50 servers of known coefficients are recorded with noise and
-    without, each is fitted, and the fit predicts another load of it. It fails where the mean of E2E is off
-    by more than 1 %, with noise only where one that knows the server but for its noise does better.
-
-    With --verdicts the intervals of `validate` and `gate` are checked: 42 noisy servers with 120, 400 and 1,200
-    requests are judged with simulators whose true error is known. It fails where a verdict is wrong, or missing, more
-    often than docs/how-it-works.md allows.
+    --faults: some 300 planted faults, and whether the right part is blamed.
+    --calibration: fits to 50 servers whose coefficients are known.
+    --verdicts: `validate` and `gate` on 42 noisy servers whose true error is known.
+    docs/how-it-works.md says what each must show.
 
     \b
     Examples:
       blis-replay verify
-      blis-replay verify --quick
-      blis-replay verify --verdicts --quick
       blis-replay verify --faults --quick
-      blis-replay verify --calibration --quick
       blis-replay verify --seed 7 --json
 
     Exit codes: 0 all checks passed, 1 one failed.

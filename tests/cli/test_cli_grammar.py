@@ -77,8 +77,7 @@ def test_help_lists_verbs_under_headings_and_common_options_apart(run: Run) -> N
         "Judge",
         "Recordings",
         "Coefficients",
-        "Simulate",
-        "Tool",
+        "More",
         "Labs",
         "Common options of verbs",
     ]

@@ -33,31 +33,29 @@ SECTIONS = {
         "explain": ("explain", "Which component of the simulator does its error come from?"),
         "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
         "report": ("explain", "One HTML page with the verdicts and all of their evidence."),
-        "timeline": ("explain", "A window of a run for a trace viewer, observed and simulated."),
+        "timeline": ("explain", "A part of a run for a trace viewer, both sides on one clock."),
         "gate": ("calibrate", "May a coefficient release be used?"),
     },
     "Recordings": {
         "record": ("recordings", "Run a vLLM server and record what its engine does."),
         "ingest": ("recordings", "Read recordings of a real server into the store."),
         "list": ("recordings", "List stored and bundled experiments."),
-        "inspect": ("recordings", "What a recording holds, and whether its instruments can be trusted."),
+        "inspect": ("recordings", "What a recording holds, and whether it can be trusted."),
     },
     "Coefficients": {
         "calibrate": ("calibrate", "Fit coefficients to recordings."),
         "coefficients": ("coefficients", "Coefficient releases: list, show, make, convert, test."),
     },
-    "Simulate": {
+    "More": {
         "simulate": ("simulate", "Requests with other engine arguments, or another load."),
-    },
-    "Tool": {
-        "doctor": ("tool", "What is installed, where things are kept, and what stands in the way."),
+        "doctor": ("tool", "What is installed, and what stands in the way."),
     },
 }
 VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.items()}
 # Verbs of our labs, which plug them in as add-ons, in the same order: verb -> one line of help.
 LABS = {
-    "verify": "Check the simulator itself: conservation, causality, queueing theory.",
-    "study": "Do coefficients hold for models and workloads they were not fitted to?",
+    "verify": "Check the simulator, verdicts, blame and fits themselves.",
+    "study": "Do coefficients hold where they were not fitted?",
 }
 
 EXIT_PASS = 0
@@ -130,7 +128,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verbs under their headings, without importing them."""
-        from blis_replay.validate.cli.options import COMMON, OPTION_COLUMNS
+        from blis_replay.validate.cli.options import COMMON
 
         labs = _plugged_in()
         width = max(map(len, (*VERBS, *labs)))
@@ -140,7 +138,7 @@ class LazyGroup(click.Group):
                 with formatter.section(title):
                     formatter.write_dl([(name.ljust(width), text) for name, text in listed.items()])
         with formatter.section("Common options of verbs"):
-            formatter.write_dl([*COMMON.items()], col_max=OPTION_COLUMNS)
+            formatter.write_dl([*COMMON.items()])
 
 
 def _plugged_in() -> dict[str, str]:
@@ -175,20 +173,19 @@ def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="blis-replay")
-@click.option("--debug", is_flag=True, help="Show where an error comes from, before its line.")
+@click.option("--debug", is_flag=True, help="Show where an error comes from.")
 @click.option(
     "--color",
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
-    show_default=True,
-    help="Colour; auto: on a terminal, or as NO_COLOR and FORCE_COLOR say.",
+    help="Colour, or none.  [default: auto]",
 )
 @click.option(
     "--lock-timeout",
     type=click.FloatRange(0),
     callback=_a_number,
     metavar="SECONDS",
-    help="How long to wait for a store that another process has open.  [default: 60]",
+    help="Wait for a store in use.  [default: 60]",
 )
 @click.pass_context
 def cli(ctx: click.Context, debug: bool, color: str, lock_timeout: float | None) -> None:
@@ -199,7 +196,6 @@ def cli(ctx: click.Context, debug: bool, color: str, lock_timeout: float | None)
     Examples:
       blis-replay validate 34b-general
       blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
-      blis-replay inspect 34b-general
       blis-replay validate --all --json
 
     Exit codes: 0 PASS or FITS, 1 FAIL, 2 wrong use, 3 UNDECIDED, 4 bad data or NOT JUDGED,
@@ -314,35 +310,13 @@ def _interrupted() -> int:
 def _with_help(error: click.UsageError) -> str:
     """What is wrong, and the command that says what is right."""
     command = error.ctx.command_path if error.ctx else "blis-replay"
-    message = _missing(error) or " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and command == "blis-replay":
         from blis_replay.validate.cli.options import COMMON
 
         if error.option_name in {word for names in COMMON for word in names.replace(",", "").split()}:
             message = f"{error.option_name} belongs behind the verb"
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
-
-
-def _missing(error: click.UsageError) -> str:
-    """Of a parameter, or its value, that was left out: what to add; empty for any other mistake."""
-    if error.ctx is None:
-        return ""
-    if isinstance(error, click.BadOptionUsage):
-        option = next((one for one in error.ctx.command.params if error.option_name in one.opts), None)
-        if isinstance(option, click.Option) and not option.is_flag:  # a flag has the opposite mistake: a value
-            return f"{error.option_name} needs a value; give {_usage(option, error.ctx)}"
-    if not isinstance(error, click.MissingParameter) or error.param is None:
-        return ""
-    usage = _usage(error.param, error.ctx)
-    if isinstance(error.param, click.Option):
-        return f"{max(error.param.opts, key=len)} is missing; add {usage}"
-    return f"{usage} is missing; write `{error.ctx.command_path} {usage}`"
-
-
-def _usage(parameter: click.Parameter, ctx: click.Context) -> str:
-    """A parameter as it is typed, with the kind of its value."""
-    value = parameter.make_metavar(ctx)
-    return f"{max(parameter.opts, key=len)} {value}" if isinstance(parameter, click.Option) else value
 
 
 def _complain(text: str, code: int) -> int:

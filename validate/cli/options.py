@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -238,19 +237,6 @@ def replay_option(command: Command) -> Command:
     return click.option("--replay", "mode_text", default="exact", metavar="MODE", help=help_text)(command)
 
 
-def repeated(**options: str | None) -> str:
-    """Options of this command as a next command needs them, with a space before each; None is left out."""
-    given = [part for name, value in options.items() if value for part in (f"--{name}", shlex.quote(value))]
-    return "".join(f" {part}" for part in given)
-
-
-def store_given() -> str | None:
-    """The store that the command line names; None where a next command finds the same by itself."""
-    context = click.get_current_context()
-    named = context.get_parameter_source("store_path") == click.core.ParameterSource.COMMANDLINE
-    return str(context.params["store_path"]) if named else None
-
-
 class OutFile(PlacePath):
     """A file to write: its folder is there and can be written, which is known before the work and not after it."""
 
@@ -331,14 +317,14 @@ DURATION = Duration()
 
 # Options that many verbs have.  The help of a verb has their names only, that of the program says what they do.
 COMMON = {
-    "-e, --experiment NAME": "The same as EXPERIMENT: a slug, an alias, or a pattern such as '34b-*'.",
+    "-e, --experiment NAME": "A slug, an alias, or a pattern such as '34b-*'.",
     "--all": "All stored and bundled experiments.",
-    "--workers N": "Processes for many replays.  [default: one per processor]",
-    "--store FILE": f"The ground-truth store, or BLIS_REPLAY_STORE.  [default: {STORE_DEFAULT}]",
-    "-o, --out FILE": "Write the answer to this file: .json, .csv, .md, or text.",
+    "--workers N": "Processes to use.  [default: one per processor]",
+    "--store FILE": f"The store.  [default: {STORE_DEFAULT}]",
+    "-o, --out FILE": "Write the answer there: .json, .csv, .md or text.",
     "--json, --csv, --markdown": "Print the answer in this form.",
-    "-v, --verbose": "Print everything, where a verb has a shorter answer.",
-    "-q, --quiet": "Print no answer and no progress; the exit code answers.",
+    "-v, --verbose": "Print everything, where an answer is shorter.",
+    "-q, --quiet": "Print no answer and no progress.",
 }
 # Columns for the names of options in a help page; longer ones have a line of their own.
 OPTION_COLUMNS = 22

@@ -20,16 +20,16 @@ _BAR_COLUMNS = 16
 
 
 class Progress(Protocol):
-    """What long work calls with its progress; ``what``: the part at work now, whose rate is shown."""
+    """What long work calls with its progress; ``what``: the part at work now."""
 
     def __call__(self, done: int, total: int, what: str = "") -> None: ...
 
 
 @contextmanager
-def progress_line(label: str, unit: str = "") -> Iterator[Progress | None]:
-    """A bar, rate and remaining time on a terminal's standard error; None, and silence, without a terminal.
+def progress_line(label: str) -> Iterator[Progress | None]:
+    """A bar and the remaining time on a terminal's standard error; None, and silence, without a terminal.
 
-    ``unit``: ``B`` for bytes, empty for things.  The line is wiped at the end, after an error and Ctrl-C too.
+    The line is wiped at the end, after an error and Ctrl-C too.
     """
     if sys.stderr is None or not sys.stderr.isatty() or quiet():
         yield None
@@ -43,7 +43,7 @@ def progress_line(label: str, unit: str = "") -> Iterator[Progress | None]:
             begin, shown, doing = now, float("-inf"), what
         if now - shown >= _SHOWN_EVERY_S or done == total:
             shown = now
-            _write(" ".join(filter(None, [label, progress_text(done, total, now - begin, unit), what])))
+            _write(" ".join(filter(None, [label, progress_text(done, total, now - begin), what])))
 
     _write(f"{label} ...")
     if _cold():
@@ -62,31 +62,20 @@ def _cold() -> bool:
     return folder is not None and next(folder.rglob("*.nbc"), None) is None
 
 
-def progress_text(done: int, total: int, seconds: float, unit: str = "") -> str:
-    """A bar, how much is done, at which rate, and the time that is left at that rate."""
-    filled = _BAR_COLUMNS * done // total if total else _BAR_COLUMNS
-    count = f"{_megabytes(done)} of {_megabytes(total)} MB" if unit == "B" else f"{done:,} of {total:,}"
-    shown = f"[{'#' * filled}{'.' * (_BAR_COLUMNS - filled)}] {count}"
-    if not done or seconds < _SHOWN_EVERY_S:  # what a first moment says of the rate means nothing
+def progress_text(done: int, total: int, seconds: float) -> str:
+    """A bar, the share that is done, and the time that is left at the rate so far."""
+    share = done / total if total else 1.0
+    filled = int(_BAR_COLUMNS * share)
+    shown = f"[{'#' * filled}{'.' * (_BAR_COLUMNS - filled)}] {share:.0%}"
+    if not done or done >= total or seconds < _SHOWN_EVERY_S:  # what a first moment says of the rate means nothing
         return shown
-    left = "" if done >= total else f", {_time((total - done) * seconds / done)} left"
-    return f"{shown}, {_rate(done / seconds, unit)}{left}"
+    return f"{shown}, {_time((total - done) * seconds / done)} left"
 
 
 def _write(text: str) -> None:
     """The line, cut at the edge of the terminal: one that wraps cannot be wiped."""
     columns = shutil.get_terminal_size().columns
     click.echo(_WIPE + printable(text)[: columns - 1], err=True, nl=False, color=True)
-
-
-def _megabytes(value: float) -> str:
-    return f"{value / 1e6:,.1f}" if value < 10e6 else f"{value / 1e6:,.0f}"
-
-
-def _rate(per_s: float, unit: str) -> str:
-    if unit == "B":
-        return f"{_megabytes(per_s)} MB/s"
-    return f"{per_s:,.1f}/s" if per_s >= 1 else f"{_time(1 / per_s)} each"
 
 
 def _time(seconds: float) -> str:

@@ -175,7 +175,7 @@ def ingest_verb(
     sources = sources_of(paths, slug=name, form=file_format, columns=said, model=model, part=part)
     for source in [one for whole in sources for one in (parts_of(whole, by) if by else [whole])]:
         try:
-            with progress_line(source.slug, "B") as progress:
+            with progress_line(source.slug) as progress:
                 outcome = ingest_source(
                     store_path,
                     source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -14,10 +15,8 @@ from blis_replay.validate.cli.options import (
     coefficients_option,
     experiments_options,
     repeat_option,
-    repeated,
     replay_option,
     slo_option,
-    store_given,
     store_option,
     timeout_option,
     verb,
@@ -27,6 +26,7 @@ from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import Workers
+    from blis_replay.replay.simulator import Simulator
     from blis_replay.validate.metrics.objectives import Objectives
 
 
@@ -106,22 +106,26 @@ def validate_verb(
         raise click.UsageError(f"--repeat {judged[0]}: that is what is judged; name another recording of the same load")
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
-        from blis_replay.replay.simulators import SimulatorInputs, simulator_named
+        from blis_replay.replay.simulator import EmbeddedEngine
         from blis_replay.validate.comparison.text import validation_answer
         from blis_replay.validate.comparison.validated import validate_many
-        from blis_replay.validate.experiment import release_for
+        from blis_replay.validate.experiment import given_options, release_for
 
         release = release_for(coefficients)
         release.refuse_if_invalid()
         mode = parse_mode(mode_text)
-        model = "own" if coefficients is None else "release"
-        inputs = SimulatorInputs(release, store_path, timeout_s, blis_binary, model)
+        simulator: Simulator = EmbeddedEngine(release)
+        if choice != "embedded":
+            from blis_replay.replay.simulators import SimulatorInputs, simulator_named  # which few runs need
+
+            model = "own" if coefficients is None else "release"
+            simulator = simulator_named(choice, SimulatorInputs(release, store_path, timeout_s, blis_binary, model))
         report = validate_many(
             store_path,
             None if everything else names,
             mode,
             window,
-            simulator_named(choice, inputs),
+            simulator,
             ships=coefficients is None,
             stages=by_stage,
             repeats=repeats,
@@ -131,8 +135,11 @@ def validate_verb(
         )
     if report.not_stored:
         click.echo(f"warning: the runs are not stored: {printable(report.not_stored)}", err=True)
-    again = repeated(
-        **({} if choice == "embedded" else {"simulator": choice, "blis-binary": blis_binary}),
-        **{"coefficients": coefficients, "replay": None if mode_text == "exact" else mode_text, "store": store_given()},
-    )
+    given = {
+        "simulator": None if choice == "embedded" else choice,
+        "blis-binary": blis_binary,
+        "replay": None if mode_text == "exact" else mode_text,
+    }
+    again = "".join(f" --{name} {quote(value)}" for name, value in given.items() if value)
+    again += given_options(coefficients, store_path)
     return print_answer(validation_answer(report, summary=everything, again=again))

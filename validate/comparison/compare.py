@@ -28,7 +28,6 @@ from blis_replay.validate.comparison.spread import (
     server_pace,
     unsure_of,
 )
-from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.metrics.latency import (
     METRICS,
     STATISTICS,
@@ -48,6 +47,7 @@ from blis_replay.validate.metrics.uncertainty import (
 )
 
 if TYPE_CHECKING:
+    from blis_replay.validate.comparison.warm_up import WarmUp
     from blis_replay.validate.metrics.objectives import Objectives
     from blis_replay.validate.schedule import ScheduleVerdict
 
@@ -107,7 +107,7 @@ def compare_replay(
     )
     if not queues:
         return comparison
-    comparison = replace(comparison, warming=warm_up(run, selection), pace=server_pace(run, selection))
+    comparison = replace(comparison, warming=_warming(run, selection), pace=server_pace(run, selection))
     return replace(_with_capacity(comparison), schedule=_schedule(run), predicted_us=predicted_us(run, left))
 
 
@@ -147,6 +147,15 @@ def _schedule(run: ReplayRun) -> ScheduleVerdict | None:
     from blis_replay.validate.schedule import schedule_verdict  # a sixth of all modules, which few runs need
 
     return schedule_verdict(run.recording, run.plan.engine)
+
+
+def _warming(run: ReplayRun, selection: Selection) -> WarmUp | None:
+    """As ``warm_up``; None without recorded requests."""
+    if run.recording.ground_truth == PUBLISHED:
+        return None
+    from blis_replay.validate.comparison.warm_up import warm_up
+
+    return warm_up(run, selection)
 
 
 def _with_capacity(comparison: Comparison) -> Comparison:

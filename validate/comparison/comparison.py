@@ -14,7 +14,6 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.comparison.saturation import Measure, Saturation, saturation_remarks
 from blis_replay.validate.comparison.spread import Repeats
-from blis_replay.validate.comparison.warm_up import WarmUp
 from blis_replay.validate.judgement import (
     FITTED,
     Command,
@@ -41,6 +40,7 @@ from blis_replay.validate.metrics.observed import Selection, overloaded
 from blis_replay.validate.metrics.uncertainty import Estimate
 
 if TYPE_CHECKING:
+    from blis_replay.validate.comparison.warm_up import WarmUp
     from blis_replay.validate.metrics.objectives import Attainment
     from blis_replay.validate.schedule import ScheduleVerdict
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -28,9 +27,6 @@ from blis_replay.validate.metrics.observed import (
     simulated_samples,
     without_unusable,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
 
