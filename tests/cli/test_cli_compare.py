@@ -26,17 +26,6 @@ def test_all_simulators_fit_80_columns_and_every_column_is_named(run: Run) -> No
     assert "MB" not in page
 
 
-def test_runs_are_listed_with_the_ids_they_are_compared_by(run: Run) -> None:
-    assert "no run is stored yet" in run("compare", "--runs").out
-    run("validate", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous")
-    (stored,) = run("compare", "--runs", "--json").json["runs"]
-    assert stored["replay"] == "scheduling=synchronous"
-    document = run("compare", stored["id"], "34b-codegen@h100-vllm-0.15.1", "--json").json
-    # A synchronous server has the first token one cycle of 14 to 15 ms earlier.
-    assert 13 < document["metrics"]["ttft"]["mean"]["difference_ms"] < 15.5
-    assert {"input": "replay", "a": "scheduling=synchronous", "b": "exact"} in document["inputs_changed"]
-
-
 @pytest.mark.heavy
 @pytest.mark.usefixtures("all_bundled")
 def test_published_answers_and_every_field_of_the_json_documented(run: Run) -> None:

@@ -29,7 +29,7 @@ def test_a_crash_is_one_line_and_no_verdict(run: Run, monkeypatch: pytest.Monkey
     assert len(answer.err.splitlines()) == 1
     assert "a fault of blis-replay: ValueError: Diagonal length 0; " in answer.err
     monkeypatch.setattr("blis_replay.ingest.store.open_for_reading", _broken)
-    assert run("compare", "--runs").code == 70
+    assert run("compare", "34b-codegen", "34b-general").code == 70
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -65,7 +65,7 @@ def test_no_verb_answers_1_without_a_judgement(
 
 def test_debug_shows_where_a_crash_comes_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blis_replay.ingest.store.open_for_reading", lambda *_, **__: 1 // 0)
-    answer = run("--debug", "compare", "--runs")
+    answer = run("--debug", "compare", "34b-codegen", "34b-general")
     assert answer.code == 70
     assert "Traceback" in answer.err
     assert answer.err.splitlines()[-1].startswith("error: a fault of blis-replay: ZeroDivisionError: ")

@@ -179,7 +179,6 @@ TABLES = {
     ("inspect", "--experiment", "34b-general", "--check", "token_events"): None,
     ("validate", "--experiment", "34b-codegen"): 16,
     ("compare", "34b-codegen", "34b-general"): 16,
-    ("compare", "--runs"): 0,
     # error, scheduling mode and no component, of mean and p99 of three metrics
     ("explain", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous"): 18,
     ("simulate", "--experiment", "34b-general", "--set", "max_num_seqs=64"): 2,

@@ -13,15 +13,13 @@ from gating_cases import LARGE, SMALL, release, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.base.errors import NothingToJudgeError, UnknownNameError
+from blis_replay.base.errors import UnknownNameError
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, format_release, parse_release
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
-from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.differences import CELLS, Differences, differences, differences_answer
-from blis_replay.validate.comparison.named_sides import Choice, runs_json, side_of
-from blis_replay.validate.comparison.validated import validate_experiment
+from blis_replay.validate.comparison.named_sides import Choice, side_of
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.uncertainty import half_width, in_order
 
@@ -136,32 +134,10 @@ def test_an_overloaded_recording_is_called_so_once(store: Store) -> None:
         assert [document[side]["overloaded"] for side in "ab"] == [side is overloaded for side in sides]
 
 
-def test_a_stored_run_is_the_replay_that_was_stored(store: Store, folder: Path) -> None:
-    slow = parse_release((folder / "slow.yaml").read_text(), "slow")
-    validate_experiment(store, SMALL.slug, slow, ReplayMode())
-    (run,) = [run for run in runs_json(store, SMALL.slug) if run["coefficients"] == "slow"]
-    answer = compared(store, str(run["id"]), f"1b-general@{folder}/slow.yaml")
-    assert {answer.comparison.metrics[metric][statistic].difference_us for metric, statistic in CELLS} == {0.0}
-
-
-@pytest.mark.slow
-def test_a_stored_run_of_a_replaced_recording_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "s.duckdb"
-    ingest_source(path, written(SMALL, tmp_path), engine_file=tmp_path / "engine.yaml")
-    with open_store(path) as store:
-        validate_experiment(store, SMALL.slug, release("true"), ReplayMode())
-        (run,) = runs_json(store, None)
-    config = tmp_path / SMALL.slug / "exp-config.yaml"
-    config.write_text(config.read_text() + "hardware: H100\n")
-    ingest_source(path, tmp_path / SMALL.slug, engine_file=tmp_path / "engine.yaml")
-    with open_store(path) as store, pytest.raises(NothingToJudgeError, match="validate it again"):
-        compared(store, str(run["id"]), "1b-general")
-
-
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nothing", "is not a simulator .*stored run .*no experiment is called nothing"),
+        ("nothing", "is not a simulator .* a release; no experiment is called nothing"),
         ("abcdef012345", "is not a simulator"),
         ("h100-vllm-0.15.1", "the release h100-vllm-0.15.1 alone is nothing to compare; name an experiment"),
         ("blis", "the simulator blis alone is nothing to compare"),

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 @timeout_option
 @click.option("--published", is_flag=True, help="Our errors beside published ones.")
 @click.option("--held-out", "unseen", is_flag=True, help="With --published: only what is held out.")
-@click.option("--runs", "list_them", is_flag=True, help="List the stored runs and their ids.")
 @store_option
 @form_options
 def compare_verb(
@@ -52,15 +51,13 @@ def compare_verb(
     timeout_s: float,
     published: bool,
     unseen: bool,
-    list_them: bool,
     store_path: Path,
 ) -> int:
     """Two of anything side by side: what differs, by how much, and why.
 
-    A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now),
-    the id of a stored run, a coefficient release or a simulator (embedded, blis; both
-    with --experiment).  Shown are all metrics with bootstrap intervals of the
-    difference, and the inputs that differ.
+    A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now), a
+    coefficient release or a simulator (embedded, blis; both with --experiment).  Shown are
+    all metrics with bootstrap intervals of the difference, and the inputs that differ.
 
     With --simulators, how far every simulator is from every experiment that is named,
     what it was fitted on, and what it took; exit code 4 if none of them answered.
@@ -71,13 +68,12 @@ def compare_verb(
       blis-replay compare old.yaml new.yaml --experiment 34b-general
       blis-replay compare embedded blis -e 34b-general --blis-binary ./blis
       blis-replay compare 7b-train --simulators embedded,floor:line -o board.md
-      blis-replay compare --runs
       blis-replay compare --published --held-out
     """
     from blis_replay.ingest.store import open_for_reading
 
     if asked:
-        if published or unseen or list_them or experiment:
+        if published or unseen or experiment:
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
         board = needed_addon("compare", "simulators", "--simulators")
         options = {"explain": explain, "coefficients": coefficients, "blis_binary": blis_binary, "timeout_s": timeout_s}
@@ -86,14 +82,13 @@ def compare_verb(
         raise click.UsageError("--explain goes with --simulators; name both")
     if unseen and not published:
         raise click.UsageError("--held-out goes with --published; name both")
-    if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
-        raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
+    if (len(sides) == 2) == published or len(sides) not in (0, 2):
+        raise click.UsageError("name two sides, A and B; or use --simulators or --published")
     if published:
         beside = needed_addon("compare", "published", "--published")
         return print_answer(beside(store_path, coefficients, unseen=unseen))
     with open_for_reading(store_path) as store:
-        answer = _runs(store, experiment) if list_them else _two(store, sides, experiment, coefficients, blis_binary)
-    return print_answer(answer)
+        return print_answer(_two(store, sides, experiment, coefficients, blis_binary))
 
 
 def _two(
@@ -112,11 +107,3 @@ def _two(
         with suppress(NothingToJudgeError):  # of an arrival trace
             judged.append(judged_replay(store, run))
     return below_verdicts(differences_answer(differences(a, b)), judged)
-
-
-def _runs(store: Store, experiment: str | None) -> Answer:
-    from blis_replay.validate.comparison.differences import runs_answer
-    from blis_replay.validate.comparison.named_sides import runs_json
-    from blis_replay.validate.experiment import find_experiment
-
-    return runs_answer(runs_json(store, find_experiment(store, experiment) if experiment else None))

@@ -31,7 +31,7 @@ SECTIONS = {
     "Judge": {
         "validate": ("validate", "How far is the simulator from a recorded experiment?"),
         "explain": ("explain", "Which component of the simulator does its error come from?"),
-        "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
+        "compare": ("compare", "Two recordings, releases or simulators side by side."),
         "report": ("explain", "One HTML page with the verdicts and all of their evidence."),
         "timeline": ("explain", "A part of a run for a trace viewer, both sides on one clock."),
         "gate": ("calibrate", "May a coefficient release be used?"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, isfinite
 
 from blis_replay.base.arrays import Bools
-from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.compare import compare, requests_of_both
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell
 from blis_replay.validate.comparison.named_sides import changed_inputs, inputs_of, only_on_one_side
@@ -99,7 +99,6 @@ def _words(samples: Sequence[LatencySamples | None], paired: bool) -> str:
     }[known]
 
 
-_RUN_COLUMNS = columns_named("id", "slug", "simulator", "coefficients", "replay", kind="data")
 _METRIC_COLUMNS = (
     *(Column(""), Column("A ms", "ms"), Column("B ms", "ms"), Column("B - A ms", "ms_difference")),
     *(Column("95 % interval", "word"), Column("B / A - 1", "error")),
@@ -138,14 +137,6 @@ def differences_answer(compared: Differences) -> Answer:
         for m, s, cell, within in _cells(compared)
     ]
     return Answer(page, _document(compared), Table("", _DATA_COLUMNS, rows))
-
-
-def runs_answer(runs: Sequence[Mapping[str, Value]]) -> Answer:
-    """The stored runs, one per line."""
-    none = "no run is stored yet; `blis-replay validate` stores one"
-    rows = [[str(run[column.name]) for column in _RUN_COLUMNS] for run in runs]
-    shown = Table("", columns_named(*(column.name for column in _RUN_COLUMNS), kind="text"), rows, cut=True)
-    return Answer([shown if rows else none], {"runs": runs}, table_of(runs, _RUN_COLUMNS))
 
 
 def _cells(compared: Differences) -> list[tuple[str, str, MetricCell, tuple[float, float] | None]]:

@@ -1,75 +1,28 @@
-"""The sides that names stand for, such as a release or the id of a stored run, and what each side rests on."""
+"""The sides that names stand for, such as a release, and what each side rests on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
-import polars as pl
-
-from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import NothingToJudgeError, ReleaseError, UnknownExperimentError, UnknownNameError
 from blis_replay.blis.releases.latency import format_latency
 from blis_replay.blis.releases.release import DELAYS, ModelEntry, bundled_releases
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store import RunRecord, Store, list_runs, read_run, read_stored
+from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.plan import sent_as
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
-from blis_replay.validate.comparison.sides import Side, StoredRun, numbers_or_reason, recording_side, replay_side
+from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.experiment import find_experiment, release_that_ships
-from blis_replay.validate.metrics.latency import LatencySamples, numbers_of
-from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps
+from blis_replay.validate.metrics.observed import pooled_gaps
 
 # What a side rests on, by name: two of them can be told apart by it.
 Inputs = dict[str, str]
 
 SIMULATORS = ("embedded", "blis")
-RUN_ID_LENGTH = 12
-_SHORTEST_ID = 6
-
-
-def stored_side(store: Store, run: RunRecord, name: str) -> Side:
-    """A stored run; raises ``NothingToJudgeError`` if its recording was replaced since."""
-    recording = read_stored(store, run.slug)
-    requests, _steps, errors = read_run(store, run)
-    if run.content_hash != recording.content_hash:
-        raise NothingToJudgeError(f"{name}: the recording was replaced after this run was stored; validate it again")
-    completed = (requests["state"] == "completed").to_numpy()
-    return Side(
-        name=name,
-        what=f"{recording.alias} replayed ({run.replay_mode}) by {run.simulator} with {run.release}, stored",
-        recording=recording,
-        requests=completed,
-        latencies=partial(_stored_samples, recording, run, requests),
-        measure=partial(_stored, completed, errors),
-        stored=StoredRun(run, requests),
-    )
-
-
-def _stored_samples(recording: Recording, run: RunRecord, requests: pl.DataFrame, chosen: Bools) -> LatencySamples:
-    column = "output_tokens_reported" if "lengths=re-tokenised" in run.replay_mode else "output_tokens"
-    lengths = recording.requests[column].fill_null(0).to_numpy().astype(np.int64)
-    kept = requests.filter(pl.Series(chosen))
-    return LatencySamples(
-        kept["ttft_us"].to_numpy().astype(np.int64), kept["e2e_us"].to_numpy().astype(np.int64), lengths[chosen]
-    )
-
-
-def _stored(
-    completed: Bools, errors: pl.DataFrame, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection
-) -> Numbers:
-    values_us = {} if samples is None else numbers_of(samples)
-    if chosen is not None and np.array_equal(chosen, completed):
-        pooled = errors.filter(pl.col("simulated_us").is_not_null() & (pl.col("metric") == "itl"))
-        for statistic, value_us in pooled.select("statistic", "simulated_us").iter_rows():
-            values_us["itl"].setdefault(statistic, value_us)  # single tokens are not stored with a run
-    return numbers_or_reason(values_us, "not stored with the run")
 
 
 @dataclass(frozen=True)
@@ -95,10 +48,9 @@ class Choice:
 def side_of(store: Store, name: str, choice: Choice) -> Side:
     """The side that a name stands for.
 
-    A simulator (``embedded``, ``blis``), ``EXPERIMENT@RELEASE``, a release (by name or
-    ``.yaml`` file), an experiment, or the beginning of a stored run's id.  Raises
-    ``UnknownNameError`` for what is none of these or lacks its experiment, and as
-    ``replay`` and ``load_release`` do.
+    A simulator (``embedded``, ``blis``), ``EXPERIMENT@RELEASE``, a release (by name or ``.yaml`` file), or an
+    experiment.  Raises ``UnknownNameError`` for what is none of these or lacks its experiment, and as ``replay`` and
+    ``load_release`` do.
     """
     if name in SIMULATORS:
         experiment = _experiment(choice, f"the simulator {name}")
@@ -109,14 +61,11 @@ def side_of(store: Store, name: str, choice: Choice) -> Side:
     if name in bundled_releases() or name.endswith((".yaml", ".yml")) or Path(name).is_file():
         experiment = _experiment(choice, f"the release {name}")
         return _replayed(store, name, experiment, EmbeddedEngine(load_release(name)))
-    if run := _stored_run(store, name):
-        return stored_side(store, run, name)
     try:
         slug = find_experiment(store, name)
     except UnknownExperimentError as error:
         raise UnknownNameError(
-            f"{name} is not a simulator ({', '.join(SIMULATORS)}), EXPERIMENT@RELEASE, release or stored run "
-            f"(list them with --runs); {error}"
+            f"{name} is not a simulator ({', '.join(SIMULATORS)}), EXPERIMENT@RELEASE or a release; {error}"
         ) from None
     side = recording_side(read_stored(store, slug), pooled_gaps(store, slug), name)
     if side.requests is None and not side.recording.is_summed_up:
@@ -135,36 +84,11 @@ def _replayed(store: Store, name: str, experiment: str, simulator: Simulator) ->
     return replay_side(replay(recording, simulator.release, simulator=simulator), name)
 
 
-def _stored_run(store: Store, name: str) -> RunRecord | None:
-    if len(name) < _SHORTEST_ID or set(name) - set("0123456789abcdef"):
-        return None
-    found = [run for run in list_runs(store) if run.run_key.startswith(name)]
-    if len(found) > 1:
-        raise UnknownNameError(f"{name} begins the ids of {len(found)} stored runs; give more of it")
-    return found[0] if found else None
-
-
-def runs_json(store: Store, slug: str | None) -> list[dict[str, str]]:
-    """The stored runs, each with the id by which it can be compared."""
-    return [
-        {
-            "id": run.run_key[:RUN_ID_LENGTH],
-            "slug": run.slug,
-            "simulator": run.simulator,
-            "coefficients": run.release,
-            "replay": run.replay_mode,
-        }
-        for run in list_runs(store, slug)
-    ]
-
-
 # -- What a side rests on -----------------------------------------------------------------
 
 
 def inputs_of(side: Side) -> Inputs:
     """What a side rests on."""
-    if side.stored is not None:
-        return _inputs_of_stored_run(side.recording, side.stored.record)
     return _inputs_of_recording(side.recording) if side.run is None else _inputs_of_run(side.run)
 
 
@@ -201,24 +125,6 @@ def _inputs_of_run(run: ReplayRun) -> Inputs:
         "coefficients": f"{run.release.name} {run.release.sha256[:12]}",
         **({} if run.entry is None else _coefficients(run.entry)),
     }
-
-
-def _inputs_of_stored_run(recording: Recording, run: RunRecord) -> Inputs:
-    """What was stored with the run; its recording is named as it was then."""
-    said = run.provenance
-    basis, engine = said.get("basis"), said.get("engine")
-    inputs = {
-        **_inputs_of_recording(recording),
-        "recording": run.content_hash[:12],
-        "simulator": run.simulator,
-        "replay": run.replay_mode,
-        "coefficients": f"{run.release} {run.release_hash[:12]}",
-    }
-    if isinstance(basis, Mapping):
-        inputs["output tokens from"] = str(basis.get("output tokens"))
-    if isinstance(engine, Mapping):
-        inputs |= {f"engine {name}": str(s.get("value")) for name, s in engine.items() if isinstance(s, Mapping)}
-    return inputs
 
 
 def changed_inputs(one: Inputs, other: Inputs) -> list[tuple[str, str, str]]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-
-import polars as pl
 
 from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import ValidateError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store import RunRecord
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
 from blis_replay.validate.metrics.observed import (
@@ -32,86 +27,67 @@ _REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens
 
 
 @dataclass(frozen=True)
-class StoredRun:
-    """A run as the store has it: what it is, and a row per request (``RUN_REQUEST_SCHEMA``)."""
-
-    record: RunRecord
-    requests: pl.DataFrame
-
-
-@dataclass(frozen=True)
 class Side:
-    """One side of a comparison.
+    """One side of a comparison: a recording, or a ``run`` that replays it.
 
-    ``what``: in words.  ``requests``: bool[n], which requests of ``recording`` have latencies here, None where
-    only aggregates are known.  ``latencies``: those of some of them.  ``measure``: the numbers of all metrics over
-    the requests whose latencies are given (None: as published).  ``run``: the replay, if it is one that was just made.
-    ``stored``: the run, if it was read from the store.
+    ``requests``: bool[n], which requests of ``recording`` have latencies here, None where only aggregates are known.
+    ``token_gaps``: of a recording, pooled gaps between the output tokens of the requests to be compared.
     """
 
     name: str
-    what: str
     recording: Recording
     requests: Bools | None
-    latencies: Callable[[Bools], LatencySamples]
-    measure: Callable[[Bools | None, LatencySamples | None, Selection], Numbers]
+    token_gaps: Gaps | None = None
     run: ReplayRun | None = None
-    stored: StoredRun | None = None
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        if self.run is None:
+            return f"recording {self.recording.alias}"
+        return f"{self.recording.alias} replayed by {self.run.simulator} with {self.run.release.name}"
+
+    def latencies(self, chosen: Bools) -> LatencySamples:
+        """Those of the chosen requests, bool[n]."""
+        return samples_of(self.recording, chosen) if self.run is None else simulated_samples(self.run, chosen)
+
+    def measure(self, chosen: Bools | None, samples: LatencySamples | None, selection: Selection) -> Numbers:
+        """The numbers of all metrics over the chosen requests with these latencies (None: as published)."""
+        if self.run is not None:
+            return _simulated(self.run, chosen, samples)
+        if samples is not None:
+            numbers = numbers_from_requests(self.recording, samples, selection, self.token_gaps)
+            return without_unusable(numbers, self.recording.findings, token_times=has_gaps(self.token_gaps))
+        if selection.window != (0.0, 1.0):
+            raise ValidateError(
+                f"{self.recording.slug}: published aggregates cover whole stages; use --by-stage, not --window"
+            )
+        numbers = numbers_from_aggregates(self.recording, selection.stage)
+        return without_unusable(numbers, self.recording.findings, token_times=False)
 
 
 def recording_side(recording: Recording, token_gaps: Gaps | None, name: str = "recording") -> Side:
-    """A recording; ``token_gaps``: pooled gaps between the output tokens of the requests to be compared."""
+    """A recording; ``token_gaps``: as of ``Side``."""
     requests = observed_requests(recording)
-    known = bool(requests.any())
-    return Side(
-        name=name,
-        what=f"recording {recording.alias}",
-        recording=recording,
-        requests=requests if known else None,
-        latencies=partial(samples_of, recording),
-        measure=partial(_observed, recording, token_gaps),
-    )
-
-
-def _observed(
-    recording: Recording,
-    token_gaps: Gaps | None,
-    _chosen: Bools | None,
-    samples: LatencySamples | None,
-    selection: Selection,
-) -> Numbers:
-    if samples is not None:
-        numbers = numbers_from_requests(recording, samples, selection, token_gaps)
-        return without_unusable(numbers, recording.findings, token_times=has_gaps(token_gaps))
-    if selection.window != (0.0, 1.0):
-        raise ValidateError(f"{recording.slug}: published aggregates cover whole stages; use --by-stage, not --window")
-    numbers = numbers_from_aggregates(recording, selection.stage)
-    return without_unusable(numbers, recording.findings, token_times=False)
+    return Side(name, recording, requests if requests.any() else None, token_gaps)
 
 
 def replay_side(run: ReplayRun, name: str = "replay") -> Side:
     """A replay that was just made."""
-    return Side(
-        name=name,
-        what=f"{run.recording.alias} replayed by {run.simulator} with {run.release.name}",
-        recording=run.recording,
-        requests=run.simulated.completed,
-        latencies=partial(simulated_samples, run),
-        measure=partial(_simulated, run),
-        run=run,
-    )
+    return Side(name, run.recording, run.simulated.completed, run=run)
 
 
-def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection) -> Numbers:
+def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | None) -> Numbers:
     if chosen is None or samples is None:
         raise ValueError("a replay has single requests")
     if run.simulated.engine is None:
-        return numbers_or_reason(latency_statistics(samples, None), "no such request", _REQUESTS_ONLY)
-    return numbers_or_reason(latency_statistics(samples, run.pooled_gaps(chosen)), "no such request")
+        return _numbers_or_reason(latency_statistics(samples, None), _REQUESTS_ONLY)
+    return _numbers_or_reason(latency_statistics(samples, run.pooled_gaps(chosen)))
 
 
-def numbers_or_reason(values_us: dict[str, dict[str, float]], absent: str, no_token_times: str = "") -> Numbers:
+def _numbers_or_reason(values_us: dict[str, dict[str, float]], no_token_times: str = "") -> Numbers:
     """The values, with the reason where one is absent."""
+    absent = "no such request"
     return {
         metric: {
             name: Number(value_us)
