@@ -95,6 +95,7 @@ def _two(
     store: Store, sides: tuple[str, ...], experiment: str | None, coefficients: str | None, blis_binary: str | None
 ) -> Answer:
     from blis_replay.base.errors import NothingToJudgeError
+    from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.named_sides import Choice, side_of
     from blis_replay.validate.comparison.validated import judged_replay
@@ -105,5 +106,6 @@ def _two(
     judged = []
     for run in filter(None, (a.run, b.run)):
         with suppress(NothingToJudgeError):  # of an arrival trace
-            judged.append(judged_replay(store, run))
+            own = EmbeddedEngine(run.release) if run.simulator == EmbeddedEngine.name else None
+            judged.append(judged_replay(store, run, own))
     return below_verdicts(differences_answer(differences(a, b)), judged)

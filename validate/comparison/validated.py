@@ -58,19 +58,22 @@ def compare_experiment(
             f"`blis-replay simulate --experiment {recording.alias} --engine FILE --coefficients NAME --out DIR`"
         )
     simulator = simulator or EmbeddedEngine(release)
-    run = replay(recording, release, mode, simulator)
+    return judged_replay(store, replay(recording, release, mode, simulator), simulator, window, objectives)
+
+
+def judged_replay(
+    store: Store,
+    run: ReplayRun,
+    simulator: Simulator | None,
+    window: tuple[float, float] = (0.0, 1.0),
+    objectives: Objectives = (),
+) -> Comparison:
+    """A replay that was just made, compared with its recording; ``simulator``: for draws, None to leave them out."""
     selection = Selection(window=window)
-    gaps = pooled_gaps(store, slug, selection.of(run.recording.requests))
-    comparison = with_draws(compare_replay(run, gaps, selection, queues=True), simulator)
-    return with_objectives(comparison, objectives, gaps)
-
-
-def judged_replay(store: Store, run: ReplayRun) -> Comparison:
-    """A replay that was just made, compared with its recording as ``compare_experiment`` does."""
-    selection = Selection()
     gaps = pooled_gaps(store, run.recording.slug, selection.of(run.recording.requests))
     comparison = compare_replay(run, gaps, selection, queues=True)
-    return with_draws(comparison, EmbeddedEngine(run.release)) if run.simulator == EmbeddedEngine.name else comparison
+    comparison = with_draws(comparison, simulator) if simulator else comparison
+    return with_objectives(comparison, objectives, gaps)
 
 
 def validate_experiment(
