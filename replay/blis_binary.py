@@ -107,7 +107,6 @@ class BlisBinary:
             ttft_us=results.ttft_us,
             e2e_us=results.e2e_us + post_request_us * results.completed,
             output_tokens=output_lengths(plan),
-            preemptions=preemptions,
             differences=known_differences(plan, results, entry, preemptions),
         )
 

@@ -21,8 +21,8 @@ class Simulated:
     """What a simulator answers, in request order.
 
     ``completed``: bool[n].  ``ttft_us``, ``e2e_us``, ``output_tokens``: int64[n], meaningful where ``completed``.
-    ``engine``: the run step by step, None from a simulator that reports requests only.  ``preemptions``: of the whole
-    run, None if unknown.  ``asynchronous``: whether steps were scheduled while the one before ran.  ``differences``:
+    ``engine``: the run step by step, None from a simulator that reports requests only.
+    ``asynchronous``: whether steps were scheduled while the one before ran.  ``differences``:
     how the simulator differs from the recorded engine for this plan, one sentence each.  ``peak_bytes``: the largest
     memory of the simulator's process, None where that is this process.  ``scheduled_us``: int64[n], from a request's
     send to its first schedule, None if not reported.  ``fitted_on``: recordings that a program says it was fitted on,
@@ -34,7 +34,6 @@ class Simulated:
     e2e_us: Int64s
     output_tokens: Int64s
     engine: SimResult | None = None
-    preemptions: int | None = None
     asynchronous: bool = False
     differences: tuple[str, ...] = ()
     peak_bytes: int | None = None
@@ -139,6 +138,5 @@ class EmbeddedEngine:
             e2e_us=e2e_us,
             output_tokens=result.output_tokens,
             engine=result,
-            preemptions=int(result.preemptions.sum()),
             asynchronous=plan.engine.async_scheduling,
         )

@@ -53,7 +53,6 @@ class TestKnownDifferences:
     def test_preemptions_are_taken_from_the_metrics(self, tmp_path: Path) -> None:
         behaviour = 'json.dump({"preemption_count": 3}, open(option["--metrics-path"], "w"))\nwrite(plain())'
         run = run_with(write_stand_in(tmp_path, behaviour), small_recording())
-        assert run.simulated.preemptions == 3
         assert any("BLIS preempted 3 times; it generates the output" in d for d in run.simulated.differences)
 
     def test_a_whole_prompt_in_the_cache(self, tmp_path: Path) -> None:

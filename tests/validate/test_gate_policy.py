@@ -37,7 +37,7 @@ def test_a_policy_says_what_it_says(tmp_path: Path) -> None:
     )
     policy = load_policy(path)
     assert policy.thresholds == {("e2e", "mean"): 0.01, ("e2e", "p99"): 0.05, ("tpot", "p50"): 0.025}
-    assert policy.regression == Regression((("ttft", "p99"),), 0.0, 0.99)
+    assert policy.regression == Regression(("ttft p99",), 0.0, 0.99)
     assert (policy.ranking, policy.coverage) == (Ranking((), 0.01), Coverage(4, ("a/B",)))
     assert (policy.name, policy.held_out_only, len(policy.sha256)) == ("strict", True, 64)
 

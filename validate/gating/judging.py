@@ -30,7 +30,7 @@ def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> l
     recorded = observed_requests(recording)
     chosen = run.simulated.completed & baseline.simulated.completed & (recording.requests["status"] == "ok").to_numpy()
     chosen = chosen & recorded if recorded.any() else chosen
-    cells = policy.regression.cells
+    cells = policy.regression.numbers
     known = {cell: candidate.estimates[cell] for cell in cells if cell in candidate.estimates}
     observed = samples_of(recording, chosen) if recorded.any() else None
     sides = simulated_samples(run, chosen), simulated_samples(baseline, chosen), observed

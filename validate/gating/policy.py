@@ -35,19 +35,37 @@ Confidence = Annotated[float, Meta(ge=0.5, lt=1, extra=PERCENT)]
 class Regression:
     """When a candidate is worse than the baseline.
 
-    ``cells``: ``(metric, statistic)`` judged; ``margin``: by how much, as a fraction of the
-    observed value, the absolute error may grow; ``confidence``: of the interval of the change.
+    ``cells``: what is judged, as ``e2e mean``; ``margin``: by how much, as a fraction of the observed value, the
+    absolute error may grow; ``confidence``: of the interval of the change.
     """
 
-    cells: tuple[tuple[str, str], ...] = tuple(_MEANS)
+    cells: tuple[str, ...] = tuple(map(" ".join, _MEANS))
     margin: Percentage = 0.005
     confidence: Confidence = 0.90
+
+    def __post_init__(self) -> None:
+        for text, (metric, statistic) in zip(self.cells, map(_number, self.cells), strict=True):
+            if metric not in METRICS or statistic not in STATISTICS:
+                known = f"{', '.join(METRICS)}; {', '.join(STATISTICS)}"
+                raise FieldError("cells", f"names {text!r}", f"write e.g. e2e mean: {known}")
+            if not of_requests((metric, statistic)):
+                raise FieldError("cells", f"names {text!r}, which cannot be resampled", "use itl mean, or tpot")
+
+    @property
+    def numbers(self) -> tuple[tuple[str, str], ...]:
+        """``(metric, statistic)`` of the cells, each once."""
+        return tuple(dict.fromkeys(map(_number, self.cells)))
 
     def verdict(self, change: Estimate) -> Verdict:
         """FAIL: the whole interval is worse, and the change beyond the margin; PASS: at most the margin, all of it."""
         if change.low > 0 and change.error > self.margin:
             return "FAIL"
         return "PASS" if change.high <= self.margin else "UNDECIDED"
+
+
+def _number(text: str) -> tuple[str, str]:
+    metric, _, statistic = text.partition(" ")
+    return metric, statistic
 
 
 @dataclass(frozen=True)
@@ -93,30 +111,11 @@ class Policy:
         return _MEANS if self.thresholds is None else self.thresholds
 
 
-class _RegressionText(Struct, frozen=True):
-    cells: tuple[str, ...] = tuple(map(" ".join, _MEANS))
-    margin: Percentage = Regression.margin
-    confidence: Confidence = Regression.confidence
-
-    def __post_init__(self) -> None:
-        for text in self.cells:
-            metric, _, statistic = text.partition(" ")
-            if metric not in METRICS or statistic not in STATISTICS:
-                known = f"{', '.join(METRICS)}; {', '.join(STATISTICS)}"
-                raise FieldError("cells", f"names {text!r}", f"write e.g. e2e mean: {known}")
-            if not of_requests((metric, statistic)):
-                raise FieldError("cells", f"names {text!r}, which cannot be resampled", "use itl mean, or tpot")
-
-    def regression(self) -> Regression:
-        cells = (text.partition(" ") for text in dict.fromkeys(self.cells))
-        return Regression(tuple((metric, statistic) for metric, _, statistic in cells), self.margin, self.confidence)
-
-
 class _PolicyText(Struct, frozen=True):
     schema: Literal["blis-replay/gate-policy/1"]
     name: Text | None = None
     thresholds: dict[Metric, dict[Statistic, Percentage]] | None = None
-    regression: _RegressionText = _RegressionText()
+    regression: Regression = Regression()
     ranking: Ranking = Ranking()
     coverage: Coverage = Coverage()
     held_out_only: bool = True
@@ -137,7 +136,7 @@ def parse_policy(text: str, origin: str) -> Policy:
     return Policy(
         name=given.name or Path(origin).stem,
         thresholds=None if limits is None else {(m, s): limit for m, row in limits for s, limit in row.items()},
-        regression=given.regression.regression(),
+        regression=given.regression,
         ranking=Ranking(tuple(dict.fromkeys(given.ranking.metrics)), given.ranking.tolerance),
         coverage=given.coverage,
         held_out_only=given.held_out_only,

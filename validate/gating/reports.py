@@ -181,7 +181,7 @@ def _policy(policy: Policy) -> dict[str, object]:
         "policy_hash": policy.sha256 or None,
         "thresholds": {f"{metric} {statistic}": limit for (metric, statistic), limit in policy.limits.items()},
         "regression": {
-            "cells": [" ".join(cell) for cell in policy.regression.cells],
+            "cells": [" ".join(number) for number in policy.regression.numbers],
             "margin": policy.regression.margin,
             "confidence": policy.regression.confidence,
         },
