@@ -19,11 +19,11 @@ from blis_replay.ingest.rows import Rows
 from blis_replay.replay.engine import replayed_engine, with_captured_sizes
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_of
-from blis_replay.replay.warm_up import Stalls, recorded_stalls, waits_for_kernels
 
 if TYPE_CHECKING:
     from blis_replay.blis.closed_loop import Answered
     from blis_replay.replay.declared import DeclaredRequests
+    from blis_replay.replay.warm_up import Stalls
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -98,6 +98,8 @@ class ReplayPlan:
 
         ``completed``: bool[n], ``ttft_us``: int64[n], what that replay answered.
         """
+        from blis_replay.replay.warm_up import recorded_stalls
+
         stalls, basis = recorded_stalls(self.recording, self.mode, completed, ttft_us)
         return replace(self, stalls=stalls, basis=self.basis | {"warm-up": basis})
 
@@ -136,6 +138,8 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         pace, basis["pace"] = _pace(engine.recording, trace, engine.config, entry)
     first_use = None
     if entry is not None and entry.first_use is not None and mode.warm_up == "modelled" and cycles is None:
+        from blis_replay.replay.warm_up import waits_for_kernels
+
         waits, basis["warm-up"] = waits_for_kernels(recording, entry.first_use, engine.captured_tokens)
         first_use = entry.first_use if waits else None
     if made_of_summary:
