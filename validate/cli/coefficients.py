@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from blis_replay.validate.cli.options import (
     verb,
 )
 from blis_replay.validate.text.answer import Answer, Line, Verbatim, one_line
-from blis_replay.validate.text.terminal import LINE_COLUMNS, wrap
+from blis_replay.validate.text.terminal import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 _SHORT_HASH = 12
 _NAMES = ("model", "tensor_parallelism", "applies_to")
+_YAML_COLUMNS = 60  # a word that begins before a fold ends behind it, and a page has 80 columns
 
 
 def bundled() -> list[CoefficientRelease]:
@@ -93,7 +93,7 @@ def release_answer(release: CoefficientRelease) -> Answer:
     from blis_replay.base.errors import ReleaseError
     from blis_replay.blis.releases.release import format_release
 
-    written = _folded(partial(format_release, release))
+    written = format_release(release, _YAML_COLUMNS)
     try:
         release.refuse_if_invalid()
         page = written.removesuffix("\n")
@@ -112,21 +112,6 @@ def release_answer(release: CoefficientRelease) -> Answer:
         for field, value in _fields({k: v for k, v in entry.items() if k not in _NAMES}, "")
     ]
     return Answer([Verbatim(page)], document, table_of(fields))
-
-
-# Narrower YAML is hardly read.
-_FEWEST_YAML_COLUMNS = 40
-
-
-def _folded(text_of: Callable[[int], str]) -> str:
-    """YAML folded to the 80 columns of a page; a word that begins before a fold ends behind, and a hash stays whole."""
-
-    def is_folded(text: str) -> bool:
-        long = (line for line in text.splitlines() if len(line) > LINE_COLUMNS)
-        return not any(" " in line.strip().partition(": ")[2] for line in long)
-
-    texts = map(text_of, range(LINE_COLUMNS, _FEWEST_YAML_COLUMNS, -4))
-    return next(filter(is_folded, texts), text_of(LINE_COLUMNS))
 
 
 def _fields(value: Any, place: str) -> list[tuple[str, str]]:

@@ -77,8 +77,6 @@ class Segments:
     ``left_out``: compared requests of which a stamp is missing.
     """
 
-    slug: str
-    alias: str
     source: str
     request_index: Int64s
     segments: tuple[Segment, ...]
@@ -115,7 +113,7 @@ def segments_of(run: ReplayRun, selection: Selection | None = None) -> Segments:
     )
     merged = tuple(dict.fromkeys([a.lacks, *([b.lacks] if a.stamps is None else [])]))
     left_out = int(chosen.sum() - known.sum())
-    return Segments(recording.slug, recording.alias, a.source, np.flatnonzero(known), parts, merged, left_out)
+    return Segments(a.source, np.flatnonzero(known), parts, merged, left_out)
 
 
 def timeline_of_recording(recording: Recording) -> RequestTimeline:

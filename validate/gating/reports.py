@@ -294,16 +294,8 @@ def gate_markdown(report: GateReport) -> str:
             f"- **{c.outcome}** {markdown_text(place(c))}: {markdown_text(c.message)}" for c in in_the_way(report)
         )
     )
-    parts.append(markdown(_markdown_errors(report)))
+    parts.append(markdown(_errors(report)))
     moved = [check for check in changed(report) if check.interval is not None]
     parts.append(markdown(_change_table("change of |error|", moved)) if moved else "")
     parts.append("\n".join(f"- {check.rule}: {markdown_text(check.message)}" for check in report.checks))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown_errors(report: GateReport) -> Table:
-    cells = list(report.policy.limits)
-    limits = [f"{cell_name(*cell)} (≤ {100 * report.policy.limits[cell]:g} %)" for cell in cells]
-    columns = (*columns_named("experiment", "fit on"), *columns_named(*limits, kind="error"), Column("outcome"))
-    rows = [[j.alias, _use(j), *(_error(j, cell) for cell in cells), outcome(j)] for j in report.judgements]
-    return Table("", columns, rows)

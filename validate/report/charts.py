@@ -90,18 +90,10 @@ _Found = Iterator[Chart | dict[str, str]]
 def charts_of(evidence: Evidence) -> Charts:
     """All pictures that the recording and the replay have numbers for."""
     parts = (_distributions, _steps, _worst, _over_time, _depth, _waterfall)
-    return _charts(found for part in parts for found in part(evidence))
-
-
-def _charts(every: _Found) -> Charts:
-    shown: list[Chart] = []
-    absent: dict[str, str] = {}
-    for found in every:
-        if isinstance(found, Chart):
-            shown.append(found)
-        else:
-            absent |= found
-    return Charts(tuple(shown), absent)
+    found = [one for part in parts for one in part(evidence)]
+    shown = tuple(one for one in found if isinstance(one, Chart))
+    absent = {title: why for one in found if not isinstance(one, Chart) for title, why in one.items()}
+    return Charts(shown, absent)
 
 
 def _distributions(evidence: Evidence) -> _Found:

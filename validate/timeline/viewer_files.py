@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from blis_replay.base.errors import ValidateError, printable
+from blis_replay.base.errors import printable
 from blis_replay.base.files import whole_file
 from blis_replay.validate.timeline.lanes import SIDES
 from blis_replay.validate.timeline.window import Timeline
@@ -25,12 +25,10 @@ Event = dict[str, Any]
 
 
 def write_timeline(shown: Timeline, path: Path) -> None:
-    """Write a ``.json`` file, event by event; raises ``ValidateError`` for another suffix.
+    """Write the file, event by event.
 
     It is plain ASCII, so that no text of a recording means anything to a reader of the file.
     """
-    if path.suffix != ".json":
-        raise ValidateError(f"{path}: name a .json file (Chrome trace events)")
     with whole_file(path) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         for i, event in enumerate(trace_events(shown)):
