@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SHORT_HASH = 12
 _NAMES = ("model", "tensor_parallelism", "applies_to")
-_YAML_COLUMNS = 60  # a word that begins before a fold ends behind it, and a page has 80 columns
+_YAML_COLUMNS = 48  # a word that begins before a fold ends behind it, and a page has 80 columns
 
 
 def bundled() -> list[CoefficientRelease]:
