@@ -178,7 +178,7 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
         measures.setdefault(name, []).append(value)
 
     ideal = {cell: _errors_of(found, factors[0.0], cell) for cell in _CELLS}
-    truths = {error: {cell: found.true_error(f, cell) for cell in _GATE.cells} for error, f in factors.items()}
+    truths = {error: {cell: found.true_error(f, cell) for cell in _GATE.numbers} for error, f in factors.items()}
     truth = truths[0.0]
     for draw in range(draws):
         order, observed = found.order(draw), found.observed[draw]
@@ -207,7 +207,7 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
 
         def gated(before: float, after: float) -> Mapping[MetricStatistic, Verdict]:
             sides = answers[after], answers[before]  # noqa: B023
-            known = estimates(sides[0], _GATE.cells)
+            known = estimates(sides[0], _GATE.numbers)
             changes = change_estimates(order, *sides, observed, known, _GATE.confidence)  # noqa: B023
             return {cell: _GATE.verdict(change) for cell, change in changes.items()}
 
@@ -232,7 +232,7 @@ def _ideal_power(before: _Errors, after: _Errors, errors: Mapping[MetricStatisti
 
     ``before``, ``after``: true errors.  ``errors``: of many recordings.
     """
-    middle = [abs(after[cell] + before[cell]) / 2 / float(errors[cell].std(ddof=1)) for cell in _GATE.cells]
+    middle = [abs(after[cell] + before[cell]) / 2 / float(errors[cell].std(ddof=1)) for cell in _GATE.numbers]
     return float(ndtr(max(middle) - ndtri((1 + _GATE.confidence) / 2)))
 
 
