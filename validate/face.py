@@ -280,21 +280,23 @@ def gate(
 def report_page(
     *names: str,
     coefficients: str | None = None,
+    baseline: str | None = None,
     replay: str = "exact",
     out: Path | str | None = None,
     store: _StorePath = None,
 ) -> Report:
     """The page of these experiments, of all without a name: ``.html``, ``.verdicts``, ``.not_judged``.
 
-    ``out``: a file to write the page to.
+    ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
 
     Example: ``br.report_page("34b-general", out="report.html").verdicts``
     """
     path, release = _store(store), release_for(coefficients)
     with open_for_reading(path) as opened:
         slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
+    before = load_release(baseline) if baseline else None
     mode = parse_mode(replay)
-    made = report(path, slugs, release, mode, ships=coefficients is None)
+    made = report(path, slugs, release, mode, baseline=before, ships=coefficients is None)
     if out is not None:
         write_whole(out, made.html)
     return made

@@ -74,7 +74,7 @@ def test_a_shell_completes_verbs_and_options(run: Run, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("gate --baseline stepml-di", ["stepml-direct"]),
+        ("report --baseline stepml-di", ["stepml-direct"]),
         ("simulate --coefficients stepml-di", ["stepml-direct"]),
         ("simulate -e 34b-gen", ["34b-general"]),
         ("compare -e 34b-gen", ["34b-general"]),

@@ -34,6 +34,21 @@ def test_a_page_is_written_and_said_in_one_line(run: Run) -> None:
     assert Path("report.html").read_text("utf-8") == html
 
 
+@pytest.mark.heavy
+def test_errors_with_another_release_stand_below(run: Run) -> None:
+    """70b-general by the release that ships, and by the published direct calibration; both as validate has them."""
+    releases = ("h100-vllm-0.15.1", "stepml-direct")
+    asked = ("--experiment", "70b-general", "--coefficients")
+    answer = run("report", *asked, releases[0], "--baseline", releases[1], "--out", "report.html")
+    assert answer.code == 0
+    rows = re.findall(r"<tr.*?</tr>", Path("report.html").read_text("utf-8").split("</table>")[0], re.DOTALL)[1:]
+    for row, release in zip(rows, releases, strict=True):
+        errors = run("validate", *asked, release, "--json").json["experiments"][0]["metrics"]
+        expected = [f"{100 * errors[metric]['mean']['error']:+.1f}" for metric in ("e2e", "ttft", "itl")]
+        assert re.findall(r"(?:E2E|TTFT|ITL)\s([-+][\d.]+)\s%\s\(", row.split("</desc>")[0]) == expected
+    assert "with stepml-direct" in rows[1]
+
+
 def test_a_page_that_fails_names_the_experiment_once(run: Run) -> None:
     """Its slug is its alias, and no file of it names a model."""
     row = "arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms\n0,100,20,50,400\n1,100,20,50,400\n"

@@ -114,6 +114,7 @@ def explain_verb(
 @verb("report")
 @experiments_options
 @coefficients_option
+@release_option("--baseline", help_text="Another one, shown below it in the overview.")
 @replay_option
 @click.option("--out", "-o", type=OUT_FILE, default="report.html", help="The page.  [default: report.html]")
 @click.option("--open", "browse", is_flag=True, help="Show the page in a browser.")
@@ -125,6 +126,7 @@ def report_verb(
     out: Path,
     browse: bool,
     coefficients: str | None,
+    baseline: str | None,
     mode_text: str,
     store_path: Path,
 ) -> None:
@@ -148,23 +150,26 @@ def report_verb(
     with progress_line("reporting") as progress:
         from blis_replay.ingest.store import open_for_reading
         from blis_replay.replay.mode import parse_mode
+        from blis_replay.replay.release_file import load_release
         from blis_replay.validate.experiment import named_experiments, release_for
         from blis_replay.validate.report.report import report, report_answer
 
         release = release_for(coefficients)
         mode = parse_mode(mode_text)
         asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
-        given = {"--coefficients": coefficients, "--replay": mode_text, "--out": out.name}
+        given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
         chosen = [part for option, value in given.items() if value for part in (option, value)]
         command = shlex.join(["blis-replay", "report", *asked, *chosen])
         with open_for_reading(store_path) as store:
             slugs = named_experiments(store, None if everything else names)
+        before = load_release(baseline) if baseline else None
         ships = coefficients is None
         written = report(
             store_path,
             slugs,
             release,
             mode,
+            baseline=before,
             ships=ships,
             command=command,
             progress=progress,

@@ -248,11 +248,13 @@ def _words(kind: str, named: object) -> list[tuple[Cell, ...]]:
 class Section:
     """One experiment as the page shows it: sentences and tables, not yet escaped.
 
-    ``cause``: of the largest error, in a few words.  ``why``: what explains the verdict; ``remedy``: the command that
-    fixes it, empty if there is none.  ``notes``: what the numbers rest on.
+    ``before``: the row with another release, or why there is none.  ``cause``: of the largest error, in a few words.
+    ``why``: what explains the verdict; ``remedy``: the command that fixes it, empty if there is none.  ``notes``: what
+    the numbers rest on.
     """
 
     judgement: Judgement
+    before: Judgement | str | None
     reason: str
     tails: tuple[str, ...]
     basis: str
@@ -267,7 +269,7 @@ class Section:
     provenance: tuple[Table, ...]
 
 
-def section_of(evidence: Evidence, command: str) -> Section:
+def section_of(evidence: Evidence, command: str, before: Judgement | str | None = None) -> Section:
     """What the page says of an experiment; small, however large the recording."""
     comparison = evidence.comparison
     cause, why, remedy = _explained(evidence)
@@ -276,6 +278,7 @@ def section_of(evidence: Evidence, command: str) -> Section:
     beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))] if latencies else []
     return Section(
         judgement=comparison.judgement,
+        before=before,
         reason=reason(comparison.judgement),
         tails=tuple(line.text for line in tail_lines(comparison.judgement)),
         basis=basis_text(comparison),
@@ -318,7 +321,9 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     return cause, (*sentences, *queue), remedies[0].command if remedies else ""
 
 
-def page(sections: Sequence[Section], not_judged: Mapping[str, str], release: str, mode: str) -> str:
+def page(
+    sections: Sequence[Section], not_judged: Mapping[str, str], release: str, mode: str, baseline: str | None = None
+) -> str:
     """The HTML document: the overview, worst first, and the experiments in its order; equal input, equal bytes."""
     ordered = sorted(sections, key=lambda section: by_worst(section.judgement))
     judgements = [section.judgement for section in sections]
@@ -328,6 +333,7 @@ def page(sections: Sequence[Section], not_judged: Mapping[str, str], release: st
         .render(
             several=len(sections) > 1,
             overview=overview_of(judgements, len(not_judged)),
+            baseline=baseline,
             sections=ordered,
             not_judged=not_judged,
             release=release,

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from blis_replay.base.errors import ExperimentError, NothingToJudgeError, faults_named, require_extra
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.store import open_store
+from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_for, release_that_ships
+from blis_replay.validate.judgement import Judgement
 from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.page import Section, page, section_of
 from blis_replay.validate.text.answer import Answer, Verbatim
@@ -51,6 +53,7 @@ def report(
     release: CoefficientRelease,
     mode: ReplayMode | None = None,
     *,
+    baseline: CoefficientRelease | None = None,
     ships: bool = False,
     command: str = "",
     progress: Progress | None = None,
@@ -58,14 +61,17 @@ def report(
     """One self-contained HTML page over these stored experiments, the same for the same input.
 
     ``store``: the file, which this process must not have open: several processes read it side by side.
-    ``ships``: take the release that ships for each experiment in place of ``release``.  ``command``: what the page
-    gives as the way to make it again.  ``progress``: called with (done, all).
+    ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``ships``: take the
+    release that ships for each experiment in place of ``release``.  ``command``: what the page gives as the way to
+    make it again.  ``progress``: called with (done, all).
     Those that cannot be judged are named with the reason; raises ``NothingToJudgeError`` if that is all of them,
     ``ReleaseError`` for an invalid release.
     """
     require_extra("report", "the report", *REPORT_MODULES)
-    job = _Job(store, None if ships else release, mode or ReplayMode(), command)
-    release.refuse_if_invalid()
+    job = _Job(store, None if ships else release, baseline, mode or ReplayMode(), command)
+    for used in (release, baseline):
+        if used is not None:
+            used.refuse_if_invalid()
     answers = dict(zip(slugs, map_jobs(partial(_answer, job), slugs, progress=progress), strict=True))
     # An error names its experiment, and so does each place that shows one.
     not_judged = {slug: why.removeprefix(f"{slug}: ") for slug, why in answers.items() if isinstance(why, str)}
@@ -73,7 +79,7 @@ def report(
     if not sections:
         raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))
     names = dict.fromkeys(release_that_ships([slug]) for slug in answers) if ships else [release.name]
-    html = page(sections, not_judged, ", ".join(names), job.mode.name)
+    html = page(sections, not_judged, ", ".join(names), job.mode.name, baseline.name if baseline else None)
     return Report(html, {section.judgement.subject.slug: section.judgement.verdict for section in sections}, not_judged)
 
 
@@ -81,6 +87,7 @@ def report(
 class _Job:
     store: Path
     release: CoefficientRelease | None
+    baseline: CoefficientRelease | None
     mode: ReplayMode
     command: str
 
@@ -92,6 +99,16 @@ def _answer(job: _Job, slug: str) -> Section | str:
             with faults_named(slug):
                 shipped = release_for(None, [slug])
                 evidence = gather(store, slug, job.release or shipped, job.mode, shipped)
-                return section_of(evidence, job.command)
+                return section_of(evidence, job.command, _before(store, slug, job))
         except ExperimentError as error:
             return str(error)
+
+
+def _before(store: Store, slug: str, job: _Job) -> Judgement | str | None:
+    """The row with the baseline, or why there is none; None where none is asked for."""
+    if job.baseline is None:
+        return None
+    try:
+        return compare_experiment(store, slug, job.baseline, job.mode).judgement
+    except ExperimentError as error:
+        return str(error)

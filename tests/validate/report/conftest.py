@@ -82,7 +82,7 @@ def hostile_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFac
             "UPDATE findings SET message = ?, measured = ?, threshold = ?, metric = ?",
             [bad["message"], measured, HOSTILE, HOSTILE],
         )
-    return report(path, [recording.slug], release, command=bad["command"]).html
+    return report(path, [recording.slug], release, command=bad["command"], baseline=planted_page.true).html
 
 
 @pytest.fixture(scope="session")
