@@ -81,7 +81,9 @@ def test_preemptions_begin_and_end_with_the_steps_of_the_truth(recorded: tuple[R
     assert again.height == 1
     after = drawn.filter(pl.col("request_index") == again["request_index"][0])["preempted_us"]
     assert (after > again["resumed_us"][0]).any()
-    assert (drawn["token_us"] > drawn["resumed_us"]).sum() == 78
+    # The steps after two of them have no record, and are laid between their neighbours.
+    assert (drawn["token_us"] > drawn["resumed_us"]).sum() == 76
+    assert (drawn["token_us"] >= drawn["resumed_us"]).sum() == 78
 
 
 @pytest.mark.parametrize("recorded", ["long-prompts-sync", "shared-prefix-async"], indirect=True)

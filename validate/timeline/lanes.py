@@ -156,6 +156,8 @@ def observed_preemptions(recording: Recording, step_starts: pl.DataFrame) -> pl.
         preempted.join(owners, on="journey")
         .join(ends, on=["journey", "start_step"], how="left")
         .join(starts, on="prefill_end_step", how="left")
+        # A step without a record lies somewhere between its neighbours.
+        .with_columns(pl.col("token_us").clip(pl.col("resumed_us")))
         .select(PREEMPTION_SCHEMA.keys())
         .sort("request_index", "preempted_us")
     )
