@@ -429,11 +429,17 @@ def buffering_proxy(every_us: int) -> Cause:
     return _client("proxy that batches chunks", size, blamed, _TOKEN_CHECKS, late)
 
 
-def second_token_stamped() -> Cause:
+def later_token_stamped(place: int = 2) -> Cause:
     gap_us = (_E2E - _TTFT) / (pl.col("output_tokens") - 1).clip(1)
-    late = (_TTFT + gap_us).round().cast(pl.Int64)
+    late = pl.min_horizontal(_TTFT + (place - 1) * gap_us, _E2E).round().cast(pl.Int64).alias("ttft_us")
     blamed = (OUTPUT, "first-token stamps")
-    return _client("second token stamped as first", "all requests", blamed, _TOKEN_CHECKS, late)
+    name = "second token stamped as first" if place == 2 else f"token {place} stamped as first"
+    return _client(name, "all requests", blamed, _TOKEN_CHECKS, late)
+
+
+def think_time(us: int) -> Cause:
+    """The client's clock runs on until it is ready for its next request."""
+    return _client("think time in E2E", f"{us / 1e6:g} s", (OUTPUT,), ("clocks", "server_metrics"), _E2E + us)
 
 
 def wrong_unit() -> Cause:
@@ -629,24 +635,53 @@ def step_ids_again(at_us: int) -> Cause:
     return Cause("step ids begin again", f"at {at_us / 1e6:g} s", ("step records",), checks, instruments=numbered)
 
 
+def warped(name: str, size: str, blamed: tuple[str, ...], warp: Callable[[pl.Expr], pl.Expr]) -> Cause:
+    """The whole machine, its clients too, runs on another time: ``warp`` of every stamp.  Counters are left out."""
+
+    def instruments(recorded: Recorded) -> Recorded:
+        recording = recorded.recording
+        end = _SENT + _E2E
+        # Where the parts of a request begin, from the last to the first.
+        begins = [end, *(end - pl.sum_horizontal(parts) for parts in (["decode_us"], ["decode_us", "prefill_us"]))]
+        begins.append(begins[-1] - pl.col("queue_us"))
+        parts = [
+            (warp(begins[i]) - warp(begins[i + 1])).alias(part)
+            for i, part in enumerate(("decode_us", "prefill_us", "queue_us"))
+        ]
+        sent = warp(_SENT)
+        latencies = [warp(_SENT + stamp) - sent for stamp in (_TTFT, _E2E)]
+        start = pl.col("start_us")
+        moved = with_steps(recorded, (warp(start + pl.col("duration_us")) - warp(start)).alias("duration_us"))
+        moved = _with_server_stamps(with_requests(moved, sent, *latencies, *parts), warp)
+        placed = rows_of(recording.iterations.frame().with_columns(warp(pl.col("start_us"))))
+        counted = recording.aggregates.filter(~pl.col("metric").str.starts_with("server_"))
+        return replace(moved, recording=replace(moved.recording, iterations=placed, aggregates=counted), stamped=False)
+
+    return Cause(name, size, blamed, instruments=instruments)
+
+
 def slower_run(by: float) -> Cause:
     """The machine takes ``by`` times as long for everything, and the load comes as much slower: all stamps."""
 
-    def slowed(recorded: Recorded) -> Recorded:
-        recording = recorded.recording
+    def stretched(us: pl.Expr) -> pl.Expr:
+        return (us * by).round().cast(pl.Int64)
 
-        def stretched(rows: Rows, *names: str) -> Rows:
-            return rows_of(rows.frame().with_columns((pl.col(names) * by).round().cast(pl.Int64)))
+    return warped("step time", f"every stamp x {by:g}", (STEP_TIME, PACE), stretched)
 
-        changed = replace(
-            recording,
-            requests=stretched(
-                recording.requests, *("arrival_us", "ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us")
-            ),
-            steps=stretched(recording.steps, "start_us", "duration_us"),
-            lifecycles=stretched(recording.lifecycles, *_STAMPS),
-            journey_events=stretched(recording.journey_events, "time_us"),
-        )
-        return replace(recorded, recording=changed)
 
-    return Cause("step time", f"every stamp x {by:g}", (STEP_TIME, PACE), instruments=slowed)
+def slower_from(at_us: int, by: float) -> Cause:
+    """The same from a time on."""
+
+    def stretched(us: pl.Expr) -> pl.Expr:
+        return us + ((us - at_us).clip(0) * (by - 1)).round().cast(pl.Int64)
+
+    return warped("slower from a time on", f"every stamp x {by:g} from {at_us / 1e6:g} s", (STEP_TIME, PACE), stretched)
+
+
+def frozen(at_us: int, for_us: int) -> Cause:
+    """The machine stands still once, with the clients on it."""
+
+    def late(us: pl.Expr) -> pl.Expr:
+        return us + pl.when(us > at_us).then(for_us).otherwise(0)
+
+    return warped("machine frozen", f"{for_us / 1e6:g} s at {at_us / 1e6:g} s", ("standstill", "cold start"), late)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.recording import (
+    ITERATION_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
     SNAPSHOT_SCHEMA,
@@ -41,6 +43,8 @@ from blis_replay_labs.planted.generate import generate
 Value = int | bool | str | None
 # What was recorded: journeys and every step; a tenth of the steps; only what the client saw.
 Depth = Literal["full", "steps", "client"]
+# What is blamed where no error of a mean is as large as one worth a name; a right answer where a fault changes nothing.
+NOTHING = "nothing"
 
 # Some 720 blocks are in use at most, 1,050 were no prompt found in the cache.
 _KV_BLOCKS = 1_301
@@ -116,6 +120,13 @@ LOADS: dict[str, SyntheticExperiment] = {
         shared_prefix=replace(_TWO_LEVELS.shared_prefix, num_groups=600, num_prompts_per_group=1),
         prompt_jitter_tokens=0,
     ),
+    **{
+        f"{tokens} tokens": replace(
+            _TWO_LEVELS, shared_prefix=replace(_TWO_LEVELS.shared_prefix, output_tokens=tokens, question_tokens=900)
+        )
+        for tokens in (1, 3)
+    },
+    "a long pause": replace(_TWO_LEVELS, stage_gap_us=60_000_000),
     "one at a time": replace(
         _TWO_LEVELS,
         stages=(Stage(0, 0.5, 240_000_000),),
@@ -144,7 +155,7 @@ class Cause:
     ``name``, ``size``: in words.  ``blamed``: components that are rightly blamed for it.  ``checks``: instrument
     checks that may find it.  ``server``: what the real server is, other than the load says; ``stated``: what the
     recording says of its engine (None: nothing).  ``instruments``: what they make of the recording.  ``simulator``:
-    what is wrong with that.
+    what is wrong with that.  ``files``: what is wrong in a copy of the folder of a real recording.
     """
 
     name: str
@@ -155,13 +166,14 @@ class Cause:
     stated: Mapping[str, Value] = field(default_factory=dict)
     instruments: Callable[[Recorded], Recorded] | None = None
     simulator: Callable[[WrongSimulator], WrongSimulator] | None = None
+    files: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)
 class Fault:
     """What is planted at once in a load of ``LOADS``, recorded to a ``depth``.
 
-    ``load``: or the alias of a recording that ships.  ``decidable``: whether the recording has what tells the cause
+    ``load``: or the alias of a recording that ships, or one of the data pack (``live_faults.read_live``).  ``decidable``: whether the recording has what tells the cause
     from others that would look the same.
     """
 
@@ -310,6 +322,8 @@ def to_depth(recording: Recording, depth: Depth) -> Recording:
     uncounted = pl.lit(None, pl.Int64).alias("cached_prompt_tokens")
     requests = rows_of(less.requests.frame().with_columns(uncounted))
     less = replace(less, requests=requests, snapshots=no_rows(SNAPSHOT_SCHEMA), recorder=None)
+    of_client = recording.aggregates.filter(~pl.col("metric").str.starts_with("server_"))
+    less = replace(less, iterations=no_rows(ITERATION_SCHEMA), aggregates=of_client)
     clocks = tuple(clock for clock in recording.clocks if clock.name == "client")
     return replace(less, steps=no_rows(STEP_SCHEMA), clocks=clocks)
 
