@@ -13,7 +13,7 @@ from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.speculation import Speculation
-from blis_replay.ingest.rows import Rows, rows_of
+from blis_replay.ingest.rows import rows_of
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.faults import (
     Cause,
@@ -649,7 +649,7 @@ def warped(name: str, size: str, blamed: tuple[str, ...], warp: Callable[[pl.Exp
             for i, part in enumerate(("decode_us", "prefill_us", "queue_us"))
         ]
         sent = warp(_SENT)
-        latencies = [warp(_SENT + stamp) - sent for stamp in (_TTFT, _E2E)]
+        latencies = [(warp(_SENT + us) - sent).alias(us.meta.output_name()) for us in (_TTFT, _E2E)]
         start = pl.col("start_us")
         moved = with_steps(recorded, (warp(start + pl.col("duration_us")) - warp(start)).alias("duration_us"))
         moved = _with_server_stamps(with_requests(moved, sent, *latencies, *parts), warp)

@@ -173,8 +173,8 @@ class Cause:
 class Fault:
     """What is planted at once in a load of ``LOADS``, recorded to a ``depth``.
 
-    ``load``: or the alias of a recording that ships, or one of the data pack (``live_faults.read_live``).  ``decidable``: whether the recording has what tells the cause
-    from others that would look the same.
+    ``load``: or a recording of ``live_faults.read_live``.  ``decidable``: whether the recording has what tells the
+    cause from others that would look the same.
     """
 
     group: str
@@ -187,6 +187,11 @@ class Fault:
     def is_live(self) -> bool:
         """Whether it is planted in the recording of a real server."""
         return self.load not in LOADS
+
+    @property
+    def in_files(self) -> bool:
+        """Whether something is wrong in the files that were recorded."""
+        return any(cause.files for cause in self.causes)
 
     @property
     def name(self) -> str:
@@ -256,14 +261,16 @@ def true_release(truth: SyntheticTruth) -> CoefficientRelease:
     )
 
 
-def planted_in(fault: Fault, recording: Recording, release: CoefficientRelease) -> Case:
+def planted_in(fault: Fault, recording: Recording, release: CoefficientRelease, sound: Recording | None = None) -> Case:
     """The same in the recording of a real server, with coefficients that meet it as well as any do.
+
+    ``sound``: the recording before its files were changed.
 
     The server of a recording cannot be changed any more: it has the cause already, and only what is stated changes.
     """
     as_it_is = replace(recording, token_events=None)
     recorded = _recorded(fault, Recorded(as_it_is, None, np.arange(recording.requests.height)))
-    return _given(fault, recorded, release, None, mean_latencies(recording))
+    return _given(fault, recorded, release, None, mean_latencies(sound or recording))
 
 
 def _recorded(fault: Fault, recorded: Recorded) -> Recorded:

@@ -43,6 +43,11 @@ def _folder(load: str) -> Path:
     return data_folder() / f"live-vllm-{version}" / name if name else RECORDED_FOLDER / load
 
 
+def is_there(load: str) -> bool:
+    """Whether a recording ships, or the data pack has it."""
+    return _folder(load).is_dir()
+
+
 @contextmanager
 def read_live(load: str, causes: Sequence[Cause] = ()) -> Iterator[Recording]:
     """The recording of a real server, with what the causes change in a copy of its files."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Literal
 
 from blis_replay.base.errors import ExperimentError
-from blis_replay.fixtures.catalogue import RECORDED_FOLDER
-from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, table_of
@@ -37,7 +36,8 @@ from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay_labs.planted.causes import PACE, STEP_TIME
 from blis_replay_labs.planted.fault_list import FAULTS
-from blis_replay_labs.planted.faults import LOADS, Case, Depth, Fault, mean_latencies, planted_case, planted_in
+from blis_replay_labs.planted.faults import LOADS, NOTHING, Case, Depth, Fault, mean_latencies, planted_case, planted_in
+from blis_replay_labs.planted.live_faults import LIVE_CONTROLS, LIVE_FAULTS, is_there, read_live
 
 Grade = Literal["right", "half", "not identified", "wrong"]
 GRADES: tuple[Grade, ...] = ("right", "half", "not identified", "wrong")
@@ -45,8 +45,7 @@ GRADES: tuple[Grade, ...] = ("right", "half", "not identified", "wrong")
 _SIZE_WITHIN = 0.2
 # Of a real server: a part is new if it exceeds what was blamed before by this share of the largest part.
 _NEW = 0.25
-# What is not blamed at all: no error of a mean is as large.
-_NOTHING = "nothing"
+ALL_FAULTS = (*FAULTS, *LIVE_FAULTS)
 
 
 @dataclass(frozen=True)
@@ -93,22 +92,29 @@ class _Before:
     simulated_us: Mapping[str, float] | None = None
 
 
-def judged_in(alias: str) -> list[FaultRow]:
-    """The same of all faults of a recording of a real server, whose coefficients are fitted to its own steps.
+def judged_in(load: str, faults: Sequence[Fault]) -> list[FaultRow | ControlRow]:
+    """The same of faults in a recording of a real server, whose coefficients are fitted to its own steps.
 
     What is said of it before anything is planted is not held against the answer: a real server is not an engine.
+    Without a group it is a control.
     """
-    with read_recording(RECORDED_FOLDER / alias) as read:
+    with read_live(load) as read:
         recording = checked(read)
         release, _fits = calibrate([recording], "own", Options(load_release(DEFAULT_PRIOR), split=(1.0, 1.0)))
-        rows, before = [], dict[Depth, _Before]()
-        for fault in (fault for fault in FAULTS if fault.load == alias):
+        rows, before = list[FaultRow | ControlRow](), dict[Depth, _Before]()
+        for fault in faults:
+            if not fault.group:
+                rows.append(
+                    _control(f"{load} {fault.size}".strip(), fault.depth, 0, planted_in(fault, recording, release))
+                )
+                continue
             if fault.depth not in before:
-                sound = planted_in(Fault("", (), fault.depth, alias), recording, release)
+                sound = planted_in(Fault("", (), fault.depth, load), recording, release)
                 seen = checked(sound.recording)
                 blamed, run = attribute(seen, release), replay(seen, release)
                 before[fault.depth] = _Before(_unusable(seen.findings), blamed, _simulated_us(run))
-            rows.append(_judged(fault, planted_in(fault, recording, release), before[fault.depth]))
+            with read_live(load, fault.causes) if fault.in_files else nullcontext(recording) as planted:
+                rows.append(_judged(fault, planted_in(fault, planted, release, recording), before[fault.depth]))
         return rows
 
 
@@ -131,7 +137,7 @@ def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     verdict = comparison.verdict
     blamed = tuple(dict.fromkeys([*(name for one in named for name in (*one.names, *one.beside_names)), *alone]))
     by = found or ("attribute" if named else "-")
-    return row(by, blamed or (_NOTHING,), planted_error, explained, verdict, exit_code([verdict]), grade)
+    return row(by, blamed or (NOTHING,), planted_error, explained, verdict, exit_code([verdict]), grade)
 
 
 def _since(before: Attribution | None, now: Attribution) -> list[Blame]:
@@ -217,6 +223,8 @@ def _graded(fault: Fault, found: str, named: Sequence[Blame], alone: tuple[str, 
     ``alone``: what is blamed apart from any mean.
     """
     right = {name for cause in fault.causes for name in cause.blamed}
+    if NOTHING in right and not named and not alone:
+        return "right", None
     hit = [one for one in named if set(one.names) & right]
     explained = hit[0].explained if hit else None
     wrong = [one for one in named if one.names and not set(one.names) & right]
@@ -247,12 +255,21 @@ class ControlRow:
 
 def control(load: str, depth: Depth, seed: int) -> ControlRow:
     """Replay a faultless recording with a faultless simulator, and see what is blamed."""
-    case = planted_case(Fault("", (), depth, load), seed)
+    return _control(load, depth, seed, planted_case(Fault("", (), depth, load), seed))
+
+
+def _control(load: str, depth: Depth, seed: int, case: Case) -> ControlRow:
+    """Of a real server (``token_gaps``: None) only a wrong input is an alarm: its steps and delays are no engine's."""
     recording = checked(case.recording)
     comparison: Comparison = compare_replay(replay(recording, case.release), case.token_gaps, queues=True)
-    named = blames(attribute(recording, case.release, token_gaps=case.token_gaps))
+    found = attribute(recording, case.release, token_gaps=case.token_gaps)
+    named = [
+        one
+        for one in blames(found)
+        if case.token_gaps or any(c and c.component.is_input for c in (one.cause, *one.beside))
+    ]
     objected = [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable"]
-    alarm = "; ".join([*(" or ".join(one.names) or "no component" for one in named), *objected])
+    alarm = "; ".join([*(" or ".join((*one.names, *one.beside_names)) or "no component" for one in named), *objected])
     return ControlRow(load, depth, seed, comparison.verdict, alarm)
 
 
@@ -283,22 +300,27 @@ def scoreboard(quick: bool = False, progress: Progress | None = None) -> Scorebo
     """Judge all faults and controls; ``quick``: every eighth of them."""
     every = 8 if quick else 1
     places = [place for place, fault in enumerate(FAULTS) if not fault.is_live]
-    live = list(dict.fromkeys(fault.load for fault in FAULTS if fault.is_live))
+    live = list(dict.fromkeys(fault.load for fault in _live_faults()))
     jobs: list[str | int | tuple[str, Depth, int]] = [
         *live[: 1 if quick else None],
         *places[::every],
         *CONTROLS[::every],
     ]
     rows = [row for answer in map_jobs(_job, jobs, progress=progress) for row in answer]
-    order = {group: place for place, group in enumerate(dict.fromkeys(fault.group for fault in FAULTS))}
+    order = {group: place for place, group in enumerate(dict.fromkeys(fault.group for fault in ALL_FAULTS))}
     faults = sorted((row for row in rows if isinstance(row, FaultRow)), key=lambda row: order[row.group])
     return Scoreboard(tuple(faults), tuple(row for row in rows if isinstance(row, ControlRow)))
+
+
+def _live_faults() -> list[Fault]:
+    """Faults and controls of the real servers whose recordings are there."""
+    return [fault for fault in (*ALL_FAULTS, *LIVE_CONTROLS) if fault.is_live and is_there(fault.load)]
 
 
 def _job(job: str | int | tuple[str, Depth, int]) -> Sequence[FaultRow | ControlRow]:
     """All faults of a live recording, or one by its place in the list: what plants it cannot be sent elsewhere."""
     if isinstance(job, str):
-        return judged_in(job)
+        return judged_in(job, [fault for fault in _live_faults() if fault.load == job])
     return [judged(FAULTS[job]) if isinstance(job, int) else control(*job)]
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from blis_replay.replay.driver import replay
 from blis_replay.validate.explain.search import depths
-from blis_replay_labs.planted import scoreboard
 from blis_replay_labs.planted.fault_list import FAULTS
 from blis_replay_labs.planted.faults import Fault, planted_case
 from blis_replay_labs.planted.scoreboard import FaultRow, Scoreboard, control, judged, judged_in, scoreboard_answer
@@ -100,48 +99,42 @@ def test_the_answer_counts_grades_and_fails_where_something_else_is_blamed() -> 
     assert "1 faults: 1 right, 0 half, 0 not identified, 0 wrong" in str(answer)
 
 
-def row_of(monkeypatch: pytest.MonkeyPatch, alias: str, depth: str, name: str, size: str = "") -> FaultRow:
+def row_of(alias: str, depth: str, name: str, size: str = "") -> FaultRow:
     """The answer to the first fault of this name in the recording of a real server."""
     planted = [f for f in FAULTS if (f.load, f.depth, f.name) == (alias, depth, name) and size in f.size]
-    monkeypatch.setattr(scoreboard, "FAULTS", planted[:1])
-    (row,) = judged_in(alias)
+    (row,) = judged_in(alias, planted[:1])
+    assert isinstance(row, FaultRow)
     return row
 
 
 @pytest.mark.heavy
-def test_in_the_recording_of_a_real_server_what_was_blamed_before_is_not_held_against_the_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_the_recording_of_a_real_server_what_was_blamed_before_is_not_held_against_the_answer() -> None:
     """Steps of tiny-live-b stalled, so step time is blamed for 12 points of TTFT whatever is planted beside that."""
-    row = row_of(monkeypatch, "tiny-live-b", "full", "scheduling mode")
+    row = row_of("tiny-live-b", "full", "scheduling mode")
     assert (row.grade, row.blamed) == ("right", ("scheduling mode",))
     assert row.explained == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.heavy
-def test_steps_of_a_stalling_server_do_not_count_for_more_in_a_queue_that_a_wrong_argument_makes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_of_a_stalling_server_do_not_count_for_more_in_a_queue_that_a_wrong_argument_makes() -> None:
     """max_num_seqs 4 instead of 32 makes a queue; once it is put right, steps are off by what they were before."""
-    row = row_of(monkeypatch, "tiny-live-b", "full", "max_num_seqs")
+    row = row_of("tiny-live-b", "full", "max_num_seqs")
     assert (row.grade, row.blamed) == ("right", ("max_num_seqs",))
     assert row.explained == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("alias", "name"), [("tiny-live-e", "max_num_seqs"), ("tiny-live-d", "KV blocks")])
-def test_a_client_tells_a_bound_of_requests_from_one_of_memory(
-    monkeypatch: pytest.MonkeyPatch, alias: str, name: str
-) -> None:
+def test_a_client_tells_a_bound_of_requests_from_one_of_memory(alias: str, name: str) -> None:
     """While others wait, 3 or 4 requests decode for 86 % of the time with max_num_seqs 4; with 24 blocks 4 to 10."""
-    row = row_of(monkeypatch, alias, "client", name)
+    row = row_of(alias, "client", name)
     assert (row.grade, row.blamed) == ("right", (name,))
 
 
 @pytest.mark.slow
-def test_a_bound_that_steps_reach_again_and_again_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_that_steps_reach_again_and_again_is_the_servers() -> None:
     """48 steps of tiny-live-c have 1,024 tokens, with six numbers of decodes among them, and none has more."""
-    row = row_of(monkeypatch, "tiny-live-c", "full", "max_num_batched_tokens", "1024, told as 4096")
+    row = row_of("tiny-live-c", "full", "max_num_batched_tokens", "1024, told as 4096")
     assert (row.grade, row.blamed) == ("right", ("max_num_batched_tokens",))
 
 
