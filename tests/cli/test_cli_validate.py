@@ -9,6 +9,7 @@ import logged
 import numpy as np
 import pytest
 from command_line import Run
+from experiment_files import write_experiment
 from json_docs import FREE, documented, fields_of
 
 from blis_replay.blis.releases.release import format_release
@@ -19,7 +20,6 @@ from blis_replay.validate.metrics.observed import pooled_gaps
 from blis_replay.validate.schedule import schedule_verdict
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.faults import true_release
-from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 

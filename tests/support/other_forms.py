@@ -21,5 +21,5 @@ OTHER_FORMS: dict[str, own.Writer] = {
 
 
 def write_experiment(truth: SyntheticTruth, directory: Path, *, files: Collection[str]) -> None:
-    """As ``blis_replay_labs.planted.files``; ``files`` may name ``OTHER_FORMS`` too."""
+    """As ``experiment_files``; ``files`` may name ``OTHER_FORMS`` too."""
     own.write_experiment(truth, directory, files=files, forms=OTHER_FORMS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiment_files import write_experiment
 
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
@@ -33,7 +34,6 @@ from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEU
 from blis_replay.validate.fit.refused import DataChoice, refuse_impossible, why_not_fitted
 from blis_replay.validate.fit.text import calibration_answer
 from blis_replay_labs.planted.experiment import SyntheticExperiment
-from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow
