@@ -108,7 +108,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
 _OWN_SUMMARIES = [form.name for form in REQUEST_FORMATS].index("aiperf-summary")
 # Further formats of our labs, which plug them in.
 LABS_FORMATS = (
-    *("azure-llm", "burstgpt", "genai-bench", "guidellm-csv"),
+    *("azure-llm", "genai-bench", "guidellm-csv"),
     *("llmservingsim", "load-levels", "mooncake"),
 )
 

@@ -1,4 +1,4 @@
-"""Published arrival traces without latencies: Azure LLM, BurstGPT and Mooncake."""
+"""Published arrival traces without latencies: Azure LLM and Mooncake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, whole
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import decoded_records, named_rows, numbered_lines
@@ -62,39 +62,6 @@ def epoch_us(stamp: str) -> int | None:
         return None
     ns = int((decimals or "").ljust(9, "0"))
     return (whole - _EPOCH) // timedelta(microseconds=1) + (ns + 500) // 1000
-
-
-# -- BurstGPT: requests to ChatGPT and GPT-4 over two months, releases 1 and 2 --------------------
-
-_BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-# Release 2 has two more columns between the first and the others.
-_BURSTGPT_HEADER = re.compile(rb"(?:\xef\xbb\xbf)?Timestamp,[^\r\n]*\bRequest tokens,Response tokens\b")
-
-
-def recognises_burstgpt(head: bytes) -> bool:
-    """Whether the first line names the columns that both releases have."""
-    return _BURSTGPT_HEADER.match(head) is not None
-
-
-def read_burstgpt(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
-    """The requests in file order, on a clock that counts from midnight of the first day.
-
-    A response of 0 tokens marks a failure: such rows are rejected and counted, as is what
-    could not be served.  ``Elapsed time`` and ``Model`` are those of a hosted service and are not
-    taken.  Raises :class:`RecordingError` if a column is missing.
-    """
-    records = named_rows(file, _BURSTGPT_COLUMNS, "take the trace as it was published")
-    rows, _events = gathered(file, records, _burstgpt_request)
-    return RequestsRead(rows, "client", "relative")
-
-
-def _burstgpt_request(values: Mapping[str, str]) -> Request:
-    stamp, request, response = (values[name] for name in _BURSTGPT_COLUMNS)
-    if whole(response) == 0:
-        raise UnusableError("a failure: its response has 0 tokens")
-    arrival_us = microseconds(stamp)
-    early = arrival_us is not None and arrival_us < 0
-    return arrival(None if early else arrival_us, request, response), ()
 
 
 # -- Mooncake: JSON lines with arrivals, lengths and the prompt's blocks; AIPerf's dialect of them too
@@ -191,5 +158,4 @@ def _prefix(blocks: _Blocks) -> tuple[RawPrefix | None, tuple[str, ...]]:
 
 
 AZURE_LLM = RequestFormat("azure-llm", recognises_azure_llm, read=read_azure_llm, latencies=False)
-BURSTGPT = RequestFormat("burstgpt", recognises_burstgpt, read=read_burstgpt, latencies=False)
 MOONCAKE = RequestFormat("mooncake", recognises_mooncake, read=read_mooncake, latencies=False)

@@ -1,4 +1,4 @@
-"""Traces without latencies (Azure LLM, BurstGPT, Mooncake): what is read, what is refused."""
+"""Traces without latencies (Azure LLM, Mooncake): what is read, what is refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, in_send_order
-from blis_replay_labs.formats.arrival_traces import AZURE_LLM, BURSTGPT, MOONCAKE, epoch_us
+from blis_replay_labs.formats.arrival_traces import AZURE_LLM, MOONCAKE, epoch_us
 
 NOON = "2023-11-16 18:17:03"
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
-BURST_1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
-BURST_2 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
 
 
 def mooncake(timestamp_ms: object = 0, prompt: object = 600, output: object = 20, **more: object) -> str:
@@ -32,7 +30,6 @@ def mooncake(timestamp_ms: object = 0, prompt: object = 600, output: object = 20
 # Of each format the lines that begin a file, and a request.
 SOUND = {
     "azure-llm": (AZURE_LLM, [AZURE_HEADER], f"{NOON},10,5"),
-    "burstgpt": (BURSTGPT, [BURST_1], "2,ChatGPT,30,8,38,API log"),
     "mooncake": (MOONCAKE, [], mooncake(1, hash_ids=[1, 2])),
 }
 
@@ -60,8 +57,6 @@ def keys(found: RequestsRead) -> RawPrefix:
     ("form", "lines", "expected"),
     [
         (AZURE_LLM, [AZURE_HEADER, f"{NOON}.9799600,4808,10"], [(1_700_158_623_979_960, 4808, 10)]),
-        (BURSTGPT, [BURST_1, "5,GPT-4,472,18,490,x", "45.5,x,7,2,9,x"], [(5_000_000, 472, 18), (45_500_000, 7, 2)]),
-        (BURSTGPT, [BURST_2, "12,s-1,3.4,ChatGPT,300,80,380,API log"], [(12_000_000, 300, 80)]),
         (MOONCAKE, [mooncake(1500), mooncake(1500.25)], [(1_500_000, 600, 20), (1_500_250, 600, 20)]),
     ],
 )
@@ -103,10 +98,6 @@ def test_stamps_have_0_to_9_decimals_and_perhaps_an_offset(stamp: str, us: int |
         ("azure-llm", f"{NOON},10,-5", "an output length of '-5'"),
         ("azure-llm", f"{NOON},1e1,5", "a prompt length of '1e1'"),
         ("azure-llm", b"\xff\xfe,10,5", "no usable arrival time"),
-        ("burstgpt", "1,ChatGPT,30,0,30,API log", "a failure: its response has 0 tokens"),
-        *(("burstgpt", f"{at},ChatGPT,30,8,38,API log", "no usable arrival time") for at in ("x", "-1", "nan")),
-        ("burstgpt", "1,ChatGPT,,8,38,API log", "a prompt length of ''"),
-        ("burstgpt", "1,ChatGPT,30,8.5,38,API log", "an output length of '8.5'"),
         ("mooncake", '{"timestamp": 1, "input_length": 5', "truncated"),
         ("mooncake", "[1, 2]", "Expected `object`"),
         ("mooncake", b"\xff\xfe\x00", "malformed"),
@@ -133,7 +124,6 @@ def test_a_row_that_cannot_be_served_is_counted_and_costs_itself_only(
     [
         *(("\n".join([*head, good]).encode(), form) for form, head, good in SOUND.values()),
         (b"\xef\xbb\xbf" + AZURE_HEADER.encode(), AZURE_LLM),
-        (BURST_2.encode() + b"\r\n", BURSTGPT),
         (b"\xef\xbb\xbf" + mooncake(hash_ids=[1]).encode(), MOONCAKE),
         ((mooncake()[:-1] + ', "text_input": "' + "x" * 70_000).encode()[: 64 << 10], MOONCAKE),
         *((odd, None) for odd in (b"", b"a\n" + AZURE_HEADER.encode(), b"Timestamp,Model\n1,2\n", b"\x89PNG\r\n")),
@@ -183,7 +173,7 @@ def test_any_bytes_are_rejected_or_a_recording_error(
     tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
 ) -> None:
     assume(not content.startswith((GZIP_MAGIC, ZSTD_MAGIC)))
-    if name in ("azure-llm", "burstgpt"):  # without their columns there is nothing to read
+    if name == "azure-llm":  # without its columns there is nothing to read
         with pytest.raises(RecordingError, match="line 1"):
             read(tmp_path_factory.mktemp("bytes"), SOUND[name][0], content)
     else:
