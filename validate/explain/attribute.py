@@ -348,10 +348,13 @@ def _not_followers(
 
 def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     """Step times against recorded ones, batch by batch; None where they agree or are not known."""
+    of_another_run = f"{ledger.SPAN}: {ledger.STEP_RECORDS}"
+    unusable = [f for f in recording.findings if f.severity == "unusable"]
+    contradicted = [f for f in unusable if f.metric == "step_time" or of_another_run in f.measured]
     # Requests that the client lacks are no fault of the steps.
-    contradicted = [f for f in recording.findings if f.severity == "unusable" and f.metric == "step_time"]
     if any(
-        f.check != ledger.CHECK or not any(ledger.CLIENT in sources for sources in f.measured) for f in contradicted
+        f.check != ledger.CHECK or of_another_run in f.measured or not any(ledger.CLIENT in name for name in f.measured)
+        for f in contradicted
     ):
         return None
     try:

@@ -40,6 +40,7 @@ PACE_OF_STEPS = "pace of steps"  # the step time, where one factor is wrong in a
 # A client cannot tell several tokens per step from shorter steps: named where requests are over-predicted by half ...
 SPED_UP = 0.5
 SCATTER = 0.15  # ... and this share of the error is left, as the number of tokens per step varies
+MIN_HIT_RATE = 0.05  # of prompt tokens: fewer hits in all make no step time seem wrong
 MAX_MISCOUNT = 1.0  # prompts that are counted wrong do not double the latencies
 
 
@@ -201,6 +202,8 @@ def _unlike_a_step(recording: Recording, trial: Trial, fit: Fit) -> str:
     """What a client cannot tell from another step time; empty where it can."""
     caching = recording.engine.get("enable_prefix_caching")
     unknown = recording.requests["cached_prompt_tokens"].null_count() and prefix_identity(recording) is None
+    # Cheap prefills are hits only if the server did not count how few it had.
+    unknown = unknown and (recording.prefix_hit_rate is None or recording.prefix_hit_rate > MIN_HIT_RATE)
     if fit.costs.line_ns[PREFILL_COST] < 0 and unknown and (caching is None or caching.value):
         return PREFIX_CACHE
     if fit.equal and fit.equal[0] == (PREFILL_COST, frozenset({PREFILL_COST})) and fit.before < MAX_MISCOUNT:

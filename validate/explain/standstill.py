@@ -19,6 +19,7 @@ from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.explain.cycles import stalled_us
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.rule import explains
+from blis_replay.validate.explain.trial import misfit
 from blis_replay.validate.metrics.observed import Selection, observed_requests
 
 COLD_START, STANDSTILL = "cold start", "standstill"
@@ -51,7 +52,8 @@ def _recorded(replayed: Replayed) -> Stalls | None:
     """Steps that took over a second longer than the median."""
     cycles = observed_cycles(replayed.recording)[0]
     longer_us = stalled_us(cycles.cycle_us)
-    long = longer_us > 0
+    first_us = int(replayed.recording.requests["arrival_us"][0])
+    long = (longer_us > 0) & (cycles.from_us + longer_us > first_us)  # an earlier one is of another client
     return Stalls(cycles.from_us[long], longer_us[long]) if long.any() else None
 
 
@@ -75,7 +77,14 @@ def _seen_by_client(replayed: Replayed) -> Stalls | None:
         return None
     stalls = Stalls(begin_us[still], longer_us[still])
     having = replace(replayed, stalls=stalls).trial
-    return stalls if having is not None and explains(trial.left, having.left) else None
+    if having is None:
+        return None
+    # Of the requests that were open meanwhile: all others scatter as without it.
+    first, last = stalls.at_us[:, None], (stalls.at_us + stalls.longer_us)[:, None]
+    waited = np.any((sent_us < last) & (sent_us + e2e_us > first), axis=0).nonzero()[0]
+    waited = waited[waited < trial.difference_as_is.shape[1]]
+    before, left = (misfit(one.difference_as_is[:, waited]) for one in (trial, having))
+    return stalls if explains(before, left) else None
 
 
 def _hypothesis(replayed: Replayed, stalls: Stalls, delayed: Bools, basis: str) -> Hypothesis:
