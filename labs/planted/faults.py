@@ -45,6 +45,8 @@ Value = int | bool | str | None
 Depth = Literal["full", "steps", "client"]
 # What is blamed where no error of a mean is as large as one worth a name; a right answer where a fault changes nothing.
 NOTHING = "nothing"
+# The error that a replay cannot be had, in the words of vLLM; a right answer for arguments that vLLM refuses.
+REFUSED = "refused"
 
 # Some 720 blocks are in use at most, 1,050 were no prompt found in the cache.
 _KV_BLOCKS = 1_301

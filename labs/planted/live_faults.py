@@ -24,9 +24,9 @@ from blis_replay.fixtures.catalogue import RECORDED_FOLDER
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import check_names
 from blis_replay.ingest.readers.discovery import only_source
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, Recording, empty_frame
 from blis_replay_labs.planted import causes as c
-from blis_replay_labs.planted.faults import NOTHING, Cause, Depth, Fault, Recorded, drawn, taken, with_requests
+from blis_replay_labs.planted.faults import NOTHING, REFUSED, Cause, Depth, Fault, Recorded, drawn, taken, with_requests
 
 COLUMNS = "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms"
 _CLIENT = "client.csv"
@@ -182,7 +182,7 @@ def _in(load: str, cause: Cause, right: str, depth: Depth = "full", *, decidable
 
 
 _PACE = f"{c.STEP_TIME} | {c.PACE}"
-_LOG = "ledger | recorder | sampling | littles_law | clocks | step records"
+_LOG = "ledger | recorder | sampling | littles_law | clocks | step_clock | step records"
 _FEWER = "ledger | completeness | sampling | littles_law | missing requests"
 _TWICE = "ledger | completeness | littles_law | sampling | repeated requests"
 _FIRST = f"token_events | clocks | server_metrics | first-token stamps | {c.OUTPUT}"
@@ -208,7 +208,7 @@ LIVE_FAULTS: tuple[Fault, ...] = (
     _in("0.32/A", c.scheduling(asynchronous=False), "scheduling mode"),
     _in("0.32/C", c.scheduling(asynchronous=False), "scheduling mode", "client", decidable=False),
     _in("0.29/q8c", c.argument("block_size", 32, 16), f"block_size | KV blocks | {NOTHING}"),
-    _in("0.29/again", c.argument("enable_chunked_prefill", True, False), f"enable_chunked_prefill | {NOTHING}"),
+    _in("0.29/again", c.argument("enable_chunked_prefill", True, False), f"enable_chunked_prefill | {REFUSED}"),
     _in("0.29/q8c", c.argument("long_prefill_token_threshold", 0, 64), "long_prefill_token_threshold"),
     _in("0.29/cold-bench", c.cache(on=True), f"prefix cache | {NOTHING}"),
     # Coefficients.
@@ -270,7 +270,7 @@ LIVE_FAULTS: tuple[Fault, ...] = (
     _in("0.29/q8c", c.frozen(20_000_000, 3_000_000), "standstill"),
     _in("0.32/A", c.frozen(30_000_000, 3_000_000), "standstill"),
     _in("0.29/client-only", c.frozen(20_000_000, 3_000_000), "standstill"),
-    _in("0.29/again", c.frozen(1_000, 5_000_000), "cold start | standstill"),
+    _in("0.29/again", c.frozen(20_000, 5_000_000), "cold start | standstill"),
     _in("0.29/q8c", c.slower_from(25_000_000, 1.15), _PACE),
     _in("0.32/A", c.slower_from(30_000_000, 1.15), _PACE),
     _in("0.29/client-only", c.slower_from(25_000_000, 1.15), _PACE),
@@ -295,7 +295,10 @@ def _part(from_share: float, until_share: float) -> Cause:
     def instruments(recorded: Recorded) -> Recorded:
         n = recorded.recording.requests.height
         part = taken(recorded, np.arange(n)[round(from_share * n) : round(until_share * n)])
-        return with_requests(part, pl.col("arrival_us") - pl.col("arrival_us").min())
+        begun = with_requests(part, pl.col("arrival_us") - pl.col("arrival_us").min())
+        # A report counts the whole run.
+        unreported = replace(begun.recording, aggregates=empty_frame(AGGREGATE_SCHEMA), stages=())
+        return replace(begun, recording=unreported)
 
     return Cause("part", f"{100 * from_share:g} to {100 * until_share:g} %", (), instruments=instruments)
 
@@ -309,11 +312,11 @@ _RUNS = (
     *("0.32/A", "0.32/C"),
 )
 _HALVES = ((0, 0.5), (0.5, 1))
-# Whole runs with their cold starts and another client's warm-ups; halves, bursts, and a run begun late.
+# Whole runs with their cold starts and another client's warm-ups; halves, bursts, and runs that end early.
 LIVE_CONTROLS: tuple[Fault, ...] = (
     *(_sound(load, depth) for load in _RUNS for depth in ("full", "client")),
     *(_sound(load, "client", *half) for load in ("0.29/q8c", "0.29/client-only", "0.32/A") for half in _HALVES),
     *(_sound("0.32/A", "client", tenth / 10, tenth / 10 + 0.1) for tenth in (2, 5, 8)),
-    *(_sound(f"0.29/{name}", "client", 0.2, 1) for name in ("again", "max-num-seqs-2", "cold", "cold-bench")),
+    *(_sound(f"0.29/{name}", "client", 0, 0.8) for name in ("again", "max-num-seqs-2", "cold", "cold-bench")),
     _sound("0.29/gemma3", "client", 0, 0.5),
 )

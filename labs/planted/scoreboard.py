@@ -36,7 +36,17 @@ from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay_labs.planted.causes import PACE, STEP_TIME
 from blis_replay_labs.planted.fault_list import FAULTS
-from blis_replay_labs.planted.faults import LOADS, NOTHING, Case, Depth, Fault, mean_latencies, planted_case, planted_in
+from blis_replay_labs.planted.faults import (
+    LOADS,
+    NOTHING,
+    REFUSED,
+    Case,
+    Depth,
+    Fault,
+    mean_latencies,
+    planted_case,
+    planted_in,
+)
 from blis_replay_labs.planted.live_faults import LIVE_CONTROLS, LIVE_FAULTS, is_there, read_live
 
 Grade = Literal["right", "half", "not identified", "wrong"]
@@ -77,7 +87,7 @@ class FaultRow:
 
 def judged(fault: Fault) -> FaultRow:
     """Plant a fault in a synthetic server, ask the tool as a user would, and grade the answer."""
-    return _judged(fault, planted_case(fault), _Before(_objections(fault.depth, fault.load)))
+    return _judged(fault, planted_case(fault), _Before(_objections_without(fault.depth, fault.load)))
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ class _Before:
     ``simulated_us``: means that a simulator had of it without the fault, by metric; None: the true ones.
     """
 
-    objections: frozenset[tuple[str, str]]
+    objections: frozenset[tuple[str, str, str]]
     attribution: Attribution | None = None
     simulated_us: Mapping[str, float] | None = None
 
@@ -112,7 +122,7 @@ def judged_in(load: str, faults: Sequence[Fault]) -> list[FaultRow | ControlRow]
                 sound = planted_in(Fault("", (), fault.depth, load), recording, release)
                 seen = checked(sound.recording)
                 blamed, run = attribute(seen, release), replay(seen, release)
-                before[fault.depth] = _Before(_unusable(seen.findings), blamed, _simulated_us(run))
+                before[fault.depth] = _Before(_objections(seen.findings), blamed, _simulated_us(run))
             with read_live(load, fault.causes) if fault.in_files else nullcontext(recording) as planted:
                 rows.append(_judged(fault, planted_in(fault, planted, release, recording), before[fault.depth]))
         return rows
@@ -120,15 +130,16 @@ def judged_in(load: str, faults: Sequence[Fault]) -> list[FaultRow | ControlRow]
 
 def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     recording = checked(case.recording)
-    found = _checks_that_found(fault, recording.findings, before.objections)
     planted_error = _planted_error(case, before.simulated_us or case.true_us)
+    found = _checks_that_found(fault, recording.findings, before, harmless=planted_error < 1)
     row = partial(FaultRow, fault.group, fault.name, fault.size, fault.depth)
     try:
         mode = parse_mode(case.replay)
         comparison = compare_replay(replay(recording, case.release, mode), case.token_gaps, queues=True)
         attribution = attribute(recording, case.release, mode, token_gaps=case.token_gaps)
     except ExperimentError as error:
-        grade: Grade = "right" if found else "not identified"
+        refused = any(REFUSED in cause.blamed for cause in fault.causes)
+        grade: Grade = "right" if found or refused else "not identified"
         words = (str(error).partition(":")[0],) if not found else ()
         return row(found or "refused", words, planted_error, None, "NOT JUDGED", exit_code([]), grade)
     named = _since(before.attribution, attribution)
@@ -179,20 +190,28 @@ def checked(recording: Recording) -> Recording:
     return replace(recording, findings=run_checks(recording)[0])
 
 
-def _checks_that_found(fault: Fault, findings: Sequence[Finding], sound: frozenset[tuple[str, str]]) -> str:
-    """The first check that objects and that may have found a cause of it; ``sound``: what was objected to before."""
+def _checks_that_found(fault: Fault, findings: Sequence[Finding], before: _Before, *, harmless: bool) -> str:
+    """The first check that objects, did not before, and may have found a cause.
+
+    ``harmless``: a fault that moves no mean over its limit: then one that corrects what it found objects as well.
+    """
     may = {check for cause in fault.causes for check in cause.checks}
-    return next((f.check for f in findings if f.check in may and {(f.check, f.metric)} & _unusable([f]) - sound), "")
+    new = _objections(findings, corrected=harmless) - before.objections
+    return next((f.check for f in findings if f.check in may and (f.check, f.metric, f.severity) in new), "")
 
 
-def _unusable(findings: Sequence[Finding]) -> frozenset[tuple[str, str]]:
-    return frozenset((f.check, f.metric) for f in findings if f.severity == "unusable")
+def _objections(findings: Sequence[Finding], *, corrected: bool = True) -> frozenset[tuple[str, str, str]]:
+    return frozenset(
+        (f.check, f.metric, f.severity)
+        for f in findings
+        if f.severity == "unusable" or (corrected and f.severity == "corrected")
+    )
 
 
 @cache
-def _objections(depth: Depth, load: str) -> frozenset[tuple[str, str]]:
+def _objections_without(depth: Depth, load: str) -> frozenset[tuple[str, str, str]]:
     """What the checks object to in the same load of a synthetic server without a fault."""
-    return _unusable(checked(planted_case(Fault("", (), depth, load)).recording).findings)
+    return _objections(checked(planted_case(Fault("", (), depth, load)).recording).findings)
 
 
 def _planted_error(case: Case, before_us: Mapping[str, float]) -> float:
@@ -259,18 +278,23 @@ def control(load: str, depth: Depth, seed: int) -> ControlRow:
 
 
 def _control(load: str, depth: Depth, seed: int, case: Case) -> ControlRow:
-    """Of a real server (``token_gaps``: None) only a wrong input is an alarm: its steps and delays are no engine's."""
+    """Of a real server (``token_gaps``: None) only a wrong input is an alarm: its steps and delays are no engine's.
+
+    Where it stood still, that is named, and what a simulator lacks of it is an error.
+    """
     recording = checked(case.recording)
     comparison: Comparison = compare_replay(replay(recording, case.release), case.token_gaps, queues=True)
-    found = attribute(recording, case.release, token_gaps=case.token_gaps)
-    named = [
-        one
-        for one in blames(found)
-        if case.token_gaps or any(c and c.component.is_input for c in (one.cause, *one.beside))
-    ]
+    found = blames(attribute(recording, case.release, token_gaps=case.token_gaps))
     objected = [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable"]
-    alarm = "; ".join([*(" or ".join((*one.names, *one.beside_names)) or "no component" for one in named), *objected])
-    return ControlRow(load, depth, seed, comparison.verdict, alarm)
+    verdict: str = comparison.verdict
+    if case.token_gaps is None:
+        causes = [cause.component for one in found for cause in (one.cause, *one.beside) if cause is not None]
+        stood_still = next((one.name for one in causes if one.stalls is not None), "")
+        verdict = f"{verdict}: {stood_still}" if stood_still else verdict
+        alarms = [one.name for one in causes if one.is_input and one.stalls is None]
+    else:
+        alarms = [" or ".join(one.names) or "no component" for one in found]
+    return ControlRow(load, depth, seed, verdict, "; ".join([*alarms, *objected]))
 
 
 _DEPTHS: tuple[Depth, ...] = ("full", "steps", "client")

@@ -12,7 +12,16 @@ from blis_replay.replay.driver import replay
 from blis_replay.validate.explain.search import depths
 from blis_replay_labs.planted.fault_list import FAULTS
 from blis_replay_labs.planted.faults import Fault, planted_case
-from blis_replay_labs.planted.scoreboard import FaultRow, Scoreboard, control, judged, judged_in, scoreboard_answer
+from blis_replay_labs.planted.live_faults import LIVE_CONTROLS, LIVE_FAULTS, is_there
+from blis_replay_labs.planted.scoreboard import (
+    ControlRow,
+    FaultRow,
+    Scoreboard,
+    control,
+    judged,
+    judged_in,
+    scoreboard_answer,
+)
 
 GROUPS = {
     *("recording", "clock", "load", "engine arguments", "cache", "scheduler", "step time", "delays", "output"),
@@ -136,6 +145,57 @@ def test_a_bound_that_steps_reach_again_and_again_is_the_servers() -> None:
     """48 steps of tiny-live-c have 1,024 tokens, with six numbers of decodes among them, and none has more."""
     row = row_of("tiny-live-c", "full", "max_num_batched_tokens", "1024, told as 4096")
     assert (row.grade, row.blamed) == ("right", ("max_num_batched_tokens",))
+
+
+def test_live_faults_and_controls_are_as_many_as_asked_for(data_pack: Path) -> None:
+    """Each once, with a right answer, in a recording that is there."""
+    assert len(LIVE_FAULTS) >= 80
+    assert len(LIVE_CONTROLS) >= 30
+    for faults in (LIVE_FAULTS, LIVE_CONTROLS):
+        assert len({(f.name, f.size, f.depth, f.load) for f in faults}) == len(faults)
+        assert all(is_there(fault.load) for fault in faults)
+    assert all(cause.blamed or cause.checks for fault in LIVE_FAULTS for cause in fault.causes)
+
+
+# A tenth of the list; `verify --faults` judges all of it.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (
+            "0.29/q8c",
+            {
+                ("max_num_seqs", "8, told as 2"): ("attribute", "max_num_seqs"),
+                ("step time", "intercept x 1.25"): ("attribute", "step time"),
+                # Idle time before the load once made it a cold start.
+                ("machine frozen", "3 s at 20 s"): ("attribute", "standstill"),
+                # Steps of another run were once blamed beside.
+                ("file of another run", "steps-* of 0.29/again"): ("ledger", "nothing"),
+                ("rows removed", "10 %"): ("ledger", "nothing"),
+                ("arrivals in whole seconds", "1 s"): ("clocks", "nothing"),
+                ("token 5 stamped as first", "all requests"): ("server_metrics", "nothing"),
+            },
+        ),
+        # /metrics counts 3.2 % of the prompts as hits: a prefix cache was once named beside.
+        ("0.32/A", {("step time", "every step x 1.25"): ("attribute", "step time")}),
+        # Latencies scatter by more than the stop changes in the mean: those of requests open meanwhile decide.
+        ("0.29/client-only", {("machine frozen", "3 s at 20 s"): ("attribute", "standstill")}),
+    ],
+)
+def test_a_fault_in_a_live_recording_is_found(
+    data_pack: Path, load: str, expected: dict[tuple[str, str], tuple[str, str]]
+) -> None:
+    faults = [f for f in LIVE_FAULTS if f.load == load and (f.name, f.size) in expected]
+    rows = judged_in(load, faults)
+    assert len(rows) == len(expected)
+    found = {(r.fault, r.size): (r.found_by, ", ".join(r.blamed), r.grade) for r in rows if isinstance(r, FaultRow)}
+    assert found == {planted: (*answer, "right") for planted, answer in expected.items()}
+
+
+@pytest.mark.slow
+def test_parts_of_a_live_recording_raise_no_alarm(data_pack: Path) -> None:
+    rows = judged_in("0.32/C", [f for f in LIVE_CONTROLS if f.load == "0.32/C"])
+    assert [(row.verdict, row.alarm) for row in rows if isinstance(row, ControlRow)] == [("FITS", "")] * 2
 
 
 def test_depths_count_only_while_a_request_waits() -> None:
