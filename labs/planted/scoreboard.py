@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from math import isnan
 from typing import Literal
 
 from blis_replay.base.errors import ExperimentError
@@ -26,7 +27,6 @@ from blis_replay.validate.explain.attribute import (
     Cause,
     attribute,
     blames,
-    fraction,
     part_of,
 )
 from blis_replay.validate.fit.calibrate import Options, calibrate
@@ -152,16 +152,20 @@ def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
 
 
 def _since(before: Attribution | None, now: Attribution) -> list[Blame]:
-    """What is blamed now as far as it was not before; what is explained then is of what came since."""
+    """What is blamed now as far as it was not before; what is explained then is of what came since.
+
+    As shares of what is observed now: a fault may change what is observed, and no share of that is an error.
+    """
     if before is None:
         return blames(now)
     found = []
     for blame in blames(now):
         i = blame.quantity
-        error = blame.error - (fraction(before.error[i].value_us, before.observed_us[i]) or 0.0)
+        earlier_us = before.error[i].value_us
+        error = blame.error - (0.0 if isnan(earlier_us) else earlier_us / now.observed_us[i])
         if abs(error) < WORTH_NAMING:
             continue
-        was = {_plain(cause): part_of(before, cause, i) / before.observed_us[i] for cause in before.causes}
+        was = {_plain(cause): part_of(before, cause, i) / now.observed_us[i] for cause in before.causes}
         causes = [cause for cause in (blame.cause, *blame.beside) if cause is not None]
         parts = {_plain(cause): part_of(now, cause, i) / now.observed_us[i] for cause in causes}
         since = {name: part - was.get(name, 0.0) for name, part in parts.items()}
