@@ -6,10 +6,10 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
+import experiment_files as own
 import writers_clients as clients
 from framings import FRAMINGS, traces_in
 
-from blis_replay_labs.planted import files as own
 from blis_replay_labs.planted.experiment import SyntheticTruth
 
 OTHER_FORMS: dict[str, own.Writer] = {
