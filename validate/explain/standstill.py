@@ -24,6 +24,7 @@ from blis_replay.validate.metrics.observed import Selection, observed_requests
 
 COLD_START, STANDSTILL = "cold start", "standstill"
 MIN_DELAY = 0.5  # a stall delays a request if its E2E grows by this share of the median
+MIN_WAITING = 3  # requests that wait for a stall which only the client saw
 MIN_WINDOW = 0.2  # a shorter share of the run is not advised as a window
 MIN_REQUESTS = 50  # nor one with fewer requests
 
@@ -72,17 +73,19 @@ def _seen_by_client(replayed: Replayed) -> Stalls | None:
     next_sent_us = np.append(sent_us, seen_us[-1])[sent]
     begin_us = np.where(is_open, seen_us, next_sent_us)[:-1]
     longer_us = seen_us[1:] - begin_us - int(np.median(ttft_us))
-    still = longer_us > STALL_US
+    long = longer_us > STALL_US
+    begin_us, longer_us = begin_us[long], longer_us[long]
+    # Requests that are open meanwhile, bool[gaps, requests]: of one alone it may be the decode that is slow.
+    waits = (sent_us < (begin_us + longer_us)[:, None]) & (sent_us + e2e_us > begin_us[:, None])
+    still = waits.sum(axis=1) >= MIN_WAITING
     if not still.any():
         return None
     stalls = Stalls(begin_us[still], longer_us[still])
     having = replace(replayed, stalls=stalls).trial
     if having is None:
         return None
-    # Of the requests that were open meanwhile: all others scatter as without it.
-    first, last = stalls.at_us[:, None], (stalls.at_us + stalls.longer_us)[:, None]
-    waited = np.any((sent_us < last) & (sent_us + e2e_us > first), axis=0).nonzero()[0]
-    waited = waited[waited < trial.difference_as_is.shape[1]]
+    # All other requests scatter with it as without.
+    waited = np.flatnonzero(np.any(waits[still], axis=0)[: trial.difference_as_is.shape[1]])
     before, left = (misfit(one.difference_as_is[:, waited]) for one in (trial, having))
     return stalls if explains(before, left) else None
 
