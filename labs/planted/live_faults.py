@@ -182,9 +182,9 @@ def _in(load: str, cause: Cause, right: str, depth: Depth = "full", *, decidable
 
 
 _PACE = f"{c.STEP_TIME} | {c.PACE}"
-_LOG = "ledger | recorder | sampling | littles_law | clocks | step_clock | step records"
-_FEWER = "ledger | completeness | sampling | littles_law | missing requests"
-_TWICE = "ledger | completeness | littles_law | sampling | repeated requests"
+_LOG = "ledger | recorder | clocks | step_clock | step records"
+_FEWER = "ledger | completeness | missing requests"
+_TWICE = "ledger | completeness | repeated requests"
 _FIRST = f"token_events | clocks | server_metrics | first-token stamps | {c.OUTPUT}"
 _COUNTS = "ledger | output_length"
 _ARRIVALS = "clocks | stationarity | arrivals | send stamps"
