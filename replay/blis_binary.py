@@ -83,7 +83,10 @@ class BlisBinary:
     def entry_for(self, recording: Recording) -> ModelEntry | None:
         """The release's entry, None for the build's own model; raises if the build cannot run it."""
         if self.own_model:
-            _refuse_model(self.build, self.own_model)
+            if self.own_model != OWN and not self.build.has_model(self.own_model):
+                there = printable(" ".join(self.build.models.split()))[:200] or "names none"
+                named = f"this BLIS build has no latency model {self.own_model[:60]!r}"
+                raise BlisError(f"{self.build.path}: {named}; its help: {there}")
             return None
         self.release.refuse_if_invalid()
         entry = entry_of(self.release, recording)
@@ -114,7 +117,12 @@ class BlisBinary:
         with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
             place = Path(folder)
             write_trace(plan, place / "trace.yaml", place / "trace.csv")
-            run_blis(self.build.path, _arguments(self.build, place, flags), self.timeout_s)
+            arguments = _arguments(self.build, place, flags)
+            # In its own folder, where it finds its data files; whatever it started is ended too.
+            code, errors = _run(self.build.path, arguments, self.timeout_s, both=False)
+            if code:
+                said = f"BLIS {ended(code)}: {last_line(errors)}"
+                raise BlisError(f"{self.build.path}: {said}; run it by hand, or use another build")
             results = read_results(place / "results.json", output_lengths(plan))
             return results, read_preemptions(place / "metrics.json")
 
@@ -180,18 +188,6 @@ def engine_flags(build: BlisBuild, plan: ReplayPlan) -> list[str]:
     return [word for name, value in flags.items() for word in (name, str(value))]
 
 
-def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
-    """Run the binary in its own folder (it finds its data files there).
-
-    Raises ``BlisError`` if it cannot be started, ends with an error or not within the limit;
-    whatever it started is ended too.
-    """
-    code, errors = _run(path, arguments, timeout_s, both=False)
-    if code == 0:
-        return
-    raise BlisError(f"{path}: BLIS {ended(code)}: {last_line(errors)}; run it by hand, or use another build")
-
-
 def _run(path: Path, arguments: list[str], timeout_s: float, *, both: bool) -> tuple[int, str]:
     named = f"{path}: BLIS", "give a BLIS binary built for this machine"
     end, output = run_captured([str(path), *arguments], path.parent, timeout_s, named, BlisError, both=both)
@@ -204,12 +200,6 @@ def _arguments(build: BlisBuild, place: Path, flags: list[str]) -> list[str]:
     if "--metrics-path" in build.flags:
         files += ["--metrics-path", place / "metrics.json"]
     return ["replay", *map(str, files), *flags]
-
-
-def _refuse_model(build: BlisBuild, model: str) -> None:
-    if model != OWN and not build.has_model(model):
-        there = printable(" ".join(build.models.split()))[:200] or "names none"
-        raise BlisError(f"{build.path}: this BLIS build has no latency model {model[:60]!r}; its help: {there}")
 
 
 def _own_model_flags(recording: Recording, model: str) -> list[str]:
