@@ -32,6 +32,9 @@ def fault(name: str, size: str) -> Fault:
     [
         ("end of the recording missing", "30 %", "full", "ledger", "", "requests sent: 360 against 252"),
         ("missing requests", "20 %", "client", "ledger", "", "requests sent: 360 against 288"),
+        ("missing requests", "10 %", "steps", "ledger", "", "requests in flight"),
+        ("steps of another run", "all of them", "steps", "ledger", "", "requests in flight"),
+        ("steps of another run", "all of them", "full", "ledger", "", "requests in flight"),
         ("sends stamped late", "20 ms", "full", "clocks", "ttft", "too short"),
         ("requests recorded twice", "5 %", "client", "completeness", "", "18 requests repeat"),
         ("ignore_eos believed", "all lengths 160", "full", "ledger", "", "decoded tokens: 27,110 against 57,240"),
