@@ -256,7 +256,7 @@ def _waited_for(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
             free_tries = 0 if _is_locked(path, read_only) else free_tries + 1
             if waited_s >= lock_timeout_s() or free_tries == _FREE_TRIES:
                 raise
-        if waited_s >= _SAY_AFTER_S and not said:
+        if waited_s >= _SAY_AFTER_S and not said and not free_tries:
             said = True
             print(f"waiting for {path}: another process has it open", file=sys.stderr, flush=True)
         time.sleep(min(0.02 if free_tries else 0.1, lock_timeout_s()))
