@@ -16,6 +16,8 @@ _FEWEST_COPIES = 5  # requests
 _LOST = "what can be replayed is not the load that was served"
 # Kinds of files without requests: what they lack is counted by other checks.
 _OF_SERVER = frozenset(("otlp", "server log", "step-log", "metrics"))
+# What must not be used of a file of the server, none of whose records could be read.
+_RESTS_ON = {"otlp": "segments", "step-log": "step_time"}
 _NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
 
 
@@ -49,9 +51,11 @@ def _rejected(recording: Recording) -> list[Finding]:
             continue
         measured: Measured = {"file": file.name, "rejected": file.rejected_count, "records": file.records}
         lost = file.is_cut_off and file.kind not in _OF_SERVER
+        metric = "" if file.records else _RESTS_ON.get(file.kind, "")
         message = file.loss() + (f"; {_LOST}: copy the file again, whole" if lost else "")
+        message += "; nothing of it is used: copy the file again, whole" if metric else ""
         rule = "any rejected record; of requests that end with their file nothing is judged"
-        findings.append(Finding(CHECK, "unusable" if lost else "note", "", message, measured, rule))
+        findings.append(Finding(CHECK, "unusable" if lost or metric else "note", metric, message, measured, rule))
     return findings
 
 

@@ -47,6 +47,7 @@ class Live:
     computed_tokens: int = 0
     target_tokens: int = 0  # computed when the prompt, and what it had before a preemption, is done
     output_tokens: int = 0
+    output_step: int | None = None  # that gave the last of them
     preemptions: int = 0
     hit_tokens: int | None = None
     stamps: dict[str, int] = field(default_factory=dict)
@@ -161,8 +162,10 @@ class Engine:
             return
         ended = _FINISHES.get(status.removeprefix("FINISHED_"), "error")
         given_up = ended == "aborted"
-        # Where no step is in flight, that which ended it was lost.
-        step = self.last_step if given_up else min(self.in_flight, default=None)
+        # A log can note the end before the output that brought it, or after.  Where no step is in flight, it was lost.
+        has_all = 0 < output_tokens == live.output_tokens
+        step = live.output_step if has_all else min(self.in_flight, default=None)
+        step = self.last_step if given_up else step
         if output_tokens and step is not None and "first_token" not in live.stamps:
             self._output(live, 0, at_ns, step)
         live.output_tokens = output_tokens
@@ -218,7 +221,7 @@ class Engine:
         return live.computed_tokens >= live.target_tokens
 
     def _output(self, live: Live, count: int, at_ns: int, step: int) -> None:
-        live.output_tokens += count
+        live.output_tokens, live.output_step = live.output_tokens + count, step
         if "first_token" not in live.stamps and not live.torn:
             live.stamps |= {"first_token": at_ns, "first_token_step": step}
             self._event(live, "journey.FIRST_TOKEN", at_ns, step, output_tokens=max(live.output_tokens, 1))

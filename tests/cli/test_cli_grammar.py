@@ -156,12 +156,12 @@ def test_the_list_of_checks_takes_no_experiment(run: Run) -> None:
 
 
 def test_one_name_has_one_kind_of_value() -> None:
-    """What an option is called in help is the same everywhere; --out is a file here and a folder there."""
+    """What an option is called in help is the same everywhere; --out is a file or a folder, --from and --to a time or a format."""
     shown: dict[str, set[str]] = {}
     for command in COMMANDS.values():
         context = click.Context(command)
         for name, option in options(command).items():
-            if not option.is_flag and name not in ("--out", "--from"):
+            if not option.is_flag and name not in ("--out", "--from", "--to"):
                 shown.setdefault(name, set()).add(option.make_metavar(context))
     odd = {name: kinds for name, kinds in shown.items() if len(kinds) > 1}
     assert odd == {}

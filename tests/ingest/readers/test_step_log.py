@@ -170,15 +170,20 @@ def test_which_prompts_begin_alike(tmp_path: Path) -> None:
     ]
 
 
-def test_two_batches_in_flight(tmp_path: Path) -> None:
-    """The second step is scheduled before the output of the first is in: it counts as prefill, as vLLM counts."""
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_two_batches_in_flight(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """The second step is scheduled before the output of the first is in: it counts as prefill, as vLLM counts.
+
+    The end of a request can be written before the output that brought it, after it, or after the next step.
+    """
+    last = [finish(0, 19, 3, 42), update(2, 19.1), step(3, 19.2, {})]
     lines = [
         *(arrival(0, 1, 40, 3), step(0, 2, {0: 40}, new={0: 0}), step(1, 3, {0: 1}), update(0, 9)),
-        *(step(2, 10, {0: 1}), update(1, 14), finish(0, 19, 3, 42), update(2, 19.1)),
+        *(step(2, 10, {0: 1}), update(1, 14), *(last[place] for place in order)),
     ]
     log, _file = read(written(tmp_path, lines))
     columns = ["prefill_requests", "decode_requests"]
-    assert log.steps.frame(columns).rows() == [(1, 0), (1, 0), (0, 1)]
+    assert log.steps.frame(columns).rows()[:3] == [(1, 0), (1, 0), (0, 1)]
     row = log.journeys.lifecycles.frame(["first_token_step", "finished_step", "output_tokens"]).row(0)
     assert row == (1, 3, 3)
     assert log.measured["requests_conserved"] == 1
