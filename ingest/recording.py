@@ -156,12 +156,15 @@ AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     # TPOT is (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported,
     # (last token - send) / n, or tpot_over_n_reported, (last token - first token) / n;
     # requests: the counts of the report, statistics "sent", "succeeded", "failed";
+    # schedule_delay: from when the client meant to send to when it did;
     # server_...: what the server itself counted and timed (/metrics), statistics "count", "mean", "sum" and those
     "metric": pl.String,
     "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max
     "value": pl.Float64,  # us for latencies, tokens for lengths
 }
 
+
+SCHEDULE_DELAY = "schedule_delay"
 
 # Source of an engine argument whose value is an assumption.
 UNKNOWN = "unknown"
@@ -415,7 +418,8 @@ class Recording:
     @property
     def is_summed_up(self) -> bool:
         """Whether aggregates say what clients saw, and not only what the server counted itself."""
-        return not self.aggregates["metric"].str.starts_with("server_").all()
+        metric = self.aggregates["metric"]
+        return not (metric.str.starts_with("server_") | (metric == SCHEDULE_DELAY)).all()
 
 
 def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:

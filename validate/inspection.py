@@ -10,7 +10,16 @@ from typing import Any
 from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.checks.ledger import ledger_table
-from blis_replay.ingest.recording import PUBLISHED, UNKNOWN, Finding, Recording, SharedPrefix, SourceFile
+from blis_replay.ingest.recording import (
+    PUBLISHED,
+    SCHEDULE_DELAY,
+    UNKNOWN,
+    Finding,
+    Recording,
+    SharedPrefix,
+    SourceFile,
+)
+from blis_replay.ingest.served import published
 from blis_replay.ingest.store import (
     list_experiments,
     open_for_reading,
@@ -121,6 +130,10 @@ def _identity(recording: Recording) -> list[Line]:
         lines.append(f"  prefix identity: {recording.prefix.prompts.height:,} prompts ({recording.prefix.source})")
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
     title = Line(f"{recording.alias}  ({recording.slug})", mark=Toned(recording.alias, "heading"))
+    late = [published(recording.aggregates, -1, SCHEDULE_DELAY, name) for name in ("p50", "p99", "max")]
+    if None not in late:
+        p50, p99, most = ((us or 0.0) / 1e6 for us in late)
+        lines.append(f"  sends behind their schedule: p50 {p50:,.3f} s, p99 {p99:,.3f} s, max {most:,.3f} s")
     return [title, *(Line(line, "    ") for line in [*lines, *_load(recording)])]
 
 

@@ -188,7 +188,7 @@ def _finding(source: str, found: list[_Contradiction]) -> Finding:
     remedy = _REMEDY.get(source, "")
     if not all(one.settled for one in found):
         if all(one.first.quantity in (PROMPT, DECODED) for one in found):
-            remedy = "record the usage that the server sends"
+            remedy = "if its lengths are words, or another tokeniser's tokens, record the usage that the server sends"
         message += f"; what can be replayed is not what was served: {remedy}"
         return Finding(CHECK, "unusable", "", message, measured, RULE)
     message += f"; the former is not used: {remedy}"

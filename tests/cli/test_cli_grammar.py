@@ -156,7 +156,7 @@ def test_the_list_of_checks_takes_no_experiment(run: Run) -> None:
 
 
 def test_one_name_has_one_kind_of_value() -> None:
-    """What an option is called in help is the same everywhere; --out is a file or a folder, --from and --to a time or a format."""
+    """What an option is called in help is the same; --out is a file or a folder, --from and --to a time or a format."""
     shown: dict[str, set[str]] = {}
     for command in COMMANDS.values():
         context = click.Context(command)

@@ -88,7 +88,12 @@ def basis_text(comparison: Comparison) -> str:
     """How many requests, by which simulator and release, and what that was fitted on."""
     subject, mode = comparison.judgement.subject, comparison.run.mode.name
     kind = "" if comparison.ground_truth == "recorded" else "reconstructed "
-    parts = [counted(comparison.requests, f"{kind}request")]
+    loop = comparison.run.mode.loop
+    found = (f.measured for f in comparison.run.recording.findings if f.check == "stationarity")
+    clients = [int(of["in_flight"] or 0) for of in found if "in_flight" in of]
+    clients += [loop.concurrency] if loop else []
+    of_loop = f" of a closed loop of {counted(max(clients), 'client')}" if clients else ""
+    parts = [counted(comparison.requests, f"{kind}request") + of_loop]
     parts += [] if subject.simulator == "embedded" else [f"simulator {subject.simulator}"]
     return "; ".join([*parts, f"{subject.release}, {use_text(subject)}", *mode_text(mode)])
 

@@ -47,7 +47,7 @@ from blis_replay.ingest.readers.documents import (
 from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.records import json_objects
 from blis_replay.ingest.readers.requests import NONE, Request, RequestsRead, Row, UnusableError, failure, gathered
-from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.recording import SCHEDULE_DELAY, Stage
 
 # A token of a captured stream takes some 700 bytes.
 MAX_RECORD_BYTES = 64 << 20
@@ -282,7 +282,7 @@ def _rows(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Reported]
     for rate in ("requested_rate", "achieved_rate"):
         yield from reported_number(file, rate, "mean", load.get(rate))
     yield from reported_number(file, "send_duration", "mean", load.get("send_duration"), US_PER_S)
-    yield from distribution(file, "schedule_delay", load.get("schedule_delay"), US_PER_S)
+    yield from distribution(file, SCHEDULE_DELAY, load.get(SCHEDULE_DELAY), US_PER_S)
     for key, metric in _LATENCIES.items():
         # 0.1 has no level "latency" between.
         yield from distribution(file, metric, at(good, f"latency.{key}", key), US_PER_S)

@@ -8,6 +8,7 @@ chunk stamps is a request that nobody has served yet.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import polars as pl
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import (
+    WHOLE_RUN,
+    aggregate_frame,
     quoted,
     section,
     text,
@@ -36,6 +39,7 @@ from blis_replay.ingest.readers.requests import (
     gathered,
     prefixes_of_groups,
 )
+from blis_replay.ingest.recording import SCHEDULE_DELAY
 
 _ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
@@ -75,7 +79,22 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     rows, _events = gathered(file, named_rows(file, _REQUIRED, "write it as TraceV2"), reading.request)
     kind = "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= EARLIEST_EPOCH_US else "relative"
     prefix, remarks = prefixes_of_groups(reading.groups, "prefix_group and prefix_length of TraceV2")
-    return RequestsRead(rows, "client", kind, reading.model, prefix=prefix, remarks=remarks)
+    delays = aggregate_frame(_delays(reading.scheduled, reading.sent))
+    return RequestsRead(rows, "client", kind, reading.model, aggregates=delays, prefix=prefix, remarks=remarks)
+
+
+_ON_TIME_US = 1_000  # a client that sends within a millisecond of its schedule has none worth a word
+
+
+def _delays(scheduled_us: Sequence[int], sent_us: Sequence[int]) -> Iterator[tuple[int, str, str, float]]:
+    """How far sends are behind their schedule, us, as aggregates of the run; the first in the schedule is on time."""
+    if not scheduled_us:
+        return
+    behind = np.array(sent_us) - np.array(scheduled_us)
+    behind -= behind[int(np.argmin(scheduled_us))]
+    if np.abs(behind).max() > _ON_TIME_US:
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+            yield WHOLE_RUN, SCHEDULE_DELAY, name, float(np.quantile(behind, share))
 
 
 _CHUNK_SCHEMA = {"request_id": pl.String, "chunk_index": pl.Int64, "timestamp_us": pl.Int64}
@@ -129,10 +148,12 @@ _WITH_USAGE, _WITH_ROLE_AND_USAGE = 1, 2
 
 @dataclass
 class _Reading:
-    """What is gathered beside the rows; ``seen``: of each name the hash of its row."""
+    """What is gathered beside the rows; ``seen``: of each name the hash of its row; ``scheduled``, ``sent``: us."""
 
     seen: dict[str, int] = field(default_factory=dict)
     groups: list[tuple[str, int | None]] = field(default_factory=list)
+    scheduled: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
     model: str | None = None
 
     def request(self, values: dict[str, str]) -> Request:
@@ -144,6 +165,9 @@ class _Reading:
         row = _row(values)
         self.seen[name] = content
         self.model = self.model or text(values.get("model"))
+        if (scheduled_us := whole(values.get("arrival_time_us"))) is not None:
+            self.scheduled.append(scheduled_us)
+            self.sent.append(int(values["send_time_us"]))
         self.groups.append((values.get("prefix_group", ""), tokens(values.get("prefix_length"))))
         return row, ()
 

@@ -166,6 +166,17 @@ def test_the_recorded_failures_of_the_reasoning_runs(data_pack: Path) -> None:
         assert (len(frame), (frame["status"] == "timeout").sum()) == (4800, failed)
 
 
+def test_sends_behind_their_schedule_are_a_number(data_pack: Path) -> None:
+    """A client of 16 requests in flight; the README says 29.6 s, and a client without a bound has no delay."""
+    late = {}
+    for name in ("01-observe-tracev2", "02-client-cap"):
+        read = read_requests(RecordedFile(data_pack / "field" / name / "trace.csv", "trace.csv"))
+        late[name] = dict(read.aggregates.select("statistic", "value").iter_rows())
+    assert late["01-observe-tracev2"] == {}
+    assert late["02-client-cap"]["max"] == pytest.approx(29.6e6, abs=0.1e6)
+    assert late["02-client-cap"]["p50"] < late["02-client-cap"]["p99"] < late["02-client-cap"]["max"]
+
+
 def test_a_request_id_is_text_on_one_line(tmp_path: Path) -> None:
     """Everything in the store can be shown; a NUL alone is not a name."""
     file = recorded(tmp_path, ok(0).replace("0,", "\0,", 1), ok(1).replace("1,", "a\x1b[31m,", 1))
