@@ -40,7 +40,7 @@ class IngestOutcome:
 
     ``rejected``: records that could not be used; ``bytes``: of all files.
     ``engine_given_before``: file and names of engine arguments that an earlier ingest was given and this one reuses.
-    ``left_out``: directories beside this one with recorded files that belong to no experiment.  ``not_used``: files
+    ``left_out``: directories and files beside this one that belong to no experiment.  ``not_used``: files
     that were named, or have requests, and are not read, with the reason.
     """
 

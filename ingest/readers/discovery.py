@@ -73,8 +73,9 @@ class Source:
 
     ``form``: the format that its data files have, whatever they look like; ``""``: found out.  ``columns``: what the
     columns of its table are, as ``--columns`` has it; ``model``: what was served.  ``None``: not said.
-    ``point``: of a table of load levels, the one that it is, from 1; 0: all there is.  ``left_out``: directories with
-    recorded files beside the experiments of a directory, which are read as none; the first of these has their names.
+    ``point``: of a table of load levels, the one that it is, from 1; 0: all there is.  ``left_out``: directories and
+    files beside the experiments of a directory, which are read as none; the first of these has their names.
+    ``alone``: whether it is all that was named; of several some may have no table with the columns given.
     """
 
     slug: str
@@ -85,6 +86,7 @@ class Source:
     model: str | None = None
     point: int = 0
     left_out: tuple[str, ...] = field(default=(), compare=False)
+    alone: bool = field(default=True, compare=False)
     part: Part | None = None
 
     def given(self) -> tuple[SourceFile, ...]:
@@ -120,6 +122,7 @@ def sources_of(
     columns: str | None = None,
     model: str | None = None,
     part: Part | None = None,
+    one: bool = False,
 ) -> list[Source]:
     """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
 
@@ -127,7 +130,7 @@ def sources_of(
     each, and none of its own, stands for those.  Files of one folder are one, called like the folder, and those in
     its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one; ``columns`` and
     ``model`` are said of each, and ``part`` is taken of each.  A table of several load levels stands for a recording
-    of each.
+    of each.  ``one``: a directory is one recording in any case.
     Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
     """
     sources: list[Source] = []
@@ -141,10 +144,10 @@ def sources_of(
         else:
             # A loop of links is kept as it is, and is then no directory.
             root = Path(os.path.realpath(path))
-            folders = _experiments_in(root, columns or "")
-            left_out = () if folders == [root] else tuple(_left_out(root, set(folders), columns or ""))
+            folders = [root] if one else _experiments_in(root, columns or "")
+            left_out = () if folders == [root] else tuple(_left_out(root, folders, columns or ""))
             sources += [
-                Source(folder.name, folder, None, form, left_out=() if place else left_out)
+                Source(folder.name, folder, None, form, left_out=() if place else left_out, alone=folders == [root])
                 for place, folder in enumerate(folders)
             ]
     if form and any(source.paths is None for source in sources):
@@ -235,11 +238,14 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
             known.setdefault(kind, []).append(file)
         else:
             others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
+    given = source.given()
     if source.columns and not any(form.fields and form.name in known for form in request_formats()):
-        raise RecordingError(
-            source.root, "", f"no file has columns of --columns {source.columns[:80]}", _columns_there(source, others)
-        )
-    return known, (*others, *source.given())
+        if source.alone or not any(form.name in known for form in request_formats()):
+            problem = f"no file has columns of --columns {source.columns[:80]}"
+            raise RecordingError(source.root, "", problem, _columns_there(source, others))
+        unused = "option (not used: no file here has such columns)"
+        given = tuple(replace(one, kind=unused) if one.name == "--columns" else one for one in given)
+    return known, (*others, *given)
 
 
 def _columns_there(source: Source, others: Iterable[SourceFile]) -> str:
@@ -340,48 +346,59 @@ def _experiments_in(root: Path, columns: str) -> list[Path]:
     """
     if not root.is_dir() or _configured(root):
         return [root]
-    configured = sorted(folder for folder in root.iterdir() if folder.is_dir() and _configured(folder))
-    if len(configured) > 1:
-        return configured
-    parts = _with_results(root, columns)
+    parts = _recordings_in(root, columns)
     return [folder for part in parts for folder in _experiments_in(part, columns)] if len(parts) > 1 else [root]
 
 
-def _left_out(root: Path, experiments: set[Path], columns: str) -> Iterator[str]:
-    """Other directories in this one with files that somebody recorded."""
-    for folder in sorted(set(filter(Path.is_dir, root.iterdir())) - experiments):
-        files = (RecordedFile(path, printable(path.name), columns=columns) for path in _walk(folder))
-        if not any(folder in one.parents for one in experiments) and any(_kind_of(file, "") for file in files):
-            yield printable(folder.name)
+def _left_out(root: Path, experiments: Sequence[Path], columns: str) -> Iterator[str]:
+    """What else in this directory somebody recorded or set up: folders of no experiment, and files beside them."""
+    for path in sorted(root.iterdir()):
+        if path.is_file():
+            if path.suffix in (".yaml", ".yml") or _kind_of(_named(path, path.name, columns), ""):
+                yield printable(path.name)
+        elif path not in experiments and (below := [one for one in experiments if path in one.parents]):
+            yield from (f"{printable(path.name)}/{name}" for name in _left_out(path, below, columns))
+        elif path not in experiments and any(_kind_of(_named(p, p.name, columns), "") for p in _walk(path)):
+            yield printable(path.name)
 
 
-def _with_results(root: Path, columns: str) -> list[Path]:
-    """The subdirectories with a load generator's result each, two of one format; none if the root has one itself.
+def _named(path: Path, name: str, columns: str) -> RecordedFile:
+    return RecordedFile(path, printable(name), columns=columns)
 
-    A server's files, or spans, in a subdirectory of their own are of the run whose result lies beside it.
+
+def _recordings_in(root: Path, columns: str) -> list[Path]:
+    """The subdirectories that are recordings: configured ones, and those with a load generator's result each.
+
+    None if the root has a result itself; a table beside several recordings is none.  A server's files, or spans, in a
+    subdirectory of their own are of the run whose result lies beside it.
     Raises :class:`RecordingError` where such files could belong to any of several results.
     """
     of_kind: dict[str, list[tuple[str, str]]] = {}
     for path in _walk(root):
         inside = path.relative_to(root)
         folder = "" if _recording_folder(path.parent) == root else inside.parts[0]
-        name = inside.relative_to(folder).as_posix()
-        kind = _kind_of(RecordedFile(path, printable(name), columns=columns), "")
+        kind = _kind_of(_named(path, inside.relative_to(folder).as_posix(), columns), "")
         of_kind.setdefault(kind, []).append((folder, inside.as_posix()))
     of_kind.pop("", None)
-    formats = [{folder for folder, _name in of_kind.get(form.name, ())} for form in request_formats()]
-    if any("" in folders for folders in formats) or all(len(folders) < 2 for folders in formats):
-        return []
+    folders = {kind: {folder for folder, _name in found} for kind, found in of_kind.items()}
+    results = {form.name: folders.pop(form.name) for form in request_formats() if form.name in folders}
+    configured = {folder.name for folder in root.iterdir() if folder.is_dir() and _configured(folder)}
     # A trace of arrivals can be what was sent, and a plain table anything of the run.
-    measured = [form.latencies and form.name != TABLE for form in request_formats()]
-    parts = {f for folders, ours in zip(formats, measured, strict=True) if ours or len(folders) > 1 for f in folders}
-    beside = [name for found in of_kind.values() for folder, name in found if folder not in parts]
-    if beside:
+    measured = {form.name for form in request_formats() if form.latencies and form.name != TABLE}
+    sure = configured.union(*(found for name, found in results.items() if name in measured))
+    parts = sure.union(*(found for found in results.values() if len(found - {""}) > 1)) - {""}
+    with_server = parts & set().union(*folders.values())
+    several = len(configured) > 1 or any(len(found - {""}) > 1 for found in results.values())
+    in_root = any("" in found for found in results.values())
+    if not several or "" in sure or (in_root and len(sure | with_server) < 2):
+        return []
+    beside = [name for kind in folders for folder, name in of_kind[kind] if folder not in parts]
+    if beside and not with_server:
         raise RecordingError(
             root,
             "",
             f"a load generator's result in each of {listed(sorted(parts))}, and {listed(sorted(beside))} beside them",
-            "name the files of one recording, or ingest each folder by itself: blis-replay ingest "
+            "give --by client if these are clients of one server, or ingest each folder by itself: blis-replay ingest "
             f"{printable(str(root))}/*",
         )
     return [root / folder for folder in sorted(parts)]

@@ -172,7 +172,7 @@ def ingest_verb(
     except RecordingError as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}", param_hint=str(error.path)) from error
     part = None if (from_us, until_us, by) == (None, None, None) else Part(from_us, until_us)
-    sources = sources_of(paths, slug=name, form=file_format, columns=said, model=model, part=part)
+    sources = sources_of(paths, slug=name, form=file_format, columns=said, model=model, part=part, one=by == "client")
     for source in [one for whole in sources for one in (parts_of(whole, by) if by else [whole])]:
         try:
             with progress_line(source.slug) as progress:
@@ -210,7 +210,7 @@ def outcome_lines(outcome: IngestOutcome) -> list[str]:
     if outcome.engine_given_before:
         lines.append(f"  engine arguments given before, used again: {outcome.engine_given_before}")
     if outcome.left_out:
-        lines.append(f"  left out, as no exp-config.yaml is there: {outcome.left_out}; add one, or ingest it by itself")
+        lines.append(f"  left out, part of no experiment: {outcome.left_out}; name each with the files it belongs to")
     if outcome.not_used:
         lines.append(f"  files not used: {printable(outcome.not_used)}")
     return lines

@@ -18,6 +18,7 @@ TRACE = (
 )
 RECORDS = json.dumps([{"start_time": 5.0, "end_time": 6.0, "info": {"input_tokens": 3, "output_token_times": [5.5]}}])
 SPANS = '{"resourceSpans":[]}\n'
+TABLE_OF_LOAD = "arrival_us,prompt_tokens,output_tokens\n0,100,3\n"
 LOG = "INFO 02-18 15:03:04 [api_server.py:1] vLLM API server version 0.15.1\n"
 
 
@@ -164,11 +165,40 @@ def test_the_parts_of_one_run_in_subdirectories_are_one_experiment(tmp_path: Pat
     assert [source.root for source in sources_of([run])] == [run]
 
 
+def test_loose_files_do_not_make_one_experiment_of_many(tmp_path: Path) -> None:
+    """A folder with a load and engine arguments for ten recordings was read as one of them, nine of them unused."""
+    root = write(tmp_path / "pack", **{"load.csv": TABLE_OF_LOAD, "engine.yaml": "max_num_seqs: 8\n", "README": "ten"})
+    for name in ("a", "b"):
+        write(root / name, **{"bench.json": RECORDS, "vllm.log": LOG})
+    write(root / "only-a-log", log=LOG)
+    write(root / "lies" / "c", **{"exp-config.yaml": "model: m\n", "vllm.log": LOG, "r.json": RECORDS})
+    write(root / "lies" / "d", **{"r.json": RECORDS})
+    write(root / "lies" / "e", **{"vllm.log": LOG})
+    sources = sources_of([root])
+    assert [source.slug for source in sources] == ["a", "b", "c", "d"]
+    assert sources[0].left_out == ("engine.yaml", "lies/e", "load.csv", "only-a-log")
+
+
+def test_columns_are_of_the_recordings_that_have_such_a_table(tmp_path: Path) -> None:
+    """Of several recordings one without says that the option was not used; alone it is refused."""
+    columns = "arrival=begin:s,ttft=first:ms"
+    table = "begin,first,prompt_tokens,output_tokens\n1.5,20,100,3\n"
+    write(tmp_path / "runs" / "a", client=table, log=LOG)
+    write(tmp_path / "runs" / "b", client=table, log=LOG)
+    write(tmp_path / "runs" / "c", **{"bench.json": RECORDS, "vllm.log": LOG})
+    sources = sources_of([tmp_path / "runs"], columns=columns)
+    assert [kinds(source)["--columns"].partition(" ")[0] for source in sources] == ["given:", "given:", "option"]
+    with pytest.raises(RecordingError, match="no file has columns of --columns"):
+        kinds(*sources_of([tmp_path / "runs" / "c"], columns=columns))
+
+
 def test_results_that_share_a_server_log_are_told_apart_by_the_user(tmp_path: Path) -> None:
     """Two clients of one server, or two runs of it: nothing says which."""
     for name in ("client-0", "client-1"):
         write(tmp_path / "run" / name, r=RECORDS)
     write(tmp_path / "run", log=LOG)
-    said = r"result in each of client-0, client-1, and log beside them; .*: blis-replay ingest .*/run/\*$"
+    said = (
+        r"result in each of client-0, client-1, and log beside them; give --by client .*: blis-replay ingest .*/run/\*$"
+    )
     with pytest.raises(RecordingError, match=said):
         sources_of([tmp_path / "run"])
