@@ -39,7 +39,6 @@ from blis_replay.ingest.readers.requests import (
     gathered,
     prefixes_of_groups,
 )
-from blis_replay.ingest.recording import SCHEDULE_DELAY
 
 _ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
@@ -94,7 +93,7 @@ def _delays(scheduled_us: Sequence[int], sent_us: Sequence[int]) -> Iterator[tup
     behind -= behind[int(np.argmin(scheduled_us))]
     if np.abs(behind).max() > _ON_TIME_US:
         for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
-            yield WHOLE_RUN, SCHEDULE_DELAY, name, float(np.quantile(behind, share))
+            yield WHOLE_RUN, "schedule_delay", name, float(np.quantile(behind, share))
 
 
 _CHUNK_SCHEMA = {"request_id": pl.String, "chunk_index": pl.Int64, "timestamp_us": pl.Int64}
