@@ -30,6 +30,7 @@ from blis_replay.validate.fit.calibrate import (
     training_recordings,
 )
 from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
+from blis_replay.validate.fit.evidence import SchedulingEvidence
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
 from blis_replay.validate.fit.refused import DataChoice, refuse_impossible, why_not_fitted
 from blis_replay.validate.fit.text import calibration_answer
@@ -208,6 +209,13 @@ def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: boo
     assert f"{mode} by the latencies, {mode} by the recording (file)" in texts[0]
     assert f"{mode} by the latencies, {other} assumed (not recorded)" in texts[1]
     assert value(assumed, "pre_queue").value_us == pytest.approx(5_000, abs=300)
+
+
+@pytest.mark.parametrize(("source", "used"), [("unknown", "asynchronous"), ("file", "synchronous")])
+def test_a_mode_that_nobody_stated_is_the_one_that_fits_better(source: str, used: str) -> None:
+    """Costs of a window of a run whose version was not told: 2.26 asynchronous, 3.43 synchronous, not sure enough."""
+    evidence = SchedulingEvidence("not told apart", "synchronous", source, (2.26, 3.43), (9_000.0, 7_000.0), 0.93)
+    assert evidence.used == used
 
 
 def test_the_release_remembers_what_it_was_fitted_on(busy: Recording) -> None:

@@ -366,10 +366,10 @@ class SchedulingEvidence:
 
     @property
     def used(self) -> Scheduling:
-        """The mode to fit with: what the recording says, unless that is only a default and the latencies tell."""
-        if self.told == "not told apart" or self.configured_source != UNKNOWN:
+        """The mode to fit with: what the recording says; where it says nothing, the one that fits better."""
+        if self.configured_source != UNKNOWN or self.cost[0] == self.cost[1]:
             return self.configured
-        return self.told
+        return "asynchronous" if self.cost[0] < self.cost[1] else "synchronous"
 
     @property
     def contradicts(self) -> bool:
