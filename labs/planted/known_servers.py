@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ExperimentError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, RegimeModel
@@ -22,6 +23,7 @@ from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
+from blis_replay.validate.comparison.spread import prediction_interval
 from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
@@ -41,6 +43,8 @@ _NOISES: tuple[Noise, ...] = ("none", "steps", "clients", "drift", "stalls", "st
 _RECORDED_STEPS = (0.0, 0.1, 0.0)
 # The other load is so deep, relative to the one that was recorded.
 _OTHER_DEPTH = 0.75
+# Draws of the coefficients of a fit, for the intervals of what it predicts.
+_DRAWS = 24
 # How the one number of the oracle is found: secant steps at most, and what is near enough.
 _ORACLE_CALLS, _ORACLE_OFF = 8, 1e-4
 
@@ -78,7 +82,9 @@ class KnownFit:
     ``oracle_e2e``: the same error of one that knows the server, all but by how much its noise lengthened the steps: it
     has that from the mean E2E of what was fitted to.  No fit can know more.
     ``covered``: of the coefficients that are fitted with an interval and have a true value, how many bounds hold it, of
-    ``bounded``.  ``refused``: why nothing was fitted, or a fit would not be written.
+    ``bounded``.  ``predicted``: of the means of E2E and TTFT on both other loads, in how many of ``predictions`` the
+    interval by draws of the coefficients holds the server's; ``width``: their median width, as a share.
+    ``refused``: why nothing was fitted, or a fit would not be written.
     """
 
     form: str
@@ -93,6 +99,9 @@ class KnownFit:
     oracle_e2e: float
     covered: int
     bounded: int
+    predicted: int
+    predictions: int
+    width: float
     missed_bounds: tuple[str, ...]
     refused: str
 
@@ -114,9 +123,13 @@ def fit_known(known: KnownServer) -> KnownFit:
     try:
         (fit,) = calibrate([run_of(server)], "fit", Options(load_release(DEFAULT_PRIOR)))[1]
     except ExperimentError as error:
-        return KnownFit(*head, "-", np.nan, np.nan, np.nan, np.nan, 0, 0, (), str(error))
+        return KnownFit(*head, "-", np.nan, np.nan, np.nan, np.nan, 0, 0, 0, 0, np.nan, (), str(error))
+    shallower = replace(server, depth=_OTHER_DEPTH * server.depth)
     e2e, ttft = _true_errors(server, fit.entry)
-    other, _ttft = _true_errors(replace(server, depth=_OTHER_DEPTH * server.depth), fit.entry)
+    other, other_ttft = _true_errors(shallower, fit.entry)
+    drawn = fit.entry.draws(_DRAWS, server.seed) if fit.record.correlation else []
+    by_draw = np.array([(*_true_errors(server, one), *_true_errors(shallower, one)) for one in drawn])
+    between = _predicted((e2e, ttft, other, other_ttft), by_draw)
     held = {c.name: c for c in fit.record.coefficients if c.status == "fitted" and c.high_us > c.low_us}
     truth = _true_coefficients(known, fit.record.form, fit.record.coefficients)
     both = [name for name in held if name in truth]
@@ -124,7 +137,18 @@ def fit_known(known: KnownServer) -> KnownFit:
     off = tuple(f"{fit.name} {us:.4g}, not {fit.low_us:.4g} to {fit.high_us:.4g}" for fit, us in missed)
     refused = "; ".join(fit.missed)
     errors = (e2e, ttft, other, _true_errors(server, _oracle(server))[0])
-    return KnownFit(*head, fit.record.form, *errors, len(both) - len(off), len(both), off, refused)
+    return KnownFit(*head, fit.record.form, *errors, len(both) - len(off), len(both), *between, off, refused)
+
+
+def _predicted(errors: tuple[float, ...], by_draw: Floats) -> tuple[int, int, float]:
+    """How many intervals hold the server's number, of how many, and their median width; by signed errors."""
+    found = [
+        between
+        for error, drawn in zip(errors, by_draw.T, strict=False)
+        if (between := prediction_interval(1 + error, (1 + drawn).tolist(), 0.0)) is not None
+    ]
+    widths = [high - low for low, high in found]
+    return sum(low <= 1 <= high for low, high in found), len(found), float(np.median(widths)) if widths else np.nan
 
 
 def _oracle(server: Server) -> ModelEntry:
@@ -285,9 +309,17 @@ class _Group:
         return sum(fit.covered for fit in self.fits), sum(fit.bounded for fit in self.fits)
 
     @property
+    def predictions(self) -> tuple[int, int, float]:
+        """How many intervals of predicted means hold the server's, of how many, and their median width."""
+        widths = [fit.width for fit in self.fits if not np.isnan(fit.width)]
+        held, count = sum(fit.predicted for fit in self.fits), sum(fit.predictions for fit in self.fits)
+        return held, count, float(np.median(widths)) if widths else float("nan")
+
+    @property
     def lines(self) -> list[Line]:
         worst = max((abs(fit.e2e) for fit in self.fits if not np.isnan(fit.e2e)), default=float("nan"))
         covered, bounded = self.bounds
+        held, count, width = self.predictions
         share = covered / bounded if bounded else float("nan")
         of = f"{self.met} of {len(self.fits)} {self.name}"
         oracle = "are off by no more than one that knows the server but for its noise (oracle)"
@@ -296,13 +328,17 @@ class _Group:
             Line(f"{of}: mean E2E of another load within {HELD_OUT:.0%} (worst {worst:.2%})"),
             *(others if any(fit.noise != "none" for fit in self.fits) else ()),
             Line(f"{covered} of {bounded} bounds of 95 % hold the true coefficient ({share:.0%})"),
+            Line(f"{held} of {count} intervals of means predicted of other loads hold the server's"),
+            Line(f"their median width is {width:.1%}"),
         ]
 
     @property
     def document(self) -> dict[str, object]:
         covered, bounded = self.bounds
         servers = [asdict(fit) for fit in self.fits]
-        return {"servers": servers, "met": self.met, "covered": covered, "bounded": bounded}
+        held, count, width = self.predictions
+        predicted = {"held": held, "of": count, "median_width": width}
+        return {"servers": servers, "met": self.met, "covered": covered, "bounded": bounded, "predicted": predicted}
 
 
 def _cells(fit: KnownFit) -> list[Cell]:

@@ -15,7 +15,7 @@ from blis_replay_labs.planted.known_servers import (
     known_servers,
 )
 
-SOUND = KnownFit("line", 1, 300, "none", 0.0, "line", 0.004, 0.01, -0.002, 0.0, 5, 5, (), "")
+SOUND = KnownFit("line", 1, 300, "none", 0.0, "line", 0.004, 0.01, -0.002, 0.0, 5, 5, 4, 4, 0.02, (), "")
 
 
 def test_there_are_fifty_servers_of_every_form_and_size() -> None:
