@@ -14,6 +14,7 @@ import numpy as np
 
 from blis_replay.base.errors import ExperimentError, NothingToJudgeError, UnknownNameError, counted, faults_named
 from blis_replay.blis.closed_loop import ClosedLoop
+from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
@@ -27,7 +28,7 @@ from blis_replay.replay.mode import (
     parse_engine_value,
 )
 from blis_replay.validate.comparison.saturation import simulated_queue
-from blis_replay.validate.comparison.spread import drawn_runs, prediction_interval, unsure_of
+from blis_replay.validate.comparison.spread import drawn_runs, missed_by, prediction_interval, unsure_of
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import (
     Attainment,
@@ -48,7 +49,7 @@ class WhatIfPoint:
     ``overrides``: in the place of the recorded arguments, those of ``LOAD`` among them.  ``values``: simulated numbers
     by name (``simulated_values``), None with the ``reason`` if the engine cannot run, or not serve a request.
     ``attained``: what came of the objectives that were given.  ``drawn``: the values with each draw of coefficients,
-    none where they are without uncertainty; ``unsure``: what steps beyond the fit add, as a share.
+    none where they are without uncertainty; ``unsure``: what steps beyond the fit add; ``fit``: their record.
     """
 
     overrides: EngineOverrides
@@ -57,6 +58,7 @@ class WhatIfPoint:
     attained: Attainment | None = None
     drawn: tuple[dict[str, float | None], ...] = ()
     unsure: float = 0.0
+    fit: FitRecord | None = None
 
     @property
     def intervals(self) -> dict[str, tuple[float, float] | None]:
@@ -64,7 +66,9 @@ class WhatIfPoint:
         values, found = self.values or {}, {}
         for name in _LATENCIES:
             drawn = [one[name] or 0.0 for one in self.drawn]
-            found[name] = prediction_interval(values.get(name) or 0.0, drawn, self.unsure)
+            metric, statistic, _ms = name.split("_")
+            missed = missed_by(self.fit, (metric, statistic))
+            found[name] = prediction_interval(values.get(name) or 0.0, drawn, self.unsure, missed)
         return found
 
 
@@ -220,7 +224,8 @@ def simulated_point(
 
 def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives) -> WhatIfPoint:
     drawn = tuple(simulated_values(one) for one in drawn_runs(run))
-    return WhatIfPoint(overrides, simulated_values(run), None, _attained(run, objectives), drawn, unsure_of(run))
+    fit = None if run.entry is None else run.entry.fit
+    return WhatIfPoint(overrides, simulated_values(run), None, _attained(run, objectives), drawn, unsure_of(run), fit)
 
 
 # name -> heading, and the part of a wide table that it stands in.
@@ -463,6 +468,6 @@ def _change_intervals(recorded: WhatIfPoint, changed: WhatIfPoint) -> dict[str, 
         drawn = [above / below if above and below else 0.0 for above, below in pairs]
         over, under = changed.values[name], recorded.values[name]
         ratio = over / under if over and under else 0.0
-        between = prediction_interval(ratio, drawn, abs(changed.unsure - recorded.unsure))
+        between = prediction_interval(ratio, drawn, abs(changed.unsure - recorded.unsure), 0.0)
         found[name] = None if between is None else (between[0] - 1, between[1] - 1)
     return found

@@ -16,14 +16,14 @@ from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ExperimentError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, RegimeModel
-from blis_replay.blis.releases.fit import CoefficientFit
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.spread import prediction_interval
+from blis_replay.validate.comparison.spread import missed_by, prediction_interval
 from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
@@ -129,7 +129,7 @@ def fit_known(known: KnownServer) -> KnownFit:
     other, other_ttft = _true_errors(shallower, fit.entry)
     drawn = fit.entry.draws(_DRAWS, server.seed) if fit.record.correlation else []
     by_draw = np.array([(*_true_errors(server, one), *_true_errors(shallower, one)) for one in drawn])
-    between = _predicted((e2e, ttft, other, other_ttft), by_draw)
+    between = _predicted(fit.record, (e2e, ttft, other, other_ttft), by_draw)
     held = {c.name: c for c in fit.record.coefficients if c.status == "fitted" and c.high_us > c.low_us}
     truth = _true_coefficients(known, fit.record.form, fit.record.coefficients)
     both = [name for name in held if name in truth]
@@ -140,12 +140,13 @@ def fit_known(known: KnownServer) -> KnownFit:
     return KnownFit(*head, fit.record.form, *errors, len(both) - len(off), len(both), *between, off, refused)
 
 
-def _predicted(errors: tuple[float, ...], by_draw: Floats) -> tuple[int, int, float]:
+def _predicted(record: FitRecord, errors: tuple[float, ...], by_draw: Floats) -> tuple[int, int, float]:
     """How many intervals hold the server's number, of how many, and their median width; by signed errors."""
+    misses = [missed_by(record, (metric, "mean")) for metric in ("e2e", "ttft")]
     found = [
         between
-        for error, drawn in zip(errors, by_draw.T, strict=False)
-        if (between := prediction_interval(1 + error, (1 + drawn).tolist(), 0.0)) is not None
+        for missed, error, drawn in zip(2 * misses, errors, by_draw.T, strict=False)
+        if (between := prediction_interval(1 + error, (1 + drawn).tolist(), 0.0, missed)) is not None
     ]
     widths = [high - low for low, high in found]
     return sum(low <= 1 <= high for low, high in found), len(found), float(np.median(widths)) if widths else np.nan

@@ -34,8 +34,7 @@ def recorded(requests: int = 200) -> Recording:
 
 
 def times(model: LatencyModel, by: float) -> LatencyModel:
-    costs = ("intercept_ns", "per_prefill_token_ns", "per_decode_token_ns")
-    costs += ("per_context_token_ns", "per_1000_attended_ns")
+    costs = [name for name in vars(model) if name.endswith("_ns")]
     return replace(model, **{cost: round(getattr(model, cost) * by) for cost in costs})
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import NothingToJudgeError
+from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.bundled import RECONSTRUCTIONS, redrawn
 from blis_replay.ingest.recording import RECORDED, Recording
@@ -185,16 +186,31 @@ def drawn_runs(run: ReplayRun) -> Iterator[ReplayRun]:
         yield replace(run, entry=other, simulated=simulator.serve(run.plan))
 
 
-def prediction_interval(value: float, drawn: Sequence[float], unsure: float) -> tuple[float, float] | None:
+def prediction_interval(
+    value: float, drawn: Sequence[float], unsure: float, missed: float
+) -> tuple[float, float] | None:
     """The 95 % interval of a simulated number by what the draws of the coefficients made of it; None without draws.
 
-    ``unsure``: as of ``unsure_of``.  Latencies near a limit of the server answer to the logarithm of a cost.
+    ``unsure``: as of ``unsure_of``; ``missed``: as of ``missed_by``.  Latencies near a limit of the server answer to
+    the logarithm of a cost.
     """
     known = np.array([one for one in drawn if one > 0])
     if len(known) < max(len(drawn), 2) or value <= 0:
         return None
-    half = student_t(len(known)) * float(np.sqrt(np.mean(np.log(known / value) ** 2)))
+    half = student_t(len(known)) * hypot(float(np.sqrt(np.mean(np.log(known / value) ** 2))), missed)
     return value * exp(-half) * (1 - unsure), value * exp(half) * (1 + unsure)
+
+
+def missed_by(fit: FitRecord | None, cell: MetricStatistic) -> float:
+    """By which share a fit missed a number of the parts of its recordings that it was tested on, root mean square.
+
+    It is what a form cannot say, and no draw of its coefficients shows.  Without such parts, of those it was fitted to.
+    """
+    name = cell[0] if cell[1] == "mean" else f"{cell[0]}_{cell[1]}"
+    scores = () if fit is None else fit.scores
+    parts = [score for score in scores if score.part == "test"] or scores
+    errors = [score.errors[name] for score in parts if name in score.errors]
+    return float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
 
 
 def predicted_us(run: ReplayRun, chosen: Bools) -> dict[MetricStatistic, tuple[float, float]]:
@@ -203,8 +219,12 @@ def predicted_us(run: ReplayRun, chosen: Bools) -> dict[MetricStatistic, tuple[f
     cells = [cell for cell in cells if of_requests(cell)]
     drawn = [_numbers_us(one, chosen, cells) for one in drawn_runs(run)]
     values = _numbers_us(run, chosen, cells) if drawn else []
-    found = (prediction_interval(us, [one[i] for one in drawn], unsure_of(run)) for i, us in enumerate(values))
-    return {cell: between for cell, between in zip(cells, found, strict=False) if between is not None}
+    fit = None if run.entry is None else run.entry.fit
+    found = {
+        cells[i]: prediction_interval(us, [one[i] for one in drawn], unsure_of(run), missed_by(fit, cells[i]))
+        for i, us in enumerate(values)
+    }
+    return {cell: between for cell, between in found.items() if between is not None}
 
 
 def _numbers_us(run: ReplayRun, chosen: Bools, cells: Sequence[MetricStatistic]) -> list[float]:
