@@ -52,7 +52,7 @@ def gone(comparison: Comparison) -> set[str]:
         ("itl", False, {"itl"}),
         ("itl", True, {"itl"}),
         ("output_tokens", False, {"itl", "tpot"}),  # (E2E - TTFT) / (output tokens - 1)
-        ("output_tokens", True, {"tpot"}),
+        ("output_tokens", True, {"itl", "tpot"}),  # an event may bring several tokens
         ("ttft", False, {"ttft", "itl", "tpot"}),
         ("e2e", True, {"e2e", "tpot"}),
         ("", False, set()),  # of the recording as a whole

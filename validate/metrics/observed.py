@@ -133,7 +133,8 @@ def numbers_from_requests(
     """Observed numbers where single requests are recorded.
 
     ``token_gaps``: pooled gaps between output tokens, as ``(gap_us, count)``, where token
-    times were recorded; without them the ITL quantiles come from published aggregates.
+    times were recorded; without them the ITL quantiles come from published aggregates.  The mean ITL is per token on
+    both sides: an event of a stream may bring several tokens, so there may be fewer gaps than tokens.
     """
     cells = {
         "e2e": _plain(statistics(samples.e2e_us)),
@@ -147,11 +148,8 @@ def numbers_from_requests(
             for metric in ("ttft", "tpot", "itl")
         }
     if token_gaps is not None and has_gaps(token_gaps):
-        gap_us, count = token_gaps
-        mean = float((gap_us * count).sum() / count.sum())
-        cells["itl"] = _plain({"mean": mean, **pooled_quantiles(gap_us, count)})
-        return cells
-    if selection.window == (0.0, 1.0):
+        cells["itl"] = _plain(pooled_quantiles(*token_gaps))
+    elif selection.window == (0.0, 1.0):
         cells["itl"] |= _published_itl(recording, selection.stage)
     cells["itl"]["mean"] = Number(samples.itl_mean_us)
     if any(clock.placed == REBUILT_E2E for clock in recording.clocks):
@@ -255,7 +253,7 @@ _QUANTILES = tuple(name for name in STATISTICS if name != "mean")
 def unusable_cells(findings: Sequence[Finding], *, token_times: bool) -> dict[tuple[str, str], Finding]:
     """``(metric, statistic)`` of each number that must not be used, with the first finding that says so.
 
-    ``token_times``: whether the ITL comes from recorded token times, and so depends on no other metric.
+    ``token_times``: whether the ITL comes from recorded token times, and so depends on no other latency.
     """
     unusable: dict[tuple[str, str], Finding] = {}
     for finding in findings:
@@ -270,7 +268,7 @@ def _spoiled(metric: str, token_times: bool) -> list[tuple[str, str]]:
     if metric == "itl quantiles":  # the mean does not need single gaps
         return [("itl", name) for name in _QUANTILES]
     spoiled = _SPOILS.get(metric, ())
-    if token_times and metric not in ("itl", FIRST_TOKEN):
+    if token_times and metric not in ("itl", "output_tokens", FIRST_TOKEN):
         spoiled = tuple(name for name in spoiled if name != "itl")
     return [(name, statistic) for name in spoiled for statistic in STATISTICS]
 

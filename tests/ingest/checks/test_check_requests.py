@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from builders import aggregates, recording, requests, steps, write_events
@@ -175,6 +176,14 @@ def test_where_e2e_follows_from_a_mean_tpot_only_its_mean_is_judged() -> None:
     assert (numbers["e2e"]["mean"].value_us, numbers["e2e"]["p99"].value_us) == (250_000, None)
     assert numbers["e2e"]["mean"].derived
     assert numbers["ttft"]["p99"].value_us is not None
+
+
+def test_the_mean_itl_is_per_token_where_an_event_brings_several() -> None:
+    """30 requests of 200 ms after the first token in five events of four tokens: 10 ms per token, gaps of 40 ms."""
+    made = recording(requests=requests(30, ttft_us=50_000, e2e_us=250_000, output_tokens=21))
+    samples = samples_of(made, observed_requests(made))
+    itl = numbers_from_requests(made, samples, Selection(), (np.array([40_000]), np.array([150])))["itl"]
+    assert (itl["mean"].value_us, itl["p50"].value_us) == (10_000, 40_000)
 
 
 def test_first_tokens_that_wait_in_a_queue_are_first_tokens() -> None:
