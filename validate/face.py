@@ -187,7 +187,7 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
     """Where the error comes from: a row per part of the error of each mean and p99.
 
     ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
-    bounds of 95 %; ``change_us``: what it changes one after the other in this order.
+    bounds of 95 %.
 
     Example: ``br.attribute("34b-general", replay="scheduling=synchronous").frame``
     """
@@ -198,12 +198,10 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
         judged = compare_experiment(opened, recording.slug, release, mode)
     again = given_options(coefficients, _store(store))
-    reference = release_for(None, [name])
     found = attributed(
         recording,
         release,
         mode,
-        reference=reference,
         token_gaps=gaps,
         errors=judged.estimates,
         options=again,

@@ -39,7 +39,7 @@ CLIENT, REPORT = "client's requests", "client's report"
 STAGES, IDS, BEAT = "load stages", "numbers in ids", "constant rate"
 JOURNEYS, METRICS, LOG, STEP_RECORDS = "server's journeys", "/metrics", "server log", "step records"
 COUNTERS = "step log counters"
-_OF_SERVER = (JOURNEYS, METRICS, LOG, STEP_RECORDS)
+OF_SERVER = (JOURNEYS, METRICS, LOG, STEP_RECORDS)
 # What must not be used if a source is wrong, as the metric of a finding.
 _RESTS_ON = {JOURNEYS: "segments", STEP_RECORDS: "step_time"}
 _REMEDY = {
@@ -152,7 +152,7 @@ def _compared(recording: Recording) -> list[Finding]:
     for quantity, group in groupby(stated, key=lambda entry: entry.quantity):
         first, *others = group
         odd = [entry for entry in others if entry.contradicts(first)]
-        beside = [e for e in others if e not in odd and e.source in _OF_SERVER and e.is_bounded]
+        beside = [e for e in others if e not in odd and e.source in OF_SERVER and e.is_bounded]
         for entry in odd:
             settled = first.source != CLIENT or len(beside) >= len(odd)
             settled |= entry.source == STEP_RECORDS and entry.quantity != SPAN and _breaks_off(recording)

@@ -165,9 +165,9 @@ def _since(before: Attribution | None, now: Attribution) -> list[Blame]:
         error = blame.error - (0.0 if isnan(earlier_us) else earlier_us / now.observed_us[i])
         if abs(error) < WORTH_NAMING:
             continue
-        was = {_plain(cause): part_of(before, cause, i) / now.observed_us[i] for cause in before.causes}
+        was = {_plain(cause): part_of(cause, i) / now.observed_us[i] for cause in before.causes}
         causes = [cause for cause in (blame.cause, *blame.beside) if cause is not None]
-        parts = {_plain(cause): part_of(now, cause, i) / now.observed_us[i] for cause in causes}
+        parts = {_plain(cause): part_of(cause, i) / now.observed_us[i] for cause in causes}
         since = {name: part - was.get(name, 0.0) for name, part in parts.items()}
         least = max(_NEW * max(map(abs, parts.values()), default=0.0), WORTH_NAMING)
         new = [cause for cause in causes if _more(parts[_plain(cause)], was.get(_plain(cause), 0.0)) >= least]

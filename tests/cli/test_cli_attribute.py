@@ -34,7 +34,7 @@ def test_of_an_overloaded_recording_the_queue_is_named_before_any_number(run: Ru
 @pytest.mark.usefixtures("calibrated")
 def test_every_field_of_the_json_is_documented(run: Run) -> None:
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
-    document = run("explain", *own, "--replay", "arrivals=flat", "--reference", "none").json
+    document = run("explain", *own, "--replay", "arrivals=flat").json
     error = document["errors"][0]
     fields = {*document, *error, *error["error_ms"], *document["components"][0]}
     assert sorted(fields - documented("explain")) == []
@@ -42,16 +42,6 @@ def test_every_field_of_the_json_is_documented(run: Run) -> None:
     assert shares == pytest.approx(error["error_ms"]["value"])
     segments = document["segments"]
     assert sorted({*segments, *segments["parts"][0]} - documented("explain")) == []
-
-
-@pytest.mark.usefixtures("calibrated")
-def test_a_model_that_the_bundled_release_lacks_has_no_stand_in(run: Run) -> None:
-    """By default that is no matter; a reference that is named must have the model."""
-    own = ("explain", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
-    assert run(*own).json["reference"] is None
-    named = run(*own, "--reference", "stepml-direct")
-    assert (named.code, named.json["error"]["exit_code"]) == (4, 4)
-    assert "release stepml-direct has no coefficients for synthetic/synthetic-1b" in named.err
 
 
 def test_the_answer_does_not_depend_on_the_executor(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

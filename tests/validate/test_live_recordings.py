@@ -16,13 +16,17 @@ from blis_replay.fixtures.catalogue import bundled_row
 from blis_replay.ingest.store import Store, open_store, read_stored
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.mode import ReplayMode, parse_mode
+from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
 from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_that_ships
-from blis_replay.validate.explain.cycles import Nature, corrected_model
+from blis_replay.validate.explain.attribute import QUANTITIES, attribute
+from blis_replay.validate.explain.candidates import SCHEDULED
+from blis_replay.validate.explain.cycles import Nature, recorded_nature
+from blis_replay.validate.explain.hypothesis import PROVED_RIGHT
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
@@ -71,6 +75,23 @@ def test_with_recorded_step_times_the_mean_is_that_of_the_client(store: Store, r
     assert abs(left["e2e"]) < 1 and abs(left["itl"]) < 2
 
 
+AS_SERVED = "step_time=recorded,pre_queue=recorded,output_processing=recorded"
+
+
+@pytest.mark.parametrize("run", ["a", "d"])
+def test_what_explain_leaves_is_what_a_replay_with_recorded_parts_leaves(store: Store, run: str) -> None:
+    """TTFT within 5 % and E2E within 2 %, and no scheduling decision to blame: the schedule is equal in every step."""
+    left = errors(store, run, AS_SERVED)
+    assert abs(left["ttft"]) < 5 and abs(left["e2e"]) < 2
+    found = attribute(read_stored(store, f"tiny-live-{run}"), load_release(SHIPPED))
+    for metric in ("ttft", "e2e"):
+        i = QUANTITIES.index((metric, "mean"))
+        residual = 100 * found.residual[i].value_us / found.observed_us[i]
+        assert residual == pytest.approx(left[metric], abs=1e-6)
+    proved = {one.name for one in found.standings if one.state == PROVED_RIGHT}
+    assert proved.issuperset(SCHEDULED)
+
+
 def test_what_two_equal_loads_differ_by_is_known(store: Store) -> None:
     """Means of E2E 1,155.5 and 1,101.1 ms, of ITL 17.67 and 16.80 ms, as the client of each run printed them."""
     repeats = repeats_of(store, ["tiny-live-a"], ["tiny-live-a2"])["tiny-live-a"]
@@ -100,7 +121,7 @@ def test_coefficients_of_these_recordings_are_those_that_ship(store: Store) -> N
         assert again == pytest.approx(costs, rel=1e-4, abs=1)
 
 
-AS_SERVED = parse_mode("pre_queue=recorded,schedule=recorded,output_processing=recorded")
+SERVED = parse_mode("pre_queue=recorded,schedule=recorded,output_processing=recorded")
 STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context_token", "per_1000_attended")
 
 
@@ -110,7 +131,8 @@ def nature(store: Store, run: str, *costs: str, by: float) -> Nature:
     fit, _ = calibrate([recording], "own", Options(load_release(DEFAULT_PRIOR), split=(1.0, 1.0)))
     (entry,) = fit.models
     wrong = {f"{cost}_ns": round(getattr(entry.latency, f"{cost}_ns") * by) for cost in costs}
-    found = corrected_model(recording, AS_SERVED, replace(entry, latency=replace(entry.latency, **wrong)))[2]
+    coefficients = replace(entry, latency=replace(entry.latency, **wrong))
+    found = recorded_nature(recording, SERVED, coefficients, observed_cycles(recording)[0], (0.0, 1.0))
     assert found is not None
     return found
 

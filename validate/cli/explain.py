@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 @experiment_option
 @coefficients_option
 @replay_option
-@release_option(
-    "--reference",
-    help_text="Stands in for what was not recorded; or none.",
-)
 @click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Only requests of this share of the run, e.g. 0.6:1.")
 @click.option("--segments", is_flag=True, help="Add where the time of a request goes, observed and simulated.")
 @workers_option
@@ -47,7 +43,6 @@ def explain_verb(
     name: str,
     coefficients: str | None,
     mode_text: str,
-    reference: str | None,
     window: tuple[float, float],
     segments: bool,
     store_path: Path,
@@ -72,7 +67,6 @@ def explain_verb(
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.simulator import entry_of
     from blis_replay.validate.comparison.segments import segments_of
     from blis_replay.validate.comparison.segments_text import with_segments
     from blis_replay.validate.comparison.validated import compare_experiment
@@ -90,15 +84,11 @@ def explain_verb(
         selection = Selection(window=window)
         chosen = observed_requests(recording) & selection.of(recording.requests)
         gaps = pooled_gaps(store, recording.slug, chosen)
-        stand_in = None if reference == "none" else release_for(reference, [name])
-        if stand_in and reference:
-            entry_of(stand_in, recording)  # one that was named must have the model
         judged = compare_experiment(store, recording.slug, release, mode, window)
         attribution = attribute(
             recording,
             release,
             mode,
-            reference=stand_in,
             token_gaps=gaps,
             options=given_options(coefficients, store_path),
             errors=judged.estimates,

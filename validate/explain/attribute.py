@@ -1,8 +1,9 @@
 """Counterfactual attribution: which component of a replay an error comes from.
 
-Every set of components is replaced by what was recorded, and replayed.  A component's share of an
-error is its Shapley value over these replays; the shares and what is left when everything is
-replaced sum to the error exactly.  Its interval is that of ``validate``: of a sum of numbers over the same requests.
+Wrong inputs are put right first, every set of them, then every set of the parts that the simulator models: times
+that were recorded are those of what the server was given.  A component's share of an error is its Shapley value over
+these replays; the shares and what is left when everything is replaced sum to the error exactly.  Its interval is that
+of ``validate``: of a sum of numbers over the same requests.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.simulator import entry_of, has_entry
+from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.candidates import candidates
-from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
+from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, PROVED_WRONG, Hypothesis, Replayed, Standing
 from blis_replay.validate.fit.step_errors import predicted_us, step_cycles
 from blis_replay.validate.metrics.latency import LatencySamples, MetricStatistic, latency_statistics, of_requests
 from blis_replay.validate.metrics.observed import (
@@ -82,7 +83,6 @@ def shapley_values(players: int, value: Mapping[Subset, Floats]) -> Floats:
     return np.asarray(np.tensordot(shapley_weights(players), stacked, 1), np.float64)
 
 
-FAR_ABOVE = 2.0  # a server that keeps up has no component that doubles E2E and TTFT alone
 MIN_CYCLES = 100  # recorded step cycles to compare with the model's
 MIN_EXCESS = 0.05  # a median that is off by less may be that of what steps do beside their model
 WORTH_NAMING = 0.01  # errors of a mean below this share of the observed value are not worth a cause
@@ -111,15 +111,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Cause:
-    """A component and what it adds to the simulated value, by place in QUANTITIES.
-
-    ``shares``: Shapley values.  ``changes``: in the one order in which the causes stand: what replacing it takes
-    away when all before it are replaced already.
-    """
+    """A component and what it adds to the simulated value, by place in QUANTITIES: ``shares``, its Shapley values."""
 
     component: Hypothesis
     shares: tuple[Estimate, ...]
-    changes: tuple[Estimate, ...]
 
 
 @dataclass(frozen=True)
@@ -127,46 +122,30 @@ class Attribution:
     """Where the errors of a replay come from, by place in QUANTITIES.
 
     ``error``: simulated less observed; ``residual``: the same with every component replaced, which no component
-    explains.  error = sum of the causes' shares + residual = sum of their changes + residual.
-    ``replays``: how many they rest on; ``overloaded``: how many of these have a queue that grows, which neither the
-    replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording has no such
-    number, or an instrument check (``unusable``) forbids it; the shares are known even then.  ``not_replaced``:
-    components that stay, and why.  ``lost``: why the recording is not the load that was served, so that nothing is
-    blamed.  ``steps_off``: of such a recording, what the model makes of its recorded batches, which lost requests do
-    not change.  ``queue``: whether the recording is overloaded, so that its latencies measure its queue.
+    explains.  error = sum of the causes' shares + residual.
+    ``replays``: how many they rest on.  ``observed_us`` is nan where the recording has no such number, or an instrument
+    check (``unusable``) forbids it; the shares are known even then.  ``standings``: what the recording proves of each
+    component, and of what else may be wrong.  ``lost``: why the recording is not the load that was served, so that
+    nothing is blamed.  ``steps_off``: of such a recording, what the model makes of its recorded batches, which lost
+    requests do not change.  ``queue``: whether the recording is overloaded, so that its latencies measure its queue.
     """
 
     slug: str
     alias: str
     release: str
-    reference: str | None
     mode: str
     requests: int
     replays: int
-    overloaded: int
     observed_us: tuple[float, ...]
     simulated_us: tuple[float, ...]
     error: tuple[Estimate, ...]
     causes: tuple[Cause, ...]
     residual: tuple[Estimate, ...]
-    not_replaced: dict[str, str]
+    standings: tuple[Standing, ...]
     unusable: dict[str, str]
     lost: tuple[str, ...] = ()
     steps_off: StepsOff | None = None
     queue: bool = False
-
-    @property
-    def is_one_way(self) -> bool:
-        """Whether causes are named by what they change one after the other: inputs that are wrong come first."""
-        return self.overloaded > 0 or any(cause.component.is_input for cause in self.causes)
-
-    def part(self, cause: Cause, i: int) -> Estimate:
-        """What the cause adds to a quantity: what it changes one after the other, where parts act on one another.
-
-        Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.  And where
-        a wrong input makes a queue, all else would count for more in it than it does once that is put right.
-        """
-        return (cause.changes if self.is_one_way else cause.shares)[i]
 
 
 @dataclass(frozen=True)
@@ -200,7 +179,6 @@ def attribute(
     release: CoefficientRelease,
     mode: ReplayMode | None = None,
     *,
-    reference: CoefficientRelease | None = None,
     token_gaps: Gaps | None = None,
     errors: Mapping[MetricStatistic, RelativeEstimate] | None = None,
     window: tuple[float, float] = (0.0, 1.0),
@@ -209,8 +187,7 @@ def attribute(
 ) -> Attribution:
     """Attribute the errors of a replay to its components.
 
-    ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
-    replace those of parts that were not recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    ``mode``: the replay to explain, exact replay if None.  ``token_gaps``: observed gaps, for the p99 of ITL.
     ``window``: share of the run whose requests are compared; ``token_gaps`` and ``errors`` are of them.
     ``errors``: with the intervals that a comparison gives them; None: the errors have none.
     ``options``: of the command line, repeated in the commands that are printed.  ``pool``: of ``map_jobs``.  Raises
@@ -218,49 +195,61 @@ def attribute(
     """
     mode = mode or ReplayMode()
     release.refuse_if_invalid()
-    if reference is not None and (reference.sha256 == release.sha256 or not has_entry(reference, recording)):
-        reference = None
     replayed = Replayed(recording, mode, entry_of(release, recording), release, options, window)
-    components, not_replaced = candidates(replayed, reference)
+    components, standings = candidates(replayed)
     run = replayed.run()
     observed = _observed(run.recording, window, token_gaps)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     usable = [quantity not in forbidden for quantity in QUANTITIES]
     observed = replace(observed, numbers_us=np.where(usable, observed.numbers_us, nan))
-    subsets = all_subsets(len(components))
+    subsets = _replays(components)
     job = partial(_replayed, replayed, tuple(components), observed.chosen)
     answers = dict(zip(subsets, [_answer(run, observed.chosen), *map_jobs(job, subsets[1:], **pool)], strict=True))
-    components, answers = _not_followers(components, answers, observed.numbers_us, not_replaced)
+    components, answers, followers = _not_followers(components, answers, observed.numbers_us)
     order = request_order(run.recording, observed.chosen, (observed.samples or answers[frozenset()].samples).e2e_us)
     sums = _Sums(order, tuple(answers.values()), observed)
-    one_by_one = [list(answers).index(frozenset(range(replaced))) for replaced in range(len(components) + 1)]
-    numbers = np.eye(len(answers))  # of each replay alone
-    shares = shapley_weights(len(components))
+    causes = tuple(
+        Cause(component, sums.estimates(-weights))
+        for component, weights in zip(components, _weights(components), strict=True)
+    )
     lost = tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric)
-    first_us, last_us = sums.numbers_us[0], sums.numbers_us[-1]
+    first_us = sums.numbers_us[0]
     return Attribution(
         slug=recording.slug,
         alias=recording.alias,
         release=release.name,
-        reference=reference.name if reference else None,
         mode=mode.name,
         requests=int(observed.chosen.sum()),
         replays=len(answers),
-        overloaded=_overloaded(sums.numbers_us, np.stack([first_us, last_us, observed.numbers_us])),
         observed_us=tuple(map(float, observed.numbers_us)),
         simulated_us=tuple(map(float, first_us)),
         error=_errors(first_us, observed.numbers_us, errors or {}),
-        causes=tuple(
-            Cause(component, sums.estimates(-share), sums.estimates(numbers[before] - numbers[after]))
-            for component, share, before, after in zip(components, shares, one_by_one, one_by_one[1:], strict=False)
-        ),
-        residual=sums.estimates(numbers[-1], less_observed=True),
-        not_replaced=not_replaced,
+        causes=causes,
+        residual=sums.estimates(np.eye(len(answers))[-1], less_observed=True),
+        standings=(*(_standing(cause, observed.numbers_us) for cause in causes), *followers, *standings),
         unusable=_reasons(forbidden),
         lost=lost,
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
         queue=overloaded(recording.findings),
     )
+
+
+def _replays(components: Sequence[Hypothesis]) -> list[Subset]:
+    """The sets of components to replace: of inputs, which come first, then of parts with all inputs put right."""
+    inputs = sum(component.is_input for component in components)
+    *some, every = all_subsets(inputs)
+    parts = (frozenset(inputs + i for i in chosen) for chosen in all_subsets(len(components) - inputs))
+    return [*some, *(every | chosen for chosen in parts)]
+
+
+def _weights(components: Sequence[Hypothesis]) -> Floats:
+    """float64[components, replays]: each component's Shapley value as a weighted sum over ``_replays``."""
+    inputs = sum(component.is_input for component in components)
+    alone = 2**inputs
+    weights = np.zeros((len(components), len(_replays(components))))
+    weights[:inputs, :alone] = shapley_weights(inputs)
+    weights[inputs:, alone - 1 :] = shapley_weights(len(components) - inputs)
+    return weights
 
 
 @dataclass(frozen=True)
@@ -321,8 +310,7 @@ def _not_followers(
     components: list[Hypothesis],
     answers: dict[Subset, _Replay],
     observed_us: Floats,
-    not_replaced: dict[str, str],
-) -> tuple[list[Hypothesis], dict[Subset, _Replay]]:
+) -> tuple[list[Hypothesis], dict[Subset, _Replay], tuple[Standing, ...]]:
     """The components and replays without scheduling decisions, if those follow from the others; then says so.
 
     Whom a scheduler passes over follows from its queue, and that from how long steps and delays are.  With both as they
@@ -330,20 +318,27 @@ def _not_followers(
     """
     place = next((i for i, component in enumerate(components) if "schedule" in component.mode), None)
     if place is None or len(components) == 1:
-        return components, answers
-    value = {subset: answer.numbers_us for subset, answer in answers.items()}
+        return components, answers, ()
     every = frozenset(range(len(components)))
-    share_us = shapley_values(len(components), value)[place]
-    last_us = value[every] - value[every - {place}]
+    share_us = _weights(components)[place] @ np.stack([answer.numbers_us for answer in answers.values()])
+    last_us = answers[every].numbers_us - answers[every - {place}].numbers_us
     means = [i for i in MEANS if not isnan(observed_us[i])]
     if any(abs(last_us[i]) > max(MIN_BESIDE * abs(share_us[i]), WORTH_NAMING * observed_us[i]) for i in means):
-        return components, answers
-    not_replaced[components[place].name] = (
-        "they follow from the other components; with those replaced they change no mean"
-    )
+        return components, answers, ()
+    why = "they follow from the other components; with those replaced they change no mean"
+    follows = Standing(components[place].name, PROVED_RIGHT, why)
     fewer = {frozenset(i - (i > place) for i in one): it for one, it in answers.items() if place not in one}
     kept = [*components[:place], *components[place + 1 :]]
-    return kept, {subset: fewer[subset] for subset in all_subsets(len(kept))}
+    return kept, {subset: fewer[subset] for subset in _replays(kept)}, (follows,)
+
+
+def _standing(cause: Cause, observed_us: Floats) -> Standing:
+    """A recorded part is proved wrong where it changes a mean that is worth naming, else proved right."""
+    one = cause.component
+    if not one.recorded:
+        return Standing(one.name, OPEN, one.basis, one.decides)
+    matters = one.is_input or any(abs(cause.shares[i].value_us) >= WORTH_NAMING * observed_us[i] for i in MEANS)
+    return Standing(one.name, PROVED_WRONG if matters else PROVED_RIGHT, one.basis)
 
 
 def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
@@ -377,7 +372,6 @@ def _observed(recording: Recording, window: tuple[float, float], token_gaps: Gap
     if chosen.any():
         samples = samples_of(recording, chosen)
         cells = numbers_from_requests(recording, samples, selection, token_gaps)
-        cells["itl"]["mean"] = replace(cells["itl"]["mean"], value_us=samples.itl_mean_us)  # of the replay likewise
     elif recording.is_summed_up:
         chosen, samples = (recording.requests["status"] == "ok").to_numpy(), None
         cells = numbers_from_aggregates(recording, None)
@@ -396,13 +390,6 @@ def _answer(run: ReplayRun, chosen: Bools) -> _Replay:
     samples = simulated_samples(run, chosen)
     numbers = latency_statistics(samples, run.pooled_gaps(chosen & run.simulated.completed))
     return _Replay(samples, np.array([numbers[metric].get(statistic, nan) for metric, statistic in QUANTITIES]))
-
-
-def _overloaded(answers_us: Floats, ends_us: Floats) -> int:
-    """How many of the replays have a mean E2E and TTFT far above both ends of the attribution and the recording."""
-    means = [QUANTITIES.index((metric, "mean")) for metric in ("e2e", "ttft")]
-    most_us = FAR_ABOVE * np.nanmax(ends_us[:, means], axis=0)
-    return int((answers_us[:, means] > most_us).all(axis=1).sum())
 
 
 def _reasons(forbidden: dict[tuple[str, str], Finding]) -> dict[str, str]:
@@ -455,7 +442,7 @@ def blames(attribution: Attribution) -> list[Blame]:
 
 def _by_luck(attribution: Attribution, i: int) -> bool:
     """Whether a mean is right because two causes cancel."""
-    parts = [part_of(attribution, cause, i) / attribution.observed_us[i] for cause in attribution.causes]
+    parts = [part_of(cause, i) / attribution.observed_us[i] for cause in attribution.causes]
     return max(parts, default=0.0) >= MIN_CANCELLING and min(parts, default=0.0) <= -MIN_CANCELLING
 
 
@@ -464,36 +451,36 @@ def fraction(value_us: float, observed_us: float) -> float | None:
     return None if isnan(value_us) or isnan(observed_us) or observed_us == 0 else value_us / observed_us
 
 
-def part_of(attribution: Attribution, cause: Cause, i: int) -> float:
+def part_of(cause: Cause, i: int) -> float:
     """What the cause adds to a quantity, us."""
-    return attribution.part(cause, i).value_us
+    return cause.shares[i].value_us
 
 
 def _largest_input(attribution: Attribution, i: int, error: float) -> Cause | None:
     """The wrong input that changes a mean most, either way: that is known however much no component explains."""
     least_us = max(MIN_BESIDE * abs(error), WORTH_NAMING) * attribution.observed_us[i]
-    inputs = [c for c in attribution.causes if c.component.is_input and abs(part_of(attribution, c, i)) >= least_us]
-    return max(inputs, key=lambda cause: abs(part_of(attribution, cause, i)), default=None)
+    inputs = [c for c in attribution.causes if c.component.is_input and abs(part_of(c, i)) >= least_us]
+    return max(inputs, key=lambda cause: abs(part_of(cause, i)), default=None)
 
 
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     sign = 1 if error > 0 else -1
-    largest = max(attribution.causes, key=lambda cause: sign * part_of(attribution, cause, i), default=None)
+    largest = max(attribution.causes, key=lambda cause: sign * part_of(cause, i), default=None)
     # Every part moves a little with the step that a request just catches, so a cause has to be worth naming.
     least_us = max(sign * attribution.residual[i].value_us, min(WORTH_NAMING, abs(error)) * attribution.observed_us[i])
-    if largest is None or sign * part_of(attribution, largest, i) < least_us:
+    if largest is None or sign * part_of(largest, i) < least_us:
         largest = _largest_input(attribution, i, error)
     if largest is None:
         return Blame(i, error, None, None)
-    least_us = max(MIN_BESIDE * abs(part_of(attribution, largest, i)), WORTH_NAMING * attribution.observed_us[i])
+    least_us = max(MIN_BESIDE * abs(part_of(largest, i)), WORTH_NAMING * attribution.observed_us[i])
     # What a wrong input changes is known however much no component explains.
     modelled_us = max(least_us, abs(attribution.residual[i].value_us))
     others = [
         c
         for c in attribution.causes
-        if c is not largest and abs(part_of(attribution, c, i)) >= (least_us if c.component.is_input else modelled_us)
+        if c is not largest and abs(part_of(c, i)) >= (least_us if c.component.is_input else modelled_us)
     ]
-    beside = tuple(sorted(others, key=lambda cause: -abs(part_of(attribution, cause, i))))
+    beside = tuple(sorted(others, key=lambda cause: -abs(part_of(cause, i))))
     # None where causes cancel to the microsecond.
-    explained = fraction(part_of(attribution, largest, i), attribution.error[i].value_us)
+    explained = fraction(part_of(largest, i), attribution.error[i].value_us)
     return Blame(i, error, largest, explained, beside)

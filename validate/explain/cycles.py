@@ -1,27 +1,21 @@
-"""Recorded step cycles against those of a latency model: what corrects it, and what is wrong with it.
-
-Observed cycles in the place of a model would also undo what wrong inputs do to a batch: steps that prefill
-too much would take as long as the server's, which did not.  So the model keeps its answer to what is in
-a batch.  To that is added a line in the contents of a batch, fitted to what the server's cycles exceed the model by
-on the server's batches, and what is left of that second by second.
-"""
+"""Recorded step cycles against those of a latency model: what is wrong with it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
-from blis_replay.base.errors import ReleaseError
-from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
+from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.pace import ForcedSteps, forced_steps
 from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
 from blis_replay.validate.metrics.resampling import interval as interval_of
 
@@ -32,61 +26,26 @@ def stalled_us(step_us: Int64s) -> Int64s:
     return np.where(longer_us > STALL_US, longer_us, 0)
 
 
-_WINDOW_US = 1_000_000  # corrections are constant for this long: 50 to 150 steps
-
-
-def corrected_model(
-    recording: Recording, mode: ReplayMode, entry: ModelEntry
-) -> tuple[CorrectedModel, str, Nature | None]:
-    """The latency model of ``entry`` corrected by the recorded cycles, in words what those rest on, and what is wrong.
-
-    ``mode``: a replay whose batches are the server's as nearly as can be.  Raises ``ReplayError`` if no cycles
-    were recorded, ``ReleaseError`` for a model that is observed itself.
-    """
-    if isinstance(entry.latency, ObservedCycles | CorrectedModel):
-        raise ReleaseError("observed step times are as observed; there is nothing to correct")
-    cycles, basis = observed_cycles(recording)
-    plan = plan_replay(recording, mode)
-    steps = forced_steps(plan.trace, plan.engine, entry.lifecycle, cycles, entry.latency)
-    # A standstill is a cause of its own.
-    stood_still = stalled_us(steps.observed_us) > 0
-    steps = replace(steps, observed_us=np.where(stood_still, steps.modelled_us, steps.observed_us))
-    excess_us = (steps.observed_us - steps.modelled_us).astype(np.float64)
-    interval = np.searchsorted(cycles.from_us, steps.start_us, side="right")
-    line_us = _line(steps, excess_us, interval)
-    line_ns = [round(1000 * float(value)) for value in line_us]
-    left_us = excess_us - _batch(steps) @ np.array(line_ns) / 1000
-    from_us, correction_us = _by_window(steps.start_us, left_us)
-    a, b, c, d = line_ns
-    nature = None if recording.steps.is_empty() else nature_of(steps, interval)
-    return CorrectedModel(entry.latency, (a, b, c, d), from_us, correction_us), basis, nature
-
-
 def _batch(steps: ForcedSteps) -> Floats:
     """float64[steps, 4]: 1, prefill, decode and context tokens."""
     return np.column_stack([np.ones(len(steps.batch)), steps.batch])
 
 
-def _line(steps: ForcedSteps, excess_us: Floats, interval: Int64s) -> Floats:
-    """float64[4] us: least squares over the intervals between two anchors, whose mean cycle is all that is known."""
-    _, interval = np.unique(interval, return_inverse=True)
-    count = np.bincount(interval)
-    means = [np.bincount(interval, column) / count for column in (*_batch(steps).T, excess_us)]
-    weight = np.sqrt(count)
-    columns, target = np.column_stack(means[:-1]) * weight[:, None], means[-1] * weight
-    # Columns of like size; of costs that no data tell apart, the least squares solution of least size.
-    scale = np.maximum(np.abs(columns).mean(axis=0), 1e-9)
-    return np.asarray(np.linalg.lstsq(columns / scale, target, rcond=1e-6)[0] / scale, np.float64)
+def recorded_nature(
+    recording: Recording, mode: ReplayMode, entry: ModelEntry, cycles: ObservedCycles, window: tuple[float, float]
+) -> Nature | None:
+    """What is wrong with the step times of ``entry``, over the steps that served the requests of a window.
 
-
-def _by_window(start_us: Int64s, left_us: Floats) -> tuple[Int64s, Int64s]:
-    """Begin of each window with a step in it, and the mean of what is left there.
-
-    The mean over steps: one looked up at a random time would be that of a long step too often.
+    ``mode``: a replay whose batches are the server's as nearly as can be.  A standstill is a cause of its own.
     """
-    windows, place = np.unique(start_us // _WINDOW_US, return_inverse=True)
-    mean_us = np.bincount(place, left_us) / np.bincount(place)
-    return windows * _WINDOW_US, np.rint(mean_us).astype(np.int64)
+    plan = plan_replay(recording, mode)
+    steps = forced_steps(plan.trace, plan.engine, entry.lifecycle, cycles, entry.latency)
+    within = Selection(window=window).of(recording.requests)
+    served = recording.requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us")).filter(within)
+    from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))
+    kept = (stalled_us(steps.observed_us) == 0) & (steps.start_us >= from_us) & (steps.start_us <= until_us)
+    chosen = ForcedSteps(steps.start_us[kept], steps.observed_us[kept], steps.modelled_us[kept], steps.batch[kept])
+    return nature_of(chosen, np.searchsorted(cycles.from_us, chosen.start_us, side="right"))
 
 
 # What one number may make of the difference between model and server: a factor of all that a step costs, or one cost.

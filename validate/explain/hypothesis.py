@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from shlex import quote
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Int64s
-from blis_replay.blis.latency.models import CorrectedModel, Latency
+from blis_replay.blis.latency.models import CorrectedModel, Latency, ObservedCycles
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.checks import stationarity
 from blis_replay.ingest.recording import Recording
@@ -28,9 +27,9 @@ from blis_replay.validate.fit.evidence import is_load_level
 from blis_replay.validate.fit.refused import why_not_fitted
 from blis_replay.validate.metrics.observed import overloaded
 
-SCHEDULE = "schedule"  # the check that compares the engine's schedule with the recorded one, step by step
+PROVED_RIGHT, PROVED_WRONG, OPEN = "proved right", "proved wrong", "open"
 # Fields of a mode that choose between the model of a part and its recording; all others are inputs.
-_MODELLED = {"pre_queue", "schedule", "output_processing"}
+_MODELLED = {"pre_queue", "schedule", "output_processing", "pace"}
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,8 @@ class Hypothesis:
 
     ``name``: of the component.  ``why``: half a sentence that explains an error that it makes; ``less``: the same where
     it makes times shorter, if that is another one.  ``remedy``: what to do about it; ``command``: what does it.
-    ``basis``: what the change rests on.  ``decides``: the measurement that would tell it from others; ``also``: others
-    that explain the error equally well.  ``proved_by``: the check that can prove the replay right in this
-    (``SCHEDULE``).
+    ``basis``: what the change rests on; ``recorded``: whether that is a record of the server.  ``decides``: the
+    measurement that would tell it from others; ``also``: others that explain the error equally well.
 
     The change is in these.  ``mode``: fields of the replay mode.  ``engine``: engine arguments.  ``warm``: whether the
     prefix cache has all prompts before the first request.  ``latency``: a step-time model.  ``lifecycle``: delays.
@@ -56,7 +54,7 @@ class Hypothesis:
     decides: str = ""
     less: str = ""
     also: tuple[str, ...] = ()
-    proved_by: str = ""
+    recorded: bool = False
     mode: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, int | bool | str] = field(default_factory=dict)
     warm: bool = False
@@ -95,6 +93,20 @@ class Hypothesis:
         return with_warm_cache(changed) if self.warm else changed
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What the recording proves of one thing that may be wrong in a replay.
+
+    ``state``: PROVED_RIGHT or PROVED_WRONG by a record of the server, or OPEN.  ``because``: half a sentence.
+    ``decides``: the measurement that would decide what is open, where one is known.
+    """
+
+    name: str
+    state: str
+    because: str
+    decides: str = ""
+
+
 def with_warm_cache(recording: Recording) -> Recording:
     """The recording as if every whole block of every prompt had been cached, as after a load of the same prompts.
 
@@ -109,20 +121,20 @@ def with_warm_cache(recording: Recording) -> Recording:
     return replace(recording, requests=rows_of(recording.requests.frame().with_columns(cached)))
 
 
-def _with_stalls(latency: Latency | CorrectedModel, stalls: Stalls) -> Latency | CorrectedModel:
-    """A model that stands still at those times; what it is corrected by at any time is added."""
-    if not isinstance(latency, CorrectedModel):
-        return stalls.on(latency)
-    still = stalls.on(latency.model)
-    if not isinstance(still, CorrectedModel):
-        return latency
-    times_us = np.union1d(latency.from_us, still.from_us)
-    parts = [one.correction_us[_last_before(one.from_us, times_us)] for one in (latency, still)]
-    return replace(latency, from_us=times_us, correction_us=np.sum(parts, axis=0))
-
-
-def _last_before(from_us: Int64s, times_us: Int64s) -> Int64s:
-    return np.maximum(np.searchsorted(from_us, times_us, side="right") - 1, 0)
+def with_stalls(
+    latency: Latency | CorrectedModel, stalls: Stalls, sign: Literal[1, -1] = 1
+) -> Latency | CorrectedModel:
+    """A model that stands still at those times; -1: recorded cycles without the stalls that are theirs."""
+    if isinstance(latency, ObservedCycles):
+        place = np.minimum(np.searchsorted(latency.from_us, stalls.at_us), len(latency.from_us) - 1)
+        theirs = latency.from_us[place] == stalls.at_us
+        cycle_us = latency.cycle_us.copy()
+        cycle_us[place[theirs]] += sign * stalls.longer_us[theirs]
+        return replace(latency, cycle_us=cycle_us)
+    still = stalls.on(latency.model if isinstance(latency, CorrectedModel) else latency)
+    if isinstance(latency, CorrectedModel) and isinstance(still, CorrectedModel):
+        return replace(still, line_ns=latency.line_ns)
+    return still
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ class Replayed:
         """The coefficients, in which the server stands still at the times that are known."""
         if self.stalls is None:
             return self.entry
-        return replace(self.entry, latency=_with_stalls(self.entry.latency, self.stalls))
+        return replace(self.entry, latency=with_stalls(self.entry.latency, self.stalls))
 
     def run(self) -> ReplayRun:
         """Replay it.  Raises what ``replay`` raises."""

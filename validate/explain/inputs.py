@@ -16,11 +16,11 @@ from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.steps.records import detected_async
 from blis_replay.replay.engine import engine_values
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis
+from blis_replay.validate.explain.hypothesis import Hypothesis
 
 BLOCKS, RANKS = "num_gpu_blocks", "data_parallel_size"
 _ASYNC, _CACHING = "async_scheduling", "enable_prefix_caching"
-_PREFIX, _SCHEDULING, _LENGTHS = "prefix cache", "scheduling mode", "output lengths"
+_PREFIX, _SCHEDULING, LENGTHS = "prefix cache", "scheduling mode", "output lengths"
 _OTHER_LENGTHS = "the simulator's requests do not decode as many tokens as the server did"
 
 # Values to try where nothing was counted: powers of two and values between, as people set them.
@@ -40,6 +40,9 @@ MIN_WAITING_STEPS = 50  # steps in which requests wait ...
 MAX_BELOW_LIMIT = 0.02  # ... at most this share of them with fewer running
 MIN_FREE_BLOCKS = 0.1  # while at least this share of the KV blocks is free
 
+COARSE_US = 1_000  # stamps of whole ms do not show which of two calls came first, which are some 100 us apart
+OR_MORE = " or more"  # of a limit that was never reached
+
 Stated = Mapping[str, Any]
 
 
@@ -52,7 +55,7 @@ class Argument:
     ``seen``: SQL for the number that steps show, if they do; ``counts``: in words, where a larger one proves the stated
     argument wrong.  ``default``: where nothing is stated, None: no bound.  ``mode``: the field of the replay mode that
     can override this argument, if one can; the argument is tried only where that field is ``recorded``.  ``last``:
-    whether it is tried only where nothing else explains.  ``proved_by``: of a hypothesis.
+    whether it is tried only where nothing else explains.  ``scheduled``: whether equal schedules prove it right.
     """
 
     name: str
@@ -65,23 +68,28 @@ class Argument:
     default: object = None
     mode: str = ""
     last: bool = False
-    proved_by: str = SCHEDULE
+    scheduled: bool = True
 
-    def hypothesis(self, value: int | bool, stated: object) -> Hypothesis:
-        """That the server had this value in place of the stated one."""
-        label, about = self.label or self.name, "about " if self.name == BLOCKS else ""
+    @property
+    def title(self) -> str:
+        """The name of its component."""
+        return self.label or self.name
+
+    def hypothesis(self, value: int | bool, stated: object, *, at_least: bool = False) -> Hypothesis:
+        """That the server had this value in place of the stated one; ``at_least``: or any larger one."""
+        label, about = self.title, "about " if self.name == BLOCKS else ""
         has = "no bound" if stated is None else shown_argument(stated)
         why = (
             self.whys.get(bool(value))
-            or f"the simulator has {label} {has}, and the server {about}{shown_argument(value)}"
+            or f"the simulator has {label} {has}, and the server {about}{shown_argument(value)}{OR_MORE * at_least}"
         )
-        remedy = f"{'' if self.whys else 'look it up and '}{stated_as(self.name, value)}"
-        return Hypothesis(label, why, remedy, decides=self.decides, proved_by=self.proved_by, engine={self.name: value})
+        remedy = f"{'' if self.whys else 'look it up and '}{stated_as(self.name, value, at_least=at_least)}"
+        return Hypothesis(label, why, remedy, decides=self.decides, engine={self.name: value})
 
 
-def stated_as(name: str, value: int | bool | str) -> str:
+def stated_as(name: str, value: int | bool | str, *, at_least: bool = False) -> str:
     """The remedy for a wrong engine argument."""
-    return f"state {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
+    return f"state {name}: {str(value).lower()}{OR_MORE * at_least} in a file for blis-replay ingest --engine"
 
 
 def _block_ladder(seen: int | None, recording: Recording, stated: Stated) -> tuple[int, ...]:
@@ -116,7 +124,7 @@ ARGUMENTS = (
         },
         default=True,
         mode="prefix",
-        proved_by="",
+        scheduled=False,
     ),
     Argument("enable_chunked_prefill", "the server's start-up log", lambda *_: (False,), default=True),
     Argument(
@@ -164,14 +172,16 @@ ARGUMENTS = (
 )
 
 
-def argument_hypothesis(name: str, value: int | bool, stated: object) -> Hypothesis:
-    """That the server had this value of an engine argument, one of ``ARGUMENTS`` or another."""
+def argument_hypothesis(name: str, value: int | bool, stated: object, *, at_least: bool = False) -> Hypothesis:
+    """That the server had this value of an engine argument, one of ``ARGUMENTS`` or another; ``at_least``: or more."""
     argument = next((one for one in ARGUMENTS if one.name == name), Argument(name, ""))
-    return argument.hypothesis(value, stated)
+    return argument.hypothesis(value, stated, at_least=at_least)
 
 
 def _as_recorded(name: str, why: str, basis: str, key: str, value: str) -> Hypothesis:
-    return Hypothesis(name, why, f"replay it as recorded: --replay {key}={value}", basis, mode={key: value})
+    return Hypothesis(
+        name, why, f"replay it as recorded: --replay {key}={value}", basis, recorded=True, mode={key: value}
+    )
 
 
 # Fields of a mode that may be set otherwise than recorded.
@@ -183,7 +193,7 @@ AS_RECORDED = (
         "arrivals",
         "recorded",
     ),
-    _as_recorded(_LENGTHS, _OTHER_LENGTHS, "the true decode lengths", "lengths", "true"),
+    _as_recorded(LENGTHS, _OTHER_LENGTHS, "the true decode lengths", "lengths", "true"),
     _as_recorded(
         _PREFIX,
         "the simulator prefills prompts that the server had in its prefix cache",
@@ -200,7 +210,7 @@ WARM_CACHE = Hypothesis(
     warm=True,
 )
 REPORTED_LENGTHS = Hypothesis(
-    _LENGTHS,
+    LENGTHS,
     _OTHER_LENGTHS,
     "record server usage (stream_options include_usage)",
     decides="server usage of each request",
@@ -244,7 +254,9 @@ def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
         arguments = ", ".join(f"{name}={value}" for name, value in mode.engine)
         why = f"the simulator runs with {arguments}, which the server did not"
         remedy = f"replay it as recorded, without {arguments}"
-        found.append(Hypothesis("engine arguments", why, remedy, "the recorded arguments", mode={"engine": ()}))
+        found.append(
+            Hypothesis("engine arguments", why, remedy, "the recorded arguments", recorded=True, mode={"engine": ()})
+        )
     found += _counted(recording, mode)
     asynchronous = bool(recording.engine[_ASYNC].value)
     if mode.scheduling != "recorded" and (mode.scheduling == "asynchronous") != asynchronous:
@@ -269,7 +281,8 @@ def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
             continue
         server = f"{most:,}: {bound}" if bound else f"had {most:,} {argument.counts}"
         basis = f"the {'bound of' if bound else 'most'} {argument.counts} that step records count"
-        yield _proved(name, most, f"the simulator has {name} {int(value):,}, and the server {server}", basis)
+        why = f"the simulator has {name} {int(value):,}, and the server {server}"
+        yield _proved(name, most, why, basis, at_least=not bound)
     value, blocks = stated.get(BLOCKS), seen.get(BLOCKS, -1) + 1  # the null block is not counted
     if blocks not in (0, value):
         has = "unlimited KV memory" if value is None else f"{int(value):,} KV blocks"
@@ -282,16 +295,19 @@ def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
         if hits := int(max(counts)):
             why = f"the simulator computes prompts whole, of which the server had {hits:,} tokens in its prefix cache"
             yield _proved(_CACHING, True, why, "a prefix cache, as the server counts hits")
-    running = detected_async(recording.steps, recording.journey_events) if mode.scheduling == "recorded" else None
+    running = None
+    if mode.scheduling == "recorded" and not recording.steps.where(f"start_us % {COARSE_US} != 0").is_empty():
+        running = detected_async(recording.steps, recording.journey_events)
     if running is not None and stated.get(_ASYNC, running) != running:
         other = "asynchronous" if running else "synchronous"
         yield _proved(_ASYNC, running, "", f"{other} scheduling, as the server's stamps of steps and tokens have it")
 
 
-def _proved(name: str, value: int | bool, why: str, basis: str) -> Hypothesis:
+def _proved(name: str, value: int | bool, why: str, basis: str, *, at_least: bool = False) -> Hypothesis:
     """That the server had this value of an engine argument, as its own records say."""
     one = argument_hypothesis(name, value, None)
-    return replace(one, why=why or one.why, remedy=stated_as(name, value), basis=basis, proved_by="")
+    remedy = stated_as(name, value, at_least=at_least)
+    return replace(one, why=why or one.why, remedy=remedy, basis=basis, recorded=True)
 
 
 def _bound(steps: Rows, name: str, most: int) -> str:

@@ -13,13 +13,11 @@ import numpy as np
 
 from blis_replay.base.errors import ReplayError, TraceError
 from blis_replay.blis.latency.models import CorrectedModel
-from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.observed import recorded_delays
+from blis_replay.replay.observed import observed_cycles, recorded_delays
 from blis_replay.replay.prefix import prefix_identity
-from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.explain.cycles import corrected_model
-from blis_replay.validate.explain.hypothesis import SCHEDULE, Hypothesis, Replayed
+from blis_replay.validate.explain.cycles import recorded_nature
+from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed, with_stalls
 from blis_replay.validate.explain.rule import MAX_LEFT, explains, worsens
 from blis_replay.validate.explain.trial import (
     OUTPUT_COSTS,
@@ -49,21 +47,22 @@ class Part:
     """A part that the simulator models.
 
     ``key``: of the mode that replaces it.  ``why``: half a sentence, with a place for ``longer`` or ``shorter``.
-    ``costs``: its places in a fit.  ``fields``: its delays in the coefficients.
+    ``decides``: the measurement that shows it.  ``costs``: its places in a fit.  ``fields``: its delays in the
+    coefficients.
     """
 
     key: str
     name: str
     why: str
+    decides: str = "journeys of every request"
     shorter: str = "shorter"
     costs: range = range(0)
     fields: tuple[str, ...] = ()
-    proved_by: str = ""
 
     def hypothesis(self, remedy: str, basis: str, **change: object) -> Hypothesis:
         """That the server had otherwise what ``change`` puts in its place."""
         longer, shorter = (self.why.format(word) for word in ("longer", self.shorter))
-        return Hypothesis(self.name, longer, remedy, basis, less=shorter, proved_by=self.proved_by, **change)  # type: ignore[arg-type]
+        return Hypothesis(self.name, longer, remedy, basis, self.decides, shorter, **change)  # type: ignore[arg-type]
 
 
 _PRE_QUEUE = Part(
@@ -73,9 +72,7 @@ _PRE_QUEUE = Part(
     costs=PRE_QUEUE_COST,
     fields=("pre_queue_us", "pre_queue_per_prompt_token_us"),
 )
-_DECISIONS = Part(
-    "schedule", DECISIONS, "the simulator admits requests that the server passed over", proved_by=SCHEDULE
-)
+_DECISIONS = Part("schedule", DECISIONS, "the simulator admits requests that the server passed over")
 _OUTPUT = Part(
     "output_processing",
     OUTPUT,
@@ -83,32 +80,32 @@ _OUTPUT = Part(
     costs=OUTPUT_COSTS,
     fields=("post_token_us", "post_request_us", "first_token_per_decode_us", "stamp_us"),
 )
-_STEP_TIME = Part("step_time", STEP_TIME, "the simulator's steps take {} than the server's", "less time", STEP_COSTS)
+_STEP_TIME = Part(
+    "step_time", STEP_TIME, "the simulator's steps take {} than the server's", "step records", "less time", STEP_COSTS
+)
 PARTS = (_PRE_QUEUE, _DECISIONS, _OUTPUT, _STEP_TIME)
+DECIDES = {part.name: part.decides for part in PARTS}
 
 
 def parts_of(
     replayed: Replayed,
     inputs: list[Hypothesis],
-    reference: CoefficientRelease | None,
     proved: Mapping[str, str],
 ) -> tuple[list[Hypothesis], dict[str, str]]:
     """The modelled parts that can be replaced once ``inputs`` are put right, and why others cannot.
 
-    ``reference``: a release whose coefficients stand in for what was not recorded; None: nothing does.  ``proved``:
-    checks that prove the replay right, with what they found: what they compare is not blamed.
+    ``proved``: what is proved right, by name, with the proof: it is not blamed.
     """
-    fitted = _fitted(replayed.put_right(inputs))
+    fitted = _fitted(replayed.put_right(inputs), proved)
     if fitted is not None:
         names = {one.name for one in fitted}
         as_it_is = "the latencies of the requests do not ask for another"
         kept = {part.name: as_it_is for part in _in_order_of_costs() if part.name not in names}
         return fitted, kept | {DECISIONS: "journeys of requests were not recorded"}
-    found, unable = _delays(replace(replayed, stalls=replayed.put_right(inputs).stalls), reference)
-    unable |= {one.name: proved[one.proved_by] for one in found if one.proved_by in proved}
-    found = [one for one in found if one.proved_by not in proved]
+    found, unable = _delays(replace(replayed, stalls=replayed.put_right(inputs).stalls))
+    found = [one for one in found if one.name not in proved]
     if replayed.mode.step_time == "modelled":
-        step_time = _step_time(replayed.put_right([*inputs, *found]), reference)
+        step_time = _step_time(replayed.put_right([*inputs, *found]))
         if isinstance(step_time, Hypothesis):
             found.append(step_time)
         else:
@@ -120,8 +117,8 @@ def _in_order_of_costs() -> list[Part]:
     return sorted((part for part in PARTS if part.costs), key=lambda part: part.costs.start)
 
 
-def _delays(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Hypothesis], dict[str, str]]:
-    """Delays and decisions as recorded, else those of the reference."""
+def _delays(replayed: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:
+    """Delays and decisions as recorded, and why others cannot be replaced."""
     able, unable = recorded_delays(replayed.recording)
     remedies = {DECISIONS: ("see what is waited for", replayed.segments)}
     found, left = [], {}
@@ -130,34 +127,17 @@ def _delays(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[l
             continue
         remedy, command = remedies.get(part.name) or replayed.calibrate()
         if part.key in able:
-            found.append(part.hypothesis(remedy, able[part.key], mode={part.key: "recorded"}, command=command))
-        elif reference is None or not part.fields:
-            left[part.name] = unable[part.key]
-        elif stand_in := _stand_in(part, replayed, reference, remedy, command):
-            found.append(stand_in)
+            change = {"mode": {part.key: "recorded"}, "recorded": True}
+            found.append(part.hypothesis(remedy, able[part.key], **change, command=command))
         else:
-            left[part.name] = f"{unable[part.key]}; and coefficients {reference.name} have the same"
+            left[part.name] = unable[part.key]
     return found, left
 
 
-def _stand_in(
-    part: Part, replayed: Replayed, reference: CoefficientRelease, remedy: str, command: str
-) -> Hypothesis | None:
-    """With the coefficients of the reference; None if they are the same."""
-    entry, other = replayed.entry, entry_of(reference, replayed.recording)
-    basis = f"not recorded; as coefficients {reference.name} have it"
-    if part is _STEP_TIME:
-        same = other.latency == entry.latency
-        return None if same else part.hypothesis(remedy, basis, latency=other.latency, command=command)
-    lifecycle = {name: getattr(other.lifecycle, name) for name in part.fields}
-    same = replace(entry.lifecycle, **lifecycle) == entry.lifecycle
-    return None if same else part.hypothesis(remedy, basis, lifecycle=lifecycle, command=command)
-
-
-def _fitted(server: Replayed) -> list[Hypothesis] | None:
+def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | None:
     """Step time and delays where only the client recorded anything; None if it is not so, or they explain nothing.
 
-    ``server``: the replay with all else put right.
+    ``server``: the replay with all else put right.  ``proved``: as of ``parts_of``.
     """
     recording, mode, trial = server.recording, server.mode, server.trial
     replaced = any(getattr(mode, part.key) != "modelled" for part in PARTS)
@@ -179,6 +159,7 @@ def _fitted(server: Replayed) -> list[Hypothesis] | None:
             continue
         also, (remedy, command) = _as_well(fit, part), server.calibrate()
         unlike = _unlike_a_step(recording, trial, fit) if part is _STEP_TIME else ""
+        unlike = "" if unlike in proved else unlike
         if unlike == PREFIX_CACHE:  # a fit to it would make prefill too cheap
             remedy, command = "of what was recorded see", server.segments
         if unlike:
@@ -190,10 +171,10 @@ def _fitted(server: Replayed) -> list[Hypothesis] | None:
     return found
 
 
-PREFIX_CACHE = "prefix cache"
+PREFIX_CACHE, PROMPTS = "prefix cache", "prompt lengths"
 _DECIDES = {
     PREFIX_CACHE: "cached tokens in the server's usage, or restart the server before",
-    "prompt lengths": "the usage that the server sends",
+    PROMPTS: "the usage that the server sends",
     "speculative decoding": "the server's start-up log (speculative_config)",
 }
 
@@ -207,7 +188,7 @@ def _unlike_a_step(recording: Recording, trial: Trial, fit: Fit) -> str:
     if fit.costs.line_ns[PREFILL_COST] < 0 and unknown and (caching is None or caching.value):
         return PREFIX_CACHE
     if fit.equal and fit.equal[0] == (PREFILL_COST, frozenset({PREFILL_COST})) and fit.before < MAX_MISCOUNT:
-        return "prompt lengths"
+        return PROMPTS
     sped_up = float(np.nanmean(trial.difference_as_is[1])) > SPED_UP and fit.left > SCATTER * fit.before
     return "speculative decoding" if sped_up and "speculative_config" not in recording.engine else ""
 
@@ -222,16 +203,21 @@ def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*also, *((OUTPUT, "send stamps") if part is _PRE_QUEUE else ())]))
 
 
-def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Hypothesis | str:
+def _step_time(server: Replayed) -> Hypothesis | str:
     """The step time of the server, or why it is not known; ``server``: the replay with all else put right."""
     steps = not server.recording.steps.is_empty()
     remedy, command = server.calibrate("coefficients test" if steps else "")
+    recording, mode, entry = server.recording, server.mode, server.entry
     try:
-        latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)
+        cycles, basis = observed_cycles(recording)
+        nature = recorded_nature(recording, mode, entry, cycles, server.window) if steps else None
     except (ReplayError, TraceError) as error:
-        stand_in = _stand_in(_STEP_TIME, server, reference, remedy, command) if reference else None
-        return stand_in or str(error)
-    found = _STEP_TIME.hypothesis(remedy, basis, latency=latency, mode={"pace": "modelled"}, command=command)
+        return str(error)
+    # A standstill is a cause of its own.
+    latency = cycles if server.stalls is None or not steps else with_stalls(cycles, server.stalls, -1)
+    found = _STEP_TIME.hypothesis(
+        remedy, basis, latency=latency, mode={"pace": "modelled"}, recorded=steps, command=command
+    )
     if nature is not None and nature.is_held_up:
         found = replace(found, less=f"{found.less}: {nature.words}")
     elif nature is not None and nature.is_pace:

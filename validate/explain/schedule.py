@@ -99,7 +99,7 @@ def said_by_schedule(recording: Recording, mode: ReplayMode) -> tuple[str, Hypot
     if meaning is None or meaning.cause not in (ARGUMENT, VERSION):
         return "", None
     steps = f"{check.reached:,} of {meaning.steps:,} steps are scheduled as recorded, and all with it"
-    return "", replace(meaning.hypothesis, basis=steps, proved_by="")
+    return "", replace(meaning.hypothesis, basis=steps, recorded=True)
 
 
 def meaning_of(recording: Recording, check: ScheduleCheck) -> Meaning | None:

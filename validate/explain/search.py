@@ -16,7 +16,7 @@ from blis_replay.base.errors import TraceError
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.validate.explain.hypothesis import Hypothesis
-from blis_replay.validate.explain.inputs import BLOCKS, argument_hypothesis
+from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS, argument_hypothesis
 from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains
 from blis_replay.validate.explain.trial import Fit, Trial
 
@@ -32,6 +32,7 @@ MIN_DEPTH_GAP = 0.1  # ... and by this share of the time more
 _OF_THE_ENGINE = {one.name for one in fields(EngineConfig)} - {
     *("block_size", "enable_prefix_caching", "async_scheduling"),
 }
+_LIMITS = {argument.name for argument in ARGUMENTS if argument.counts}
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,25 @@ def _ranked(scored: Sequence[_Scored], most: float, before: float, *, beside_a_f
         return None
     if len({one.hypothesis.name for one in ranked}) > 1 and ranked[0].trial.has_first_tokens:
         ranked = _of_like_depths(ranked)
-    best = ranked[0].hypothesis
+    best = _or_more(ranked)
     others = {one.hypothesis.name: one.hypothesis for one in ranked if one.hypothesis.name != best.name}
     return Explanation(best, tuple(others.values()), before, ranked[0].left, beside_a_fit)
+
+
+def _or_more(ranked: list[_Scored]) -> Hypothesis:
+    """The best; a limit of which larger ones change nothing, as the load never reaches it, is that or more."""
+    best = ranked[0]
+    name = next((one for one in best.hypothesis.engine if one in _LIMITS), "")
+    alike = {
+        int(one.hypothesis.engine[name])
+        for one in ranked
+        if name in one.hypothesis.engine
+        and np.array_equal(one.trial.difference_as_is, best.trial.difference_as_is, equal_nan=True)
+    }
+    if len(alike) < 2:
+        return best.hypothesis
+    stated = best.trial.recording.engine
+    return argument_hypothesis(name, min(alike), stated[name].value if name in stated else None, at_least=True)
 
 
 def _of_like_depths(equal: list[_Scored]) -> list[_Scored]:

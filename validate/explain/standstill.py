@@ -35,7 +35,8 @@ def standstill(replayed: Replayed) -> Hypothesis | None:
     if mode.warm_up == "recorded" or mode.step_time == "recorded" or mode.arrivals != "recorded" or mode.rate != 1:
         return None
     try:
-        if recording.steps.is_empty():
+        by_client = recording.steps.is_empty()
+        if by_client:
             stalls, basis = _seen_by_client(replayed), "not recorded; no open request got a token in that time"
         else:
             stalls, basis = _recorded(replayed), "recorded: times of steps"
@@ -46,7 +47,9 @@ def standstill(replayed: Replayed) -> Hypothesis | None:
         return None
     delayed = having - without > MIN_DELAY * np.median(without)
     compared = Selection(window=replayed.window).of(recording.requests)
-    return _hypothesis(replayed, stalls, delayed, basis) if (delayed & compared).any() else None
+    if not (delayed & compared).any():
+        return None
+    return replace(_hypothesis(replayed, stalls, delayed, basis), recorded=not by_client)
 
 
 def _recorded(replayed: Replayed) -> Stalls | None:

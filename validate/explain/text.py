@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from math import isnan
 from typing import Any
 
+from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.explain.attribute import (
     MEANS,
+    MIN_BESIDE,
+    MIN_CANCELLING,
     QUANTITIES,
     WORTH_NAMING,
     Attribution,
@@ -20,8 +23,10 @@ from blis_replay.validate.explain.attribute import (
     blames,
     fraction,
 )
+from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, Standing
+from blis_replay.validate.metrics.uncertainty import MIN_REQUESTS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
-from blis_replay.validate.text.cells import milliseconds, predicted
+from blis_replay.validate.text.cells import predicted
 
 _NO_COMPONENT = "no component"
 _QUEUE = (
@@ -73,22 +78,35 @@ def attribution_answer(attribution: Attribution) -> Answer:
     """Shares of the means and of the p99s, what they rest on, and the sentences; times in ms for programs.
 
     The rows: ``part`` is ``error``, each component, and ``no component``; ``share_us`` of a component is its Shapley
-    value with bounds of 95 %, and ``change_us`` what it changes one after the other in this order.
+    value with bounds of 95 %.
     """
     replaced = [f"- {cause.component.name}: {cause.component.basis}" for cause in attribution.causes]
-    reasons = dict.fromkeys(attribution.not_replaced.values())
-    left = [f"- {', '.join(n for n, w in attribution.not_replaced.items() if w == why)}: {why}" for why in reasons]
-    page = [
+    names = {cause.component.name for cause in attribution.causes}
+    others = [one for one in attribution.standings if one.name not in names and one.because]
+    page: list[Part] = [
         _head(attribution),
         *([_sentence(Advice(_QUEUE))] if attribution.queue else []),
         _shares(attribution),
-        *(_one_by_one(attribution) if len(attribution.causes) > 1 else ()),
         Block(replaced, "each component in turn replaced by"),
-        Block(left, "not replaced"),
-        *(f"{name} must not be used: {why}" for name, why in attribution.unusable.items()),
+        Block(_standing(others, PROVED_RIGHT), "proved right"),
+        Block(_standing(others, OPEN), "not replaced"),
+        *(f"{names} must not be used: {why}" for why, names in _by_reason(attribution.unusable.items()).items()),
         Block([_sentence(advice) for advice in advice_of(attribution)]),
     ]
     return Answer(page, _document(attribution), _rows(attribution))
+
+
+def _standing(standings: Iterable[Standing], state: str) -> list[str]:
+    reasons = _by_reason((one.name, one.because) for one in standings if one.state == state)
+    return [f"- {names}: {why}" for why, names in reasons.items()]
+
+
+def _by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Names with a reason each, as the names that share each reason."""
+    named: dict[str, list[str]] = {}
+    for name, why in reasons:
+        named.setdefault(why, []).append(name)
+    return {why: ", ".join(names) for why, names in named.items()}
 
 
 def _document(attribution: Attribution) -> dict[str, Any]:
@@ -96,17 +114,15 @@ def _document(attribution: Attribution) -> dict[str, Any]:
         "experiment": attribution.slug,
         "alias": attribution.alias,
         "coefficients": attribution.release,
-        "reference": attribution.reference,
         "replay": attribution.mode,
         "requests": attribution.requests,
         "replays": attribution.replays,
-        "overloaded_replays": attribution.overloaded,
         "errors": [_quantity(attribution, i) for i in range(len(QUANTITIES))],
         "components": [
             {"name": cause.component.name, "basis": cause.component.basis, "mend": cause.component.advice}
             for cause in attribution.causes
         ],
-        "not_replaced": attribution.not_replaced,
+        "hypotheses": [asdict(one) for one in attribution.standings],
         "unusable": attribution.unusable,
         "explanations": explanations(attribution),
     }
@@ -121,7 +137,6 @@ def _quantity(attribution: Attribution, i: int) -> dict[str, Any]:
         "simulated_ms": _ms(attribution.simulated_us[i]),
         "error_ms": _estimate_json(attribution.error[i]),
         "shares_ms": {cause.component.name: _estimate_json(cause.shares[i]) for cause in attribution.causes},
-        "changes_ms": {cause.component.name: _estimate_json(cause.changes[i]) for cause in attribution.causes},
         "residual_ms": _estimate_json(attribution.residual[i]),
     }
 
@@ -147,16 +162,22 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
     off = f"{blame.metric} is {predicted(blame.error)}"
     off += _uncertainty(attribution, attribution.error[blame.quantity], blame.quantity, ", {}")
     if blame.cause is None:
-        if attribution.causes:
-            return Advice(f"{off}; no component that was replaced explains most of it")
-        return Advice(f"{off}; it is unexplained: this recording has no data to test the components")
+        why = "no component that was replaced explains most of it"
+        if not attribution.causes:
+            why = "it is unexplained: this recording has no data to test the components"
+        return Advice("; ".join([off, why, *_open(attribution, explained)]))
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
     causes = (blame.cause, *blame.beside)
-    reasons = {(cause.component.name, _is_less(attribution, cause, blame)): cause for cause in causes}
+    reasons = {(cause.component.name, _is_less(cause, blame)): cause for cause in causes}
     new = [cause for reason, cause in reasons.items() if reason not in explained]
     explained.update(reasons)
     points = "; and ".join(_points(attribution, cause, blame, with_reason=cause in new) for cause in causes)
+    residual_us, observed_us = attribution.residual[blame.quantity].value_us, attribution.observed_us[blame.quantity]
+    if abs(residual_us) >= max(MIN_BESIDE * abs(blame.error), MIN_CANCELLING) * observed_us:
+        way = " the other way" if residual_us * blame.error < 0 else ""
+        left = f"{100 * abs(residual_us) / observed_us:.1f} points{way} come from no component"
+        points = "; ".join([points, left, *_open(attribution, explained)])
     # A command comes last: then it stands on a line of its own, as it can be given.
     remedies = {cause.component.advice: cause.component for cause in new}
     if not remedies:
@@ -168,27 +189,38 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
     return Advice("; ".join(said), last.remedy, last.command)
 
 
+def _open(attribution: Attribution, explained: set[tuple[str, bool]]) -> list[str]:
+    """Said once: what is open, and the measurements that would decide it."""
+    decided = _by_reason((o.name, o.decides) for o in attribution.standings if o.state == OPEN and o.decides)
+    if not decided or (OPEN, True) in explained:
+        return []
+    explained.add((OPEN, True))
+    return [f"what would decide: {', '.join(f'{measured} ({names})' for measured, names in decided.items())}"]
+
+
 def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str) -> str:
     """By how much a number is uncertain that may be nothing; empty for others."""
+    if attribution.requests < MIN_REQUESTS:
+        return form.format(f"of {counted(attribution.requests, 'request')}: too few to tell it from chance")
     if not estimate.may_be_nothing:
         return ""
     percent = 100 * estimate.half_us / attribution.observed_us[i]
     return form.format(f"within its uncertainty of {f'±{percent:.1f}' if percent < 100 else 'over 100'} %")
 
 
-def _is_less(attribution: Attribution, cause: Cause, blame: Blame) -> bool:
-    return attribution.part(cause, blame.quantity).value_us < 0
+def _is_less(cause: Cause, blame: Blame) -> bool:
+    return cause.shares[blame.quantity].value_us < 0
 
 
 def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason: bool) -> str:
     """The part of an error that is a cause's, and why."""
-    component, part = cause.component, attribution.part(cause, blame.quantity)
+    component, part = cause.component, cause.shares[blame.quantity]
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
-    other_way = blame.cause is not None and attribution.part(blame.cause, blame.quantity).value_us * part.value_us < 0
+    other_way = blame.cause is not None and blame.cause.shares[blame.quantity].value_us * part.value_us < 0
     points = 100 * abs(part.value_us) / attribution.observed_us[blame.quantity]
     share = f"{points:.1f} points{_uncertainty(attribution, part, blame.quantity, ' ({})')}"
     come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
-    why = component.less if component.less and _is_less(attribution, cause, blame) else component.why
+    why = component.less if component.less and _is_less(cause, blame) else component.why
     return f"{come}: {why}" if with_reason else come
 
 
@@ -233,38 +265,6 @@ def _share_cells(estimates: Sequence[Estimate], attribution: Attribution) -> lis
     return [_share(*pair) for pair in zip(estimates, attribution.observed_us, strict=True)]
 
 
-def _one_by_one(attribution: Attribution) -> list[Part]:
-    """The means as one component after the other is replaced, and why the order matters."""
-
-    def row(name: str, values_us: Sequence[float], changes_us: Sequence[float] | None = None) -> list[str]:
-        moved = ["" if changes_us is None else _percent_of(-changes_us[i], attribution.observed_us[i]) for i in MEANS]
-        return [name, *(f"{milliseconds(_known(values_us[i]))} {m:>9}" for i, m in zip(MEANS, moved, strict=True))]
-
-    reached, rows = list(attribution.simulated_us), [row("as replayed", attribution.simulated_us)]
-    for cause in attribution.causes:
-        changes_us = [change.value_us for change in cause.changes]
-        reached = [value - change for value, change in zip(reached, changes_us, strict=True)]
-        rows.append(row(f"- {cause.component.name}", reached, changes_us))
-    rows.append(row("as recorded", attribution.observed_us))
-    path = Table(
-        "", columns_named("one after the other, ms", *(f"{QUANTITIES[i][0].upper()} mean" for i in MEANS)), rows
-    )
-    if not attribution.overloaded:
-        inputs = "The sentences name what each part changes on this way, on which wrong inputs are put right first:"
-        return [Line(inputs, ""), path] if attribution.is_one_way else [path]
-    hidden = (
-        f"In {attribution.overloaded} of {attribution.replays} replays the simulated server does not keep up: some "
-        "components are wrong in opposite directions and hide one another, so their shares are larger than the error. "
-        "What each changes on one way from the replay to the recording:"
-    )
-    return [Line(hidden, ""), path]
-
-
-def _percent_of(change_us: float, observed_us: float) -> str:
-    moved = fraction(change_us, observed_us)
-    return "" if moved is None else f"{100 * moved + 0.0:+.1f} %"
-
-
 def _share(estimate: Estimate, observed_us: float) -> str:
     """In % of what was observed; in ms where nothing was."""
     if isnan(estimate.value_us):
@@ -278,21 +278,20 @@ def _share(estimate: Estimate, observed_us: float) -> str:
 
 _COLUMNS = (
     *columns_named("metric", "statistic", "part", kind="data"),
-    *columns_named("share_us", "low_us", "high_us", "change_us", kind="real"),
+    *columns_named("share_us", "low_us", "high_us", kind="real"),
 )
 
 
 def _rows(found: Attribution) -> Table:
-    def row(i: int, part: str, share: Estimate, change_us: float | None = None) -> list[Cell]:
-        numbers = (share.value_us, share.low_us, share.high_us, change_us)
-        return [*QUANTITIES[i], part, *(None if value is None else _known(value) for value in numbers)]
+    def row(i: int, part: str, share: Estimate) -> list[Cell]:
+        return [*QUANTITIES[i], part, *map(_known, (share.value_us, share.low_us, share.high_us))]
 
     rows = [
         cells
         for i in range(len(QUANTITIES))
         for cells in (
             row(i, "error", found.error[i]),
-            *(row(i, c.component.name, c.shares[i], c.changes[i].value_us) for c in found.causes),
+            *(row(i, c.component.name, c.shares[i]) for c in found.causes),
             row(i, _NO_COMPONENT, found.residual[i]),
         )
     ]

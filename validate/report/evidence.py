@@ -43,10 +43,8 @@ class Evidence:
         return self.comparison.run
 
 
-def gather(
-    store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode, reference: CoefficientRelease
-) -> Evidence:
-    """Replay a stored experiment and collect the evidence; ``reference`` as for ``attribute``, where it has the model.
+def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode) -> Evidence:
+    """Replay a stored experiment and collect the evidence.
 
     The store is only read.  Raises as ``compare_experiment`` does.
     """
@@ -54,7 +52,7 @@ def gather(
     run = comparison.run
     compared = on_both_sides(run)
     gaps = pooled_gaps(store, slug, compared) if compared.any() else None
-    attribution, why_not = _attributed(comparison, gaps, reference)
+    attribution, why_not = _attributed(comparison, gaps)
     known = check_names()  # a store may have findings of a check that another version had
     checks = [name for name in dict.fromkeys(f.check for f in comparison.findings) if name in known]
     return Evidence(
@@ -68,15 +66,11 @@ def gather(
     )
 
 
-def _attributed(
-    comparison: Comparison, gaps: Gaps | None, reference: CoefficientRelease
-) -> tuple[Attribution | None, str]:
+def _attributed(comparison: Comparison, gaps: Gaps | None) -> tuple[Attribution | None, str]:
     """The parts of the error, or why they are not known."""
     run = comparison.run
     try:
         with faults_named(run.recording.alias):
-            return attribute(
-                run.recording, run.release, run.mode, reference=reference, token_gaps=gaps, errors=comparison.estimates
-            ), ""
+            return attribute(run.recording, run.release, run.mode, token_gaps=gaps, errors=comparison.estimates), ""
     except ExperimentError as error:
         return None, str(error)

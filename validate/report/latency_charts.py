@@ -230,7 +230,7 @@ def falls(attribution: Attribution, quantity: int) -> list[Fall]:
     observed_us = attribution.observed_us[quantity]
     if isnan(observed_us) or observed_us == 0:
         return []
-    named = [(cause.component.name, cause.changes[quantity]) for cause in attribution.causes]
+    named = [(cause.component.name, cause.shares[quantity]) for cause in attribution.causes]
     bars = [_fall(_ERROR, 0.0, attribution.error[quantity], observed_us)]
     for name, estimate in [*named, (_NO_COMPONENT, attribution.residual[quantity])]:
         bars.append(_fall(name, bars[-1].end, estimate, observed_us))

@@ -98,7 +98,7 @@ def _answer(job: _Job, slug: str) -> Section | str:
         try:
             with faults_named(slug):
                 shipped = release_for(None, [slug])
-                evidence = gather(store, slug, job.release or shipped, job.mode, shipped)
+                evidence = gather(store, slug, job.release or shipped, job.mode)
                 return section_of(evidence, job.command, _before(store, slug, job))
         except ExperimentError as error:
             return str(error)

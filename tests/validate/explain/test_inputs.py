@@ -5,20 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import polars as pl
 import pytest
 from logged import ENGINE, logged, workload
 from planted import planted_recording
 
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.rows import Scratch, rows_of
 from blis_replay.ingest.steps.placed import place
+from blis_replay.ingest.steps.records import detected_async
+from blis_replay.replay.driver import replay
+from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain import inputs
-from blis_replay.validate.explain.hypothesis import SCHEDULE, Replayed
-from blis_replay.validate.explain.inputs import ARGUMENTS, Argument, to_try
-from blis_replay.validate.explain.parts import DECISIONS, parts_of
+from blis_replay.validate.explain.candidates import counted_alike
+from blis_replay.validate.explain.hypothesis import Replayed
+from blis_replay.validate.explain.inputs import ARGUMENTS, LENGTHS, Argument, contradicted, stated_as, to_try
+from blis_replay.validate.explain.parts import DECISIONS, PROMPTS, parts_of
 from blis_replay.validate.explain.rule import best_first, explains, worsens
 from blis_replay.validate.explain.schedule import said_by_schedule
+from blis_replay.validate.explain.search import best_input
+from blis_replay.validate.explain.trial import trial_of
+from blis_replay_labs.planted.causes import argument, scheduling
+from blis_replay_labs.planted.faults import Cause, Fault, planted_case, with_steps
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +69,48 @@ def test_an_argument_that_makes_the_schedule_equal_is_a_hypothesis() -> None:
 
 
 def test_what_is_proved_right_is_not_blamed() -> None:
-    """Scheduling decisions, which journeys could replace, are left with the proof; the other parts are not."""
+    """Scheduling decisions, which journeys could replace, are left; the other parts are not."""
     planted = planted_recording(seed=3)
     replayed = Replayed(planted.recording, ReplayMode(), planted.release.models[0], planted.release)
-    names = {one.name for one in parts_of(replayed, [], None, {})[0]}
+    names = {one.name for one in parts_of(replayed, [], {})[0]}
     assert DECISIONS in names
-    found, left = parts_of(replayed, [], None, {SCHEDULE: "equal in all 100 steps"})
+    found, _left = parts_of(replayed, [], {DECISIONS: "equal in all 100 steps"})
     assert {one.name for one in found} == names - {DECISIONS}
-    assert left[DECISIONS] == "equal in all 100 steps"
+
+
+def test_lengths_that_the_server_counts_alike_are_proved_right(recording: Recording) -> None:
+    """Its journeys have the tokens of the client's requests; with a quarter more at the client they do not."""
+    assert set(counted_alike(recording)) == {LENGTHS, PROMPTS}
+    frame = recording.requests.frame()
+    more = replace(recording, requests=rows_of(frame.with_columns(pl.col("output_tokens") * 5 // 4)))
+    assert set(counted_alike(more)) == {PROMPTS}
+
+
+def test_a_limit_that_the_load_never_reaches_is_that_or_more() -> None:
+    """The simulator has 2 requests at once, and the server 128, of which this load takes a few."""
+    case = planted_case(Fault("", (argument("max_num_seqs", 128, 2),), "client", "tiny"))
+    entry = case.release.models[0]
+    stated = trial_of(case.recording, ReplayMode(), entry)
+    assert stated is not None
+    found = best_input(stated, to_try(case.recording, ReplayMode()))
+    assert found is not None
+    server = replay(with_engine(case.recording, {"max_num_seqs": 128}, "server"), case.release).simulated.engine
+    assert server is not None
+    most = int((server.steps["decode_tokens"] + (server.steps["prefill_tokens"] > 0)).max())
+    value = int(found.best.engine["max_num_seqs"])
+    assert 2 < most <= value <= 1.5 * most  # of the values that are tried
+    assert found.best.remedy == f"look it up and {stated_as('max_num_seqs', value, at_least=True)}"
+
+
+def test_coarse_stamps_of_steps_prove_no_scheduling_mode() -> None:
+    """Steps of some 9 ms stamped to whole 10 ms, of a server that schedules synchronously, as is stated."""
+    coarse = Cause(
+        "stamps", "10 ms", (), instruments=lambda one: with_steps(one, pl.col("start_us") // 10_000 * 10_000)
+    )
+    case = planted_case(Fault("", (scheduling(asynchronous=False), coarse), "full", "tiny"))
+    sync = with_engine(case.recording, {"async_scheduling": False}, "stated")
+    assert detected_async(sync.steps, sync.journey_events)  # what the stamps say, wrongly
+    assert contradicted(sync, ReplayMode()) == []
 
 
 def test_nobody_is_sent_to_calibrate_to_an_overloaded_recording(recording: Recording) -> None:

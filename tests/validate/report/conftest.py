@@ -45,7 +45,7 @@ def planted_page(tmp_path_factory: pytest.TempPathFactory) -> PlantedPage:
 def wrong_evidence(planted_page: PlantedPage) -> Evidence:
     """What there is to say of the planted recording replayed with the wrong release."""
     with open_store(planted_page.store, read_only=True) as store:
-        return gather(store, planted_page.recording.slug, planted_page.wrong, ReplayMode(), planted_page.true)
+        return gather(store, planted_page.recording.slug, planted_page.wrong, ReplayMode())
 
 
 @pytest.fixture(scope="session")
