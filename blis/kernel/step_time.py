@@ -16,7 +16,7 @@ from blis_replay.blis.kernel.state import BATCH, LONGEST_STEP_US, Batch, Record,
 
 KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED, PHYSICAL, REGISTERED, BENT = range(6)
+LINEAR, REGIMES, OBSERVED, PHYSICAL, REGISTERED, BENT, ROOFLINE = range(7)
 
 # -- REGISTERED, any kind whose step time is a function of its own, such as one of another distribution: int_params =
 #    the function's address, then what it reads.  ``registered`` makes such a model.
@@ -24,6 +24,10 @@ LINEAR, REGIMES, OBSERVED, PHYSICAL, REGISTERED, BENT = range(6)
 # -- LINEAR: int_params = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates); ns per 1,000 tokens attended to
 #    by prefill; then from how many prefill tokens on each costs how many ns more.
+
+# -- ROOFLINE: int_params as LINEAR; float_params = us to compute a token, and to read what every step reads of weights;
+#    four times the share of the shorter of both that shows; us to read all experts; and the logarithm of the share of
+#    the experts that one token does not touch.
 
 # -- REGIMES: float_params = overhead_us, per_request_us, from how many prefill tokens on each costs how many us more;
 #    then a row a regime:
@@ -138,6 +142,8 @@ def quick_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch
         return linear_us(int_params, batch)
     if kind == BENT:
         return bent_us(float_params, batch)
+    if kind == ROOFLINE:
+        return roofline_us(int_params, float_params, batch)
     if kind == CORRECTED + LINEAR:
         return plus_observed_us(int_params, batch, start_us, linear_us(int_params, batch))
     return batch_duration_us(kind, int_params, float_params, batch, start_us)
@@ -150,6 +156,8 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
         return linear_us(int_params, batch)
     if kind == BENT:
         return bent_us(float_params, batch)
+    if kind == ROOFLINE:
+        return roofline_us(int_params, float_params, batch)
     if kind == REGIMES:
         return regimes_us(float_params, batch)
     if kind == PHYSICAL:
@@ -195,6 +203,12 @@ def kernel_of(tokens: int, per_token: int, of_experts: int) -> int:
 @compiled
 def linear_us(int_params: Int64s, batch: Batch) -> int:
     """``min(cap, max(floor, b0 + b1*prefill + b2*decode + b3*context + b4*attended + b5*beyond))``, rounded once."""
+    return bounded_us(int_params, line_ns(int_params, batch))
+
+
+@compiled
+def line_ns(int_params: Int64s, batch: Batch) -> int:
+    """The sum of what the batch costs, ns."""
     total_ns = (
         int_params[0]
         + int_params[1] * batch.prefill_tokens
@@ -205,11 +219,45 @@ def linear_us(int_params: Int64s, batch: Batch) -> int:
         total_ns += int_params[7] * batch.attended_tokens // 1000
     if batch.prefill_tokens > int_params[8]:
         total_ns += int_params[9] * (batch.prefill_tokens - int_params[8])
+    return total_ns
+
+
+@compiled
+def bounded_us(int_params: Int64s, total_ns: int) -> int:
+    """Within floor and cap, rounded; at least 1."""
     total_ns = max(total_ns, int_params[4])
     if int_params[5] > 0:
         total_ns = min(total_ns, int_params[5])
     total_ns += int_params[6]
     return total_ns // 1000 if total_ns > 1000 else 1
+
+
+@compiled
+def roofline_us(int_params: Int64s, float_params: Floats, batch: Batch) -> int:
+    """The line, the experts that tokens touch, and less by what a prefill hides: ``models.Roofline``, in whole ns."""
+    decodes = batch.decode_tokens
+    tokens, more_us = batch.prefill_tokens + decodes, 0.0
+    if float_params[3] > 0:
+        more_us = touched_us(float_params, tokens)
+    if batch.prefill_tokens > 0:
+        more_us += hidden_us(float_params, decodes) - hidden_us(float_params, tokens)
+    return bounded_us(int_params, line_ns(int_params, batch) + math.floor(1000 * more_us + 0.5))
+
+
+@compiled
+def touched_us(float_params: Floats, tokens: int) -> float:
+    """us to read the experts that so many tokens touch."""
+    return -float_params[3] * math.expm1(tokens * float_params[4]) if tokens > 0 else 0.0
+
+
+@compiled
+def hidden_us(float_params: Floats, tokens: int) -> float:
+    """us by which reading and computing together take less than one after the other."""
+    reading_us, computing_us = float_params[1], float_params[0] * tokens
+    if float_params[3] > 0:
+        reading_us += touched_us(float_params, tokens)
+    both_us = (reading_us - computing_us) ** 2 + float_params[2] * reading_us * computing_us
+    return (reading_us + computing_us - math.sqrt(both_us)) / 2
 
 
 @compiled

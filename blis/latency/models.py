@@ -90,6 +90,50 @@ class PrefillBeyond:
 
 
 @dataclass(frozen=True)
+class Roofline:
+    """Matrix products take as long as reading the weights or as computing, whichever is longer: what a line has not.
+
+    ``knee_tokens``: tokens of a batch that take as long to compute as the weights take to read.  ``overlap``: 1 for
+    products that take no longer than the longer of both, 0 for their sum, as a line has it.  Of reading r and
+    computing c they take (r + c + sqrt((r - c)^2 + 4 (1 - overlap) r c)) / 2, and r + c less that is hidden.  A prefill
+    saves what is hidden of all tokens beyond what is hidden of the decodes alone, whose cost the line has.
+    ``experts`` are read as tokens touch them, E (1 - (1 - k / E)^tokens), each in ``per_expert_ns``.
+    """
+
+    knee_tokens: Annotated[float, Meta(ge=0, le=1e9)]
+    overlap: Annotated[float, Meta(ge=0, le=1)]
+    experts: Annotated[int, Meta(ge=0, le=100_000), IF_SET] = 0
+    experts_per_token: Annotated[int, Meta(ge=0, le=1_000), IF_SET] = 0
+    per_expert_ns: Annotated[TimeNs, IF_SET] = 0
+
+    def __post_init__(self) -> None:
+        if self.experts_per_token > self.experts:
+            raise FieldError("experts_per_token", "is more than there are experts", "correct one of them")
+
+    def for_kernel(self, per_token_us: float) -> Floats:
+        """float64, as ``kernel.step_time.roofline_us`` reads it, where computing a token takes so long."""
+        share = self.experts_per_token / self.experts if self.experts else 0.0
+        log_missed = math.log1p(-share) if share < 1 else -math.inf
+        reading_us, experts_us = self.knee_tokens * per_token_us, self.experts * self.per_expert_ns / 1000
+        return np.array([per_token_us, reading_us, 4 * (1 - self.overlap), experts_us, log_missed])
+
+    def more_us(self, prefill_tokens: Floats, decode_tokens: Floats, per_token_us: float) -> Floats:
+        """What steps take beside the line, where computing a token takes so long; below 0 without experts."""
+        params = self.for_kernel(per_token_us)
+        both, decodes = self._products(prefill_tokens + decode_tokens, params), self._products(decode_tokens, params)
+        return np.asarray(both[0] - both[1] + decodes[1], np.float64)
+
+    @staticmethod
+    def _products(tokens: Floats, params: Floats) -> tuple[Floats, Floats]:
+        """us: to read the experts that so many tokens touch, and what is hidden."""
+        per_token_us, reading_us, shown, experts_us, log_missed = params
+        experts = experts_us * -np.expm1(log_missed * tokens) if experts_us else np.zeros(len(tokens))
+        reading, computing = reading_us + experts, per_token_us * tokens
+        longer = np.sqrt((reading - computing) ** 2 + shown * reading * computing)
+        return experts, (reading + computing - longer) / 2
+
+
+@dataclass(frozen=True)
 class LatencyModel:
     """Step time of a batch, linear in what it holds, within a floor and a cap.
 
@@ -102,10 +146,10 @@ class LatencyModel:
     ``context_tokens``: KV tokens that the decodes attend to, including their own.
     ``attended_tokens``: KV tokens that the prefill tokens attend to.  Kind ``blackbox`` has
     neither floor nor cap; kind ``floor`` is ``max(overhead, compute)``, with ``cap_ns`` (0:
-    none) as StepML has it.
+    none) as StepML has it; kind ``roofline`` is the line with what ``roofline`` says.
     """
 
-    kind: Literal["blackbox", "floor"]
+    kind: Literal["blackbox", "floor", "roofline"]
     intercept_ns: TimeNs
     per_prefill_token_ns: TimeNsPerToken
     per_decode_token_ns: TimeNsPerToken
@@ -115,6 +159,11 @@ class LatencyModel:
     rounding: Annotated[Literal["round_half_up", "truncate"], REQUIRED] = "round_half_up"
     cap_ns: Annotated[TimeNs, IF_SET] = 0
     prefill_beyond: Annotated[PrefillBeyond, IF_SET] = PrefillBeyond()
+    roofline: Roofline | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind == "roofline") != (self.roofline is not None):
+            raise FieldError("roofline", "goes with kind: roofline", "give both or neither")
 
     @staticmethod
     def completed(written: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +188,9 @@ class LatencyModel:
             self.per_1000_attended_ns,
             *astuple(self.prefill_beyond),
         ]
+        if self.roofline is not None:
+            hidden = self.roofline.for_kernel(self.per_prefill_token_ns / 1000)
+            return step_time.ROOFLINE, np.array(int_params, np.int64), hidden
         return step_time.LINEAR, np.array(int_params, np.int64), np.zeros(0)
 
     def smallest_positive_batch(self) -> int:

@@ -16,6 +16,7 @@ from blis_replay.blis.latency.models import Latency, LatencyModel, RegimeModel
 LATENCY_KINDS: dict[str, type[Any]] = {
     "blackbox": LatencyModel,
     "floor": LatencyModel,
+    "roofline": LatencyModel,
     "regimes": RegimeModel,
 }
 # Kinds of blis-replay-labs.

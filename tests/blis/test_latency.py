@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blis_replay.base.document import FieldError
 from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.kernel import state as k
@@ -27,6 +28,7 @@ from blis_replay.blis.latency.models import (
     PrefillBeyond,
     Regime,
     RegimeModel,
+    Roofline,
 )
 from blis_replay.blis.releases.release import ModelEntry, bundled_releases, format_release, parse_release
 from blis_replay.blis.speculation import Speculation
@@ -320,3 +322,47 @@ def test_a_kind_of_another_distribution_runs_in_the_kernel() -> None:
     corrected = CorrectedModel(latency, (7_000, 0, 0, 0), np.array([0]), np.array([0]))  # type: ignore[arg-type]
     assert [step_duration_us(*model, batch, at) for at in (0, 2_000)] == [105, 110]
     assert step_duration_us(*corrected.for_kernel(), batch, 0) == 112
+
+
+ROOFLINE = LatencyModel("roofline", 25_000_000, 100_000, 10_000, roofline=Roofline(200.0, 0.75))
+
+
+@pytest.mark.parametrize(
+    ("overlap", "prefill", "decode", "us"),
+    [
+        # Reading takes 200 tokens * 100 us = 20 ms of the 25: without overlap the line, with all of it the longer one.
+        (0.0, 64, 0, 31_400),
+        (1.0, 64, 0, 25_000),
+        (1.0, 300, 0, 35_000),
+        # 5 ms + (20 + 6.4 + sqrt(13.6^2 + 20 * 6.4)) / 2 ms
+        (0.75, 64, 0, 27_045),
+        # At the knee both take 20 ms: 5 + (40 + 20) / 2
+        (0.75, 200, 0, 35_000),
+        # Decodes cost what the line says.  Beside 150 of them 50 tokens ride free, and the next 50 do not.
+        (1.0, 0, 150, 26_500),
+        (1.0, 50, 150, 26_500),
+        (1.0, 100, 150, 31_500),
+    ],
+)
+def test_few_tokens_ride_free_under_the_reading_of_the_weights(
+    overlap: float, prefill: int, decode: int, us: int
+) -> None:
+    roofline = Roofline(200.0, overlap)
+    assert duration_us(replace(ROOFLINE, roofline=roofline), prefill, decode) == us
+    more_us = roofline.more_us(np.array([float(prefill)]), np.array([float(decode)]), 100.0)
+    assert 25_000 + 100 * prefill + 10 * decode + more_us == pytest.approx([us], abs=0.51)
+
+
+# 8 experts, each token chooses 2: 8 (1 - 0.75^n) = 2, 3.5 and 7.199 of them touched, in 1 ms each.
+@pytest.mark.parametrize(("decodes", "us"), [(1, 7_001), (2, 8_502), (8, 12_207)])
+def test_experts_are_read_as_tokens_touch_them(decodes: int, us: int) -> None:
+    model = LatencyModel("roofline", 5_000_000, 1_000, 1_000, roofline=Roofline(0.0, 1.0, 8, 2, 1_000_000))
+    assert duration_us(model, 0, decodes) == us
+
+
+def test_a_roofline_without_its_kind_is_refused() -> None:
+    for slip in ({"kind": "blackbox"}, {"roofline": None}):
+        with pytest.raises(FieldError):
+            replace(ROOFLINE, **slip)  # type: ignore[arg-type]
+    with pytest.raises(FieldError):
+        Roofline(0.0, 1.0, 2, 3)
