@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from blis_replay.base.arrays import Floats
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.document import IF_SET, FieldError, Number, Text, written_as
 from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.models import Latency, Lifecycle, durations_us
@@ -27,15 +27,18 @@ class StepRange:
     """Smallest and largest of the steps that coefficients were fitted on.
 
     ``decodes``: decode tokens, of steps that have some; ``context_tokens``: KV tokens that a mean decode attends to;
-    ``prefill_tokens``: of steps that have some.  (0, 0) where there were none.
+    ``prefill_tokens``: of steps that have some.  (0, 0) where there were none.  ``mixes``: what share of the steps had
+    so many prefill tokens with so many decodes, both from a power of two up to the next; none in older releases.
     """
 
     decodes: Bounds
     context_tokens: Bounds
     prefill_tokens: Bounds
+    mixes: Annotated[tuple[tuple[Number, Number, Number], ...], IF_SET] = ()
 
     def __post_init__(self) -> None:
-        for name, (low, high) in vars(self).items():
+        for name in _WORDS:
+            low, high = getattr(self, name)
             if not 0 <= low <= high:
                 raise FieldError(name, "does not ascend from 0 on", "write the smallest and the largest")
 
@@ -45,12 +48,15 @@ _FEW, _MANY = 0.01, 0.1
 # How far what nobody measured may be off, 95 %: KV bytes over bandwidth are believed to within 20 % (one deviation).
 _UNSURE = 0.4
 _MOST_ASKED = 100
+# By how much rarer a mix of prefill tokens and decodes is among the steps fitted on for a run to rest on few of them.
+_RARER = 20.0
 _WORDS = {"decodes": "decodes", "context_tokens": "tokens of mean context", "prefill_tokens": "prefill tokens"}
 
 
 def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
     """The range of step tables (``SimResult.steps``); None where they have no step."""
-    quantities = [_quantities(table) for table in steps]
+    tables = list(steps)
+    quantities = [_quantities(table) for table in tables]
     if not any(len(values) for found in quantities for values in found.values()):
         return None
     bounds = {}
@@ -58,7 +64,24 @@ def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
         values = np.concatenate([found[name] for found in quantities])
         values = values[values > 0]
         bounds[name] = (float(np.floor(values.min())), float(np.ceil(values.max()))) if len(values) else (0.0, 0.0)
-    return StepRange(**bounds)
+    shares = _shares(np.concatenate([_mix(table) for table in tables]))
+    mixes = ((*(float(2**power // 2) for power in divmod(mix, _POWERS)), share) for mix, share in shares.items())
+    return StepRange(**bounds, mixes=tuple(mix for mix in mixes if mix[2] > 0))
+
+
+_POWERS = 64  # of two, of which no step has as many tokens
+
+
+def _mix(steps: np.ndarray) -> Int64s:
+    """int64[steps]: a number for each mix of prefill tokens and decodes, by powers of two; 0 of either is its own."""
+    prefill, decodes = (np.frexp(steps[f"{name}_tokens"])[1].astype(np.int64) for name in ("prefill", "decode"))
+    return prefill * _POWERS + decodes
+
+
+def _shares(mixes: Int64s) -> dict[int, float]:
+    """The share of each mix, to ten-thousandths."""
+    found, counts = np.unique(mixes, return_counts=True)
+    return dict(zip(found.tolist(), np.round(counts / max(len(mixes), 1), 4).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -66,17 +89,19 @@ class Outside:
     """Steps of a run beyond what coefficients were fitted on.
 
     ``share``: of all steps.  ``words``: by what.  ``time_share``: of the time
-    of all steps, what their excess costs by the model; nothing measured it.
+    of all steps, what their excess costs by the model; nothing measured it.  ``rare_words``: steps between the bounds,
+    but of a mix of prefill tokens and decodes that hardly any step fitted on had; empty where these are few.
     """
 
     share: float
     words: str
     time_share: float
+    rare_words: str = ""
 
     @property
     def matters(self) -> bool:
         """Whether a mean may rest on it: on what the excess costs, or on that the model has no cost for it."""
-        return self.share >= _MANY and (self.time_share >= _FEW or not self.time_share)
+        return not self.words or (self.share >= _MANY and (self.time_share >= _FEW or not self.time_share))
 
     @property
     def unsure(self) -> float:
@@ -85,6 +110,12 @@ class Outside:
 
     def __str__(self) -> str:
         """In words, with how far the mean step may be off for that alone."""
+        if not self.words:
+            return self.rare_words
+        return f"{self._beyond}; {self.rare_words}" if self.rare_words else self._beyond
+
+    @property
+    def _beyond(self) -> str:
         said = f"{100 * self.share:.0f} % of steps lie outside of what the coefficients were fitted on ({self.words})"
         if self.time_share < _FEW:
             return f"{said}; the model gives that {'hardly any' if self.time_share else 'no'} cost"
@@ -112,9 +143,30 @@ def outside(steps: np.ndarray, fitted: StepRange, latency: Latency) -> Outside |
             reached = " to ".join(dict.fromkeys((f"{found.least:,.0f}", f"{found.most:,.0f}")))
             share = f"{100 * found.steps / len(steps):.0f} %"
             parts.append(f"{share} with {reached} {_WORDS[name]}, fitted on {low:,.0f} to {high:,.0f}")
+    rare_words = _rare_words(steps, fitted)
     if not parts:
-        return None
-    return Outside(beyond / len(steps), "; ".join(parts), _time_share(steps, fitted, latency))
+        return Outside(0.0, "", 0.0, rare_words) if rare_words else None
+    return Outside(beyond / len(steps), "; ".join(parts), _time_share(steps, fitted, latency), rare_words)
+
+
+def _rare_words(steps: np.ndarray, fitted: StepRange) -> str:
+    """What share of the steps has a mix that was far rarer among those fitted on; empty where few have, or unknown."""
+    known = {tuple(mix[:2]): mix[2] for mix in fitted.mixes}
+    seen = _shares(np.concatenate([_mix(some) for some in step_parts(steps)])) if known else {}
+    named = {tuple(2**power // 2 for power in divmod(mix, _POWERS)): share for mix, share in seen.items()}
+    rare = {mix: share for mix, share in named.items() if share >= _FEW and known.get(mix, 0.0) < share / _RARER}
+    if sum(rare.values()) < _MANY:
+        return ""
+    prefill, decodes = most = max(rare, key=lambda mix: rare[mix])
+    named_mix = " with ".join((_reaching(prefill, "prefill tokens"), _reaching(decodes, "decodes")))
+    return (
+        f"{100 * sum(rare.values()):.0f} % of steps have a mix of prefill tokens and decodes that hardly any step "
+        f"fitted on has ({100 * rare[most]:.0f} % {named_mix}, of those fitted on {100 * known.get(most, 0.0):.2g} %)"
+    )
+
+
+def _reaching(power: int, what: str) -> str:
+    return f"{power:,} to {2 * power - 1:,} {what}" if power > 1 else f"{'one' if power else 'no'} {what}"
 
 
 @dataclass

@@ -25,7 +25,9 @@ def table(*rows: tuple[int, int, int]) -> np.ndarray:
 def test_the_range_is_from_the_smallest_to_the_largest_over_all_runs() -> None:
     """Mean contexts 100 and 300; steps without decodes or without prefill have no context and no prefill."""
     found = range_of([table((10, 1_000, 0), (0, 0, 512)), table((4, 1_200, 16))])
-    assert found == StepRange((4, 10), (100, 300), (16, 512))
+    # Of three steps one has 8 to 15 decodes, one 512 to 1,023 prefill tokens, one 16 to 31 of them with 4 to 7 decodes.
+    mixes = ((0, 8, 0.3333), (16, 4, 0.3333), (512, 0, 0.3333))
+    assert found == StepRange((4, 10), (100, 300), (16, 512), mixes)
     assert range_of([table()]) is None
 
 
@@ -62,8 +64,35 @@ def test_what_the_excess_costs_is_what_the_model_says() -> None:
     assert without.unsure == 0
 
 
+def test_steps_between_the_bounds_may_be_of_a_mix_that_was_rare() -> None:
+    """Fitted on whole prompts of 2,000 tokens beside 10 decodes and one last chunk of 64 in a thousand steps.
+
+    Three of four steps of a server that schedules 64 at a time have such a chunk: none is outside of the bounds.
+    """
+    whole, chunk, plain = (10, 1_000, 2_000), (10, 1_000, 64), (10, 1_000, 0)
+    fitted = range_of([table(*[whole] * 99, chunk, *[plain] * 900)])
+    assert fitted is not None
+    found = outside(table(*[chunk] * 75, *[plain] * 25), fitted, LINE)
+    assert found is not None
+    assert (found.share, found.words, found.unsure) == (0.0, "", 0.0)
+    assert found.matters
+    assert "75 % 64 to 127 prefill tokens with 8 to 15 decodes, of those fitted on 0.1 %" in str(found)
+    assert outside(table(*[chunk] * 9, *[plain] * 91), fitted, LINE) is None  # too few to decide a mean
+    assert outside(table(*[whole] * 75, *[plain] * 25), fitted, LINE) is None  # 10 % were like that
+
+
 def test_a_release_carries_the_range() -> None:
-    fit = FitRecord("line", 0.6, 0.8, "synchronous", "synchronous", "e", (), (), StepRange((1, 10), (100, 300), (0, 0)))
+    fit = FitRecord(
+        "line",
+        0.6,
+        0.8,
+        "synchronous",
+        "synchronous",
+        "e",
+        (),
+        (),
+        StepRange((1, 10), (100, 300), (0, 0), ((64, 8, 0.5),)),
+    )
     entry = ModelEntry("m", 1, LatencyModel("blackbox", 1_000_000, 1, 1), Lifecycle(), fit=fit)
     text = format_release(CoefficientRelease("r", "valid", "s", "s", "h", "", (entry,), fitted_on=()))
     assert parse_release(text, "r").models[0].fit == fit
