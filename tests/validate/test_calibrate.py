@@ -32,7 +32,7 @@ from blis_replay.validate.fit.calibrate import (
 from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
 from blis_replay.validate.fit.evidence import SchedulingEvidence
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
-from blis_replay.validate.fit.refused import DataChoice, refuse_impossible, why_not_fitted
+from blis_replay.validate.fit.refused import DataChoice, implausible, refuse_impossible, why_not_fitted
 from blis_replay.validate.fit.text import calibration_answer
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.generate import generate
@@ -320,6 +320,10 @@ def test_a_first_token_that_waits_for_the_output_is_none(busy: Recording) -> Non
         ("per_prefill_token", 20.0, None, None, False),
         ("pre_queue", 1_858_000.0, None, None, True),
         ("pre_queue", 80_000.0, None, None, False),
+        # 67 GB of weights: 10 ms on two H100s of 3.35 TB/s, 5 ms with 8 bits.
+        ("intercept", 9_000.0, "H100-SXM", "bfloat16", True),
+        ("intercept", 9_000.0, "H100-SXM", None, False),
+        ("intercept", 11_000.0, "H100-SXM", "bfloat16", False),
     ],
 )
 def test_coefficients_of_no_server_are_refused(
@@ -334,6 +338,16 @@ def test_coefficients_of_no_server_are_refused(
     with pytest.raises(ValidateError, match="no release") if refused else nullcontext():
         refuse_impossible(record, [served])
     refuse_impossible(replace(record, coefficients=(replace(fit, status="prior"),)), [served])
+
+
+def test_a_pre_queue_delay_that_is_a_queue_is_marked(busy: Recording) -> None:
+    """185 ms: of a fit to a server whose requests waited.  Only what is certain to be longer than 100 ms is marked."""
+    fit = CoefficientFit("pre_queue", 185_000.0, 150_000.0, 200_000.0, "fitted", "")
+    record = FitRecord("line", 1.0, 1.0, "synchronous", "not told apart", "", (fit,), ())
+    (found,) = implausible(record, [busy])
+    assert (found.coefficient, found.bound_us, found.beyond_us, found.refused) == ("pre_queue", 150_000, 100_000, False)
+    assert refuse_impossible(record, [busy]) == (f"{busy.alias}: {found}",)
+    assert not implausible(replace(record, coefficients=(replace(fit, low_us=90_000.0),)), [busy])
 
 
 def test_a_pattern_skips_what_may_not_be_fitted_to_and_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from blis_replay.base.errors import ReleaseError, ValidateError
@@ -17,7 +18,7 @@ DataChoice = Literal["auto", "steps", "latencies"]
 DATA_WORDS = {"auto": "steps or latencies", "steps": "steps", "latencies": "latencies"}
 
 # Between sending and queueing a request is parsed and tokenised, which takes some 10 ms in our recordings.
-_LONGEST_PRE_QUEUE_US = 1_000_000
+_LONG_PRE_QUEUE_US, _LONGEST_PRE_QUEUE_US = 100_000, 1_000_000
 # By how much a GPU may be faster than the fastest whose datasheet is known, whatever its data type.
 _FASTER_GPUS = 10.0
 
@@ -69,37 +70,92 @@ def _unusable(recording: Recording, kind: Data) -> str | None:
     return "overloaded: its latencies measure how long the queue grew" if is_queue else None
 
 
-def refuse_impossible(record: FitRecord, recordings: Sequence[Recording]) -> None:
-    """Raise ``ValidateError`` for fitted coefficients that no server has; the message names the likely reason."""
+@dataclass(frozen=True)
+class Implausible:
+    """A fitted coefficient beyond what any server has (``refused``), or beyond what one should have, in us."""
+
+    coefficient: str
+    value_us: float
+    bound_us: float
+    beyond_us: float
+    refused: bool
+
+    def __str__(self) -> str:
+        """In words, with the likely reason."""
+        return _IMPLAUSIBLE[self.coefficient].format(**vars(self))
+
+
+_IMPLAUSIBLE = {
+    "pre_queue": (
+        "a pre-queue delay of {value_us:,.0f} us, at least {bound_us:,.0f}, is more than the {beyond_us:,.0f} us that "
+        "tokenising takes: it is a queue, or the first event is not the first token (a reasoning model, a buffering "
+        "proxy)"
+    ),
+    "per_prefill_token": (
+        "{value_us:.3g} us per prompt token (at most {bound_us:.3g}) is less than its arithmetic takes on any such GPU "
+        "({beyond_us:.3g} us); the prefix cache was probably warm: ingest cached tokens per request, or record with "
+        "new prompts"
+    ),
+    "intercept": (
+        "an empty step of {value_us:,.0f} us (at most {bound_us:,.0f}) is shorter than reading the weights takes on "
+        "any such GPU ({beyond_us:,.0f} us); check the model, its data type and tensor parallelism"
+    ),
+}
+
+
+def implausible(record: FitRecord, recordings: Sequence[Recording]) -> list[Implausible]:
+    """The fitted coefficients of a record that no server has, and those that one should not have."""
     fitted = {fit.name: fit for fit in record.coefficients if fit.status == "fitted"}
-    delay, prompt = fitted.get("pre_queue"), fitted.get("per_prefill_token")
+    found = []
+    if (delay := fitted.get("pre_queue")) is not None and delay.low_us > _LONG_PRE_QUEUE_US:
+        refused = delay.low_us > _LONGEST_PRE_QUEUE_US
+        beyond_us = _LONGEST_PRE_QUEUE_US if refused else _LONG_PRE_QUEUE_US
+        found.append(Implausible("pre_queue", delay.value_us, delay.low_us, beyond_us, refused))
+    for name, least_us in (("per_prefill_token", _least_prompt_token_us), ("intercept", _least_step_us)):
+        beyond_us = max((least_us(recording) for recording in recordings), default=0.0)
+        if (fit := fitted.get(name)) is not None and fit.high_us < beyond_us:
+            found.append(Implausible(name, fit.value_us, fit.high_us, beyond_us, refused=True))
+    return found
+
+
+def refuse_impossible(record: FitRecord, recordings: Sequence[Recording]) -> tuple[str, ...]:
+    """Raise ``ValidateError`` for coefficients that no server has; in words those that one should not have."""
+    found = implausible(record, recordings)
     names = ", ".join(recording.alias for recording in recordings)
-    if delay is not None and delay.low_us > _LONGEST_PRE_QUEUE_US:
-        raise ValidateError(
-            f"{names}: no release: a pre-queue delay of {delay.value_us / 1e6:.1f} s is a queue, or the first event is "
-            "not the first token (a reasoning model, a buffering proxy)"
-        )
-    least_us = max((_least_prompt_token_us(recording) for recording in recordings), default=0.0)
-    if prompt is not None and prompt.high_us < least_us:
-        raise ValidateError(
-            f"{names}: no release: {prompt.value_us:.3g} us per prompt token (at most {prompt.high_us:.3g}) is less "
-            f"than its arithmetic takes on any such GPU ({least_us:.3g} us); the prefix cache was probably warm: "
-            "ingest cached tokens per request, or record with new prompts"
-        )
+    if refused := [one for one in found if one.refused]:
+        raise ValidateError(f"{names}: no release: {'; '.join(map(str, refused))}")
+    return tuple(f"{names}: {one}" for one in found)
+
+
+def _least_step_us(recording: Recording) -> float:
+    """us that reading the weights of every step takes at the peak of the GPUs; 0 for a model that is not known."""
+    if (architecture := known_architecture(recording)) is None:
+        return 0.0
+    read_us = 1e6 * architecture.always_read_parameters * architecture.bytes_per_parameter / _gpus(recording)
+    try:
+        bytes_per_s = gpu_named(recording.hardware).memory_bytes_per_s
+    except ReleaseError:
+        return read_us / (_FASTER_GPUS * max(gpu.memory_bytes_per_s for gpu in bundled_gpus().values()))
+    return read_us / bytes_per_s / _narrower(recording)
+
+
+def _gpus(recording: Recording) -> int:
+    setting = recording.engine.get("tensor_parallel_size")
+    return recording.tensor_parallelism or (1 if setting is None else int(setting.value))
+
+
+def _narrower(recording: Recording) -> int:
+    """By how much numbers may be narrower than published, read and computed faster: the type may not be recorded."""
+    return 2 if recording.served_dtype is None or "8" in recording.served_dtype else 1
 
 
 def _least_prompt_token_us(recording: Recording) -> float:
     """us that the arithmetic of a prompt token takes at the peak of the GPUs; 0 for a model that is not known."""
-    architecture = known_architecture(recording)
-    if architecture is None:
+    if (architecture := known_architecture(recording)) is None:
         return 0.0
-    setting = recording.engine.get("tensor_parallel_size")
-    gpus = recording.tensor_parallelism or (1 if setting is None else int(setting.value))
-    token_us = 1e6 * architecture.layer_flops_per_token / gpus
-    width, dtype = architecture.bytes_per_parameter, recording.served_dtype
+    token_us, width = 1e6 * architecture.layer_flops_per_token / _gpus(recording), architecture.bytes_per_parameter
     try:
         flops_per_s = gpu_named(recording.hardware).flops_at(width)
     except ReleaseError:
         return token_us / (_FASTER_GPUS * max(gpu.flops_at(width) for gpu in bundled_gpus().values()))
-    # Numbers of half the width are computed twice as fast; weights whose type is not recorded may be of 8 bits.
-    return token_us / flops_per_s / (2 if dtype is None or "8" in dtype else 1)
+    return token_us / flops_per_s / _narrower(recording)
