@@ -195,7 +195,7 @@ BUDGET = {
     "lines of the instrument": 52_620,
     "lines of labs": 11_993,
     "lines of scripts": 4_865,
-    "lines of tests": 37_940,
+    "lines of tests": 38_095,
 }
 LOADED_BUDGET = {"modules": 87, "lines": 16_660}
 

@@ -29,8 +29,8 @@ def draws(
     random = np.random.default_rng(seed)
     z = random.standard_normal((n, len(unsure))) @ np.linalg.cholesky(_correlation(record, unsure)).T
     below, above = (
-        np.array([max(side(fit), 0.0) for fit in unsure]) / _OF_95_PERCENT
-        for side in (lambda fit: fit.value_us - fit.low_us, lambda fit: fit.high_us - fit.value_us)
+        np.array([max(side, 0.0) for side in sides]) / _OF_95_PERCENT
+        for sides in ([f.value_us - f.low_us for f in unsure], [f.high_us - f.value_us for f in unsure])
     )
     by_us = np.where(z < 0, z * below, z * above)
     forms = [(latency, lifecycle), *((other.latency, other.lifecycle) for other in record.other_forms)]

@@ -65,8 +65,8 @@ def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
         values = values[values > 0]
         bounds[name] = (float(np.floor(values.min())), float(np.ceil(values.max()))) if len(values) else (0.0, 0.0)
     shares = _shares(np.concatenate([_mix(table) for table in tables]))
-    mixes = ((*(float(2**power // 2) for power in divmod(mix, _POWERS)), share) for mix, share in shares.items())
-    return StepRange(**bounds, mixes=tuple(mix for mix in mixes if mix[2] > 0))
+    mixes = ((*_least(mix), share) for mix, share in shares.items() if share > 0)
+    return StepRange(**bounds, mixes=tuple(mixes))
 
 
 _POWERS = 64  # of two, of which no step has as many tokens
@@ -75,7 +75,13 @@ _POWERS = 64  # of two, of which no step has as many tokens
 def _mix(steps: np.ndarray) -> Int64s:
     """int64[steps]: a number for each mix of prefill tokens and decodes, by powers of two; 0 of either is its own."""
     prefill, decodes = (np.frexp(steps[f"{name}_tokens"])[1].astype(np.int64) for name in ("prefill", "decode"))
-    return prefill * _POWERS + decodes
+    return np.asarray(prefill * _POWERS + decodes, np.int64)
+
+
+def _least(mix: int) -> tuple[int, int]:
+    """The fewest prefill tokens and decodes of a mix."""
+    prefill, decodes = divmod(mix, _POWERS)
+    return 2**prefill // 2, 2**decodes // 2
 
 
 def _shares(mixes: Int64s) -> dict[int, float]:
@@ -151,9 +157,9 @@ def outside(steps: np.ndarray, fitted: StepRange, latency: Latency) -> Outside |
 
 def _rare_words(steps: np.ndarray, fitted: StepRange) -> str:
     """What share of the steps has a mix that was far rarer among those fitted on; empty where few have, or unknown."""
-    known = {tuple(mix[:2]): mix[2] for mix in fitted.mixes}
+    known = {(int(prefill), int(decodes)): share for prefill, decodes, share in fitted.mixes}
     seen = _shares(np.concatenate([_mix(some) for some in step_parts(steps)])) if known else {}
-    named = {tuple(2**power // 2 for power in divmod(mix, _POWERS)): share for mix, share in seen.items()}
+    named = {_least(mix): share for mix, share in seen.items()}
     rare = {mix: share for mix, share in named.items() if share >= _FEW and known.get(mix, 0.0) < share / _RARER}
     if sum(rare.values()) < _MANY:
         return ""

@@ -68,14 +68,15 @@ class Server:
     asynchronous: bool = True
     seed: int = 1
     steps: float = 0.0
+    max_num_batched_tokens: int = 2048
 
     @property
     def engine(self) -> EngineConfig:
         """Engine arguments: room for four times the mean depth."""
         return EngineConfig(
             max_num_seqs=max(int(4 * self.depth), 64),
-            max_num_batched_tokens=2048,
-            max_model_len=8192,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=32_768,
             async_scheduling=self.asynchronous,
         )
 

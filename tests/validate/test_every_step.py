@@ -12,13 +12,14 @@ import polars as pl
 import pytest
 from fake_vllm import Request, Scheduler
 
+from blis_replay.blis.latency.models import Roofline
 from blis_replay.blis.releases.release import format_release
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store, read_stored
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
-from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, has_every_step, measure
+from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, _roofline_of, has_every_step, measure
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 US = 1_000
@@ -205,3 +206,19 @@ def test_a_window_leaves_out_what_is_outside(tmp_path: Path) -> None:
     fit = calibrated(cold, window=(0.5, 1.0))
     assert [score.window for score in fit.record.scores] == [(0.5, 1.0)]
     assert fit.rows < 0.8 * calibrated(cold).rows
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_single_steps_tell_a_roofline_from_a_line(hidden: bool) -> None:
+    """5,000 steps of 20 ms and 100 us a prompt token, each off by 2 %; of the roofline 100 tokens ride under reading.
+
+    Chunks of 1 to 512 tokens are on both sides of its knee.  Where nothing is hidden a line stays.
+    """
+    rng = np.random.default_rng(3)
+    prefill = np.where(rng.random(5_000) < 0.5, rng.integers(1, 512, 5_000), 0).astype(np.float64)
+    decodes = rng.integers(1, 30, 5_000).astype(np.float64)
+    batch = np.column_stack([np.ones(5_000), prefill, decodes, 500 * decodes, np.zeros(5_000)])
+    us = 20_000 + 100 * prefill + 30 * decodes
+    us += Roofline(100.0, 0.8).more_us(prefill, decodes, 100.0) if hidden else 0
+    found = _roofline_of(batch, us * rng.normal(1.0, 0.02, 5_000))
+    assert (None if found is None else found.knee_tokens) == (100.0 if hidden else None)

@@ -15,8 +15,15 @@ import numpy as np
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ValidateError, counted
 from blis_replay.blis.latency.gpu_names import same_gpu
-from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, PrefillBeyond, RegimeModel
-from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, StepRange, Told
+from blis_replay.blis.latency.models import (
+    Latency,
+    LatencyModel,
+    Lifecycle,
+    PrefillBeyond,
+    RegimeModel,
+    Roofline,
+)
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, OtherForm, Scheduling, StepRange, Told
 from blis_replay.blis.releases.release import (
     DELAYS,
     CoefficientRelease,
@@ -34,13 +41,14 @@ from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.experiment import WILDCARDS, select_experiments
 from blis_replay.validate.fit.cycle_rows import COEFFICIENTS
-from blis_replay.validate.fit.every_step import FORM, has_every_step, measure, was_recorded
+from blis_replay.validate.fit.every_step import has_every_step, measure, was_recorded
 from blis_replay.validate.fit.evidence import (
     SCALE,
     SchedulingEvidence,
     cold_start_of,
     configured_scheduling,
     is_load_level,
+    known_architecture,
     measured_delays,
     scheduling_evidence,
 )
@@ -67,7 +75,7 @@ from blis_replay.validate.fit.refused import (
     why_not_fitted,
 )
 from blis_replay.validate.fit.scores import Edges, first_use_of, missed, part_scores, with_stalls
-from blis_replay.validate.fit.step_form import PREFILL, StepForm
+from blis_replay.validate.fit.step_form import BELIEVED, PREFILL, SOME_EXPERTS, SOME_PER_TOKEN, StepForm
 from blis_replay.validate.metrics.resampling import SEED
 
 Split = tuple[float, float]
@@ -155,8 +163,9 @@ def calibrate(
     fit_group = partial(fit_model, options=options)
     fitted = map_jobs(fit_group, groups_of(recordings), **pool)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
-    for fit in fits:
-        refuse_impossible(fit.record, [recording for recording, _data in fit.used])
+    used = [[recording for recording, _data in fit.used] for fit in fits]
+    marks = [refuse_impossible(fit.record, recordings) for fit, recordings in zip(fits, used, strict=True)]
+    fits = [replace(fit, remarks=fit.remarks + marked) for fit, marked in zip(fits, marks, strict=True)]
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = stated_fits(used for fit in fits for used in fit.used)
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
@@ -249,18 +258,23 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     scheduling, fitted, start = _first_fit(recordings, priors, measured, options)
     asynchronous = (scheduling.used if scheduling else configured_scheduling(recordings[0])[0]) == "asynchronous"
     gathered = _gathered(recordings, (begin, fitted_until), options).with_scheduling(asynchronous)
+    others: tuple[Fitted, ...] = ()
     if chosen_until > fitted_until:
         later = _gathered(recordings, (fitted_until, chosen_until), options, needed=False).with_scheduling(asynchronous)
-        if later.parts:
-            fitted = choose_form(gathered, later, fitted, start, priors, measured, options.seed)
+        # Load levels have no later windows: there the forms are told apart by what they leave.
+        judges = later if later.parts else gathered
+        fitted, others = choose_form(
+            gathered, judges, fitted, start, priors, measured, options.seed, believed_rooflines(recordings[0])
+        )
         gathered = _gathered(recordings, (begin, chosen_until), options).with_scheduling(asynchronous)
         restart = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
         fitted = fit_form(gathered, fitted.form, restart, priors, measured, options.seed, everywhere=True)
     fitted, stalled_us = with_stalls(gathered, fitted)
-    vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us)
+    vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us, others)
     correlation = lower_rows(fitted.bounds.correlation)
     delays = with_sources(lifecycle_of(measured), coefficients, ("pre_queue", "post_request"))
     entry = _entry(recordings, form.latency(vector), form.lifecycle(vector, delays))
+    other_forms = tuple(_other_form(other, delays) for other in others)
     if (kernels := first_use_of(recordings, entry, scheduled(asynchronous))) is not None:
         entry = replace(entry, first_use=kernels[0])
         coefficients = (*coefficients, kernels[1])
@@ -280,6 +294,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         record = scored_fit(
             recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls, correlation
         )
+    record = replace(record, other_forms=other_forms)
     agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
         entry=replace(entry, fit=record),
@@ -291,6 +306,25 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         missed=missed(record.scores, agreement, recordings),
         remarks=_left_out(recordings, stalls),
     )
+
+
+def believed_rooflines(recording: Recording) -> tuple[Roofline, ...]:
+    """What is believed of a recording's GPU, with the experts of its model; without and with some for one not known."""
+    architecture = known_architecture(recording)
+    if architecture is None:
+        return BELIEVED, replace(BELIEVED, experts=SOME_EXPERTS, experts_per_token=SOME_PER_TOKEN)
+    return (replace(BELIEVED, experts=architecture.experts, experts_per_token=architecture.experts_per_token),)
+
+
+# How far the form that was not used is believed where the recordings do not tell it from the other: outside of what was
+# fitted on both are guesses, but reading and computing at one time is how GPUs work.
+_OTHER_BELIEVED = 0.25
+
+
+def _other_form(other: Fitted, delays: Lifecycle) -> OtherForm:
+    """What a form makes of the recordings that these do not tell from the one used."""
+    form, vector = other.form, other.minimum.vector
+    return OtherForm(form.name, _OTHER_BELIEVED, form.latency(vector), form.lifecycle(vector, delays))
 
 
 def _entry(recordings: Sequence[Recording], latency: Latency, lifecycle: Lifecycle) -> ModelEntry:
@@ -369,7 +403,9 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     entry = _entry(recordings, line.latency, with_sources(line.lifecycle, line.coefficients, DELAYS))
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
     mode: tuple[Told, str] = ("not told apart", why)
-    record = scored_fit(recordings, entry, FORM, edges, False, mode, line.coefficients, line.stalls, line.correlation)
+    record = scored_fit(
+        recordings, entry, line.form, edges, False, mode, line.coefficients, line.stalls, line.correlation
+    )
     remarks = _left_out(recordings, line.stalls)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
     own = missed(record.scores, {"e2e": 0.0}, recordings)
@@ -445,7 +481,10 @@ def _gathered(
     return gathered
 
 
-def _coefficients(fitted: Fitted, measured: dict[str, CoefficientFit], stalled_us: float) -> tuple[CoefficientFit, ...]:
+def _coefficients(
+    fitted: Fitted, measured: dict[str, CoefficientFit], stalled_us: float, others: Sequence[Fitted]
+) -> tuple[CoefficientFit, ...]:
+    """With bounds over all forms that the recordings do not tell apart."""
     vector, bounds = fitted.minimum.vector, fitted.bounds
     fits = []
     for i, name in enumerate(fitted.form.names):
@@ -453,8 +492,12 @@ def _coefficients(fitted: Fitted, measured: dict[str, CoefficientFit], stalled_u
         low, high = float(bounds.low[i]), float(bounds.high[i])
         if name == "intercept" and stalled_us:
             remark = f"{remark}; {stalled_us:,.0f} us of it for stalls that recur, the bounds are without and with them"
+        alike = [(other.bounds, other.form.names.index(name)) for other in others if name in other.form.names]
         if status == "measured":
             low, high = measured[name].low_us, measured[name].high_us
+        elif status == "fitted":
+            low = min([low, *(float(bounds.low[place]) for bounds, place in alike)])
+            high = max([high, *(float(bounds.high[place]) for bounds, place in alike)])
         fits.append(CoefficientFit(name, *_in_digits(float(vector[i]), low, high), status, remark))
     if "post_request" in measured:
         delay = measured["post_request"]

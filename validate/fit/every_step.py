@@ -7,19 +7,21 @@ A log counts requests and tokens of each iteration, and how long the engine wait
 were in it follows from the counts (``ingest.steps.followed``).  What the engine does between two waits is in no line of
 the log; but the server measured each request from its first token to its last, which is the sum of the cycles
 between.  So the rest is a line through these sums: a share a step, and one a request in it.
+
+Where single steps show that few prompt tokens ride free under the reading of the weights, the line is a roofline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
-from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle, Roofline
 from blis_replay.blis.releases.fit import CoefficientFit
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
@@ -32,12 +34,18 @@ from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.fit.linear import fit_costs
 from blis_replay.validate.fit.minimise import correlation_of, lower_rows
+from blis_replay.validate.fit.step_form import BELIEVED, MOST_READING
 from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
 # The five costs of a step: itself, and per prefill token, decode, context token of a decode, and 1,000 KV tokens that
 # prefill tokens attend to.
 STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context_token", "per_1000_attended")
 FORM = "line through every step"
+ROOFLINE_FORM = "roofline through every step"
+# Knees of a roofline that single steps are asked for, in tokens: a CPU computes few while it reads the weights.
+_KNEES = (25.0, 50.0, 100.0, 200.0, BELIEVED.knee_tokens)
+# Standard errors by which a roofline must do better than a line: of five knees one is better by two by chance.
+_CLEARLY = 3.0
 # Fewest steps that a line is fitted to.
 _FEWEST_STEPS = 100
 # A step was held up by something else if it took more than this many times what the line says: kernels that are
@@ -107,6 +115,7 @@ class Measured:
     costs of a step, as ``FitRecord`` has it.
     """
 
+    form: str
     latency: LatencyModel
     lifecycle: Lifecycle
     coefficients: tuple[CoefficientFit, ...]
@@ -138,6 +147,8 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     runs = [recorded_steps(r) if was_recorded(r) else logged_steps(r) for r in recordings]
     parts = [run.steps(window) for run in runs if run is not None]
     batch, cycle_us = np.vstack([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    roofline = _roofline_of(batch, cycle_us)
+    batch, runs = _shown(batch, roofline), [run and replace(run, batch=_shown(run.batch, roofline)) for run in runs]
     line = fit_steps(batch, cycle_us)
     low, high, correlation = _bounds(batch, cycle_us, seed)
     kept = ~_held_up(cycle_us, batch @ line)
@@ -154,14 +165,45 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     ]
     delays = _delays(np.vstack(requests), seed)
     ns = [round(float(value) * 1000) for value in line]
-    latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], per_context_token_ns=ns[3], per_1000_attended_ns=ns[4])
+    form, latency = FORM, LatencyModel("blackbox", ns[0], ns[1], ns[2], ns[3], per_1000_attended_ns=ns[4])
+    if roofline is not None:
+        form, latency = ROOFLINE_FORM, replace(latency, kind="roofline", roofline=roofline)
     values: dict[str, Any] = {f"{fit.name}_us": fit.value_us for fit in delays}
     modelled, cycle_us = (batch @ line)[kept], cycle_us[kept]
     error = float(np.abs(modelled / cycle_us - 1).mean())
     total = float(modelled.sum() / cycle_us.sum() - 1)
     stalls = {r.slug: run.stalls(line) for r, run in zip(recordings, runs, strict=True) if run is not None}
     some = {slug: found for slug, found in stalls.items() if found is not None}
-    return Measured(latency, Lifecycle(**values), (*costs, *delays), correlation, len(cycle_us), error, total, some)
+    return Measured(
+        form, latency, Lifecycle(**values), (*costs, *delays), correlation, len(cycle_us), error, total, some
+    )
+
+
+def _shown(batch: Floats, roofline: Roofline | None) -> Floats:
+    """Batches without the prefill tokens that ride free, so that the others are costs of a line."""
+    if roofline is None:
+        return batch
+    free = np.zeros_like(batch)
+    free[:, 1] = roofline.more_us(batch[:, 1], batch[:, 2], 1.0)
+    return np.asarray(batch + free, np.float64)
+
+
+def _roofline_of(batch: Floats, cycle_us: Floats) -> Roofline | None:
+    """The roofline that single steps show, None where a line is as good."""
+    modelled_us = batch @ fit_steps(batch, cycle_us)
+    weight = ~_held_up(cycle_us, modelled_us) / np.maximum(modelled_us, 1.0)
+    blocks = np.arange(len(cycle_us)) // _BLOCK_STEPS
+    best, most, before = None, 0.0, weight * (modelled_us - cycle_us) ** 2
+    for knee in _KNEES:
+        roofline = replace(BELIEVED, knee_tokens=knee)
+        shown = _shown(batch, roofline)
+        costs = fit_steps(shown, cycle_us)
+        if knee * costs[1] > MOST_READING * costs[0]:
+            continue  # reading the weights would take longer than an empty step
+        gain = np.bincount(blocks, before - weight * (shown @ costs - cycle_us) ** 2)
+        if gain.sum() > max(most, _CLEARLY * float(gain.std()) * len(gain) ** 0.5):
+            best, most = roofline, float(gain.sum())
+    return best
 
 
 def _held_up(cycle_us: Floats, modelled_us: Floats) -> Bools:

@@ -98,11 +98,12 @@ _COLD_WINDOW = 10  # requests
 
 @dataclass(frozen=True)
 class CycleEvidence:
-    """Step cycles: ``batch`` float64[rows, 4], ``cycle_us`` float64[rows] as ``CycleRows``; ``stratum`` int64[rows]."""
+    """Step cycles: ``batch``, ``cycle_us`` and ``mixed_share`` as ``CycleRows``; ``stratum`` int64[rows]."""
 
     batch: Floats
     cycle_us: Floats
     stratum: Int64s
+    mixed_share: Floats
 
     @property
     def decodes(self) -> Floats:
@@ -111,7 +112,7 @@ class CycleEvidence:
 
     def residuals(self, form: StepForm, vector: Floats, measured: Lifecycle) -> Floats:
         """float64[rows]: fitted over observed less one, in units of ``SCALE``."""
-        return (form.design(self.batch) @ vector / self.cycle_us - 1) / SCALE["cycle"]
+        return (form.cycle_us(self.batch, self.mixed_share, vector) / self.cycle_us - 1) / SCALE["cycle"]
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEv
         recording.requests["stage"].fill_null(-1).to_numpy(),
     )
     latest = np.maximum(np.searchsorted(arrival_us, rows.start_us, side="right") - 1, 0)
-    return CycleEvidence(rows.batch, rows.cycle_us, stage[latest].astype(np.int64))
+    return CycleEvidence(rows.batch, rows.cycle_us, stage[latest].astype(np.int64), rows.mixed_share)
 
 
 def latency_evidence(recording: Recording, window: tuple[float, float]) -> LatencyEvidence | None:
@@ -304,6 +305,18 @@ def rows_from_levels(recordings: Sequence[Recording]) -> CycleRows:
     chunks = np.array([math.ceil(v.prompt_tokens / v.plan.engine.max_num_batched_tokens) for v in levels])
     mixed_share = np.minimum(chunks * [level.begun for level in levels], 1.0)
     return CycleRows(batch, cycle_us, context_known=True, mixed_share=mixed_share)
+
+
+def row_of_first_token(recordings: Sequence[Recording]) -> CycleRows:
+    """The step of a prefill, by the mean TTFT of the level with the fewest requests, where it waits for few others.
+
+    In the mean steps of levels of one shape prefills, decodes and context are in proportion: this tells them apart.
+    """
+    level = min((load_level(recording, "recorded") for recording in recordings), key=lambda level: level.batch[2])
+    chunks = math.ceil(level.prompt_tokens / level.plan.engine.max_num_batched_tokens)
+    batch = level.batch[None].copy()
+    batch[0, 1] = level.prompt_tokens / chunks
+    return CycleRows(batch, np.array([level.numbers["ttft"]["mean"] / chunks]), True, mixed_share=np.ones(1))
 
 
 def _judged(requests: Rows, window: tuple[float, float]) -> Bools:

@@ -14,7 +14,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ReleaseError, ValidateError
-from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel, Roofline
 from blis_replay.blis.releases.fit import CoefficientFit, Status
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording
@@ -28,6 +28,7 @@ from blis_replay.validate.fit.evidence import (
     is_load_level,
     latency_evidence,
     level_evidence,
+    row_of_first_token,
     rows_from_levels,
 )
 from blis_replay.validate.fit.linear import Prior
@@ -46,7 +47,16 @@ from blis_replay.validate.fit.minimise import (
     scales_of,
     variance_inflation,
 )
-from blis_replay.validate.fit.step_form import CONTEXT, DECODE, FIRST_TOKEN, INTERCEPT, PRE_QUEUE, PREFILL, StepForm
+from blis_replay.validate.fit.step_form import (
+    CONTEXT,
+    DECODE,
+    FEWEST_KNEE_TOKENS,
+    FIRST_TOKEN,
+    INTERCEPT,
+    PRE_QUEUE,
+    PREFILL,
+    StepForm,
+)
 from blis_replay.validate.metrics.resampling import RESAMPLES, resampled, row_blocks, spread
 
 # Variance inflation from which the other coefficients stand in for one: 100 if they explain 99 % of its column.
@@ -56,6 +66,8 @@ ALIKE_FROM = 100.0
 _BENDS: tuple[tuple[int, ...], ...] = ((16,), (32,), (64,), (32, 64))
 # Standard errors by which a bend must do better than a line; one of four is better by one standard error by chance.
 _CLEARLY = 2.0
+# By how much a prompt token may cost more than a prior of this model and GPU says.
+_MOST_OF_PRIOR = 2.0
 # Least share of the windows on either side of a bend.
 _BEND_SHARE = 0.1
 
@@ -160,6 +172,12 @@ class Start:
 
     def for_form(self, form: StepForm) -> Start:
         """The start for a form: what decodes and their context cost together can bend with the decodes only."""
+        if form.experts:
+            # Half of what steps cost is reading experts, until a search knows better.
+            vector = form.vector(self.vector)
+            vector[[INTERCEPT, DECODE]] /= 2
+            vector[-1] = vector[INTERCEPT] / form.experts
+            return replace(self, vector=vector)
         if not form.bends or DECODE not in self.alike or CONTEXT in self.alike:
             return self
         vector = self.vector.copy()
@@ -177,7 +195,8 @@ def line_start(
     # latencies tell apart would be held.
     if gathered.latencies and sum(len(part.cycle_us) for part in rows) <= COEFFICIENTS:
         single, levels = [r for r in recordings if not is_load_level(r)], [r for r in recordings if is_load_level(r)]
-        rows = [rows_from_latencies(r, window) for r in single] + ([rows_from_levels(levels)] if levels else [])
+        rows = [rows_from_latencies(r, window) for r in single]
+        rows += [rows_from_levels(levels), row_of_first_token(levels)] if levels else []
     line = fit_line(rows)
     intercept, prefill, decode, context = map(float, agreed(line, np.maximum(line, _LEAST_COST_US)))
     batch = np.vstack([part.batch for part in rows])
@@ -269,8 +288,8 @@ def _held_from_the_start(
         # The start has already given the context its prior, or all that decodes cost to the context.
         vector[i] = priors[i].value if i == PREFILL else vector[i]
     if DECODE in start.alike:
-        vector[DECODE:] = 0.0 if CONTEXT not in start.alike else priors[DECODE].value
-        held |= dict.fromkeys(range(DECODE, len(form.names)), held[DECODE])
+        vector[DECODE : DECODE + 1 + len(form.bends)] = 0.0 if CONTEXT not in start.alike else priors[DECODE].value
+        held |= dict.fromkeys(range(DECODE, DECODE + 1 + len(form.bends)), held[DECODE])
     return held, vector
 
 
@@ -310,8 +329,13 @@ def choose_form(
     priors: Priors,
     measured: dict[str, CoefficientFit],
     seed: int,
-) -> Fitted:
-    """The line, or a bent form that does better on later windows by more than two standard errors."""
+    rooflines: Sequence[Roofline],
+) -> tuple[Fitted, tuple[Fitted, ...]]:
+    """The form to use, and those that later windows do not tell from it.
+
+    A bent form has to do better than the line by more than two standard errors, a roofline better at all: it is how a
+    GPU works, and has no coefficient more.  Of less than two standard errors the other form is kept beside it.
+    """
     best, delays = line, lifecycle_of(measured)
     of_line = _level(later, line, delays)
     scales = scales_of(of_line, later.kinds(), len(line.form.names))
@@ -324,10 +348,43 @@ def choose_form(
         if bent.held.keys() & range(len(line.form.names), len(form.names)):
             continue  # no step of the replay is beyond its bends
         new = losses(_level(later, bent, delays) / scales)
-        gain = np.asarray(np.bincount(later.groups(), cost - new), np.float64)
-        if gain.sum() > _CLEARLY * _standard_error(gain, later.strata(), seed):
+        if _gain(cost, new, later, seed) > _CLEARLY:
             best, cost = bent, new
-    return best
+    used, others = best, tuple[Fitted, ...]()
+    for roofline in rooflines:
+        physical = StepForm(roofline=roofline)
+        roofed = fit_form(gathered, physical, at_line.for_form(physical), priors, measured, seed)
+        if not is_possible(roofed, priors):
+            continue
+        # What it was fitted to judges as well as what came later: it has as many coefficients as the line.
+        gain = sum(_gain_of(used, roofed, part, delays, seed) for part in (gathered, later)) / math.sqrt(2)
+        # A second one has a coefficient more, for experts that nobody said there are.
+        if gain > (0.0 if roofline is rooflines[0] else _CLEARLY):
+            used, others = roofed, (used,) if gain <= _CLEARLY else ()
+        elif gain >= -_CLEARLY and roofline is rooflines[0]:
+            others = (roofed,)
+    return used, others
+
+
+def _gain_of(one: Fitted, other: Fitted, windows: Gathered, delays: Lifecycle, seed: int) -> float:
+    """By how many standard errors another form does better on windows."""
+    of_one = _level(windows, one, delays)
+    scales = scales_of(of_one, windows.kinds(), len(one.form.names))
+    return _gain(losses(of_one / scales), losses(_level(windows, other, delays) / scales), windows, seed)
+
+
+def is_possible(fitted: Fitted, priors: Priors) -> bool:
+    """Whether a GPU may have the roofline that came out: tokens that cost too much leave no time to read weights in."""
+    roofline, per_token_us = fitted.form.fitted_roofline(fitted.minimum.vector), fitted.minimum.vector[PREFILL]
+    if roofline is None or PREFILL in fitted.held or roofline.knee_tokens < FEWEST_KNEE_TOKENS:
+        return roofline is None
+    return bool(per_token_us <= _MOST_OF_PRIOR * priors[PREFILL].value or not priors[PREFILL].value)
+
+
+def _gain(before: Floats, after: Floats, later: Gathered, seed: int) -> float:
+    """What costs of rows fell by, in standard errors."""
+    gain = np.asarray(np.bincount(later.groups(), before - after), np.float64)
+    return float(gain.sum() / max(_standard_error(gain, later.strata(), seed), 1e-12))
 
 
 def _standard_error(of_window: Floats, stratum: Int64s, seed: int) -> float:

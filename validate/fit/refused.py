@@ -87,9 +87,8 @@ class Implausible:
 
 _IMPLAUSIBLE = {
     "pre_queue": (
-        "a pre-queue delay of {value_us:,.0f} us, at least {bound_us:,.0f}, is more than the {beyond_us:,.0f} us that "
-        "tokenising takes: it is a queue, or the first event is not the first token (a reasoning model, a buffering "
-        "proxy)"
+        "a pre-queue delay of {value_us:,.0f} us (at least {bound_us:,.0f}) is a queue, or the first event is not the "
+        "first token (a reasoning model, a buffering proxy); tokenising takes less than {beyond_us:,.0f} us"
     ),
     "per_prefill_token": (
         "{value_us:.3g} us per prompt token (at most {bound_us:.3g}) is less than its arithmetic takes on any such GPU "
@@ -109,8 +108,8 @@ def implausible(record: FitRecord, recordings: Sequence[Recording]) -> list[Impl
     found = []
     if (delay := fitted.get("pre_queue")) is not None and delay.low_us > _LONG_PRE_QUEUE_US:
         refused = delay.low_us > _LONGEST_PRE_QUEUE_US
-        beyond_us = _LONGEST_PRE_QUEUE_US if refused else _LONG_PRE_QUEUE_US
-        found.append(Implausible("pre_queue", delay.value_us, delay.low_us, beyond_us, refused))
+        most_us = _LONGEST_PRE_QUEUE_US if refused else _LONG_PRE_QUEUE_US
+        found.append(Implausible("pre_queue", delay.value_us, delay.low_us, most_us, refused))
     for name, least_us in (("per_prefill_token", _least_prompt_token_us), ("intercept", _least_step_us)):
         beyond_us = max((least_us(recording) for recording in recordings), default=0.0)
         if (fit := fitted.get(name)) is not None and fit.high_us < beyond_us:

@@ -1,4 +1,4 @@
-"""Forms of the step time that a search fits: a line in the tokens of a batch, and lines that bend with its decodes."""
+"""Forms of the step time that a search fits: a line in the tokens of a batch, lines that bend, and a roofline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
+from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel, Roofline
 
 # Places in the vector of a form, in us: costs of a step and its tokens, and delays around the engine.
 INTERCEPT, PREFILL, CONTEXT, PRE_QUEUE, FIRST_TOKEN, DECODE = range(6)
@@ -28,47 +28,103 @@ _PROBE_SHARES = {
 _PROBES_US = {"pre_queue": 300.0, "first_token_per_decode": 5.0}
 
 
+# Tokens that take as long to compute as the weights take to read, and the share of the shorter of both that the longer
+# one hides: steps of one prompt of 1 to 2,048 tokens in operator times of aiconfigurator-core 0.12.0 (vLLM 0.24, bf16)
+# have 330 to 400 tokens and 0.80 to 0.87, of 8B and 32B models on H100, L40S and B200, with errors of at most 10 %.
+_KNEE_TOKENS, _OVERLAP = 350.0, 0.8
+BELIEVED = Roofline(_KNEE_TOKENS, _OVERLAP)
+# Experts of a mixture that is not known, and how many a token chooses: gpt-oss-120b has 4 of 128, DeepSeek-V3 8 of 256.
+# Only the share matters, as the time for each is fitted.
+SOME_EXPERTS, SOME_PER_TOKEN = 128, 4
+# Most of an empty step that is reading weights: the rest is launching kernels, sampling and the host.
+MOST_READING = 0.9
+# Fewest tokens that any GPU computes while it reads the weights: datasheets of A30 to B300 have 150 to 300, in 16 bits.
+FEWEST_KNEE_TOKENS = 50.0
+
+
 @dataclass(frozen=True)
 class StepForm:
-    """A step time linear in prefill, context and decode tokens, the last with bends.
+    """A step time linear in prefill, context and decode tokens, the last with bends, or with what a roofline hides.
 
-    ``bends``: decode batch sizes, ascending, at which the cost of one more decode may change; none
-    for a line.  A vector of coefficients is float64[6 + bends], us: ``names`` in their order.
+    ``bends``: decode batch sizes, ascending, at which the cost of one more decode may change; none for a line.
+    ``roofline``: what is believed of it; without bends.  A vector of coefficients is float64[6 + bends], us, with one
+    more for experts: ``names`` in their order.
     """
 
     bends: tuple[int, ...] = ()
+    roofline: Roofline | None = None
 
     @property
     def name(self) -> str:
-        """``line``, or ``bent at 32 and 64 decodes``."""
+        """``line``, ``bent at 32 and 64 decodes``, ``roofline`` or ``roofline with 8 experts``."""
+        if self.roofline is not None:
+            return f"roofline with {self.roofline.experts} experts" if self.experts else "roofline"
         return f"bent at {' and '.join(map(str, self.bends))} decodes" if self.bends else "line"
+
+    @property
+    def experts(self) -> int:
+        """How many there are of which each is read when a token touches it."""
+        return 0 if self.roofline is None else self.roofline.experts
 
     @property
     def names(self) -> tuple[str, ...]:
         """The coefficients, in the order of the vector."""
-        return (*_LINE, *(f"per_decode_token_above_{bend}" for bend in self.bends))
+        above = tuple(f"per_decode_token_above_{bend}" for bend in self.bends)
+        return (*_LINE, *above, *(("per_expert",) if self.experts else ()))
 
     def probe_us(self, intercept_us: float) -> Floats:
         """float64[coefficients]: a change of each that a simulated run can show."""
         costs = {name: intercept_us * share for name, share in _PROBE_SHARES.items()}
-        return self.vector(np.array([(costs | _PROBES_US)[name] for name in _LINE]))
+        probe = self.vector(np.array([(costs | _PROBES_US)[name] for name in _LINE]))
+        if self.experts:
+            probe[-1] = costs["intercept"] / self.experts
+        return probe
+
+    def cycle_us(self, batch: Floats, mixed_share: Floats, vector: Floats) -> Floats:
+        """float64[rows]: mean cycles of mean batches, of whose steps a share has all the prefill."""
+        us = self.design(batch) @ vector
+        if (roofline := self.fitted_roofline(vector)) is None:
+            return np.asarray(us, np.float64)
+        share, decodes = np.clip(mixed_share, 1e-9, 1.0), batch[:, 2]
+        mixed_us, plain_us = (
+            roofline.more_us(prefill, decodes, float(vector[PREFILL]))
+            for prefill in (batch[:, 1] / share, np.zeros(len(batch)))
+        )
+        return np.asarray(us + share * mixed_us + (1 - share) * plain_us, np.float64)
+
+    def fitted_roofline(self, vector: Floats) -> Roofline | None:
+        """What is believed of it, but reading never takes longer than an empty step."""
+        if self.roofline is None:
+            return None
+        per_expert_ns = round(1000 * float(vector[-1])) if self.experts else 0
+        knee = MOST_READING * float(vector[INTERCEPT]) / max(float(vector[PREFILL]), 1e-9)
+        return replace(
+            self.roofline,
+            knee_tokens=round(min(self.roofline.knee_tokens, knee), 1),
+            per_expert_ns=per_expert_ns,
+        )
 
     def design(self, batch: Floats) -> Floats:
         """float64[rows, coefficients] for ``batch`` of float64[rows, 4]: 1, prefill, decode, context tokens."""
         none = np.zeros(len(batch))
         edges = (0.0, *map(float, self.bends), np.inf)
         decodes = [np.clip(batch[:, 2] - low, 0, high - low) for low, high in pairwise(edges)]
-        return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], none, none, *decodes])
+        experts = [none] if self.experts else []
+        return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], none, none, *decodes, *experts])
 
     def vector(self, coefficients: Floats) -> Floats:
         """The vector of this form that a line's vector (or one of this form) stands for."""
-        return np.array([*coefficients, *([coefficients[DECODE]] * (len(self.names) - len(coefficients)))])
+        more = 0.0 if self.experts else float(coefficients[DECODE])
+        return np.array([*coefficients, *([more] * (len(self.names) - len(coefficients)))])
 
     def latency(self, vector: Floats) -> Latency:
-        """The latency model of a vector: ``blackbox`` for a line, else regimes by decode batch size."""
+        """The latency model of a vector: a line or a roofline, else regimes by decode batch size."""
         if not self.bends:
             ns = [round(float(value) * 1000) for value in vector]
-            return LatencyModel("blackbox", ns[INTERCEPT], ns[PREFILL], ns[DECODE], ns[CONTEXT])
+            costs = (ns[INTERCEPT], ns[PREFILL], ns[DECODE], ns[CONTEXT])
+            if (roofline := self.fitted_roofline(vector)) is not None:
+                return LatencyModel("roofline", *costs, roofline=roofline)
+            return LatencyModel("blackbox", *costs)
         regimes, base_us, low = [], float(vector[INTERCEPT]), 0
         for i, slope_us in enumerate(map(float, vector[DECODE:])):
             bend = self.bends[i] if i < len(self.bends) else None
