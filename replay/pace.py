@@ -100,7 +100,8 @@ def _by_steps(recording: Recording, trace: RequestTrace, engine: EngineConfig, e
     steps = forced_steps(trace, engine, entry.lifecycle, cycles, entry.latency)
     _, part = np.unique(np.searchsorted(cycles.from_us, steps.start_us, side="right"), return_inverse=True)
     recorded_us, modelled_us, count = (
-        np.bincount(part, column) for column in (steps.observed_us, steps.modelled_us, np.ones(len(part)))
+        np.bincount(part, column).astype(np.float64)
+        for column in (steps.observed_us, steps.modelled_us, np.ones(len(part)))
     )
     usual_us = np.median(recorded_us / modelled_us) * modelled_us
     kept = (recorded_us <= _HELD_UP * usual_us) & (recorded_us - usual_us <= STALL_US * count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, isfinite
+from math import exp, inf, isfinite
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import compare_replay, with_draws
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
 from blis_replay.validate.comparison.pages import comparison_answer
+from blis_replay.validate.comparison.spread import prediction_interval
 from blis_replay.validate.comparison.text import first_screen
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.judgement import held
@@ -131,3 +132,10 @@ def test_the_interval_holds_the_error_on_recorded_requests(real_store: Store, da
             assert error is not None
             held[metric] += estimate is None or estimate.low <= error <= estimate.high
     assert all(count >= 11 for count in held.values()), held
+
+
+def test_a_prediction_is_as_wide_as_its_draws() -> None:
+    """Two draws, e^0.1 above and below: Student's t of two degrees, 4.3027, times 0.1; then 10 % beyond the fit."""
+    drawn = [100 * exp(0.1), 100 * exp(-0.1)]
+    assert prediction_interval(100.0, drawn, 0.1, 0.0) == pytest.approx((90 * exp(-0.43027), 110 * exp(0.43027)), 1e-4)
+    assert prediction_interval(100.0, [], 0.1, 0.05) is None
