@@ -64,6 +64,7 @@ _DISTINCT_US = 1_000_000  # between time spans: clocks of two hosts
 # (synthetic servers, the H100 runs); it has more only if its clock is off.
 _MORE_IN_ENGINE, _LESS_IN_ENGINE = 1.05, 0.9
 _NO_DEPTH = 0.01  # requests; fewer on average are none
+_ON_THE_WAY = 0.5  # requests outside of the engine, of any load: of three tokens each, 0.4 of 1.9 are
 _FEWEST_IN_FLIGHT = 30  # steps and requests, from which their means are compared
 _NEARLY_ALL = 0.9  # share of the requests whose journeys are known, from which these say how many are in the engine
 _NOISE = 4.5  # standard errors of a random draw of steps
@@ -554,7 +555,8 @@ def _in_flight(recording: Recording, window: Window) -> tuple[Entry, Entry] | No
     if within.height >= _NEARLY_ALL * requests.height:
         least = min(_mean_open(within["queued_us"], within["finished_us"], at_us), in_flight)
     depth = float((steps["running_depth"] + steps["waiting_depth"].fill_null(0)).mean() or 0)  # type: ignore[arg-type]
-    of_steps = Entry(IN_FLIGHT, STEP_RECORDS, depth, depth / _MORE_IN_ENGINE, depth / _LESS_IN_ENGINE, covers)
+    most = depth / _LESS_IN_ENGINE + _ON_THE_WAY
+    of_steps = Entry(IN_FLIGHT, STEP_RECORDS, depth, depth / _MORE_IN_ENGINE, most, covers)
     return Entry(IN_FLIGHT, CLIENT, in_flight, least, in_flight, covers), of_steps
 
 

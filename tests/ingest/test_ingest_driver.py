@@ -201,7 +201,7 @@ def test_cycles_by_stage_are_the_published_ones(
     with open_store(ingested, read_only=True) as store:
         slug = resolve(list_experiments(store), name)
         in_flight = [entry.value for entry in entries(read_stored(store, slug)) if entry.quantity == IN_FLIGHT]
-    assert in_flight[1] / in_flight[0] == pytest.approx(0.985, abs=0.01)
+    assert 0.975 < in_flight[1] / in_flight[0] < 1  # at the starts of steps, of the stage that is furthest off
     for stage, (mean_cycle_us, duration_us, gap_us) in enumerate(published):
         cycle = findings_of(ingested, slug, "step_cycle")[stage].measured
         assert cycle["stage"] == stage
