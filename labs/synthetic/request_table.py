@@ -214,7 +214,9 @@ class _Builder:
 
     def block_keys(self, order: Int64s) -> BlockKeys:
         """Identities as keys: a key stands for a block and all before it, so equal keys are equal tokens so far."""
-        tree = tree_of_blocks(str(self.path), self.block_size, np.array(self.key_count), np.array(self.keys, np.int64))
+        small: dict[int, int] = {}  # identities may be hashes of any length
+        keys = np.array([small.setdefault(key, len(small)) for key in self.keys], np.int64)
+        tree = tree_of_blocks(str(self.path), self.block_size, np.array(self.key_count, np.int64), keys)
         chained = recorded_block_keys(tree, len(self.key_count), self.block_size)
         return replace(chained, start=chained.start[order], count=chained.count[order])
 
