@@ -103,10 +103,14 @@ def _hypothesis(replayed: Replayed, stalls: Stalls, delayed: Bools, basis: str) 
     requests = counted(int(delayed.sum()), "request")
     why = f"the server stood still for {still_s:.1f} s{several} {when}, which delays {requests}"
     window = _window(arrival_us, delayed)
+    # Without stamps of the server a client's clock that is set forward looks alike, if nothing was sent meanwhile.
+    sent = np.searchsorted(arrival_us, [stalls.at_us + 1, stalls.at_us + stalls.longer_us])
+    only_client = replayed.recording.steps.is_empty() and replayed.recording.lifecycles.is_empty()
+    also = ("client clock",) if only_client and (sent[0] == sent[1]).all() else ()
     remedy, command = "record a run in which the server does not stand still", ""
     if window:
         remedy, command = "leave these requests out", replayed.within(window)
-    return Hypothesis(name, why, remedy, basis, less=why, stalls=stalls, command=command)
+    return Hypothesis(name, why, remedy, basis, less=why, stalls=stalls, command=command, also=also)
 
 
 def _window(arrival_us: Int64s, delayed: Bools) -> str:
