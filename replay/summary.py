@@ -99,7 +99,7 @@ def _sends(burstiness: float, count: int, random: np.random.Generator) -> Floats
     if burstiness == 1:
         return np.sort(random.random(count))
     times = np.cumsum(random.gamma(burstiness, size=count + 1))
-    return times[:-1] / times[-1]
+    return np.asarray(times[:-1] / times[-1], np.float64)
 
 
 def _room(recording: Recording, prompt_tokens: float, width: float) -> float:
