@@ -122,7 +122,7 @@ def sliced(recording: Recording, mine: Bools, files: NDArray[np.str_], *, with_r
         recorder=log_of_steps,
         stages=tuple(_stages(recording.stages, requests, mine)),
         aggregates=_counters(recording.aggregates, with_report),
-        prefix_hit_rate=rate if rate == 0 else None,  # of all requests together; none of all is none of these
+        prefix_hit_rate=rate if rate == 0 else None,  # it covers all requests; 0 of all is 0 of these
         missing=(*recording.missing, *remarks),
         findings=(*recording.findings, *_others(Counter(names[beside]), int(mine.sum()))),
     )

@@ -179,7 +179,7 @@ def read_results(path: Path, lengths: Int64s) -> BlisResults:
     """
     count = len(lengths)
     try:
-        content = left_by(path, _LARGEST_BYTES_PER_REQUEST * (count + 100))  # what is cut off is no JSON
+        content = left_by(path, _LARGEST_BYTES_PER_REQUEST * (count + 100))  # a cut file is not valid JSON
         if content is None:
             raise ReplayError("BLIS ended without an error but wrote no results; use a build that has `replay`")
         results = msgspec.json.decode(content, type=list[_Result], strict=False)  # some times are written as 123.0

@@ -25,7 +25,7 @@ _KINDS_OF_CACHE = re.compile(
     r"gpt-oss|gemma-?(2|3|4)|llama-4|qwen3-next|qwen3\.5|nemotron-h|jamba|falcon-h1|granite-4\.0-h|bamba|zamba2|command-a"
     r"|command-r7b|minimax-(text-01|m1)|kimi-linear|ministral-8b|olmo-3|exaone-4|mimo-v2-flash"
 )
-# Groups of a model of which only is known that it has several; Gemma 3 with five windows per full layer has the most.
+# Groups of a model with an unknown number; more than Gemma 3 has, with five windows per full layer.
 MOST_KINDS_OF_CACHE = 8
 # Engine arguments that change a schedule and that not every simulator has: the value at which they do nothing, and what
 # is done instead.

@@ -21,10 +21,10 @@ from blis_replay.replay.observed import observed_cycles
 _HELD_UP = 10.0
 # Parts of a run: of fewer no interval is made.
 _FEWEST = 20
-# Server and engine may count this share of steps differently before their batches are no longer the same.
+# If the numbers of steps of server and engine differ by more than this share, their batches differ.
 _SAME_STEPS = 0.05
-# Longer steps also serve more requests each, so a try goes this power of the way; with so many tries what is left is
-# below 1 % of the way, whether decode times grow by the pace or by its square.
+# Longer steps also serve more requests each, so a try goes this power of the way.  After six tries less than 1 % of the
+# way is left, whether decode times grow by the pace or by its square.
 _DAMPED, _TRIES = 0.65, 6
 
 

@@ -246,7 +246,7 @@ def roofline_us(int_params: Int64s, float_params: Floats, batch: Batch) -> int:
 
 @compiled
 def touched_us(float_params: Floats, tokens: int) -> float:
-    """us to read the experts that so many tokens touch."""
+    """us to read the experts that ``tokens`` tokens touch."""
     return -float_params[3] * math.expm1(tokens * float_params[4]) if tokens > 0 else 0.0
 
 

@@ -125,7 +125,7 @@ class Roofline:
 
     @staticmethod
     def _products(tokens: Floats, params: Floats) -> tuple[Floats, Floats]:
-        """us: to read the experts that so many tokens touch, and what is hidden."""
+        """us: to read the experts that ``tokens`` tokens touch, and what is hidden."""
         per_token_us, reading_us, shown, experts_us, log_missed = params
         experts = experts_us * -np.expm1(log_missed * tokens) if experts_us else np.zeros(len(tokens))
         reading, computing = reading_us + experts, per_token_us * tokens

@@ -27,8 +27,8 @@ class StepRange:
     """Smallest and largest of the steps that coefficients were fitted on.
 
     ``decodes``: decode tokens, of steps that have some; ``context_tokens``: KV tokens that a mean decode attends to;
-    ``prefill_tokens``: of steps that have some.  (0, 0) where there were none.  ``mixes``: what share of the steps had
-    so many prefill tokens with so many decodes, both from a power of two up to the next; none in older releases.
+    ``prefill_tokens``: of steps that have some.  (0, 0) where there were none.  ``mixes``: prefill tokens, decodes
+    and the share of the steps with such a mix, counted by powers of two; empty in older releases.
     """
 
     decodes: Bounds
@@ -69,7 +69,7 @@ def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
     return StepRange(**bounds, mixes=tuple(mixes))
 
 
-_POWERS = 64  # of two, of which no step has as many tokens
+_POWERS = 64  # of two; no step has 2**64 tokens
 
 
 def _mix(steps: np.ndarray) -> Int64s:

@@ -63,8 +63,8 @@ _DISTINCT_US = 1_000_000  # between time spans: clocks of two hosts
 # A request is in flight before the engine has it, and after.  The engine of a sound recording has 0 to 8 % less
 # (synthetic servers, the H100 runs); it has more only if its clock is off.
 _MORE_IN_ENGINE, _LESS_IN_ENGINE = 1.05, 0.9
-_NO_DEPTH = 0.01  # requests; fewer on average are none
-_ON_THE_WAY = 0.5  # requests outside of the engine, of any load: of three tokens each, 0.4 of 1.9 are
+_NO_DEPTH = 0.01  # requests; a lower mean counts as zero
+_ON_THE_WAY = 0.5  # requests on their way; seen: 0.4 of 1.9 where each has three tokens
 _FEWEST_IN_FLIGHT = 30  # steps and requests, from which their means are compared
 _NEARLY_ALL = 0.9  # share of the requests whose journeys are known, from which these say how many are in the engine
 _NOISE = 4.5  # standard errors of a random draw of steps

@@ -369,7 +369,7 @@ def _named(path: Path, name: str, columns: str) -> RecordedFile:
 def _recordings_in(root: Path, columns: str) -> list[Path]:
     """The subdirectories that are recordings: configured ones, and those with a load generator's result each.
 
-    None if the root has a result itself; a table beside several recordings is none.  A server's files, or spans, in a
+    None if the root has a result itself; a table beside several recordings does not count.  Server files in a
     subdirectory of their own are of the run whose result lies beside it.
     Raises :class:`RecordingError` where such files could belong to any of several results.
     """

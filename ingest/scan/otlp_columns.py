@@ -6,7 +6,7 @@ steps, requests and journeys is worked out on whole frames.  The rules that ever
 * A span of a scope in :data:`SCOPES` is decoded in full.  Of any other span only its place,
   ``scope`` and ``name`` are filled.
 * Ids are lower-case hex (:func:`with_plain_ids`).  A time of 0, an empty id and an empty status
-  message are null, as protobuf cannot tell them from absent ones; ``dropped_events`` is then 0.
+  message are null, as protobuf cannot tell them from absent ones.  ``dropped_events`` is then 0.
 * Events of other names than :data:`EVENTS` are counted in ``other_events`` of their span; attributes
   of other names are ignored.  Of an attribute given twice the last one holds.
 * An integer column takes ``intValue`` (number or decimal string, 64 bits exact) and a

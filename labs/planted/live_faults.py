@@ -171,7 +171,7 @@ def bench(**said: Any) -> Cause:
 
 
 def _in(load: str, cause: Cause, right: str, depth: Depth = "full", *, decidable: bool = True) -> Fault:
-    """``right``: instrument checks and components, any of which is a right answer."""
+    """``right``: instrument checks and components; any of them is a right answer."""
     names, checks = right.split(" | "), check_names()
     answer = replace(
         cause,

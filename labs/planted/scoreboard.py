@@ -282,7 +282,7 @@ def control(load: str, depth: Depth, seed: int) -> ControlRow:
 
 
 def _control(load: str, depth: Depth, seed: int, case: Case) -> ControlRow:
-    """Of a real server (``token_gaps``: None) only a wrong input is an alarm: its steps and delays are no engine's.
+    """Of a real server (``token_gaps``: None) only a wrong input is an alarm: its steps and delays vary by themselves.
 
     Where it stood still, that is named, and what a simulator lacks of it is an error.
     """

@@ -173,7 +173,7 @@ TABLES = {
     ("coefficients", "list"): 7,
     # 4 models of 13 fields and more each
     ("coefficients", "show", "stepml-direct"): None,
-    ("inspect", "--checks"): 17,
+    ("inspect", "--checks"): 15,
     ("inspect", "--experiment", "34b-general"): None,
     # severity and message of the finding, its measured values, and a table of published ITLs
     ("inspect", "--experiment", "34b-general", "--check", "token_events"): None,

@@ -19,6 +19,7 @@ SAID = {
     "labs/verification/cli.py": "over independent replications",
     "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
     "validate/comparison/verdict_text.py": "another recording of the same load",
+    "validate/what_if.py": "of the coefficients and of steps beyond the fit",
     "validate/gating/reports.py": "of both errors on the same requests",
     "validate/report/latency_charts.py": "for another recording of the same load",
     "validate/report/page.py": "what another recording would show",

@@ -67,7 +67,7 @@ class Side:
 
 
 def recording_side(recording: Recording, token_gaps: Gaps | None, name: str = "recording") -> Side:
-    """A recording; ``token_gaps``: as of ``Side``."""
+    """A recording; ``token_gaps``: see ``Side``."""
     requests = observed_requests(recording)
     return Side(name, recording, requests if requests.any() else None, token_gaps)
 

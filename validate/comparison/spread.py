@@ -191,7 +191,7 @@ def prediction_interval(
 ) -> tuple[float, float] | None:
     """The 95 % interval of a simulated number by what the draws of the coefficients made of it; None without draws.
 
-    ``unsure``: as of ``unsure_of``; ``missed``: as of ``missed_by``.  Latencies near a limit of the server answer to
+    ``unsure``: see ``unsure_of``; ``missed``: see ``missed_by``.  Latencies near a limit of the server answer to
     the logarithm of a cost.
     """
     known = np.array([one for one in drawn if one > 0])
@@ -283,7 +283,7 @@ _UNDER_DISPERSION, _RULE_ERROR = 2.0, 0.004
 def drawn_estimates(draws: Draws, unsure: float) -> dict[MetricStatistic, Estimate]:
     """The error on the requests as they were sent, from those on their reconstructions.
 
-    ``unsure``: as of ``unsure_of``.
+    ``unsure``: see ``unsure_of``.
     """
     estimates = {}
     for cell, errors in draws.errors.items():

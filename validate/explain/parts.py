@@ -137,7 +137,7 @@ def _delays(replayed: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:
 def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | None:
     """Step time and delays where only the client recorded anything; None if it is not so, or they explain nothing.
 
-    ``server``: the replay with all else put right.  ``proved``: as of ``parts_of``.
+    ``server``: the replay with all else put right.  ``proved``: see ``parts_of``.
     """
     recording, mode, trial = server.recording, server.mode, server.trial
     replaced = any(getattr(mode, part.key) != "modelled" for part in PARTS)

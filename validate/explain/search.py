@@ -150,7 +150,7 @@ def _ranked(scored: Sequence[_Scored], most: float, before: float, *, beside_a_f
 
 
 def _or_more(ranked: list[_Scored]) -> Hypothesis:
-    """The best; a limit of which larger ones change nothing, as the load never reaches it, is that or more."""
+    """The best; a limit that the load never reaches is given as that or more."""
     best = ranked[0]
     name = next((one for one in best.hypothesis.engine if one in _LIMITS), "")
     alike = {

@@ -261,7 +261,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     others: tuple[Fitted, ...] = ()
     if chosen_until > fitted_until:
         later = _gathered(recordings, (fitted_until, chosen_until), options, needed=False).with_scheduling(asynchronous)
-        # Load levels have no later windows: there the forms are told apart by what they leave.
+        # Load levels have no later windows: there the forms are compared by what they leave.
         judges = later if later.parts else gathered
         fitted, others = choose_form(
             gathered, judges, fitted, start, priors, measured, options.seed, believed_rooflines(recordings[0])
@@ -316,8 +316,8 @@ def believed_rooflines(recording: Recording) -> tuple[Roofline, ...]:
     return (replace(BELIEVED, experts=architecture.experts, experts_per_token=architecture.experts_per_token),)
 
 
-# How far the form that was not used is believed where the recordings do not tell it from the other: outside of what was
-# fitted on both are guesses, but reading and computing at one time is how GPUs work.
+# Weight of the form that was not used, if the recordings fit both.  Beyond the fit both are guesses, but a GPU reads
+# and computes at one time.
 _OTHER_BELIEVED = 0.25
 
 

@@ -63,7 +63,7 @@ class StepForm:
 
     @property
     def experts(self) -> int:
-        """How many there are of which each is read when a token touches it."""
+        """Number of experts; each is read when a token touches it."""
         return 0 if self.roofline is None else self.roofline.experts
 
     @property

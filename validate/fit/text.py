@@ -100,6 +100,7 @@ def _document(fit: ModelFit) -> dict[str, Any]:
         "missed": list(fit.missed),
         "remarks": list(fit.remarks),
         **asdict(fit.record),
+        "other_forms": [{"form": other.form, "weight": other.weight} for other in fit.record.other_forms],
         "scores": [_score_json(score) for score in fit.record.scores],
         "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
         "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,

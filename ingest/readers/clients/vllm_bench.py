@@ -85,8 +85,8 @@ class _Run:
 
     The column ``itls`` has, per request, the place of its gaps in the flat file and their number.
     ``held_back``: requests that the client itself delayed; ``longest_s``: the longest such delay.
-    ``placed``: how start times were rebuilt, empty where they are recorded, and ``e2es_s`` with them where there are no
-    gaps; ``unplaced``: why there are none.
+    ``placed``: how start times were rebuilt; empty if they are recorded.  ``e2es_s``: rebuilt with them if the file
+    lacks gaps.  ``unplaced``: why requests could not be placed.
     """
 
     scalars: dict[str, Any] = field(default_factory=dict)
