@@ -1,16 +1,17 @@
-"""Uncached prompt tokens, without a simulated cache: a hit is a number of tokens."""
+"""Uncached prompt tokens where block identities are unknown: a hit enters a replay as a number of tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.checks.prefix_cache import uncached_error_tokens, uncached_prompt_tokens
-from blis_replay.ingest.recording import Recording
-from blis_replay.replay.prefix import prefix_identity, prompt_tokens
+from blis_replay.ingest.recording import Recording, SharedPrefix
+from blis_replay.replay.prefix import engine_block_keys, period_of, prompt_tokens, takes_turns
 
 _MIN_HIT_RATE = 0.03  # a smaller aggregate rate is decodes that an asynchronous server counts as prefill
 _STANDARD_ERRORS = 2.0  # above it, by which a hit rate of sampled steps is believed
@@ -27,19 +28,23 @@ class PrefixEstimate:
 def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> PrefixEstimate:
     """How many prompt tokens of each request no prefix cache held.
 
-    By the first of these that the recording supports.  The server's own count per request.  Identities of prompts
-    (``prefix_identity``) in a cache that never forgets.  The server's count of at least half of the requests.  An
-    aggregate hit rate, the same share for all.  Else the whole prompt.
+    By the first of these that the recording supports.  The server's own count per request.  Recorded prompt identities
+    in a cache that never forgets.  The cycle of a shared-prefix workload (see ``_shared_prefix``).  The server's count
+    of at least half of the requests.  An aggregate hit rate, the same share for all.  Else the whole prompt.
 
     ``prompts``: int64[n], prompt tokens in place of the recorded ones.
     """
-    prompts = prompt_tokens(recording) if prompts is None else prompts
+    recorded = prompt_tokens(recording)
+    prompts = recorded if prompts is None else prompts
     cached = recording.requests["cached_prompt_tokens"]
+    block = int(recording.engine["block_size"].value)
     if cached.null_count() == 0 and len(cached):
         return PrefixEstimate(np.maximum(prompts - cached.to_numpy(), 1), "cached prompt tokens as the server reported")
-    if (identity := prefix_identity(recording, prompts)) is not None:
-        keys, known_by = identity
-        return PrefixEstimate(prompts - cached_tokens(keys, prompts), f"found in an endless cache by {known_by}")
+    if recording.prefix is not None:
+        found = cached_tokens(engine_block_keys(recording.prefix, prompts, block), prompts)
+        return PrefixEstimate(prompts - found, f"found in an endless cache by {recording.prefix.source}")
+    if recording.shared_prefix and takes_turns(recorded.astype(float), period_of(recording.shared_prefix)):
+        return _shared_prefix(prompts, recording.shared_prefix, block)
     known = cached.is_not_null().to_numpy()
     if 2 * known.sum() >= len(known) > 0:
         hits = np.where(known, cached.fill_null(0).to_numpy(), prompts * (cached.sum() / prompts[known].sum()))
@@ -69,3 +74,27 @@ def cached_tokens(keys: BlockKeys, prompt_tokens: Int64s) -> Int64s:
         seen[row] = True
     cached: Int64s = np.minimum(found, np.maximum(prompt_tokens - 1, 0) // keys.block_size) * keys.block_size
     return cached
+
+
+def _shared_prefix(prompts: Int64s, workload: SharedPrefix, block: int) -> PrefixEstimate:
+    """Request i carries prompt i modulo the number of prompts (groups x prompts a group).
+
+    Its first round is cold: the first request of a group computes the whole prompt, the others all but the full
+    blocks of the group's system prompt.  Groups are not recorded, so this is the expectation over random membership.
+    Of the P - 1 other prompts, the i before it miss all G - 1 of its own group with probability
+    C(P - G, i) / C(P - 1, i).  Later rounds find all full blocks but the one with the last token, which is always
+    computed.
+    """
+    period = period_of(workload)
+    group = workload.num_prompts_per_group
+    prefill = prompts - block * ((prompts - 1) // block)
+    system = block * (workload.system_prompt_tokens // block)
+    for i in range(min(period, len(prompts))):
+        first_of_group = comb(period - group, i) / comb(period - 1, i)
+        shared = min(system, int(prompts[i]) - 1)
+        prefill[i] = max(round(int(prompts[i]) - shared * (1 - first_of_group)), 1)
+    basis = (
+        f"{period} prompts in turn ({workload.num_groups} groups of {group}), the first {period} requests cold, "
+        "group membership averaged"
+    )
+    return PrefixEstimate(prefill, basis)

@@ -195,4 +195,13 @@ def format_release(release: CoefficientRelease, columns: int = 110) -> str:
 
     Raises ``ReleaseError`` for observed step times, which belong to a recording.
     """
-    return yaml.safe_dump(document_of(release), sort_keys=False, allow_unicode=True, width=columns)
+
+    class Rows(yaml.SafeDumper):
+        """Numbers of a list stand in a row."""
+
+    def row(dumper: yaml.SafeDumper, items: list[object]) -> yaml.Node:
+        numbers = all(isinstance(item, int | float) for item in items)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=numbers)
+
+    Rows.add_representer(list, row)
+    return str(yaml.dump(document_of(release), Dumper=Rows, sort_keys=False, allow_unicode=True, width=columns))

@@ -96,6 +96,6 @@ def test_a_release_carries_the_range() -> None:
     entry = ModelEntry("m", 1, LatencyModel("blackbox", 1_000_000, 1, 1), Lifecycle(), fit=fit)
     text = format_release(CoefficientRelease("r", "valid", "s", "s", "h", "", (entry,), fitted_on=()))
     assert parse_release(text, "r").models[0].fit == fit
-    assert "- 10\n" in text
+    assert "decodes: [1, 10]\n" in text
     with pytest.raises(ReleaseError, match=r"fit\.steps\.decodes: does not ascend from 0 on"):
-        parse_release(text.replace("- 10\n", "- 0.5\n"), "r")
+        parse_release(text.replace("[1, 10]", "[1, 0.5]"), "r")

@@ -160,11 +160,15 @@ def test_larger_prefills_than_any_fitted_cost_what_the_prior_says(busy: Recordin
 
 @pytest.mark.heavy
 def test_intervals_hold_the_truth_and_do_not_depend_on_luck(busy: Recording) -> None:
-    """95 % bounds: around what was fitted, few per cent wide; the same seed gives the same release."""
+    """95 % bounds: around what was fitted, few per cent wide; the same seed gives the same release.
+
+    These recordings do not tell a line from a roofline, whose prompt tokens cost up to 11 us more beyond the knee.
+    """
     fit = fitted(busy, "latencies")
     for c in (c for c in fit.record.coefficients if c.status == "fitted"):
         assert c.low_us <= c.value_us <= c.high_us
-        assert 0 < c.high_us - c.low_us < 0.25 * c.value_us
+        of_both_forms = 0.4 if c.name == "per_prefill_token" and fit.record.other_forms else 0.0
+        assert 0 < c.high_us - c.low_us < (0.25 + of_both_forms) * c.value_us
     assert fitted(busy, "latencies") == fit
     assert fitted(busy, "latencies", seed=7).record.coefficients != fit.record.coefficients
 
