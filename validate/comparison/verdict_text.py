@@ -19,8 +19,8 @@ from blis_replay.validate.text.cells import limit_text, percent, percent_span, p
 from blis_replay.validate.text.messages import words
 
 _TONES: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad", "within": "good", "beyond": "bad"}
-# What stands after the table: the cause and what the numbers depend on; ``draws`` are in the intervals.
-_NOT_BRIEF = ("draws",)
+# What stands after the table: the cause and what the numbers depend on; ``draws`` are in the intervals; -v has the rest.
+_NOT_BRIEF = ("draws", "predicted")
 INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
 _JUDGED = (
     *(Column("", "text"), Column("observed", "word"), Column("simulated", "word"), Column("error", "error_brief")),

@@ -74,7 +74,7 @@ def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
         f"{METRIC_NAMES[metric]} {' .. '.join(quantity_text(us, 'us') for us in both)}"
         for metric, both in between_us.items()
     ]
-    return f"coefficients: by what their fit leaves possible (95 %) {', '.join(ends)} is simulated; decides nothing"
+    return f"coefficients: other values that fit as well simulate {', '.join(ends)} (95 %; not part of the verdict)"
 
 
 def _not_recorded(arguments: Sequence[tuple[str, str | None, str]]) -> str:
