@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 257,
-    "lines of the instrument": 52_620,
-    "lines of labs": 11_993,
+    "files of the instrument": 253,
+    "lines of the instrument": 52_000,
+    "lines of labs": 12_405,
     "lines of scripts": 4_865,
-    "lines of tests": 38_095,
+    "lines of tests": 37_530,
 }
-LOADED_BUDGET = {"modules": 87, "lines": 16_660}
+LOADED_BUDGET = {"modules": 84, "lines": 16_460}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -9,7 +9,6 @@ import logged
 import numpy as np
 import pytest
 from command_line import Run
-from experiment_files import write_experiment
 from json_docs import FREE, documented, fields_of
 
 from blis_replay.blis.releases.release import format_release
@@ -20,6 +19,7 @@ from blis_replay.validate.metrics.observed import pooled_gaps
 from blis_replay.validate.schedule import schedule_verdict
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.faults import true_release
+from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 

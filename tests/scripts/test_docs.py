@@ -253,7 +253,7 @@ def test_the_catalogue_has_every_message_with_its_place() -> None:
 
 
 # How many sentences of docstrings and comments are still hard to read: the number may only fall.
-HARD_DOCSTRINGS = 126
+HARD_DOCSTRINGS = 125
 
 
 @pytest.mark.slow

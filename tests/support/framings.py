@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from writers_otlp import Messages, compact, json_lines, messages_of
-
 from blis_replay_labs.planted.experiment import SyntheticTruth
+from blis_replay_labs.planted.writers_otlp import Messages, compact, json_lines, messages_of
 
 
 def _length_framed(contents: Iterable[bytes]) -> bytes:

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-import experiment_files as own
 import writers_clients as clients
 from framings import FRAMINGS, traces_in
 
+from blis_replay_labs.planted import files as own
 from blis_replay_labs.planted.experiment import SyntheticTruth
 
 OTHER_FORMS: dict[str, own.Writer] = {
@@ -21,5 +21,5 @@ OTHER_FORMS: dict[str, own.Writer] = {
 
 
 def write_experiment(truth: SyntheticTruth, directory: Path, *, files: Collection[str]) -> None:
-    """As ``experiment_files``; ``files`` may name ``OTHER_FORMS`` too."""
+    """As ``blis_replay_labs.planted.files``; ``files`` may name ``OTHER_FORMS`` too."""
     own.write_experiment(truth, directory, files=files, forms=OTHER_FORMS)

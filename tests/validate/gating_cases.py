@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from experiment_files import write_experiment
-
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
+from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 SMALL = SyntheticExperiment(slug="20260301-120000-synthetic-1b-tp1-general", requests=200)

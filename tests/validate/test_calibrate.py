@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiment_files import write_experiment
 
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
@@ -35,6 +34,7 @@ from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEU
 from blis_replay.validate.fit.refused import DataChoice, implausible, refuse_impossible, why_not_fitted
 from blis_replay.validate.fit.text import calibration_answer
 from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow

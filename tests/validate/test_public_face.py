@@ -11,12 +11,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 from docs_generated import example_of
-from experiment_files import write_demo
 
 import blis_replay.validate as br
 from blis_replay.base.errors import UnknownExperimentError
 from blis_replay.validate import face
 from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
+from blis_replay_labs.planted.files import write_demo
 
 pytestmark = pytest.mark.slow
 

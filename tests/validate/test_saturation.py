@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 import pytest
-from experiment_files import write_experiment
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
@@ -41,6 +40,7 @@ from blis_replay.validate.judgement import Command, mean_abs_errors
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.text.answer import page_text
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
+from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 # 8 places, 24 tokens at 8.5 ms per step, and asynchronous admission: about 37 requests a second at most.

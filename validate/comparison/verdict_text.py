@@ -19,7 +19,7 @@ from blis_replay.validate.text.cells import limit_text, percent, percent_span, p
 from blis_replay.validate.text.messages import words
 
 _TONES: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad", "within": "good", "beyond": "bad"}
-# What stands after the table: the cause and what the numbers depend on; ``draws`` are in the intervals; -v has the rest.
+# Remarks that only -v shows: ``draws`` are in the intervals, and ``predicted`` decides nothing.
 _NOT_BRIEF = ("draws", "predicted")
 INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
 _JUDGED = (

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiment_files import write_experiment
 from planted import (
     CAUSES,
     PLANTED,
@@ -25,6 +24,7 @@ from blis_replay.ingest.store import open_store
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import parse_mode
 from blis_replay.validate.comparison.validated import validate_experiment
+from blis_replay_labs.planted.files import write_experiment
 
 
 @pytest.fixture(scope="module")

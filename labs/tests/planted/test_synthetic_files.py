@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiment_files import ALL, write_experiment
 
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
+from blis_replay_labs.planted.files import ALL, write_experiment
 from blis_replay_labs.planted.generate import generate
 
 FAILING = replace(SyntheticExperiment(), failures=12, request_spans=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
-from experiment_files import write_experiment
 from json_docs import documented, fields_of
 from small_model import CONFIG
 
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from experiment_files import write_experiment
 
 from blis_replay.base.errors import NothingToJudgeError, ValidateError
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, gpu_named
@@ -22,6 +21,7 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store
 from blis_replay.validate.metrics.observed import Observed
 from blis_replay_labs.planted.experiment import SyntheticExperiment
+from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 from blis_replay_labs.studies.generalisation_text import PUBLISHED_SCORES, generalisation_answer, mean_abs_error
 from blis_replay_labs.studies.generalize import (

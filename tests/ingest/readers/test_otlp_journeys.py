@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from otlp_trees import documents
-from writers_otlp import Values, attributes
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
@@ -23,6 +22,7 @@ from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces
 from blis_replay.ingest.readers.pairing import with_request_indices
 from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay_labs.planted.writers_otlp import Values, attributes
 
 EPOCH_NS, MONOTONIC_NS = 1_770_000_000_000_000_000, 1_000_000_000_000
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_otlp_journeys import EPOCH_NS, api_span, event, step_span, whole
-from writers_otlp import attributes
 
 from blis_replay.ingest import rows as ingest_rows
 from blis_replay.ingest.readers.files import RecordedFile
@@ -21,6 +20,7 @@ from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces
 from blis_replay.ingest.rows import Scratch
+from blis_replay_labs.planted.writers_otlp import attributes
 
 pytestmark = pytest.mark.slow
 

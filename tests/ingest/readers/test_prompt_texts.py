@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 import pytest
 from client_truth import compare
-from experiment_files import write_experiment
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.clients.inference_perf import read_requests
@@ -23,6 +22,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
+from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 
 REQUESTS = "results/per_request_lifecycle_metrics.json"

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-import writers_tracev2 as tracev2
-from writers_log import server_log
-from writers_otlp import traces
-
 from blis_replay_labs.planted import writers_inference_perf as inference_perf
+from blis_replay_labs.planted import writers_tracev2 as tracev2
 from blis_replay_labs.planted.experiment import SyntheticExperiment, SyntheticTruth
 from blis_replay_labs.planted.generate import generate
+from blis_replay_labs.planted.writers_log import server_log
+from blis_replay_labs.planted.writers_otlp import traces
 
 Writer = Callable[[SyntheticTruth], bytes]
 
