@@ -193,7 +193,7 @@ def test_every_recorded_experiment_has_two_stamps_per_token(ingested: Path) -> N
 def test_cycles_by_stage_are_the_published_ones(
     ingested: Path, name: str, published: list[tuple[int, int, int]]
 ) -> None:
-    """NOTES, section 2: cycle, duration, client gap in us by stage; depth over throughput times E2E is 0.975 to 0.994.
+    """NOTES, section 2: cycle, duration, client gap in us by stage.  By Little's law about as many are in the engine.
 
     Its windows are counted from the first sampled step, ours from the first send, up to 0.9 s
     before it: a thousandth of the 570 s, which may move the duration by half a per cent.
