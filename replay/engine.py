@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _EXPERTS = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+(\.\d+)?b|gpt-oss|deepseek-?(v[2-9]|r1)|kimi-k2|dbrx|llama-4|minimax")
 # Models whose names say that their layers keep several kinds of KV cache: windows or states beside full attention.
 _KINDS_OF_CACHE = re.compile(
-    r"gpt-oss|gemma-?(2|3|4)|llama-4|qwen3-next|qwen3\.5|nemotron-h|jamba|falcon-h1|granite-4\.0-h|bamba|zamba2|command-a"
+    r"gpt-oss|gemma-?[234]n?(?![0-9a-z.])|llama-4|qwen3-next|qwen3\.5|nemotron-h|jamba|falcon-h1|granite-4\.0-h|bamba|zamba2|command-a"
     r"|command-r7b|minimax-(text-01|m1)|kimi-linear|ministral-8b|olmo-3|exaone-4|mimo-v2-flash"
 )
 # Groups of a model with an unknown number; more than Gemma 3 has, with five windows per full layer.
@@ -124,11 +124,8 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         if name not in value:
             raise argument_not_known(recording.slug, name)
     asynchronous, fitted_scheduling = _scheduling(recording, mode, entry)
-    blocks, ranks, fronts = (
-        value.get("num_gpu_blocks"),
-        int(value.get("data_parallel_size", 1)),
-        value.get("api_server_count"),
-    )
+    blocks, fronts = value.get("num_gpu_blocks"), value.get("api_server_count")
+    ranks = int(value.get("data_parallel_size", 1))
     policy = str(value.get("scheduling_policy", "fcfs"))
     if policy not in ("fcfs", "priority"):
         raise UnreplayableError(

@@ -195,7 +195,7 @@ BUDGET = {
     "lines of the instrument": 52_000,
     "lines of labs": 12_405,
     "lines of scripts": 4_865,
-    "lines of tests": 37_530,
+    "lines of tests": 37_540,
 }
 LOADED_BUDGET = {"modules": 84, "lines": 16_460}
 

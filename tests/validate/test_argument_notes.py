@@ -139,13 +139,15 @@ def test_several_kinds_of_kv_cache_are_refused_where_memory_is_short(blocks: int
     made = burst(20, 100, {}, num_gpu_blocks=blocks)
     run = replayed(replace(made, engine=made.engine | {"kv_cache_groups": Setting("4", "recorded")}))
     assert [what.split(" ")[0] for what in run.not_simulated] == ([] if judged else ["kv_cache_groups"])
-    assert run.basis["KV cache"].startswith("4 kinds")
+    assert run.basis["kinds of KV cache"].startswith("4;")
 
 
 def test_the_name_of_a_model_tells_several_kinds_of_kv_cache() -> None:
-    """A log of gpt-oss was read without a word about its sliding windows."""
+    """A log of gpt-oss was read without a word about its sliding windows.  Gemma of 2B is of the first kind."""
     made = burst(20, 100, {}, num_gpu_blocks=100)
-    for model, several in (("openai/gpt-oss-120b", True), ("meta-llama/Llama-3.1-8B", False)):
+    with_windows = ("openai/gpt-oss-120b", "google/gemma-2-9b-it", "google/gemma-3n-E4B", "gemma3")
+    plain = ("meta-llama/Llama-3.1-8B", "google/gemma-2b", "google/gemma-7b")
+    for model, several in [*((name, True) for name in with_windows), *((name, False) for name in plain)]:
         assert (kinds_of_cache(replace(made, model=model)) is not None) == several
 
 

@@ -142,7 +142,7 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
         runs = _read_runs(file, stream)
     gaps_s = np.memmap(gaps_path, np.float64, "r") if gaps_path.stat().st_size else np.empty(0)
     begin_s = _REBUILT_FROM_S
-    for run in runs:
+    for run in [] if any(run.columns["start_times"] for run in runs) else runs:  # one clock has all sends
         begin_s = _rebuild(run, gaps_s, begin_s)
     records = (
         (f"request {i}" if len(runs) == 1 else f"document {stage + 1}, request {i}", (stage, i))
@@ -214,16 +214,15 @@ def _hold_back(run: _Run, queued_s: float) -> None:
 
 
 def _rebuild(run: _Run, gaps_s: Floats, begin_s: float) -> float:
-    """Write start times from ``begin_s`` on to a run that has none and whose client held N requests in flight.
+    """Write start times from ``begin_s`` on to a run whose client held N requests in flight.
 
     Without gaps between events the E2E of a request is its TTFT and the mean TPOT of the file.  Returns the end.
     """
-    cap, paced = finite(run.scalars.get("max_concurrency")), not isinstance(run.scalars.get("request_rate"), str)
-    stated_s, tpot_ms = finite(run.scalars.get("duration")), finite(run.scalars.get("mean_tpot_ms"))
+    names = ("max_concurrency", "duration", "mean_tpot_ms")
+    cap, stated_s, tpot_ms = (max(finite(run.scalars.get(name)) or 0.0, 0.0) for name in names)
+    paced = not isinstance(run.scalars.get("request_rate"), str)
     has_gaps = any(placed is not None for placed in run.columns["itls"])
-    if run.columns["start_times"] or not cap or not stated_s or not (has_gaps or tpot_ms):
-        return begin_s
-    if paced and not _cap_held(run.scalars):
+    if cap < 1 or not stated_s or not (has_gaps or tpot_ms) or (paced and not _cap_held(run.scalars)):
         return begin_s
     rate_per_s = finite(run.scalars.get("request_rate")) if paced else None
     sent_s: list[float] = []
@@ -233,7 +232,7 @@ def _rebuild(run: _Run, gaps_s: Floats, begin_s: float) -> float:
         first, count = run.value("itls", i) or (0, 0)
         gap_s = float(gaps_s[first : first + count].sum())
         if not has_gaps:
-            gap_s = (tpot_ms or 0.0) / 1000 * max((whole(run.value("output_lens", i)) or 0) - 1, 0)
+            gap_s = tpot_ms / 1000 * max((whole(run.value("output_lens", i)) or 0) - 1, 0)
         e2es_s.append(max(finite(run.value("ttfts", i)) or 0.0, 0.0) + gap_s)
         free_s = heappop(ends_s) if len(ends_s) >= cap else 0.0
         sent_s.append(max(free_s, i / rate_per_s if rate_per_s else 0.0))

@@ -185,11 +185,21 @@ def test_without_gaps_the_e2e_of_a_request_follows_from_the_mean_tpot(tmp_path: 
     assert (found.placed, found.events) == (REBUILT_E2E, None)
 
 
-@pytest.mark.parametrize("changed", [{"duration": 0.4}, {"max_concurrency": None}, {"request_rate": 4.0}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"duration": 0.4}, {"duration": -1}, {"max_concurrency": None}, {"max_concurrency": -1}, {"request_rate": 4.0}],
+)
 def test_send_times_that_nothing_tells_are_not_rebuilt(tmp_path: Path, changed: dict[str, Any]) -> None:
     """A run a third longer than its requests had other requests in flight; without a cap their rate is random."""
     found, file = read(tmp_path, of_two_clients() | changed)
     assert (len(found.frame), file.tally.rejected_count, found.placed) == (0, 4, "")
+
+
+def test_rebuilt_runs_do_not_stand_beside_recorded_ones(tmp_path: Path) -> None:
+    """They have no clock in common."""
+    both = json.dumps(result()).encode() + b"\n" + json.dumps(of_two_clients()).encode()
+    found, file = read(tmp_path, both)
+    assert (len(found.frame), file.tally.rejected_count, found.placed) == (2, 4, "")
 
 
 def test_rebuilt_runs_of_a_sweep_follow_one_another(tmp_path: Path) -> None:
