@@ -60,9 +60,7 @@ class ReplayRun:
         """In words, where the inputs of the replay come from, and whether its steps are extrapolated."""
         extrapolated = {} if self.outside is None else {"extrapolated": str(self.outside)}
         kinds = kinds_of_cache(self.recording)
-        alike = (
-            {} if kinds is None else {"kinds of KV cache": f"{kinds}; here every layer keeps all of a context"}
-        )
+        alike = {} if kinds is None else {"kinds of KV cache": f"{kinds}; here every layer keeps all of a context"}
         return self.plan.basis | extrapolated | alike
 
     @property
