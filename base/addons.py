@@ -21,7 +21,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from blis_replay.base.errors import MissingExtraError
+from blis_replay.base.errors import BlisReplayError, MissingExtraError
 
 _GROUP = "blis_replay.addons"
 
@@ -34,10 +34,21 @@ def addons(socket: str) -> dict[str, EntryPoint]:
     return {point.name.removeprefix(before): point for point in plugged if point.name.startswith(before)}
 
 
+def loaded(point: EntryPoint) -> Any:
+    """The object that an add-on names; ``BlisReplayError`` where its distribution does not fit this one."""
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        owner = "its distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        raise BlisReplayError(
+            f"add-on {point.name} of {owner} cannot be loaded ({error}); install the version made for this one"
+        ) from error
+
+
 def addon(socket: str, name: str) -> Any | None:
     """The object of an add-on; None if it is not installed."""
     point = addons(socket).get(name)
-    return None if point is None else point.load()
+    return None if point is None else loaded(point)
 
 
 def in_labs(what: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from blis_replay.base.addons import addons
+from blis_replay.base.addons import addons, loaded
 from blis_replay.ingest.readers import step_log
 from blis_replay.ingest.readers.clients import aiperf, guidellm, inference_perf, vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
@@ -134,7 +134,7 @@ _SERVER = (
 @cache
 def _plugged_in() -> tuple[FileKind, ...]:
     """The kinds of files of installed add-ons, by name."""
-    return tuple(point.load() for point in addons("format").values())
+    return tuple(loaded(point) for point in addons("format").values())
 
 
 @cache

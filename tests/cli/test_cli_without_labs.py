@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 
 import pytest
 from command_line import Run
@@ -43,3 +44,18 @@ def test_what_is_in_the_labs_says_what_to_install(run: Run, arguments: list[str]
 def test_help_names_no_lab_and_a_verdict_is_given(run: Run) -> None:
     assert "Labs:" not in run("--help").out
     assert run("validate", "7b-train").code in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "target"), [("study", "blis_replay.base.addons:gone"), ("verify", "blis_replay.no_such_lab:verb")]
+)
+def test_labs_of_another_version_end_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str, target: str
+) -> None:
+    """Their entry point names an object, or a module, that is not there."""
+    point = EntryPoint(f"verb.{verb}", target, "blis_replay.addons")
+    monkeypatch.setattr(addons, "entry_points", lambda **_group: (point,))
+    addons.addons.cache_clear()
+    answer = run(verb)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (4, "", 1)
+    assert answer.err.startswith(f"error: add-on verb.{verb} of its distribution cannot be loaded")
