@@ -83,7 +83,11 @@ def read_engine(path: Path, overrides: Mapping[str, Any] | None = None) -> Engin
     the wrong type, ``ReplayError`` for a missing one and for one that is not simulated, ``TraceError`` for what the
     engine cannot be.
     """
-    given = {**read_engine_file(RecordedFile(path, path.name)), **(overrides or {})}
+    return engine_of({**read_engine_file(RecordedFile(path, path.name)), **(overrides or {})}, path)
+
+
+def engine_of(given: Mapping[str, Any], path: Path) -> EngineFile:
+    """As ``read_engine``, of arguments that were read from ``path``."""
     missing = [name for name in _REQUIRED if given.get(name) is None]
     if missing:
         raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line for each, such as `max_num_seqs: 128`")
