@@ -181,7 +181,8 @@ class Subject:
 
     ``use``: what the coefficients were fitted on, as far as this run is concerned; ``fitted_on``: the experiments,
     None where the release does not say.  ``requests``: how many were compared; ``window``: from and until which share
-    of the run they were sent.
+    of the run they were sent.  ``recording``, ``release_hash``: SHA-256 of what was replayed, and of the release.
+    ``replay``: the name of the replay mode.
     """
 
     slug: str
@@ -192,6 +193,9 @@ class Subject:
     release: str
     use: Use
     fitted_on: tuple[str, ...] | None
+    recording: str
+    release_hash: str
+    replay: str
     window: tuple[float, float] = (0.0, 1.0)
 
 

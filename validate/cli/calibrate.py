@@ -15,6 +15,7 @@ from blis_replay.validate.cli.options import (
     OUT_FILE,
     WINDOW,
     Shares,
+    record_option,
     release_option,
     repeat_option,
     selector_option,
@@ -141,6 +142,7 @@ def calibrate_verb(
 @click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or TP.")
 @click.option("--junit", type=OUT_FILE, metavar="FILE", help="Write the checks as JUnit XML too.")
 @click.option("--summary", type=OUT_FILE, metavar="FILE", help="Write Markdown for a pull request too.")
+@record_option
 @repeat_option
 @workers_option
 @store_option
@@ -153,6 +155,7 @@ def gate_verb(
     extrapolate: bool,
     junit: Path | None,
     summary: Path | None,
+    history: Path | None,
     repeats: tuple[str, ...],
     store_path: Path,
     **workers: Unpack[Workers],
@@ -201,4 +204,9 @@ def gate_verb(
         write_whole(junit, gate_junit(report))
     if summary is not None:
         write_whole(summary, gate_markdown(report))
+    if history is not None:
+        from blis_replay.validate.history import record
+
+        judged = [(of, one.outcome or of.verdict) for one in report.judgements if (of := one.judgement)]
+        record(history, judged, [one.slug for one in report.judgements if one.judgement is None], "embedded")
     return print_answer(gate_answer(report))

@@ -11,7 +11,9 @@ import click
 from blis_replay.base.addons import needed_addon
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
+    bounds_option,
     coefficients_option,
+    history_option,
     name_option,
     store_option,
     timeout_option,
@@ -20,6 +22,7 @@ from blis_replay.validate.cli.options import (
 
 if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
+    from blis_replay.validate.comparison.bounds import Bound
     from blis_replay.validate.text.answer import Answer
 
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 )
 @click.option("--explain", is_flag=True, help="With --simulators: what costs each most (slow).")
 @timeout_option
+@history_option
+@bounds_option
 @click.option("--published", is_flag=True, help="Our errors beside published ones.")
 @click.option("--held-out", "unseen", is_flag=True, help="With --published: only what is held out.")
 @store_option
@@ -49,6 +54,8 @@ def compare_verb(
     asked: tuple[str, ...],
     explain: bool,
     timeout_s: float,
+    history: Path | None,
+    bounds: tuple[Bound, ...],
     published: bool,
     unseen: bool,
     store_path: Path,
@@ -78,6 +85,13 @@ def compare_verb(
         board = needed_addon("compare", "simulators", "--simulators")
         options = {"explain": explain, "coefficients": coefficients, "blis_binary": blis_binary, "timeout_s": timeout_s}
         return print_answer(board(store_path, sides, asked, **options))
+    if history is not None:
+        if published or experiment:
+            raise click.UsageError("--history goes with experiments alone; leave other choices out")
+        from blis_replay.validate.history import history_of, read
+        from blis_replay.validate.history_text import history_answer
+
+        return print_answer(history_answer(str(history), history_of(read(history), sides), bounds), "history")
     if explain:
         raise click.UsageError("--explain goes with --simulators; name both")
     if unseen and not published:

@@ -20,6 +20,7 @@ from blis_replay.validate.cli.answers import Command, set_out_file
 
 if TYPE_CHECKING:
     from blis_replay.blis.releases.release import CoefficientRelease
+    from blis_replay.validate.comparison.bounds import Bound
     from blis_replay.validate.metrics.objectives import Objectives
 
 # Where a command keeps which store it is of.
@@ -260,6 +261,35 @@ def _is_database(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
         return file.read(12)[8:] == b"DUCK"
     return False
+
+
+def record_option(command: Command) -> Command:
+    """``--record`` as ``history``: the file of JSON lines to which the judgement is added."""
+    help_text = "Add the judgement to this history (JSON lines)."
+    return click.option("--record", "history", type=OUT_FILE, metavar="FILE", help=help_text)(command)
+
+
+def history_option(command: Command) -> Command:
+    """``--history`` as ``history``: a file that ``--record`` wrote."""
+    help_text = "What --record wrote, commit by commit."
+    return click.option("--history", type=FILE, metavar="FILE", help=help_text)(command)
+
+
+def bounds_option(command: Command) -> Command:
+    """``--fail-if`` as ``bounds``."""
+    help_text = "Exit 1 if B is worse: p99.ttft=+5%; repeat it."
+    callback: Any = _bounds
+    return click.option("--fail-if", "bounds", multiple=True, metavar="LIMIT", callback=callback, help=help_text)(
+        command
+    )
+
+
+def _bounds(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> tuple[Bound, ...]:
+    if not texts:
+        return ()
+    from blis_replay.validate.comparison.bounds import parse_bound
+
+    return tuple(parse_bound(text) for given in texts for text in given.split(","))
 
 
 def workers_option(command: Command) -> Command:

@@ -14,6 +14,7 @@ from blis_replay.validate.cli.options import (
     WINDOW,
     coefficients_option,
     experiments_options,
+    record_option,
     repeat_option,
     replay_option,
     slo_option,
@@ -53,6 +54,7 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
 @timeout_option
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
 @click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Compare only this share of the run, e.g. 0.6:1.")
+@record_option
 @repeat_option
 @slo_option
 @workers_option
@@ -70,6 +72,7 @@ def validate_verb(
     timeout_s: float,
     by_stage: bool,
     window: tuple[float, float],
+    history: Path | None,
     repeats: tuple[str, ...],
     objectives: Objectives,
     store_path: Path,
@@ -135,6 +138,12 @@ def validate_verb(
         )
     if report.not_stored:
         click.echo(f"warning: the runs are not stored: {printable(report.not_stored)}", err=True)
+    if history is not None:
+        from blis_replay.validate.history import record
+
+        record(
+            history, [(one.judgement, one.verdict) for one in report.comparisons], report.not_judged, report.simulator
+        )
     given = {
         "simulator": None if choice == "embedded" else choice,
         "blis-binary": blis_binary,

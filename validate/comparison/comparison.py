@@ -262,6 +262,9 @@ class Comparison:
             release=release.name,
             use=self.use,
             fitted_on=None if fits is None else tuple(dict.fromkeys(fit.experiment for fit in fits)),
+            recording=self.recording.content_hash,
+            release_hash=release.sha256,
+            replay=self.run.mode.name,
             window=self.selection.window,
         )
 
