@@ -193,7 +193,7 @@ def read(path: Path) -> list[Entry]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             merge = "resolve the merge, and set merge=union in .gitattributes" if line[:7] in _MARKERS else "remove it"
             what = printable(str(error))
-            raise ValidateError(f"{path}: line {number} is no line of a history ({what}); {merge}") from None
+            raise ValidateError(f"{path}: line {number} cannot be read ({what}); {merge}") from None
         if entry.date.tzinfo is None:
             raise ValidateError(f"{path}: line {number}: the date has no time zone; write e.g. 2026-11-20T12:00:00Z")
         at = entry.commit or entry.date.isoformat()

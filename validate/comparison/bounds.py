@@ -52,7 +52,7 @@ def parse_bound(text: str) -> Bound:
         metric, statistic = statistic, metric
     if found is None or metric not in METRICS or statistic not in STATISTICS:
         known = f"{', '.join(METRICS)}; {', '.join(STATISTICS)}"
-        raise UnknownNameError(f"{text!r} is no bound; write e.g. p99.ttft=+5% or e2e=5%, of: {known}")
+        raise UnknownNameError(f"{text!r} cannot be read as a bound; write e.g. p99.ttft=+5% or e2e=5%, of: {known}")
     if not of_requests((metric, statistic)):
         raise UnknownNameError(f"{text!r}: quantiles of ITL have no interval; use itl or a quantile of tpot")
     size = float(found[4]) / 100
