@@ -55,6 +55,7 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
 @click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Compare only this share of the run, e.g. 0.6:1.")
 @record_option
+@click.option("--laws", is_flag=True, help="Try laws that every simulator must keep.")
 @repeat_option
 @slo_option
 @workers_option
@@ -73,6 +74,7 @@ def validate_verb(
     by_stage: bool,
     window: tuple[float, float],
     history: Path | None,
+    laws: bool,
     repeats: tuple[str, ...],
     objectives: Objectives,
     store_path: Path,
@@ -96,7 +98,7 @@ def validate_verb(
       blis-replay validate 34b-general --coefficients mine.yaml --by-stage
       blis-replay validate 34b-general --slo ttft.p99=100ms,itl.p90=20ms
       blis-replay validate 34b-general --simulator blis --blis-binary ./blis
-      blis-replay validate 34b-general --simulator 'cmd:./mine --fast'
+      blis-replay validate 34b-general --simulator 'cmd:./mine --fast' --laws
       blis-replay validate --all --csv
     """
     if bool(names) == everything:
@@ -105,6 +107,8 @@ def validate_verb(
         raise click.UsageError(f"--simulator {choice}: the BLIS binary is not named; give --blis-binary PATH")
     if not timeout_s > 0:  # not a number is no limit either
         raise click.UsageError(f"--simulator-timeout {timeout_s} is not a time; give seconds")
+    if laws and (len(names) != 1 or by_stage or repeats or objectives or history or window != (0.0, 1.0)):
+        raise click.UsageError("--laws judges no recording; name one that lends its requests, and no other option")
     if judged := [name for name in repeats if name in names]:
         raise click.UsageError(f"--repeat {judged[0]}: that is what is judged; name another recording of the same load")
     with progress_line("validating") as progress:
@@ -123,6 +127,13 @@ def validate_verb(
 
             model = "own" if coefficients is None else "release"
             simulator = simulator_named(choice, SimulatorInputs(release, store_path, timeout_s, blis_binary, model))
+        if laws:
+            from blis_replay.validate.experiment import stored_experiment
+            from blis_replay.validate.laws import laws_answer, rulings
+
+            recording = stored_experiment(store_path, names[0])
+            found = list(rulings(simulator, recording, mode))
+            return print_answer(laws_answer(simulator.name, recording, found), "laws")
         report = validate_many(
             store_path,
             None if everything else names,
