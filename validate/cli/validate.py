@@ -83,7 +83,7 @@ def validate_verb(
     """Replay recorded requests through the simulator and compare.
 
     Judges the means against E2E 10 %, TTFT 15 %, ITL 15 %, each by the 95 % interval of its
-    error; an overloaded recording is judged by what was served instead.
+    error; an overloaded recording by what was served.
 
     \b
     PASS        held out, and every interval within its limit        exit code 0
@@ -95,8 +95,7 @@ def validate_verb(
     \b
     Examples:
       blis-replay validate 34b-general
-      blis-replay validate 34b-general --coefficients mine.yaml --by-stage
-      blis-replay validate 34b-general --slo ttft.p99=100ms,itl.p90=20ms
+      blis-replay validate 34b-general --coefficients mine.yaml --slo ttft.p99=90ms
       blis-replay validate 34b-general --simulator blis --blis-binary ./blis
       blis-replay validate 34b-general --simulator 'cmd:./mine --fast' --laws
       blis-replay validate --all --csv
