@@ -12,7 +12,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ValidateError, counted
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import (
@@ -44,28 +43,18 @@ from blis_replay.validate.fit.cycle_rows import COEFFICIENTS
 from blis_replay.validate.fit.every_step import has_every_step, measure, was_recorded
 from blis_replay.validate.fit.evidence import (
     SCALE,
+    Gathered,
     SchedulingEvidence,
     cold_start_of,
     configured_scheduling,
+    gather,
     is_load_level,
     known_architecture,
     measured_delays,
     scheduling_evidence,
 )
 from blis_replay.validate.fit.linear import Prior
-from blis_replay.validate.fit.minimise import lower_rows
-from blis_replay.validate.fit.model_fit import (
-    Fitted,
-    Gathered,
-    Priors,
-    Start,
-    choose_form,
-    fit_form,
-    gather,
-    lifecycle_of,
-    line_start,
-    prior_for,
-)
+from blis_replay.validate.fit.model_fit import Basis, Fitted, Start, choose_form, fit_form, line_start, prior_for
 from blis_replay.validate.fit.refused import (
     DATA_WORDS,
     Data,
@@ -75,7 +64,7 @@ from blis_replay.validate.fit.refused import (
     why_not_fitted,
 )
 from blis_replay.validate.fit.scores import Edges, first_use_of, missed, part_scores, with_stalls
-from blis_replay.validate.fit.step_form import BELIEVED, PREFILL, SOME_EXPERTS, SOME_PER_TOKEN, StepForm
+from blis_replay.validate.fit.step_form import BELIEVED, PRE_QUEUE, PREFILL, SOME_EXPERTS, SOME_PER_TOKEN, StepForm
 from blis_replay.validate.metrics.resampling import SEED
 
 Split = tuple[float, float]
@@ -160,12 +149,8 @@ def calibrate(
     a group cannot be fitted, its fit is of no GPU, or the recordings are of more than one kind of GPU.
     """
     _refuse_two_gpus(recordings)
-    fit_group = partial(fit_model, options=options)
-    fitted = map_jobs(fit_group, groups_of(recordings), **pool)
+    fitted = map_jobs(partial(fit_model, options=options), groups_of(recordings), **pool)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
-    used = [[recording for recording, _data in fit.used] for fit in fits]
-    marks = [refuse_impossible(fit.record, recordings) for fit, recordings in zip(fits, used, strict=True)]
-    fits = [replace(fit, remarks=fit.remarks + marked) for fit, marked in zip(fits, marks, strict=True)]
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = stated_fits(used for fit in fits for used in fit.used)
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
@@ -245,17 +230,23 @@ def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:
 def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """Fit one model from its recordings.
 
-    ``auto`` uses all there is, step cycles and latencies; where every step is known there is nothing to
-    search for, and form and coefficients are measured.  Raises ``ValidateError`` if there is neither,
-    fewer windows than coefficients, no prompt lengths, or a check calls what would be used unusable.
+    ``auto`` uses step cycles and latencies, all there is.  Where every step is known there is nothing to search for:
+    form and coefficients are measured.  Raises ``ValidateError`` if there is neither, for fewer windows than
+    coefficients, without prompt lengths, if a check calls what would be used unusable, and for coefficients that no
+    server has.
     """
     used = used_data(recordings, options.data)
-    if options.data != "latencies" and all(map(has_every_step, recordings)):
-        return _measured(recordings, options)
+    every_step = options.data != "latencies" and all(map(has_every_step, recordings))
+    fit = _measured(recordings, options) if every_step else _searched(recordings, used, options)
+    return replace(fit, remarks=fit.remarks + refuse_impossible(fit.record, recordings))
+
+
+def _searched(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data], ...], options: Options) -> ModelFit:
+    """The fit through simulated runs: a line, then the form that the next part of the split prefers."""
     begin, fitted_until, chosen_until, _end = options.edges
-    priors = prior_for(options.prior, recordings[0])
     measured = measured_delays(recordings, options.seed)
-    scheduling, fitted, start = _first_fit(recordings, priors, measured, options)
+    basis = Basis(prior_for(options.prior, recordings[0]), measured, options.seed)
+    scheduling, fitted, start = _first_fit(recordings, basis, options)
     asynchronous = (scheduling.used if scheduling else configured_scheduling(recordings[0])[0]) == "asynchronous"
     gathered = _gathered(recordings, (begin, fitted_until), options).with_scheduling(asynchronous)
     others: tuple[Fitted, ...] = ()
@@ -263,44 +254,46 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         later = _gathered(recordings, (fitted_until, chosen_until), options, needed=False).with_scheduling(asynchronous)
         # Load levels have no later windows: there the forms are compared by what they leave.
         judges = later if later.parts else gathered
-        fitted, others = choose_form(
-            gathered, judges, fitted, start, priors, measured, options.seed, believed_rooflines(recordings[0])
-        )
+        fitted, others = choose_form(gathered, judges, fitted, start, basis, believed_rooflines(recordings[0]))
         gathered = _gathered(recordings, (begin, chosen_until), options).with_scheduling(asynchronous)
         restart = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
-        fitted = fit_form(gathered, fitted.form, restart, priors, measured, options.seed, everywhere=True)
+        fitted = fit_form(gathered, fitted.form, restart, basis, everywhere=True)
     fitted, stalled_us = with_stalls(gathered, fitted)
     vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us, others)
-    correlation = lower_rows(fitted.bounds.correlation)
-    delays = with_sources(lifecycle_of(measured), coefficients, ("pre_queue", "post_request"))
+    delays = with_sources(basis.delays, coefficients, ("pre_queue", "post_request"))
     entry = _entry(recordings, form.latency(vector), form.lifecycle(vector, delays))
-    other_forms = tuple(_other_form(other, delays) for other in others)
     if (kernels := first_use_of(recordings, entry, scheduled(asynchronous))) is not None:
-        entry = replace(entry, first_use=kernels[0])
-        coefficients = (*coefficients, kernels[1])
+        entry, coefficients = replace(entry, first_use=kernels[0]), (*coefficients, kernels[1])
     singles = [recording for recording in recordings if not is_load_level(recording)]
     stalls = {r.slug: cold for r in singles if (cold := cold_start_of(r)) is not None}
-    why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
-    record = scored_fit(
-        recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls, correlation
+    scored = partial(
+        scored_fit,
+        recordings,
+        form=form.name,
+        edges=options.edges,
+        asynchronous=asynchronous,
+        why=(scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from"),
+        stalls=stalls,
+        correlation=fitted.bounds.correlation,
     )
+    record = scored(entry=entry, coefficients=coefficients)
     of_this_gpu = same_gpu(options.prior.hardware, recordings[0].hardware or "")
-    more = _beyond(record.steps, priors[PREFILL], float(vector[PREFILL])) if of_this_gpu else None
+    more = _beyond(record.steps, basis.priors[PREFILL], float(vector[PREFILL])) if of_this_gpu else None
     if more is not None and isinstance(entry.latency, LatencyModel | RegimeModel):
-        entry, coefficients = (
-            replace(entry, latency=replace(entry.latency, prefill_beyond=more[0])),
-            (*coefficients, more[1]),
-        )
-        record = scored_fit(
-            recordings, entry, form.name, options.edges, asynchronous, why, coefficients, stalls, correlation
-        )
-    record = replace(record, other_forms=other_forms)
-    agreement = _agreement(gathered, fitted, measured)
+        entry = replace(entry, latency=replace(entry.latency, prefill_beyond=more[0]))
+        record = scored(entry=entry, coefficients=(*coefficients, more[1]))
+    record = replace(record, other_forms=tuple(_other_form(other, delays) for other in others))
+    residuals, kinds = gathered.residuals(form, basis.delays, vector), gathered.kinds()
+    agreement = {
+        metric: float(100 * scale * np.abs(residuals[kinds == kind]).mean())
+        for kind, (metric, scale) in enumerate(SCALE.items())
+        if (kinds == kind).any()
+    }
     return ModelFit(
         entry=replace(entry, fit=record),
         record=record,
         used=used,
-        rows=sum(len(part.decodes) for part in gathered.parts),
+        rows=gathered.windows,
         agreement=agreement,
         scheduling=scheduling,
         missed=missed(record.scores, agreement, recordings),
@@ -428,29 +421,28 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
 
 
 def _first_fit(
-    recordings: Sequence[Recording], priors: Priors, measured: dict[str, CoefficientFit], options: Options
+    recordings: Sequence[Recording], basis: Basis, options: Options
 ) -> tuple[SchedulingEvidence | None, Fitted, Start]:
     """A line under each scheduling mode, which mode the latencies tell, and the line under the one to use."""
     window = options.edges[:2]
     gathered = _gathered(recordings, window, options)
-    start = line_start(recordings, window, priors, gathered)
-    configured = configured_scheduling(recordings[0])
-    modes = {"asynchronous": gathered.with_scheduling(True), "synchronous": gathered.with_scheduling(False)}
+    start = line_start(recordings, window, basis, gathered)
     if not gathered.latencies:
-        return None, fit_form(gathered, StepForm(), start, priors, measured, options.seed), start
+        return None, fit_form(gathered, StepForm(), start, basis), start
+    modes = {"asynchronous": gathered.with_scheduling(True), "synchronous": gathered.with_scheduling(False)}
     # A wait that grows with the batch looks much like one more cycle, so the modes are compared without it.
     plain = replace(start, first_token_waits=False)
-    lines = {mode: fit_form(part, StepForm(), plain, priors, measured, options.seed) for mode, part in modes.items()}
+    lines = {mode: fit_form(part, StepForm(), plain, basis).minimum for mode, part in modes.items()}
     scheduling = scheduling_evidence(
-        (lines["asynchronous"].minimum.residuals, lines["synchronous"].minimum.residuals),
-        (lines["asynchronous"].pre_queue_us, lines["synchronous"].pre_queue_us),
+        (lines["asynchronous"].residuals, lines["synchronous"].residuals),
+        (float(lines["asynchronous"].vector[PRE_QUEUE]), float(lines["synchronous"].vector[PRE_QUEUE])),
         gathered.groups(),
         gathered.strata(),
-        configured,
+        configured_scheduling(recordings[0]),
         options.seed,
     )
-    restart = replace(start, vector=lines[scheduling.used].minimum.vector)
-    return scheduling, fit_form(modes[scheduling.used], StepForm(), restart, priors, measured, options.seed), restart
+    restart = replace(start, vector=lines[scheduling.used].vector)
+    return scheduling, fit_form(modes[scheduling.used], StepForm(), restart, basis), restart
 
 
 def _gathered(
@@ -464,7 +456,7 @@ def _gathered(
         # A load level has no time, so it is before anything that chooses or tests.
         levels=window[0] == options.window[0],
     )
-    rows = sum(len(part.decodes) for part in gathered.parts)
+    rows = gathered.windows
     if needed and rows < COEFFICIENTS:
         names = ", ".join(recording.alias for recording in recordings)
         if all(map(is_load_level, recordings)):
@@ -514,17 +506,3 @@ def _in_digits(value_us: float, low_us: float, high_us: float) -> tuple[float, f
     scale = (high_us - low_us) / 100 or abs(value_us) / 1e5
     decimals = max(-math.floor(math.log10(scale)), 0) if scale else 0
     return round(value_us, decimals), round(low_us, decimals), round(high_us, decimals)
-
-
-def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, CoefficientFit]) -> dict[str, float]:
-    rows: dict[str, list[Floats]] = {"cycle": [], "e2e": [], "ttft": []}
-    delays = lifecycle_of(measured)
-    for cycles in gathered.cycles:
-        rows["cycle"].append(cycles.residuals(fitted.form, fitted.minimum.vector, delays))
-    for latencies in gathered.latencies:
-        e2e, ttft = latencies.residuals(fitted.form, fitted.minimum.vector, delays).reshape(2, -1)
-        rows["e2e"].append(e2e)
-        rows["ttft"].append(ttft)
-    return {
-        name: float(100 * SCALE[name] * np.abs(np.concatenate(parts)).mean()) for name, parts in rows.items() if parts
-    }

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,8 +31,9 @@ from blis_replay.ingest.steps.placed import whole_iterations, why_not
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
+from blis_replay.validate.fit.evidence import lifecycle_of
 from blis_replay.validate.fit.linear import fit_costs
-from blis_replay.validate.fit.minimise import correlation_of, lower_rows
+from blis_replay.validate.fit.minimise import correlation_of
 from blis_replay.validate.fit.step_form import BELIEVED, MOST_READING
 from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
@@ -168,14 +168,13 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     form, latency = FORM, LatencyModel("blackbox", ns[0], ns[1], ns[2], ns[3], per_1000_attended_ns=ns[4])
     if roofline is not None:
         form, latency = ROOFLINE_FORM, replace(latency, kind="roofline", roofline=roofline)
-    values: dict[str, Any] = {f"{fit.name}_us": fit.value_us for fit in delays}
     modelled, cycle_us = (batch @ line)[kept], cycle_us[kept]
     error = float(np.abs(modelled / cycle_us - 1).mean())
     total = float(modelled.sum() / cycle_us.sum() - 1)
     stalls = {r.slug: run.stalls(line) for r, run in zip(recordings, runs, strict=True) if run is not None}
     some = {slug: found for slug, found in stalls.items() if found is not None}
     return Measured(
-        form, latency, Lifecycle(**values), (*costs, *delays), correlation, len(cycle_us), error, total, some
+        form, latency, lifecycle_of(delays), (*costs, *delays), correlation, len(cycle_us), error, total, some
     )
 
 
@@ -304,7 +303,7 @@ def _bounds(batch: Floats, cycle_us: Floats, seed: int) -> tuple[Floats, Floats,
         chosen = np.concatenate([blocks[block] for block in draw])
         lines.append(fit_steps(batch[chosen], cycle_us[chosen]))
     low, high = np.array([interval(column) for column in np.array(lines).T]).T
-    return low, high, lower_rows(correlation_of(np.array(lines)))
+    return low, high, correlation_of(np.array(lines))
 
 
 def _turns_us(recording: Recording, queued_us: Int64s, finished_us: Int64s) -> Floats:

@@ -1,11 +1,11 @@
-"""What recordings have to say about one model: step cycles, client latencies, delays, and the scheduling mode."""
+"""Evidence of recordings about one model: step cycles, client latencies, delays, and the scheduling mode."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -16,7 +16,6 @@ from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
-from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.served import published
@@ -39,17 +38,29 @@ def measured_delays(recordings: Sequence[Recording], seed: int = SEED) -> dict[s
     """
     journeys = pl.concat([recording.lifecycles.frame() for recording in recordings])
     requests = pl.concat([recording.requests.frame(["ttft_us", "queue_us", "prefill_us"]) for recording in recordings])
-    answered = journeys.filter(pl.col("status") == "ok")
-    queued_us = np.concatenate([_pre_queue_us(recording) for recording in recordings])
-    before_us = _numbers(requests, pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us"))
-    after_us = _numbers(answered, pl.col("departed_us") - pl.col("finished_us"))
-    queued_words = "arrival to queued of {} journeys, less half a step cycle where others were in the engine"
+    after = journeys.filter(pl.col("status") == "ok").select(pl.col("departed_us") - pl.col("finished_us"))
+    before = requests.select(pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us"))
+    queued_words = "arrival to queued of {:,} journeys, less half a step cycle where others were in the engine"
     stamps = [
-        ("post_request", after_us, "finished to departed of {} journeys"),
-        ("pre_queue", before_us, "TTFT - queue - prefill over {} server-side requests"),
-        ("pre_queue", queued_us, queued_words),  # the better one, if there are both
+        ("post_request", after.to_series().drop_nulls().to_numpy(), "finished to departed of {:,} journeys"),
+        (
+            "pre_queue",
+            before.to_series().drop_nulls().to_numpy(),
+            "TTFT - queue - prefill over {:,} server-side requests",
+        ),
+        (
+            "pre_queue",
+            np.concatenate([_pre_queue_us(r) for r in recordings]),
+            queued_words,
+        ),  # better, if there are both
     ]
     return {name: _median(name, delays_us, words, seed) for name, delays_us, words in stamps if len(delays_us)}
+
+
+def lifecycle_of(measured: Iterable[CoefficientFit]) -> Lifecycle:
+    """The delays that were measured."""
+    values: dict[str, Any] = {f"{delay.name}_us": delay.value_us for delay in measured}
+    return Lifecycle(**values)
 
 
 def _pre_queue_us(recording: Recording) -> Floats:
@@ -69,29 +80,24 @@ def _pre_queue_us(recording: Recording) -> Floats:
     return np.asarray(queued - arrived - np.where(others, cycle_us / 2, 0.0), np.float64)
 
 
-def _numbers(frame: pl.DataFrame, delay: pl.Expr) -> Floats:
-    return frame.select(delay.alias("delay")).drop_nulls()["delay"].to_numpy().astype(np.float64)
-
-
 def _median(name: str, delays_us: Floats, words: str, seed: int) -> CoefficientFit:
     median_us = float(np.median(delays_us))
     # A median moves by the share of delays above it: that is what has to be alike in neighbours.
     blocks = row_blocks(np.zeros(len(delays_us), np.int64), [np.sign(delays_us - median_us)])
     draws = spread(np.array([np.median(delays_us[draw]) for draw in resampled(blocks, seed=seed)]), blocks)
     value_us, low_us, high_us = (max(value, 0.0) for value in (median_us, *interval(draws)))
-    return CoefficientFit(
-        name, value_us, low_us, high_us, "measured", f"median of {words.format(f'{len(delays_us):,}')}"
-    )
+    return CoefficientFit(name, value_us, low_us, high_us, "measured", f"median of {words.format(len(delays_us))}")
 
 
-# The unit of residuals, as a fraction: the largest error wanted of a window.
+# The unit of residuals of each metric, as a fraction: the largest error wanted of a window.
 SCALE = {"cycle": 0.01, "e2e": 0.01, "ttft": 0.03}
 
 # Requests of a window, whose mean latencies are one row.
 _WINDOW = 50
-_WINDOWS = 50  # a short run has about this many, each with fewer requests
-# Where prompts are found in a prefix cache, only the first requests find it cold and show what prefill costs.  They are
-# in shorter windows.  Elsewhere all windows are alike, or the start of a run would count five times as much.
+# A short run has about this many windows, each with fewer requests.
+_WINDOWS = 50
+# First requests of a run whose prompts are found in a prefix cache: only they find it cold and show what prefill costs.
+# They are in shorter windows.  Elsewhere all windows are alike, or the start of a run would count five times as much.
 _COLD_REQUESTS = 200
 _COLD_WINDOW = 10  # requests
 
@@ -100,6 +106,7 @@ _COLD_WINDOW = 10  # requests
 class CycleEvidence:
     """Step cycles: ``batch``, ``cycle_us`` and ``mixed_share`` as ``CycleRows``; ``stratum`` int64[rows]."""
 
+    metrics: ClassVar = ("cycle",)
     batch: Floats
     cycle_us: Floats
     stratum: Int64s
@@ -110,21 +117,22 @@ class CycleEvidence:
         """float64[rows]: mean number of decodes."""
         return self.batch[:, 2]
 
-    def residuals(self, form: StepForm, vector: Floats, measured: Lifecycle) -> Floats:
+    def residuals(self, form: StepForm, measured: Lifecycle, vector: Floats) -> Floats:
         """float64[rows]: fitted over observed less one, in units of ``SCALE``."""
         return (form.cycle_us(self.batch, self.mixed_share, vector) / self.cycle_us - 1) / SCALE["cycle"]
 
 
 @dataclass(frozen=True)
 class LatencyEvidence:
-    """Client latencies of a recording, window by window of its requests; or load levels, each a window.
+    """Client latencies of a recording, by windows of its requests; or load levels, each a window.
 
     ``plans``: the requests up to the last that can matter; one for each load level.  ``window``: int64[requests], the
     window of each request of all plans, -1 for one that is not judged.  ``observed_us``: float64[2, windows], mean E2E
-    and TTFT.  ``decodes``: float64[windows], mean number of requests in flight.  ``stratum``: int64[windows], equal in
-    windows that differ by chance only: of one load stage, of a cold prefix cache or a warm one.
+    and TTFT.  ``decodes``: float64[windows], mean number of requests in flight.  ``stratum``: int64[windows], equal
+    where windows differ by chance only: of one load stage, of a cold prefix cache or a warm one.
     """
 
+    metrics: ClassVar = ("e2e", "ttft")
     plans: tuple[ReplayPlan, ...]
     window: Int64s
     observed_us: Floats
@@ -132,7 +140,7 @@ class LatencyEvidence:
     stratum: Int64s
     of_levels: bool = False
 
-    def residuals(self, form: StepForm, vector: Floats, measured: Lifecycle) -> Floats:
+    def residuals(self, form: StepForm, measured: Lifecycle, vector: Floats) -> Floats:
         """float64[2 * windows]: simulated over observed mean less one, E2E then TTFT, in units of ``SCALE``."""
         latency, lifecycle = form.latency(vector), form.lifecycle(vector, measured)
         results = [
@@ -145,13 +153,64 @@ class LatencyEvidence:
         # A run that overflows its server gives unlimited latencies; all such runs are equally wrong.
         return np.asarray(np.clip((means / self.observed_us - 1) / scale, -1e4, 1e4), np.float64).reshape(-1)
 
-    def with_scheduling(self, asynchronous: bool) -> LatencyEvidence:
-        """The same evidence for an engine of this scheduling mode."""
-        plans = (replace(p, engine=replace(p.engine, async_scheduling=asynchronous)) for p in self.plans)
-        return replace(self, plans=tuple(plans))
+
+@dataclass(frozen=True)
+class Gathered:
+    """The evidence in a share of the runs: cycles and latencies, some of either or none.
+
+    Rows are residuals: those of a part follow one another by metric, and of a metric by window.
+    """
+
+    cycles: tuple[CycleEvidence, ...]
+    latencies: tuple[LatencyEvidence, ...]
+
+    @property
+    def parts(self) -> tuple[CycleEvidence | LatencyEvidence, ...]:
+        return (*self.cycles, *self.latencies)
+
+    @property
+    def windows(self) -> int:
+        return sum(len(part.decodes) for part in self.parts)
+
+    def residuals(self, form: StepForm, delays: Lifecycle, vector: Floats) -> Floats:
+        """float64[rows] of all parts, one after the other."""
+        return np.concatenate([part.residuals(form, delays, vector) for part in self.parts])
+
+    def with_scheduling(self, asynchronous: bool) -> Gathered:
+        """The same for engines of this scheduling mode."""
+
+        def served(plan: ReplayPlan) -> ReplayPlan:
+            return replace(plan, engine=replace(plan.engine, async_scheduling=asynchronous))
+
+        parts = (replace(part, plans=tuple(map(served, part.plans))) for part in self.latencies)
+        return replace(self, latencies=tuple(parts))
+
+    def kinds(self) -> Int64s:
+        """int64[rows]: the metric of each, by its place in ``SCALE``."""
+        place = {metric: i for i, metric in enumerate(SCALE)}
+        return np.concatenate([np.repeat([place[m] for m in part.metrics], len(part.decodes)) for part in self.parts])
+
+    def strata(self) -> Int64s:
+        """int64[groups]: a number for each part and stratum of it."""
+        own = [np.stack([np.full(len(part.stratum), i), part.stratum]) for i, part in enumerate(self.parts)]
+        return np.unique(np.hstack(own), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+    def groups(self) -> Int64s:
+        """int64[rows]: rows of one window of one part have one number."""
+        numbers = np.split(np.arange(self.windows), np.cumsum([len(part.decodes) for part in self.parts])[:-1])
+        return np.concatenate([np.tile(of, len(part.metrics)) for of, part in zip(numbers, self.parts, strict=True)])
 
 
-Evidence = CycleEvidence | LatencyEvidence
+def gather(
+    recordings: Sequence[Recording], window: tuple[float, float], *, steps: bool, latencies: bool, levels: bool
+) -> Gathered:
+    """The evidence in a share of the runs, by time: step records, latencies of requests, and load levels."""
+    single = [recording for recording in recordings if not is_load_level(recording)]
+    cycles = [cycle_evidence(recording, window) for recording in single] if steps else []
+    parts = [latency_evidence(recording, window) for recording in single] if latencies else []
+    summed_up = [r for r in recordings if is_load_level(r)] if latencies and levels else []
+    parts += [level_evidence(summed_up)] if summed_up else []
+    return Gathered(tuple(c for c in cycles if c is not None), tuple(p for p in parts if p is not None))
 
 
 def window_means(window: Int64s, e2e_us: Int64s, ttft_us: Int64s) -> Floats:
@@ -165,17 +224,13 @@ def window_means(window: Int64s, e2e_us: Int64s, ttft_us: Int64s) -> Floats:
 
 def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEvidence | None:
     """Step cycles of a share of the run, or None."""
-    if recording.steps.height < 2:
+    rows = rows_from_steps(recording, window) if recording.steps.height > 1 else None
+    if rows is None or not len(rows.cycle_us):
         return None
-    rows = rows_from_steps(recording, window)
-    if not len(rows.cycle_us):
-        return None
-    arrival_us, stage = (
-        recording.requests["arrival_us"].to_numpy(),
-        recording.requests["stage"].fill_null(-1).to_numpy(),
-    )
-    latest = np.maximum(np.searchsorted(arrival_us, rows.start_us, side="right") - 1, 0)
-    return CycleEvidence(rows.batch, rows.cycle_us, stage[latest].astype(np.int64), rows.mixed_share)
+    requests = recording.requests
+    latest = np.maximum(np.searchsorted(requests["arrival_us"].to_numpy(), rows.start_us, side="right") - 1, 0)
+    stage = requests["stage"].fill_null(-1).to_numpy()[latest]
+    return CycleEvidence(rows.batch, rows.cycle_us, stage.astype(np.int64), rows.mixed_share)
 
 
 def latency_evidence(recording: Recording, window: tuple[float, float]) -> LatencyEvidence | None:
@@ -189,23 +244,30 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
         return None
     e2e_us, ttft_us = (requests[name].fill_null(0).to_numpy() for name in ("e2e_us", "ttft_us"))
     arrival_us = requests["arrival_us"].to_numpy()
-    last = int(np.flatnonzero(judged)[-1])
+    ended_us = arrival_us + e2e_us
     # Requests that arrive while the last ones are served slow them down.
-    end_us = int((arrival_us + e2e_us)[: last + 1][judged[: last + 1]].max())
-    count = max(int(np.searchsorted(arrival_us, end_us)), last + 1)
+    last = int(np.flatnonzero(judged)[-1])
+    count = max(int(np.searchsorted(arrival_us, int(ended_us[judged].max()))), last + 1)
     plan = plan_replay(with_lengths(recording), ReplayMode())
-    cold = _COLD_REQUESTS if _finds_prompts(plan.trace) else 0
+    finds_prompts = plan.trace.block_keys is not None or (plan.trace.prefill_tokens < plan.trace.prompt_tokens).any()
+    cold = _COLD_REQUESTS if finds_prompts else 0
     size = _WINDOW if cold else min(max(len(judged) // _WINDOWS, _COLD_WINDOW), _WINDOW)
+    places = np.flatnonzero(judged)
+    raw = np.where(places < cold, places // _COLD_WINDOW, cold // _COLD_WINDOW + (places - cold) // size)
+    _windows, begins, of_judged = np.unique(raw, return_index=True, return_inverse=True)
     numbers = np.full(count, -1, np.int64)
-    numbers[judged[:count]] = _windows(np.flatnonzero(judged[:count]), cold, size)
-    observed_us = window_means(numbers, e2e_us[:count], ttft_us[:count])
-    in_flight = np.arange(count) - np.searchsorted(np.sort((arrival_us + e2e_us)[:count]), arrival_us[:count])
-    decodes = window_means(numbers, in_flight, in_flight)[0]
-    first = np.flatnonzero(judged[:count])[np.unique(numbers[judged[:count]], return_index=True)[1]]
+    numbers[places] = of_judged
+    in_flight = np.arange(count) - np.searchsorted(np.sort(ended_us[:count]), arrival_us[:count])
+    first = places[begins]
     stage = requests["stage"].fill_null(-1).to_numpy()[first].astype(np.int64)
-    stratum = 2 * stage + (first < cold)
     plan = replace(plan, trace=plan.trace.part(slice(count)), stalls=cold_start_of(recording))
-    return LatencyEvidence((plan,), numbers, observed_us, decodes, stratum)
+    return LatencyEvidence(
+        (plan,),
+        numbers,
+        observed_us=window_means(numbers, e2e_us[:count], ttft_us[:count]),
+        decodes=window_means(numbers, in_flight, in_flight)[0],
+        stratum=2 * stage + (first < cold),
+    )
 
 
 def known_architecture(recording: Recording) -> Architecture | None:
@@ -344,16 +406,6 @@ def with_lengths(recording: Recording) -> Recording:
     median = pl.col("output_tokens").median().round().cast(pl.Int64)
     filled = pl.when(unknown).then(median).otherwise(pl.col("output_tokens")).alias("output_tokens")
     return replace(recording, requests=rows_of(requests.frame().with_columns(filled)))
-
-
-def _finds_prompts(trace: RequestTrace) -> bool:
-    return trace.block_keys is not None or bool((trace.prefill_tokens < trace.prompt_tokens).any())
-
-
-def _windows(places: Int64s, cold: int, size: int) -> Int64s:
-    """The window of each judged request, by its place in the run; short for the first ``cold`` requests."""
-    raw = np.where(places < cold, places // _COLD_WINDOW, cold // _COLD_WINDOW + (places - cold) // size)
-    return np.unique(raw, return_inverse=True)[1].astype(np.int64)
 
 
 # Share of resamples that a scheduling mode has to win to be the one: an interval of 95 %, on one side.

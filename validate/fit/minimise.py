@@ -324,12 +324,12 @@ def _bounded_step(square: Floats, gradient: Floats, damping: float, room: Floats
 class Confidence:
     """``low``, ``high``: float64[coefficients], bounds of 95 % by resampling windows; equal where held.
 
-    ``correlation``: float64[free, free], of those that are not held.
+    ``correlation``: of those that are not held, as ``FitRecord`` has it.
     """
 
     low: Floats
     high: Floats
-    correlation: Floats
+    correlation: tuple[tuple[float, ...], ...]
 
 
 def variance_inflation(design: Floats, free: Bools) -> Floats:
@@ -393,16 +393,12 @@ def confidence(
     return Confidence(low, high, correlation_of(draws))
 
 
-def correlation_of(draws: Floats) -> Floats:
-    """float64[columns, columns]: of the columns of draws; 0 with a column that does not change."""
+def correlation_of(draws: Floats) -> tuple[tuple[float, ...], ...]:
+    """Of the columns of draws, as ``FitRecord`` has it, in thousandths; 0 with a column that does not change."""
     off = draws - draws.mean(axis=0)
     size = np.maximum(np.sqrt((off**2).sum(axis=0)), 1e-300)
-    return np.asarray((off.T @ off) / size / size[:, None], np.float64)
-
-
-def lower_rows(correlation: Floats) -> tuple[tuple[float, ...], ...]:
-    """The rows of a correlation below its diagonal, in thousandths, as a release has them."""
-    return tuple(tuple(np.round(row[: i + 1], 3).tolist()) for i, row in enumerate(correlation[1:]))
+    matrix = (off.T @ off) / size / size[:, None]
+    return tuple(tuple(np.round(row[: i + 1], 3).tolist()) for i, row in enumerate(matrix[1:]))
 
 
 def _chance(planes: Floats, w: Floats) -> Floats:

@@ -23,13 +23,14 @@ from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.warm_up import Stalls, seen_warm_up
 from blis_replay.validate.fit.evidence import (
     SCALE,
+    Gathered,
     LoadLevel,
     is_load_level,
     known_architecture,
     load_level,
     with_lengths,
 )
-from blis_replay.validate.fit.model_fit import Fitted, Gathered
+from blis_replay.validate.fit.model_fit import Fitted
 from blis_replay.validate.fit.step_form import INTERCEPT
 from blis_replay.validate.metrics.latency import LatencySamples, latency_statistics, relative_error
 from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
@@ -101,17 +102,15 @@ def with_stalls(gathered: Gathered, fitted: Fitted) -> tuple[Fitted, float]:
 
 def _of_pieces(gathered: Gathered, rows: Floats) -> Floats:
     """float64[pieces]: residuals of E2E (or slopes of them), as fractions of the mean E2E of each piece of a run."""
-    first, fractions = sum(len(part.cycle_us) for part in gathered.cycles), []
+    first, fractions = sum(len(part.decodes) for part in gathered.cycles), []
     for part in gathered.latencies:
-        windows = part.observed_us.shape[1]
-        if part.of_levels:  # no pieces of time
-            first += 2 * windows
-            continue
-        weight = part.observed_us[0] * np.bincount(part.window[part.window >= 0])
-        e2e = SCALE["e2e"] * rows[first : first + windows]
-        pieces = np.array_split(np.arange(windows), min(_PIECES, windows))
-        fractions += [float(np.average(e2e[piece], weights=weight[piece])) for piece in pieces]
-        first += 2 * windows
+        windows = len(part.decodes)
+        if not part.of_levels:  # those have no pieces of time
+            weight = part.observed_us[0] * np.bincount(part.window[part.window >= 0])
+            e2e = SCALE["e2e"] * rows[first : first + windows]
+            pieces = np.array_split(np.arange(windows), min(_PIECES, windows))
+            fractions += [float(np.average(e2e[piece], weights=weight[piece])) for piece in pieces]
+        first += len(part.metrics) * windows
     return np.array(fractions)
 
 
