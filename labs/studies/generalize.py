@@ -25,7 +25,7 @@ from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.experiment import experiment_row, find_experiment
 from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
-from blis_replay.validate.fit.step_errors import step_mape
+from blis_replay.validate.fit.step_errors import step_cycles, step_errors
 from blis_replay.validate.metrics.observed import Observed, pooled_gaps
 from blis_replay_labs.silicon.physical_fit import (
     PhysicalFit,
@@ -302,9 +302,11 @@ def score(case: Observed, release: CoefficientRelease) -> Score:
     errors = {
         metric: {name: cell.error for name, cell in cells.items()} for metric, cells in comparison.metrics.items()
     }
-    latency = entry_of(release, recording).latency
-    steps = step_mape(recording, latency)
-    return Score(recording.slug, recording.alias, recording.ground_truth, case.overloaded, errors, steps)
+    try:
+        of_all_steps = step_errors(entry_of(release, recording).latency, step_cycles(recording))[0].mape
+    except ValidateError:
+        of_all_steps = None
+    return Score(recording.slug, recording.alias, recording.ground_truth, case.overloaded, errors, of_all_steps)
 
 
 def _not_predicted(case: Observed, error: Exception) -> Score:

@@ -19,6 +19,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import NothingToJudgeError, ValidateError
+from blis_replay.blis.latency.models import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.checks import ledger
 from blis_replay.ingest.recording import Finding, Recording
@@ -28,7 +29,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.candidates import candidates
 from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, PROVED_WRONG, Hypothesis, Replayed, Standing
-from blis_replay.validate.fit.step_errors import predicted_us, step_cycles
+from blis_replay.validate.fit.step_errors import step_cycles
 from blis_replay.validate.metrics.latency import LatencySamples, MetricStatistic, latency_statistics, of_requests
 from blis_replay.validate.metrics.observed import (
     Gaps,
@@ -356,7 +357,7 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
         recorded = step_cycles(recording)
     except ValidateError:
         return None
-    modelled_us = predicted_us(entry.latency, recorded)
+    modelled_us = durations_us(entry.latency, recorded.batch)
     median = float(np.median(modelled_us / recorded.time_us)) - 1
     whole = float(modelled_us.sum() / recorded.time_us.sum()) - 1
     # Where some steps stall, a line through all is above their median and right in the mean: then it is not off.

@@ -1,15 +1,15 @@
-"""What a step-time line is fitted to: mean batch contents and mean step cycle, row by row.
+"""Rows that a step-time line is fitted to: mean batches and mean step cycles.
 
-Two sources give such rows.  *Step records*: windows of sampled steps; the time between
-two sampled starts, divided by the difference of their ids, is the mean cycle.
-*Latencies*: one row per request; the time between its first and last token, divided by
-the steps between them, is the mean cycle while it decoded.
+*Step records* give windows of sampled steps: the time between two sampled starts, divided by the difference of their
+ids, is the mean cycle.  *Latencies* give one row per request: the time between its first and last token, divided by the
+steps between them, is the mean cycle while it decoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -67,9 +67,9 @@ def busy_depth(recording: Recording) -> int:
 class CycleRows:
     """``batch``: float64[rows, 4]: 1, prefill, decode and context tokens of a mean step.
 
-    ``cycle_us``: float64[rows], mean step cycle.  ``context_known``: whether the last
-    column was observed (it is that of an average request for each decode otherwise).  ``start_us``: int64[rows],
-    when each begins, of rows from steps.  ``mixed_share``: float64[rows], the share of the steps that prefill.
+    ``cycle_us``: float64[rows], mean step cycle.  ``context_known``: whether the last column was observed; otherwise
+    each decode has the context of an average request.  ``start_us``: int64[rows], when each begins, of rows from steps.
+    ``mixed_share``: float64[rows], the share of the steps that prefill.
     """
 
     batch: Floats
@@ -82,38 +82,33 @@ class CycleRows:
 def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
     """Rows from start-to-start step cycles; never from ``step.duration_us``.
 
-    ``window``: the share of the run to use, by time.  Decodes of a window are the mean of
-    its sampled steps; a window in which the server may have been idle is left out.
-    Prefill tokens are those of the requests whose first token came in it, less their prefix hits: a
-    10 % sample of steps holds too few of the large prefills.
+    ``window``: the share of the run to use, by time.  Decodes of a row are the mean of its sampled steps; a row in
+    which the server may have been idle is left out.  Prefill tokens are those of the requests whose first token came
+    in it, less their prefix hits: a 10 % sample of steps holds too few of the large prefills.
     """
     counted = ["step_id", "start_us", "decode_tokens", "running_depth"]
     steps = recording.steps.frame(counted).drop_nulls().sort("step_id")
-    step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
-    decode = steps["decode_tokens"].to_numpy().astype(np.float64)
-    running = steps["running_depth"].to_numpy()
-    low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
-    rows: list[tuple[float, float, float, float]] = []
-    cycles: list[float] = []
-    spans_us: list[tuple[int, int]] = []
-    first, busy = int(np.searchsorted(start_us, low)), busy_depth(recording)
-    while first < len(start_us) - 1:
-        last = min(int(np.searchsorted(start_us, start_us[first] + _WINDOW_US)), len(start_us) - 1)
-        count, span_us = step_id[last] - step_id[first], start_us[last] - start_us[first]
-        if start_us[last] > high:
+    step_id, start_us, decode, running = (steps[name].to_numpy() for name in counted)
+    low_us, high_us = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
+    edges = [int(np.searchsorted(start_us, low_us))]
+    while edges[-1] < len(start_us) - 1:
+        last = min(int(np.searchsorted(start_us, start_us[edges[-1]] + _WINDOW_US)), len(start_us) - 1)
+        if start_us[last] > high_us:
             break
-        if count > 0 and running[first:last].min() >= busy:
-            rows.append((1.0, float(count), float(decode[first:last].mean()), 0.0))
-            cycles.append(float(span_us / count))
-            spans_us.append((int(start_us[first]), int(start_us[last])))
-        first = last
-    between_us, batch = np.array(spans_us, np.int64).reshape(-1, 2), np.array(rows).reshape(-1, 4)
+        edges.append(last)
+    busy = busy_depth(recording)
+    rows = [(a, b) for a, b in pairwise(edges) if step_id[b] > step_id[a] and running[a:b].min() >= busy]
+    at = np.array(rows, np.int64).reshape(-1, 2)
+    count, between_us = np.diff(step_id[at])[:, 0].astype(np.float64), start_us[at]
+    decodes = np.array([decode[a:b].mean() for a, b in rows], np.float64)
     prefill_tokens = estimate_prefix(recording).prefill_tokens
-    steps_of = _prefilling_steps(recording, prefill_tokens)
-    mixed_share = np.minimum(_prefilled(recording, between_us, steps_of) / batch[:, 1], 1)
-    batch[:, 1] = _prefilled(recording, between_us, prefill_tokens) / batch[:, 1]
-    batch[:, 3] = batch[:, 2] * _contexts(recording, between_us)
-    return CycleRows(batch, np.array(cycles), False, between_us[:, 0], mixed_share)
+    prefill, prefilling = (
+        _prefilled(recording, between_us, amount) / count
+        for amount in (prefill_tokens, _prefilling_steps(recording, prefill_tokens))
+    )
+    batch = np.column_stack([np.ones(len(rows)), prefill, decodes, decodes * _contexts(recording, between_us)])
+    cycle_us = np.diff(between_us)[:, 0] / count
+    return CycleRows(batch, cycle_us, False, between_us[:, 0], mixed_share=np.minimum(prefilling, 1))
 
 
 def _prefilling_steps(recording: Recording, prefill_tokens: Int64s) -> Int64s:
@@ -128,23 +123,23 @@ def _prefilled(recording: Recording, between_us: Int64s, amount: Int64s) -> Floa
     ok, first_us, _last_us, _context = _decoding(recording)
     at_us = recording.requests["arrival_us"].to_numpy().astype(np.float64)
     at_us[ok] = first_us
-    low_us, high_us = between_us.T.astype(np.float64)
-    return _between(at_us, amount, low_us, high_us)
+    return _between(at_us, amount, *between_us.T.astype(np.float64))
 
 
 def _contexts(recording: Recording, between_us: Int64s) -> Floats:
     """float64[rows]: mean context of a decode between two times of the run, of the requests that decoded then.
 
-    Where prompts happen to be long there are both more prefill tokens and more context, and with one context for all
-    windows the prefill would get the price of both.
+    Where prompts happen to be long there are both more prefill tokens and more context.  With one context for all rows
+    the prefill would get the price of both.
     """
     every = np.full(len(between_us), mean_lengths(recording).context_tokens)
     timed, first_us, last_us, context = _decoding(recording)
     if not len(between_us) or timed.sum() < _MOST_KNOWN * len(timed):
         return every
-    low_us, high_us = between_us.T.astype(np.float64)
-    decodes = _mean_level(first_us, last_us, np.ones(len(first_us)), low_us, high_us)
-    contexts = _mean_level(first_us, last_us, context, low_us, high_us)
+    decodes, contexts = (
+        _mean_level(first_us, last_us, height, *between_us.T.astype(np.float64))
+        for height in (np.ones(len(first_us)), context)
+    )
     np.divide(contexts, decodes, out=every, where=decodes > 1)
     return every
 
@@ -165,10 +160,9 @@ def _decoding(recording: Recording) -> tuple[Bools, Floats, Floats, Floats]:
 def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
     """Rows from client or server latencies: one row per finished request with two tokens.
 
-    A row covers the steps between a request's first and last token.  It has the mean number
-    of requests that decode, their mean context (each at half its output), and the prefill
-    tokens of the requests whose first token fell in between.  Where the server recorded
-    prefill times, each also makes a row: its own prefill as one step.
+    A row covers the steps between a request's first and last token.  It has the mean number of requests that decode,
+    their mean context (each at half its output), and the prefill tokens of the requests whose first token fell in
+    between.  Where the server recorded prefill times, each that had the batch to itself also makes a row of one step.
     """
     ok, first_us, last_us, context = _decoding(recording)
     requests = recording.requests.frame(["arrival_us", "output_tokens", "prefill_us"]).filter(ok)
@@ -177,43 +171,28 @@ def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0
     arrival_us = requests["arrival_us"].to_numpy()
     low, high = (share * recording.requests["arrival_us"].to_numpy()[-1] for share in window)
     chosen = (output_tokens > 1) & (last_us > first_us) & (arrival_us >= low) & (arrival_us <= high)
-    steps = output_tokens[chosen] - 1
-    between = (first_us[chosen], last_us[chosen])
-    ones = np.ones(len(first_us))
+    steps, between, ones = output_tokens[chosen] - 1, (first_us[chosen], last_us[chosen]), np.ones(len(first_us))
     batch = np.column_stack(
         [
-            np.ones(int(chosen.sum())),
+            np.ones(len(steps)),
             _between(first_us, prefill_tokens, *between) / steps,
             _mean_level(first_us, last_us, ones, *between),
             _mean_level(first_us, last_us, context, *between),
         ]
     )
     mixed_share = np.minimum(_between(first_us, _prefilling_steps(recording, prefill_tokens), *between) / steps, 1)
-    rows = CycleRows(batch, (between[1] - between[0]) / steps, context_known=True, mixed_share=mixed_share)
-    return _with_prefills(rows, requests["prefill_us"].to_numpy(), prefill_tokens, first_us, last_us, chosen)
-
-
-def _with_prefills(
-    rows: CycleRows,
-    prefill_us: Floats,
-    prefill_tokens: Int64s,
-    first_us: Floats,
-    last_us: Floats,
-    chosen: Bools,
-) -> CycleRows:
-    """Add a row for each recorded prefill that had the batch to itself (no other prefill in it)."""
-    start_us = first_us - prefill_us
-    alone = chosen & ~np.isnan(start_us)
-    alone[alone] = _between(first_us, prefill_tokens, start_us[alone], first_us[alone]) == prefill_tokens[alone]
-    if not alone.any():
-        return rows
-    decode = _mean_level(first_us, last_us, np.ones(len(first_us)), start_us[alone], first_us[alone])
-    batch = np.column_stack([np.ones(int(alone.sum())), prefill_tokens[alone], decode, np.zeros(int(alone.sum()))])
+    prefill_us = requests["prefill_us"].to_numpy()
+    alone = chosen & ~np.isnan(prefill_us)
+    prefill = ((first_us - prefill_us)[alone], first_us[alone])
+    alone[alone] = own = _between(first_us, prefill_tokens, *prefill) == prefill_tokens[alone]
+    prefill = (prefill[0][own], prefill[1][own])
+    ones_alone = np.ones(int(own.sum()))
+    decodes = _mean_level(first_us, last_us, ones, *prefill)
     return CycleRows(
-        np.vstack([rows.batch, batch]),
-        np.concatenate([rows.cycle_us, prefill_us[alone]]),
-        rows.context_known,
-        mixed_share=np.concatenate([rows.mixed_share, np.ones(len(batch))]),
+        np.vstack([batch, np.column_stack([ones_alone, prefill_tokens[alone], decodes, 0 * ones_alone])]),
+        np.concatenate([(between[1] - between[0]) / steps, prefill_us[alone]]),
+        context_known=True,
+        mixed_share=np.concatenate([mixed_share, ones_alone]),
     )
 
 
@@ -254,11 +233,11 @@ _ALIKE_FROM = 0.99
 def fit_line(parts: Sequence[CycleRows]) -> Floats:
     """float64[4], none negative: us of a step, and per prefill, decode and context token; where a search starts.
 
-    Least squares with a soft-l1 loss.  By SciPy: the costs that ``linear`` finds differ in the fifth digit, and from
+    Least squares with a soft-l1 loss, by SciPy: the costs that ``linear`` finds differ in the fifth digit, and from
     there the search ends in other coefficients than those of the releases that ship.  The context column takes part
-    only where every part observed it.  Where all requests are alike, decodes and context are one column under two
-    names.  Then the context keeps the cost: a step of any model reads the KV cache of its context, and that carries
-    over to other lengths.
+    only where every part observed it.  Where all requests are alike, decodes and context are in proportion; then the
+    context keeps the cost, because every model reads the KV cache of its context, and that carries over to other
+    lengths.
     """
     from scipy.optimize import least_squares  # heavy, and only calibration needs it
 

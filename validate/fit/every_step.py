@@ -1,14 +1,13 @@
 """Coefficients from recordings of every step, by the recorder or by the server's log: nothing is searched for.
 
-Each step says what it computed and how long it took, so its cost is a straight line through all of them.  Each request
-says when it was sent, queued, and had its tokens, so the delays around the engine are differences.
+Each step says what it computed and how long it took: its cost is a line through all of them, or a roofline where few
+prompt tokens ride free under the reading of the weights.  Each request says when it was sent, queued and had its
+tokens: the delays around the engine are differences.
 
-A log counts requests and tokens of each iteration, and how long the engine waited for the model.  Which requests
-were in it follows from the counts (``ingest.steps.followed``).  What the engine does between two waits is in no line of
-the log; but the server measured each request from its first token to its last, which is the sum of the cycles
-between.  So the rest is a line through these sums: a share a step, and one a request in it.
-
-Where single steps show that few prompt tokens ride free under the reading of the weights, the line is a roofline.
+A log counts requests and tokens of each iteration, and says how long the engine waited for the model.  The counts tell
+which requests were in it (``ingest.steps.followed``).  What the engine does between two waits is not in the log.  But
+the server measured each request from its first token to its last, which is the sum of the cycles between: a line
+through these sums gives a share per step and one per request in it.
 """
 
 from __future__ import annotations
@@ -42,17 +41,18 @@ from blis_replay.validate.metrics.resampling import SEED, interval, resampled, r
 STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context_token", "per_1000_attended")
 FORM = "line through every step"
 ROOFLINE_FORM = "roofline through every step"
-# Knees of a roofline that single steps are asked for, in tokens: a CPU computes few while it reads the weights.
+# Knees of a roofline that single steps are tried with, in tokens: a CPU computes few while it reads the weights.
 _KNEES = (25.0, 50.0, 100.0, 200.0, BELIEVED.knee_tokens)
 # Standard errors by which a roofline must do better than a line: of five knees one is better by two by chance.
 _CLEARLY = 3.0
 # Fewest steps that a line is fitted to.
 _FEWEST_STEPS = 100
-# A step was held up by something else if it took more than this many times what the line says: kernels that are
-# compiled, a machine that stands still; or more than STALL_US beyond it, as a step with many prompts is long itself.
+# A step that takes more than this many times what the line says was held up: kernels were compiled, a machine stood
+# still.  So was one of more than STALL_US beyond the line; a step with many prompts is long itself.
 _OUTLIER = 10.0
 # Steps of a block, and draws of blocks, for the interval of a coefficient.
-_BLOCK_STEPS, _DRAWS = 50, 200
+_BLOCK_STEPS = 50
+_DRAWS = 200
 # Fewest requests that must have been measured around the engine, or in it.
 _FEWEST_REQUESTS = 20
 # us before a request was queued in which others ended, for the engine to have been busy: a pause between two steps.
@@ -63,11 +63,13 @@ _DELAY_SPREAD_US = 3_000.0
 _DRAWN_IN = (0.02, 0.98)
 # A delay above this many times the median is of a machine that stood still, as for 9 s of tiny-live-e.
 _STOOD_STILL = 20.0
+# Least share of the steps of a log that the requests explain.
+_EXPLAINED = 0.9
 
 
 @dataclass(frozen=True)
 class EveryStep:
-    """The steps of a run, one after the other, and what its requests spent around the engine.
+    """The steps of a run, one after the other, and the delays of its requests around the engine.
 
     ``batch``: float64[steps, 5] as ``STEP_COSTS``.  ``cycle_us``: float64[steps], start to start while the engine is
     busy.  ``start_us``: int64[steps], ascending.  ``usable``: bool[steps], whether a step computed something and the
@@ -80,16 +82,15 @@ class EveryStep:
     usable: Bools
     requests: pl.DataFrame
 
-    def steps(self, window: tuple[float, float] = (0.0, 1.0)) -> tuple[Floats, Floats]:
-        """Batches and cycles of the usable steps of a share of the run, by time."""
+    def within(self, window: tuple[float, float]) -> Bools:
+        """bool[steps]: the usable steps of a share of the run, by time."""
         first_us, last_us = int(self.start_us[0]), int(self.start_us[-1])
         low_us, high_us = (first_us + share * (last_us - first_us) for share in window)
-        used = self.usable & (self.start_us >= low_us) & (self.start_us <= high_us)
-        return self.batch[used], self.cycle_us[used]
+        return self.usable & (self.start_us >= low_us) & (self.start_us <= high_us)
 
-    def stalls(self, line: Floats) -> Stalls | None:
+    def stalls(self, line: Floats, roofline: Roofline | None) -> Stalls | None:
         """The steps that were held up, by how much more they took than the line through the others says."""
-        modelled_us = self.batch @ line
+        modelled_us = _shown(self.batch, roofline) @ line
         held = self.usable & _held_up(self.cycle_us, modelled_us)
         longer_us = (self.cycle_us - modelled_us)[held]
         return Stalls(self.start_us[held].astype(np.int64), longer_us.astype(np.int64)) if held.any() else None
@@ -98,21 +99,21 @@ class EveryStep:
 _REQUEST_SCHEMA = {
     "arrival_us": pl.Int64,
     "prompt_tokens": pl.Int64,
-    # From the client's send to the waiting queue, and from the engine's first token to the client: the simulator has
+    # From the client's send to the waiting queue, and from the engine's first token to the client.  The simulator has
     # one delay for both, before the queue, as no request can tell them apart.
     "around_us": pl.Float64,
     "later_us": pl.Float64,  # by how much longer the last token takes to the client than the first
-    "turn_us": pl.Float64,  # of the first delay, the wait for the engine's turn, which the simulator adds itself
+    "turn_us": pl.Float64,  # part of ``around_us``: the wait for the engine's turn, which the simulator adds itself
 }
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What every step and request says: the line, the delays, what each rests on, and how well the line fits.
+    """The step time, the delays, what each rests on, and how well the line fits.
 
-    ``steps``: how many it fits.  ``error``: mean absolute error of a step, a fraction; ``total``: of the sum, signed;
-    both without the steps that were held up.  ``stalls``: those, by slug, of the whole run.  ``correlation``: of the
-    costs of a step, as ``FitRecord`` has it.
+    ``correlation``: of the costs of a step, as ``FitRecord`` has it.  ``steps``: fitted steps, without those that were
+    held up; ``error``: mean absolute error of one, a fraction; ``total``: of their sum, signed.  ``stalls``: the steps
+    that were held up, by slug, of the whole run.
     """
 
     form: str
@@ -143,38 +144,41 @@ def was_recorded(recording: Recording) -> bool:
 
 
 def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: int = SEED) -> Measured:
-    """The line and the delays of recordings that :func:`has_every_step` holds for, over a share of each by time."""
-    runs = [recorded_steps(r) if was_recorded(r) else logged_steps(r) for r in recordings]
-    parts = [run.steps(window) for run in runs if run is not None]
-    batch, cycle_us = np.vstack([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    """The step time and the delays of recordings that ``has_every_step`` holds for, over a share of each by time."""
+    found = ((r, recorded_steps(r) if was_recorded(r) else logged_steps(r)) for r in recordings)
+    runs = [(recording, run) for recording, run in found if run is not None]
+    parts = [(run, run.within(window)) for _recording, run in runs]
+    batch = np.vstack([run.batch[within] for run, within in parts])
+    cycle_us = np.concatenate([run.cycle_us[within] for run, within in parts])
     roofline = _roofline_of(batch, cycle_us)
-    batch, runs = _shown(batch, roofline), [run and replace(run, batch=_shown(run.batch, roofline)) for run in runs]
+    batch = _shown(batch, roofline)
     line = fit_steps(batch, cycle_us)
     low, high, correlation = _bounds(batch, cycle_us, seed)
-    kept = ~_held_up(cycle_us, batch @ line)
+    modelled_us = batch @ line
+    kept = ~_held_up(cycle_us, modelled_us)
     remark = f"fitted to {kept.sum():,} steps, one by one"
     remark += "" if kept.all() else f", {(~kept).sum():,} more that were held up left out"
     costs = [
         CoefficientFit(name, *_digits(*values), "fitted", remark)
         for name, values in zip(STEP_COSTS, zip(line, low, high, strict=True), strict=True)
     ]
-    requests = [
-        _arrived(run.requests, recording, window)
-        for recording, run in zip(recordings, runs, strict=True)
-        if run is not None
-    ]
-    delays = _delays(np.vstack(requests), seed)
+    delays = _delays(np.vstack([_arrived(run.requests, recording, window) for recording, run in runs]), seed)
     ns = [round(float(value) * 1000) for value in line]
     form, latency = FORM, LatencyModel("blackbox", ns[0], ns[1], ns[2], ns[3], per_1000_attended_ns=ns[4])
     if roofline is not None:
         form, latency = ROOFLINE_FORM, replace(latency, kind="roofline", roofline=roofline)
-    modelled, cycle_us = (batch @ line)[kept], cycle_us[kept]
-    error = float(np.abs(modelled / cycle_us - 1).mean())
-    total = float(modelled.sum() / cycle_us.sum() - 1)
-    stalls = {r.slug: run.stalls(line) for r, run in zip(recordings, runs, strict=True) if run is not None}
-    some = {slug: found for slug, found in stalls.items() if found is not None}
+    modelled_us, cycle_us = modelled_us[kept], cycle_us[kept]
+    stalls = {r.slug: held for r, run in runs if (held := run.stalls(line, roofline)) is not None}
     return Measured(
-        form, latency, lifecycle_of(delays), (*costs, *delays), correlation, len(cycle_us), error, total, some
+        form,
+        latency,
+        lifecycle_of(delays),
+        (*costs, *delays),
+        correlation,
+        steps=len(cycle_us),
+        error=float(np.abs(modelled_us / cycle_us - 1).mean()),
+        total=float(modelled_us.sum() / cycle_us.sum() - 1),
+        stalls=stalls,
     )
 
 
@@ -222,32 +226,27 @@ _PREFILL_SCHEMA = dict.fromkeys(("step_id", "tokens", "attended", "resumed"), pl
 
 
 def recorded_steps(recording: Recording) -> EveryStep:
-    """The steps of a recording that :func:`was_recorded`."""
+    """The steps of a recording that ``was_recorded``."""
     cycles, _basis = observed_cycles(recording)
     steps = recording.steps.frame(["step_id", "start_us", "prefill_tokens", "decode_tokens"])
     prefills = query(_PREFILLS, _PREFILL_SCHEMA, snapshots=recording.snapshots).frame()
     context = decodes_of(admissions_of(recording)).context_at(steps["step_id"].to_numpy())
-    rows = (
-        steps.join(prefills, on="step_id", how="left", maintain_order="left")
-        .with_columns(pl.col("tokens", "attended", "resumed").fill_null(0))
-        .with_columns(decode_context_tokens=pl.Series(context) + pl.col("resumed"))
-        .with_columns((pl.col("prefill_tokens") + pl.col("decode_tokens") - pl.col("tokens")).alias("decodes"))
-    )
     timed = pl.DataFrame({"start_us": cycles.from_us, "cycle_us": cycles.cycle_us, "whole": cycles.begins})
-    rows = rows.join(timed.unique("start_us", keep="first"), on="start_us", how="inner", maintain_order="left")
-    columns = (pl.lit(1.0), *(pl.col(name) for name in ("tokens", "decodes", "decode_context_tokens")))
-    batch = rows.select(
-        *(column.cast(pl.Float64).alias(name) for column, name in zip(columns, STEP_COSTS[:4], strict=True)),
-        (pl.col("attended") / 1000).alias(STEP_COSTS[4]),
+    tokens, decodes = pl.col("tokens"), pl.col("prefill_tokens") + pl.col("decode_tokens") - pl.col("tokens")
+    rows = (
+        steps.with_columns(context=pl.Series(context))
+        .join(prefills, on="step_id", how="left", maintain_order="left")
+        .with_columns(pl.col("tokens", "attended", "resumed").fill_null(0))
+        .with_columns(
+            decodes=decodes, context=pl.col("context") + pl.col("resumed"), attended=pl.col("attended") / 1000
+        )
+        .join(timed.unique("start_us", keep="first"), on="start_us", how="inner", maintain_order="left")
     )
-    usable = rows.select(pl.col("whole") & (pl.col("tokens") + pl.col("decodes") > 0)).to_series()
-    return EveryStep(
-        batch.to_numpy(),
-        rows["cycle_us"].cast(pl.Float64).to_numpy(),
-        rows["start_us"].to_numpy(),
-        usable.to_numpy(),
-        _stamped_requests(recording),
-    )
+    batch = rows.select(pl.lit(1.0).alias("step"), tokens, "decodes", "context", "attended").cast(pl.Float64)
+    usable = rows.select(pl.col("whole") & (tokens + pl.col("decodes") > 0)).to_series()
+    cycle_us = rows["cycle_us"].cast(pl.Float64).to_numpy()
+    start_us = rows["start_us"].to_numpy()
+    return EveryStep(batch.to_numpy(), cycle_us, start_us, usable.to_numpy(), _stamped_requests(recording))
 
 
 def _stamped_requests(recording: Recording) -> pl.DataFrame:
@@ -257,16 +256,16 @@ def _stamped_requests(recording: Recording) -> pl.DataFrame:
     stamped = stamps.drop_nulls().unique("request_index", keep="none")
     answered = requests.filter(pl.col("status") == "ok").drop_nulls()
     both = answered.join(stamped, on="request_index", maintain_order="left")
-    queued_us, finished_us = both["queued_us"].to_numpy(), both["finished_us"].to_numpy()
-    first_us, turns_us = pl.col("first_token_us"), _turns_us(recording, queued_us, finished_us)
-    around_us = pl.col("queued_us") + pl.col("ttft_us") - first_us
-    later_us = first_us + pl.col("e2e_us") - pl.col("ttft_us") - pl.col("finished_us")
-    return _requests(both, around_us, later_us, pl.Series(turns_us))
+    turn_us = _turns_us(recording, both["queued_us"].to_numpy(), both["finished_us"].to_numpy())
+    return _requests(
+        both.with_columns(turn_us=pl.Series(turn_us)),
+        around_us=pl.col("queued_us") + pl.col("ttft_us") - pl.col("first_token_us"),
+        later_us=pl.col("first_token_us") + pl.col("e2e_us") - pl.col("ttft_us") - pl.col("finished_us"),
+    )
 
 
-def _requests(frame: pl.DataFrame, around_us: pl.Expr, later_us: pl.Expr, turn_us: pl.Series | pl.Expr) -> pl.DataFrame:
-    columns = {"around_us": around_us, "later_us": later_us, "turn_us": turn_us}
-    return frame.with_columns(**columns).select(pl.col(name).cast(kind) for name, kind in _REQUEST_SCHEMA.items())
+def _requests(frame: pl.DataFrame, **delays: pl.Expr) -> pl.DataFrame:
+    return frame.with_columns(**delays).select(pl.col(name).cast(kind) for name, kind in _REQUEST_SCHEMA.items())
 
 
 def _arrived(requests: pl.DataFrame, recording: Recording, window: tuple[float, float]) -> Floats:
@@ -369,10 +368,6 @@ def _digits(value: float, low: float, high: float) -> tuple[float, float, float]
     return round(float(value), 3), round(float(low), 3), round(float(high), 3)
 
 
-# Least share of the steps of a log that the requests explain.
-_EXPLAINED = 0.9
-
-
 def logged_steps(recording: Recording) -> EveryStep | None:
     """The steps of a recording by its server's log; None where the log and the requests do not tell them all.
 
@@ -383,8 +378,8 @@ def logged_steps(recording: Recording) -> EveryStep | None:
     iterations = whole_iterations(recording.iterations)
     served = served_requests(recording.requests, recording.lifecycles)
     followed = followed_requests(recording, iterations, served)
-    known = (followed.admitted >= 0) & (followed.last < followed.end) & served["decode_us"].is_not_null().to_numpy()
-    measured = known & (followed.last > followed.first) & served["queue_us"].is_not_null().to_numpy()
+    timed = served.select(pl.all_horizontal(pl.col("decode_us", "queue_us").is_not_null())).to_series().to_numpy()
+    measured = (followed.admitted >= 0) & (followed.first < followed.last) & (followed.last < followed.end) & timed
     if followed.end - followed.begin < _EXPLAINED * iterations.height or measured.sum() < _FEWEST_REQUESTS:
         return None
     rest = slice(followed.begin, followed.end)
@@ -392,21 +387,17 @@ def logged_steps(recording: Recording) -> EveryStep | None:
     waited_us = iterations["elapsed_us"].to_numpy().astype(np.float64)
     requests = batch[:, 2] + iterations["prefill_requests"].to_numpy()
     parts = np.column_stack([np.ones(len(batch)), requests])
-    between = _between(followed, measured)
+    # What a step and each request in it add to the wait for the model: a line through sums over measured requests.
     decode_us = served["decode_us"].to_numpy()[measured]
-    around = _shares(between(parts), decode_us - between(waited_us[:, None])[:, 0])
+    sums = _while_decoding(np.column_stack([parts, waited_us]), followed, measured)
+    around = fit_costs(sums[:, :2], decode_us - sums[:, 2], lambda _: 1 / sums[:, 0]).costs
     own = served.select(pl.col("request_index").fill_null(-1), pl.col("queue_us").fill_null(0)).filter(measured)
     cycle_us = (waited_us + parts @ around)[rest]
-    turns_us = _logged_turns_us(
-        batch[rest], cycle_us, own["queue_us"].to_numpy(), followed.admitted[measured] - followed.begin
-    )
-    return EveryStep(
-        batch[rest],
-        cycle_us,
-        iterations["start_us"].fill_null(strategy="forward").fill_null(0).to_numpy()[rest],
-        batch[rest, 1] + batch[rest, 2] > 0,
-        _timed_requests(recording, pl.DataFrame({"request_index": own["request_index"], "turn_us": turns_us})),
-    )
+    admitted = followed.admitted[measured] - followed.begin
+    turn_us = _logged_turns_us(batch[rest], cycle_us, own["queue_us"].to_numpy(), admitted)
+    start_us = iterations["start_us"].fill_null(strategy="forward").fill_null(0).to_numpy()[rest]
+    timed_requests = _timed_requests(recording, own.select("request_index", turn_us=pl.Series(turn_us)))
+    return EveryStep(batch[rest], cycle_us, start_us, batch[rest, 1] + batch[rest, 2] > 0, timed_requests)
 
 
 def _logged_turns_us(batch: Floats, cycle_us: Floats, queue_us: Int64s, admitted: Int64s) -> Floats:
@@ -430,30 +421,21 @@ def _timed_requests(recording: Recording, turns: pl.DataFrame) -> pl.DataFrame:
     spans = ("ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us")
     requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "status", *spans])
     timed = requests.filter(pl.col("status") == "ok").drop_nulls()
-    around_us = pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us")
-    later_us = pl.col("e2e_us") - pl.col("ttft_us") - pl.col("decode_us")
-    both = timed.join(turns, on="request_index", maintain_order="left")
-    return _requests(both, around_us, later_us, pl.col("turn_us"))
+    return _requests(
+        timed.join(turns, on="request_index", maintain_order="left"),
+        around_us=pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us"),
+        later_us=pl.col("e2e_us") - pl.col("ttft_us") - pl.col("decode_us"),
+    )
 
 
-def _between(followed: Followed, chosen: Bools):  # type: ignore[no-untyped-def]  # a function over columns
-    """Sums of columns, [steps, n] to [requests, n], over the steps from the first token to the last of requests."""
-    first, last = followed.first[chosen], followed.last[chosen]
-
-    def sums(columns: Floats) -> Floats:
-        upto = np.vstack([np.zeros(columns.shape[1]), np.cumsum(columns, axis=0)])
-        return np.asarray(upto[last + 1] - upto[first + 1], np.float64)
-
-    return sums
-
-
-def _shares(sums: Floats, us: Floats) -> Floats:
-    """float64[2] us, not negative: what a step and each request in it add to the wait for the model."""
-    return fit_costs(sums, us, lambda _: 1 / sums[:, 0]).costs
+def _while_decoding(columns: Floats, followed: Followed, chosen: Bools) -> Floats:
+    """float64[requests, n]: sums of columns, [steps, n], over the steps between a request's first token and last."""
+    upto = np.vstack([np.zeros(columns.shape[1]), np.cumsum(columns, axis=0)])
+    return np.asarray(upto[followed.last[chosen] + 1] - upto[followed.first[chosen] + 1], np.float64)
 
 
 def _batch(iterations: pl.DataFrame, served: pl.DataFrame, followed: Followed) -> Floats:
-    """float64[steps, 5]: what each iteration held, as ``LoggedSteps.batch``."""
+    """float64[steps, 5]: what each iteration held, as ``STEP_COSTS``."""
     steps = iterations.height
     prompt = served["prompt_tokens"].fill_null(0).to_numpy()
     decoding = (followed.first >= 0) & (followed.last > followed.first)

@@ -14,7 +14,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ValidateError
-from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
@@ -23,21 +23,20 @@ from blis_replay.validate.metrics.latency import correlation
 
 # Below this many prefill tokens a mixed step is light (the regimes of the published step models).
 HEAVY_FROM = 256
+# Decodes at which groups of steps by batch size begin.
 _BATCH_EDGES = (1, 16, 32, 48, 64, 80, 96, 112, 2**31)
-
-
-_COLUMNS = ("prefill_tokens", "decode_tokens", "prefill_requests", "context_tokens", "attended_tokens")
+# Tokens of a step: far above any batch, and small enough to be multiplied by a length.
+_MOST_TOKENS = 2**31
 
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """Steps with a batch and a time: ``batch`` int64[rows, 5], ``time_us`` int64[rows].
+    """Steps with a batch and a time: ``batch``, ``kernel.state.BATCH``[rows], and ``time_us``, int64[rows].
 
-    Columns of a batch as ``_COLUMNS``: prefill and decode tokens, prefilling requests, context tokens of the decodes
-    and of the prefills.  Steps do not record contexts: they are those of an average request.
+    Steps do not record contexts: they are those of an average request.
     """
 
-    batch: Int64s
+    batch: np.ndarray
     time_us: Int64s
 
 
@@ -72,38 +71,22 @@ def step_cycles(recording: Recording) -> RecordedSteps:
     return RecordedSteps(timed_by[busy], elapsed_us[busy])
 
 
-_MOST_TOKENS = 2**31  # of a step: far above any batch, and small enough to be multiplied by a length
-
-
-def _batches(recording: Recording, steps: pl.DataFrame) -> Int64s:
-    counts = steps.select("prefill_tokens", "decode_tokens", "prefill_requests").fill_null(0).to_numpy()
-    lengths = mean_lengths(recording)
-    contexts = counts[:, [1, 0]] * np.array([lengths.context_tokens, lengths.prompt_tokens])
+def _batches(recording: Recording, steps: pl.DataFrame) -> np.ndarray:
+    counted = ("prefill_tokens", "decode_tokens", "prefill_requests")
+    counts = steps.select(pl.col(counted).fill_null(0)).to_numpy()
+    lengths, batch = mean_lengths(recording), np.zeros(len(counts), BATCH)
     if counts.size and (most := int(counts.max())) > _MOST_TOKENS:
         raise ValidateError(f"{recording.alias}: a step of {most:,} tokens or requests; check its step records")
-    return np.column_stack([counts, np.rint(contexts)]).astype(np.int64)
-
-
-def predicted_us(latency: Latency, steps: RecordedSteps) -> Floats:
-    """float64[rows]: what a latency model makes of each batch, us."""
-    batches = np.zeros(len(steps.batch), k.BATCH)
-    for name, column in zip(_COLUMNS, steps.batch.T, strict=True):
-        batches[name] = column
-    return durations_us(latency, batches)
-
-
-def step_mape(recording: Recording, latency: Latency) -> float | None:
-    """Mean absolute error of single step cycles, as a fraction; None where no cycle is known."""
-    try:
-        steps = step_cycles(recording)
-    except ValidateError:
-        return None
-    return float(np.abs(predicted_us(latency, steps) / steps.time_us - 1).mean())
+    for name, values in zip(counted, counts.T, strict=True):
+        batch[name] = values
+    batch["context_tokens"] = np.rint(batch["decode_tokens"] * lengths.context_tokens)
+    batch["attended_tokens"] = np.rint(batch["prefill_tokens"] * lengths.prompt_tokens)
+    return batch
 
 
 def step_errors(latency: Latency, steps: RecordedSteps) -> list[StepError]:
     """Errors over all steps, by regime, and by batch size (decodes); groups without steps are left out."""
-    prefill, decode = steps.batch[:, 0], steps.batch[:, 1]
+    prefill, decode = steps.batch["prefill_tokens"], steps.batch["decode_tokens"]
     groups: dict[str, Bools] = {
         "all": np.ones(len(prefill), bool),
         "decode-only": prefill == 0,
@@ -113,17 +96,12 @@ def step_errors(latency: Latency, steps: RecordedSteps) -> list[StepError]:
     for low, high in pairwise(_BATCH_EDGES):
         name = f"{low} to {high - 1} decodes" if high < 2**31 else f"{low} decodes and more"
         groups[name] = (decode >= low) & (decode < high)
-    predicted = predicted_us(latency, steps)
+    predicted = durations_us(latency, steps.batch)
     return [_error(name, steps.time_us[chosen], predicted[chosen]) for name, chosen in groups.items() if chosen.any()]
 
 
 def _error(group: str, recorded_us: Int64s, predicted: Floats) -> StepError:
-    ratio = predicted / recorded_us - 1
-    return StepError(
-        group=group,
-        steps=len(ratio),
-        recorded_us=float(recorded_us.mean()),
-        mape=float(np.abs(ratio).mean()),
-        signed=float(predicted.mean() / recorded_us.mean() - 1),
-        correlation=correlation(recorded_us, predicted),
-    )
+    mape = float(np.abs(predicted / recorded_us - 1).mean())
+    signed = float(predicted.mean() / recorded_us.mean() - 1)
+    mean_us, r = float(recorded_us.mean()), correlation(recorded_us, predicted)
+    return StepError(group, len(recorded_us), mean_us, mape, signed, r)
