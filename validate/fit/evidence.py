@@ -27,7 +27,7 @@ from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
 from blis_replay.validate.fit.minimise import losses
 from blis_replay.validate.fit.step_form import StepForm
 from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests
-from blis_replay.validate.metrics.resampling import RESAMPLES, SEED, interval, resampled, row_blocks, spread
+from blis_replay.validate.metrics.resampling import SEED, drawn, interval, row_blocks
 
 
 def measured_delays(recordings: Sequence[Recording], seed: int = SEED) -> dict[str, CoefficientFit]:
@@ -84,8 +84,8 @@ def _median(name: str, delays_us: Floats, words: str, seed: int) -> CoefficientF
     median_us = float(np.median(delays_us))
     # A median moves by the share of delays above it: that is what has to be alike in neighbours.
     blocks = row_blocks(np.zeros(len(delays_us), np.int64), [np.sign(delays_us - median_us)])
-    draws = spread(np.array([np.median(delays_us[draw]) for draw in resampled(blocks, seed=seed)]), blocks)
-    value_us, low_us, high_us = (max(value, 0.0) for value in (median_us, *interval(draws)))
+    bounds = interval(drawn(lambda rows: float(np.median(delays_us[rows])), blocks, seed))
+    value_us, low_us, high_us = (max(value, 0.0) for value in (median_us, *bounds))
     return CoefficientFit(name, value_us, low_us, high_us, "measured", f"median of {words.format(len(delays_us))}")
 
 
@@ -476,7 +476,7 @@ def scheduling_evidence(
     cost = [np.bincount(window, losses(part)) for part in residuals]
     gain = cost[1] - cost[0]
     blocks = row_blocks(stratum, [np.asarray(gain, np.float64)])
-    share = float(np.mean(spread(np.array([gain[d].sum() for d in resampled(blocks, RESAMPLES, seed)]), blocks) > 0))
+    share = float(np.mean(drawn(lambda rows: float(gain[rows].sum()), blocks, seed) > 0))
     told: Told = (
         "asynchronous" if share >= _SURE_FROM else "synchronous" if share <= 1 - _SURE_FROM else "not told apart"
     )

@@ -10,9 +10,10 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 
-# Most times that weights are taken anew, and the change of a weight, as a share of the largest, that ends it.  Soft-l1
-# weights of 10,000 cycles settle in some ten rounds.
-_ROUNDS, _SETTLED = 50, 1e-4
+# Most rounds of new weights; soft-l1 weights of 10,000 cycles settle in some ten.
+_ROUNDS = 50
+# Largest change of a weight, as a share of the largest weight, after which they have settled.
+_SETTLED = 1e-4
 
 
 class Prior(NamedTuple):

@@ -1,10 +1,10 @@
-"""The search engine: least robust squares of residuals that a simulator gives, without derivatives, and their bounds.
+"""The search engine: coefficients with the least robust squares of simulated residuals, and their bounds.
 
 A simulated run is a step function of its coefficients: which step a request just catches is chance.  So slopes come
 from planes through many runs around a point, in which chance averages out.  Each kind of residual is weighed by its
 own scatter: a mean TTFT scatters far more than a mean E2E.
 
-Constants without another origin are those with which servers of known coefficients come back: 44 of 50 within 1 %
+Constants that name no other origin recover synthetic servers of known coefficients: 44 of 50 within 1 %
 (``blis-replay verify --calibration``).  Lengths are in probes, residuals in the unit of their kind.
 """
 
@@ -24,31 +24,34 @@ Residuals = Callable[[Floats], Floats]
 
 # Scale of Cauchy's loss: residuals above this many times the scatter of their kind count less and less.
 _TAIL = 3.0
-# Least scatter of a kind: as many coefficients as rows pass through all of them, which would leave none.
+# Least scatter of a kind: as many coefficients as rows would leave none.
 _LEAST_SCALE = 0.05
-# Fewest rows for each coefficient that tell the scatter of a kind.
+# Fewest rows per coefficient that determine the scatter of a kind.
 _ROWS = 4
 # Median of the absolute value of a standard normal variable.
 _NORMAL_MEDIAN = 0.6745
 
-# Radius of the runs around a point where a search begins, and the largest.
-_RADIUS, _LARGEST_RADIUS = 2.0, 8.0
-# Radius where a search ends.  Closer together than ROUGH, runs differ by chance more than by what was changed.
-ROUGH, FINE = 0.5, 0.1
+# Radius of the runs around a point where a search begins.
+_RADIUS = 2.0
+_LARGEST_RADIUS = 8.0
+# Radius where a search ends.  Below ROUGH, runs differ more by chance than by the change of the coefficients.
+ROUGH = 0.5
+FINE = 0.1
 # Most planes of a search; it ends by its radius long before.
 _MOST_ROUNDS = 40
-# Radius of the planes at the end, whose slopes are averaged.
+# Final search: radius of its planes, burn-in steps, and steps that are averaged.
 _WIDE_RADIUS = 2.0
-# Steps at the end that only lead there, and steps whose mean is taken.
-_BURN_IN, _AVERAGED = 2, 8
+_BURN_IN = 2
+_AVERAGED = 8
 # Longest step, in radii: slopes hold a little beyond the runs that they were taken from.
 _REACH = 12.0
 # Dampings of a step (Levenberg and Marquardt), as shares of the diagonal; the first that lowers the cost is taken.
 _DAMPINGS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
 # Largest slope per probe that is rounding: no run shows the coefficient.
 _ROUNDING = 1e-9
-# Mean change of a kind of residual that a probe is scaled to, least and most.
-_SHOWN = (0.5, 2.0)
+# A probe is scaled until the mean change of a kind of residual lies between these.
+_LEAST_SHOWN = 0.5
+_MOST_SHOWN = 2.0
 # Change of one residual above which it is chance: a request that just misses a step.
 _CLEAR = 10.0
 # Mean change below which no residual follows a probe, however long.
@@ -67,10 +70,10 @@ _SINGULAR = 1e14
 class Minimum:
     """Where the search ended.
 
-    ``vector``: float64[coefficients]; ``residuals`` there, float64[rows]; ``scales``: float64[rows], the scatter of
-    the kind of each.  ``slopes``: float64[planes, rows, coefficients], change of a residual per unit of a coefficient,
-    by each plane that was taken there.  ``ends``: float64[k, coefficients], where searches ended that came as low,
-    this one among them.  ``scatter``: float64[coefficients], standard error of where the search ended.
+    ``vector``: float64[coefficients]; ``residuals``: float64[rows]; ``scales``: float64[rows], the scatter of the kind
+    of each.  ``slopes``: float64[planes, rows, coefficients], change of a residual per unit of a coefficient, by each
+    plane there.  ``ends``: float64[k, coefficients], of all searches that came as low.  ``scatter``:
+    float64[coefficients], standard error of the end of the search.
     """
 
     vector: Floats
@@ -82,11 +85,7 @@ class Minimum:
 
 
 def losses(residuals: Floats) -> Floats:
-    """float64[rows]: Cauchy's loss of residuals over their scales, squares up to ``_TAIL`` and then ever flatter.
-
-    A stall of one second costs little more than one of half a second, so what happens once (kernels compiled, caches
-    filled) does not distort the cost of every step.
-    """
+    """float64[rows]: Cauchy's loss of residuals over their scales, so that a one-second stall distorts no step cost."""
     return np.asarray(_TAIL**2 * np.log1p((residuals / _TAIL) ** 2), np.float64)
 
 
@@ -96,12 +95,12 @@ def robust_cost(residuals: Floats) -> float:
 
 
 def weights(residuals: Floats) -> Floats:
-    """float64[rows]: the weight of each row in the squares that have the gradient of ``losses``."""
+    """float64[rows]: weights of squares that have the gradient of ``losses``."""
     return np.asarray(1 / (1 + (residuals / _TAIL) ** 2), np.float64)
 
 
 def scales_of(residuals: Floats, kinds: Int64s, coefficients: int) -> Floats:
-    """float64[rows]: the scatter of each kind: its median absolute deviation from 0, scaled to a normal one.
+    """float64[rows]: the scatter of each kind, by its median absolute deviation from 0.
 
     At most 1, or a kind that is far off would count for nothing; 1 for a kind with too few rows.
     """
@@ -171,7 +170,7 @@ def agreed(values: Floats, units: Floats) -> Floats:
 
 
 class _Search:
-    """The residuals ``at`` a point, and the moves."""
+    """The residuals ``at`` a point, and moves from point to point."""
 
     def __init__(self, residuals: Residuals, probe: Floats, free: NDArray[np.intp], kinds: Int64s) -> None:
         self.at, self.probe, self.free, self.kinds = residuals, probe, free, kinds
@@ -213,7 +212,7 @@ class _Search:
                 moved[i] += probe[i]
                 change = np.minimum(np.abs(self.at(moved) - r), _CLEAR)
                 seen = max(float(change[self.kinds == kind].mean()) for kind in np.unique(self.kinds))
-                if _SHOWN[0] <= seen <= _SHOWN[1]:
+                if _LEAST_SHOWN <= seen <= _MOST_SHOWN:
                     break
                 probe[i] *= min(max(1 / max(seen, _NOTHING), 0.1), 10.0)
             if seen < _NOTHING:
@@ -238,12 +237,11 @@ class _Search:
         return robust_cost(at_x / scales) <= (1 + _AS_GOOD) * robust_cost(at_other / scales)
 
     def settled(self, x: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Where steps from wide planes come to rest: vector, mean residuals around it, slopes of each plane, scatter.
+        """The final search: vector, mean residuals around it, slopes of each plane, standard error of the vector.
 
-        Slopes are per unit of a coefficient; ``scatter`` is the standard error of the vector.  Slopes are of wide
-        planes, the level of narrow ones: where a queue builds up residuals are curved, and their mean over a wide plane
-        is not what they are in its middle.  Each step has some chance left.  After the burn-in the point is the mean
-        of where all steps so far would go (Robbins and Monro 1951).
+        Slopes (per unit of a coefficient) are of wide planes, levels of narrow ones: where a queue builds up, residuals
+        are curved, and their mean over a wide plane is not their level in its middle.  Each step has some chance left.
+        After the burn-in the point is the mean of the goals of all steps so far (Robbins and Monro 1951).
         """
         points, levels, goals, planes = [], [], [], list[Floats]()
         for turn in range(_BURN_IN + _AVERAGED):
@@ -355,11 +353,10 @@ def confidence(
 ) -> Confidence:
     """Bounds of 95 % of each free coefficient, by drawing blocks of windows with replacement.
 
-    ``group``: int64[rows], rows that are drawn together (the E2E and the TTFT of a window), in order of time.
-    ``stratum``: int64[groups], the load stage and the part of the evidence of each.  Blocks are as long as neighbouring
-    windows say alike of any coefficient.  Each draw moves the coefficients by one Gauss-Newton step from the minimum,
-    so nothing is simulated.  ``cycles``: bool[rows], which rows are of step records: bounds are wider where these and
-    the latencies disagree by more than their uncertainty.
+    ``group``: int64[rows], rows that are drawn together (E2E and TTFT of a window), in order of time.  ``stratum``:
+    int64[groups], load stage and part of the evidence.  Blocks are as long as neighbouring windows are correlated.
+    Each draw moves the coefficients by one Gauss-Newton step from the minimum; nothing is simulated.  ``cycles``:
+    bool[rows], the rows of step records: bounds are wider where these and the latencies disagree significantly.
     """
     chosen = np.flatnonzero(free)
     scaled = minimum.residuals / minimum.scales
@@ -402,9 +399,9 @@ def correlation_of(draws: Floats) -> tuple[tuple[float, ...], ...]:
 
 
 def _chance(planes: Floats, w: Floats) -> Floats:
-    """float64[coefficients, coefficients]: what chance in the mean slopes adds to their weighted squares.
+    """float64[coefficients, coefficients]: the variance that chance in the mean slopes adds to their weighted squares.
 
-    Where two costs trade off, that chance alone would tell them apart: the squares are too large by its variance.
+    Where two costs trade off, that chance alone would seem to identify them.
     """
     count = len(planes)
     if count < 2:
@@ -424,7 +421,7 @@ def _moved_by_chance(planes: Floats, w: Floats, scaled: Floats, chance: Floats) 
 
 
 def _without(square: Floats, chance: Floats) -> Floats:
-    """A matrix of squares less what chance adds, at least ``_LEAST_KNOWN`` of it in each direction."""
+    """A matrix of squares less the part of chance, at least ``_LEAST_KNOWN`` of it in each direction."""
     if not chance.any():
         return square
     from scipy.linalg import eigh  # heavy, and only fits need it
@@ -435,9 +432,9 @@ def _without(square: Floats, chance: Floats) -> Floats:
 
 
 def _disagreement(columns: Floats, scaled: Floats, w: Floats, one: Bools) -> Floats:
-    """float64[coefficients]: by what factor two kinds of rows differ more than each by itself is unsure, at least 1.
+    """float64[coefficients]: Birge's ratio (1932) of two kinds of rows, at least 1.
 
-    The factor by which intervals of measurements that disagree are widened (Birge 1932), coefficient by coefficient.
+    By it intervals of measurements that disagree are widened: their difference over its standard error.
     """
     coefficients = columns.shape[1]
     steps, variances = np.zeros((2, coefficients)), np.full((2, coefficients), np.inf)

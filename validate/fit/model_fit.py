@@ -53,7 +53,7 @@ from blis_replay.validate.fit.step_form import (
     PREFILL,
     StepForm,
 )
-from blis_replay.validate.metrics.resampling import RESAMPLES, resampled, row_blocks, spread
+from blis_replay.validate.metrics.resampling import drawn, row_blocks
 
 # Variance inflation from which the other coefficients stand in for one: 100 if they explain 99 % of its column.
 ALIKE_FROM = 100.0
@@ -317,8 +317,8 @@ def _gain(before: Floats, after: Floats, windows: Gathered, basis: Basis) -> flo
     """How much costs of rows fell, in standard errors by blocks of windows: neighbours are alike."""
     gain = np.asarray(np.bincount(windows.groups(), before - after), np.float64)
     blocks = row_blocks(windows.strata(), [gain])
-    draws = spread(np.array([gain[d].sum() for d in resampled(blocks, RESAMPLES, basis.seed)]), blocks)
-    return float(gain.sum() / max(draws.std(), 1e-12))
+    draws = drawn(lambda rows: float(gain[rows].sum()), blocks, basis.seed)
+    return float(gain.sum() / max(float(draws.std()), 1e-12))
 
 
 def _level(gathered: Gathered, fitted: Fitted, basis: Basis) -> Floats:

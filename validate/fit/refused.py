@@ -1,4 +1,4 @@
-"""What no coefficients may be fitted to, and coefficients that no server has: both are refused by name."""
+"""Recordings that coefficients must not be fitted to, and coefficients that no server has: both are refused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Data = Literal["steps", "latencies"]
 DataChoice = Literal["auto", "steps", "latencies"]
 DATA_WORDS = {"auto": "steps or latencies", "steps": "steps", "latencies": "latencies"}
 
-# Between sending and queueing a request is parsed and tokenised, which takes some 10 ms in our recordings.
-_LONG_PRE_QUEUE_US, _LONGEST_PRE_QUEUE_US = 100_000, 1_000_000
+# us, pre-queue delay that is marked, and one that is refused.  Between sending and queueing a request is parsed and
+# tokenised, which takes some 10 ms in our recordings.
+_LONG_PRE_QUEUE_US = 100_000
+_LONGEST_PRE_QUEUE_US = 1_000_000
 # By how much a GPU may be faster than the fastest whose datasheet is known, whatever its data type.
 _FASTER_GPUS = 10.0
 
@@ -110,8 +112,9 @@ def implausible(record: FitRecord, recordings: Sequence[Recording]) -> list[Impl
         refused = delay.low_us > _LONGEST_PRE_QUEUE_US
         most_us = _LONGEST_PRE_QUEUE_US if refused else _LONG_PRE_QUEUE_US
         found.append(Implausible("pre_queue", delay.value_us, delay.low_us, most_us, refused))
-    for name, least_us in (("per_prefill_token", _least_prompt_token_us), ("intercept", _least_step_us)):
-        beyond_us = max((least_us(recording) for recording in recordings), default=0.0)
+    least_us = [_least_us(recording) for recording in recordings]
+    for place, name in enumerate(("per_prefill_token", "intercept")):
+        beyond_us = max((of[place] for of in least_us), default=0.0)
         if (fit := fitted.get(name)) is not None and fit.high_us < beyond_us:
             found.append(Implausible(name, fit.value_us, fit.high_us, beyond_us, refused=True))
     return found
@@ -126,35 +129,23 @@ def refuse_impossible(record: FitRecord, recordings: Sequence[Recording]) -> tup
     return tuple(f"{names}: {one}" for one in found)
 
 
-def _least_step_us(recording: Recording) -> float:
-    """us that reading the weights of every step takes at the peak of the GPUs; 0 for a model that is not known."""
+def _least_us(recording: Recording) -> tuple[float, float]:
+    """us of the arithmetic of a prompt token, and of reading the weights once, at the peak of the GPUs.
+
+    0 for a model that is not known.  A GPU that is not known is taken for one that is faster than all known ones.
+    """
     if (architecture := known_architecture(recording)) is None:
-        return 0.0
-    read_us = 1e6 * architecture.always_read_parameters * architecture.bytes_per_parameter / _gpus(recording)
+        return 0.0, 0.0
+    setting, width = recording.engine.get("tensor_parallel_size"), architecture.bytes_per_parameter
+    gpus = recording.tensor_parallelism or (1 if setting is None else int(setting.value))
     try:
-        bytes_per_s = gpu_named(recording.hardware).memory_bytes_per_s
+        gpu = gpu_named(recording.hardware)
+        # Numbers may be narrower than published, read and computed faster: the type may not be recorded.
+        times = 2 if recording.served_dtype is None or "8" in recording.served_dtype else 1
+        flops_per_s, bytes_per_s = times * gpu.flops_at(width), times * gpu.memory_bytes_per_s
     except ReleaseError:
-        return read_us / (_FASTER_GPUS * max(gpu.memory_bytes_per_s for gpu in bundled_gpus().values()))
-    return read_us / bytes_per_s / _narrower(recording)
-
-
-def _gpus(recording: Recording) -> int:
-    setting = recording.engine.get("tensor_parallel_size")
-    return recording.tensor_parallelism or (1 if setting is None else int(setting.value))
-
-
-def _narrower(recording: Recording) -> int:
-    """By how much numbers may be narrower than published, read and computed faster: the type may not be recorded."""
-    return 2 if recording.served_dtype is None or "8" in recording.served_dtype else 1
-
-
-def _least_prompt_token_us(recording: Recording) -> float:
-    """us that the arithmetic of a prompt token takes at the peak of the GPUs; 0 for a model that is not known."""
-    if (architecture := known_architecture(recording)) is None:
-        return 0.0
-    token_us, width = 1e6 * architecture.layer_flops_per_token / _gpus(recording), architecture.bytes_per_parameter
-    try:
-        flops_per_s = gpu_named(recording.hardware).flops_at(width)
-    except ReleaseError:
-        return token_us / (_FASTER_GPUS * max(gpu.flops_at(width) for gpu in bundled_gpus().values()))
-    return token_us / flops_per_s / _narrower(recording)
+        known = bundled_gpus().values()
+        flops_per_s = _FASTER_GPUS * max(gpu.flops_at(width) for gpu in known)
+        bytes_per_s = _FASTER_GPUS * max(gpu.memory_bytes_per_s for gpu in known)
+    weights = architecture.always_read_parameters * width
+    return 1e6 * architecture.layer_flops_per_token / gpus / flops_per_s, 1e6 * weights / gpus / bytes_per_s

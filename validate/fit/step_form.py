@@ -17,25 +17,20 @@ _LINE = (
     *("per_decode_token",),
 )
 
-# Lengths of probes before ``minimise`` scales them: of costs, as shares of an empty step; of delays, in us.  Each is
-# above the whole us to which a simulated run rounds, and small against what it changes.
-_PROBE_SHARES = {
-    "intercept": 1e-2,
-    "per_prefill_token": 7e-4,
-    "per_context_token": 6e-7,
-    "per_decode_token": 4e-4,
-}
-_PROBES_US = {"pre_queue": 300.0, "first_token_per_decode": 5.0}
+# Lengths of probes before ``minimise`` scales them: shares of an empty step of these costs, and us of the delays.  Each
+# is above the whole us to which a simulated run rounds, and small against what it changes.
+_PROBE_SHARES = {INTERCEPT: 1e-2, PREFILL: 7e-4, CONTEXT: 6e-7, DECODE: 4e-4}
+_PROBES_US = {PRE_QUEUE: 300.0, FIRST_TOKEN: 5.0}
 
 
-# Tokens that take as long to compute as the weights take to read, and the share of the shorter of both that the longer
-# one hides: steps of one prompt of 1 to 2,048 tokens in operator times of aiconfigurator-core 0.12.0 (vLLM 0.24, bf16)
-# have 330 to 400 tokens and 0.80 to 0.87, of 8B and 32B models on H100, L40S and B200, with errors of at most 10 %.
-_KNEE_TOKENS, _OVERLAP = 350.0, 0.8
-BELIEVED = Roofline(_KNEE_TOKENS, _OVERLAP)
-# Experts of a mixture that is not known, and how many a token chooses: gpt-oss-120b has 4 of 128, DeepSeek-V3 8 of 256.
-# Only the share matters, as the time for each is fitted.
-SOME_EXPERTS, SOME_PER_TOKEN = 128, 4
+# What is believed of a GPU before a fit.  Steps of one prompt of 1 to 2,048 tokens in operator times of
+# aiconfigurator-core 0.12.0 (vLLM 0.24, bf16) have knees of 330 to 400 tokens and overlaps of 0.80 to 0.87, for 8B and
+# 32B models on H100, L40S and B200, with errors of at most 10 %.
+BELIEVED = Roofline(knee_tokens=350.0, overlap=0.8)
+# Experts of a mixture that is not known, and those that a token chooses: gpt-oss-120b has 4 of 128, DeepSeek-V3 8 of
+# 256.  Only the share matters, as the time for each is fitted.
+SOME_EXPERTS = 128
+SOME_PER_TOKEN = 4
 # Most of an empty step that is reading weights: the rest is launching kernels, sampling and the host.
 MOST_READING = 0.9
 # Fewest tokens that any GPU computes while it reads the weights: datasheets of A30 to B300 have 150 to 300, in 16 bits.
@@ -74,10 +69,10 @@ class StepForm:
 
     def probe_us(self, intercept_us: float) -> Floats:
         """float64[coefficients]: a change of each that a simulated run can show."""
-        costs = {name: intercept_us * share for name, share in _PROBE_SHARES.items()}
-        probe = self.vector(np.array([(costs | _PROBES_US)[name] for name in _LINE]))
+        probes = {place: intercept_us * share for place, share in _PROBE_SHARES.items()} | _PROBES_US
+        probe = self.vector(np.array([probes[place] for place in range(len(_LINE))]))
         if self.experts:
-            probe[-1] = costs["intercept"] / self.experts
+            probe[-1] = probes[INTERCEPT] / self.experts
         return probe
 
     def cycle_us(self, batch: Floats, mixed_share: Floats, vector: Floats) -> Floats:
@@ -106,11 +101,11 @@ class StepForm:
 
     def design(self, batch: Floats) -> Floats:
         """float64[rows, coefficients] for ``batch`` of float64[rows, 4]: 1, prefill, decode, context tokens."""
-        none = np.zeros(len(batch))
-        edges = (0.0, *map(float, self.bends), np.inf)
-        decodes = [np.clip(batch[:, 2] - low, 0, high - low) for low, high in pairwise(edges)]
-        experts = [none] if self.experts else []
-        return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], none, none, *decodes, *experts])
+        design = np.zeros((len(batch), len(self.names)))
+        design[:, [INTERCEPT, PREFILL, CONTEXT]] = batch[:, [0, 1, 3]]
+        for i, (low, high) in enumerate(pairwise((0.0, *map(float, self.bends), np.inf))):
+            design[:, DECODE + i] = np.clip(batch[:, 2] - low, 0, high - low)
+        return design
 
     def vector(self, coefficients: Floats) -> Floats:
         """The vector of this form that a line's vector (or one of this form) stands for."""

@@ -1,4 +1,4 @@
-"""What a calibration and a comparison of single steps answer."""
+"""The answers of a calibration and of a comparison of single steps."""
 
 from __future__ import annotations
 
@@ -57,24 +57,16 @@ def calibration_answer(
     ]
     misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
     earlier = "" if replaced is None else f" in place of an earlier release (sha256 {replaced[:12]})"
-    done = (
-        Verbatim(f"wrote {release}{earlier}; try it:\n  {command}")
-        if written
-        else Line(f"{release} not written; {_remedy(fits)}")
-    )
-    fitted = [_document(fit) for fit in fits]
-    document = {
-        "release": release,
-        "written": written,
-        "replaced": replaced,
-        "left_out": list(left_out),
-        "fits": fitted,
-    }
+    done = Line(f"{release} not written; {_remedy(fits)}")
+    ended = Verbatim(f"wrote {release}{earlier}; try it:\n  {command}") if written else done
+    document = {"release": release, "written": written, "replaced": replaced, "left_out": list(left_out)}
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
-        page += [Block(_fit(fit)), *_scores(fit, aliases)]
-    ended: Part = Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), done])
-    return Answer([*page, ended], document, table_of(rows), int(not written), tuple(misses))
+        scores = [_score(score, aliases) for score in fit.record.scores]
+        page += [Block(_fit(fit)), *([Table("", _SCORE_COLUMNS, scores)] if scores else [])]
+    page.append(Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), ended]))
+    document |= {"fits": [_document(fit) for fit in fits]}
+    return Answer(page, document, table_of(rows), int(not written), tuple(misses))
 
 
 def _remedy(fits: Sequence[ModelFit]) -> str:
@@ -91,6 +83,7 @@ def _remedy(fits: Sequence[ModelFit]) -> str:
 
 
 def _document(fit: ModelFit) -> dict[str, Any]:
+    fields = ("experiment", "part", "window", "requests", "errors")
     return {
         "model": fit.entry.model,
         "tensor_parallelism": fit.entry.tensor_parallelism,
@@ -101,15 +94,10 @@ def _document(fit: ModelFit) -> dict[str, Any]:
         "remarks": list(fit.remarks),
         **asdict(fit.record),
         "other_forms": [{"form": other.form, "weight": other.weight} for other in fit.record.other_forms],
-        "scores": [_score_json(score) for score in fit.record.scores],
+        "scores": [{name: getattr(score, name) for name in fields} for score in fit.record.scores],
         "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
         "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,
     }
-
-
-def _score_json(score: PartScore) -> dict[str, Any]:
-    part = {"experiment": score.experiment, "part": score.part, "window": score.window}
-    return {**part, "requests": score.requests, "errors": score.errors}
 
 
 def _fit(fit: ModelFit) -> list[Part]:
@@ -130,24 +118,14 @@ def _fit(fit: ModelFit) -> list[Part]:
     ]
 
 
-def _scores(fit: ModelFit, aliases: Mapping[str, str]) -> list[Table]:
-    rows = [_score(score, aliases) for score in fit.record.scores]
-    return [Table("", _SCORE_COLUMNS, rows)] if rows else []
-
-
 def _scheduling(fit: ModelFit) -> list[Line]:
     evidence = fit.scheduling
     if evidence is None:
         return []
     recorded = evidence.configured_source != UNKNOWN
     stated = f"by the recording ({evidence.configured_source})" if recorded else "assumed (not recorded)"
-    lines = [
-        Line(
-            f"  scheduling: {evidence.used} used; {evidence.told} by the latencies, {evidence.configured} {stated}",
-            "    ",
-        ),
-        Line(f"    {evidence.text}", "    "),
-    ]
+    modes = f"{evidence.used} used; {evidence.told} by the latencies, {evidence.configured} {stated}"
+    lines = [Line(f"  scheduling: {modes}", "    "), Line(f"    {evidence.text}", "    ")]
     if evidence.contradicts:
         value = str(evidence.told == "asynchronous").lower()
         warning = (

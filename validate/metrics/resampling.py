@@ -7,7 +7,7 @@ errors are those of ``uncertainty``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -127,6 +127,11 @@ def resampled(blocks: Blocks, resamples: int = RESAMPLES, seed: int = SEED) -> I
         lengths = size[drawn]
         within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         yield order[np.repeat(first[drawn], lengths) + within]
+
+
+def drawn(statistic: Callable[[Int64s], float], blocks: Blocks, seed: int = SEED) -> Floats:
+    """float64[RESAMPLES]: a statistic of drawn rows, as ``spread``."""
+    return spread(np.array([statistic(rows) for rows in resampled(blocks, seed=seed)]), blocks)
 
 
 def spread(values: Floats, blocks: Blocks) -> Floats:
