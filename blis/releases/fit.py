@@ -43,12 +43,15 @@ class StepRange:
                 raise FieldError(name, "does not ascend from 0 on", "write the smallest and the largest")
 
 
-# A share of steps, or of their time, that changes no mean, and one that may decide it.
-_FEW, _MANY = 0.01, 0.1
-# How far what nobody measured may be off, 95 %: KV bytes over bandwidth are believed to within 20 % (one deviation).
+# Share of steps, or of their time, that changes no mean.
+_FEW = 0.01
+# Share of steps that may decide a mean.
+_MANY = 0.1
+# Half of a 95 % interval of costs beyond the fit: KV bytes over bandwidth are believed to within 20 % (one deviation).
 _UNSURE = 0.4
+# Most steps of a run whose excess over the range is priced.
 _MOST_ASKED = 100
-# By how much rarer a mix of prefill tokens and decodes is among the steps fitted on for a run to rest on few of them.
+# A mix of prefill tokens and decodes is rare if its share of the steps fitted on is this many times smaller.
 _RARER = 20.0
 _WORDS = {"decodes": "decodes", "context_tokens": "tokens of mean context", "prefill_tokens": "prefill tokens"}
 
@@ -92,11 +95,11 @@ def _shares(mixes: Int64s) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Outside:
-    """Steps of a run beyond what coefficients were fitted on.
+    """Steps of a run beyond the range that coefficients were fitted on.
 
-    ``share``: of all steps.  ``words``: by what.  ``time_share``: of the time
-    of all steps, what their excess costs by the model; nothing measured it.  ``rare_words``: steps between the bounds,
-    but of a mix of prefill tokens and decodes that hardly any step fitted on had; empty where these are few.
+    ``share``: of all steps.  ``words``: the quantities beyond it.  ``time_share``: the cost of their excess by the
+    model, as a share of the time of all steps; nothing measured it.  ``rare_words``: steps within the range, but of a
+    mix of prefill tokens and decodes that hardly any step fitted on had; empty where these are few.
     """
 
     share: float
@@ -106,12 +109,12 @@ class Outside:
 
     @property
     def matters(self) -> bool:
-        """Whether a mean may rest on it: on what the excess costs, or on that the model has no cost for it."""
+        """Whether a mean may rest on it: on the cost of the excess, or on the model having no cost for it."""
         return not self.words or (self.share >= _MANY and (self.time_share >= _FEW or not self.time_share))
 
     @property
     def unsure(self) -> float:
-        """How far the mean step may be off for it, either way, as a share of it; 0 where no mean may rest on it."""
+        """How far the mean step may be off for it, either way, as a fraction; 0 where no mean may rest on it."""
         return _UNSURE * self.time_share if self.matters else 0.0
 
     def __str__(self) -> str:
@@ -190,21 +193,19 @@ class _Beyond:
 
 
 def _time_share(steps: np.ndarray, fitted: StepRange, latency: Latency) -> float:
-    """What a model makes of the excess over the range, as a share of its time; of some steps from all of the run."""
+    """The excess over the range by a model, as a share of the time of all steps, by steps from all of the run."""
     some = steps[:: -(-len(steps) // _MOST_ASKED)]
-    decodes, context, prefill = _quantities(some).values()
-    within = np.minimum(decodes, fitted.decodes[1]), np.minimum(prefill, fitted.prefill_tokens[1])
-    as_they_are = _batches(some, decodes, context, prefill)
-    cut = _batches(some, within[0], np.minimum(context, fitted.context_tokens[1]), within[1])
-    whole_us, cut_us = durations_us(latency, as_they_are).sum(), durations_us(latency, cut).sum()
-    return max(1 - float(cut_us / whole_us), 0.0)
+    values = _quantities(some)
 
+    def total_us(quantities: Mapping[str, Floats]) -> float:
+        batches = np.zeros(len(some), BATCH)
+        batches["prefill_requests"], batches["prefill_tokens"] = some["prefill_requests"], quantities["prefill_tokens"]
+        batches["decode_tokens"] = quantities["decodes"]
+        batches["context_tokens"] = quantities["decodes"] * quantities["context_tokens"]
+        return float(durations_us(latency, batches).sum())
 
-def _batches(steps: np.ndarray, decodes: Floats, context: Floats, prefill: Floats) -> np.ndarray:
-    table = np.zeros(len(steps), BATCH)
-    table["decode_tokens"], table["context_tokens"] = decodes, decodes * context
-    table["prefill_tokens"], table["prefill_requests"] = prefill, steps["prefill_requests"]
-    return table
+    cut = {name: np.minimum(value, getattr(fitted, name)[1]) for name, value in values.items()}
+    return max(1 - total_us(cut) / total_us(values), 0.0)
 
 
 def _quantities(steps: np.ndarray) -> dict[str, Floats]:

@@ -220,7 +220,7 @@ def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: boo
 @pytest.mark.parametrize(("source", "used"), [("unknown", "asynchronous"), ("file", "synchronous")])
 def test_a_mode_that_nobody_stated_is_the_one_that_fits_better(source: str, used: str) -> None:
     """Costs of a window of a run whose version was not told: 2.26 asynchronous, 3.43 synchronous, not sure enough."""
-    evidence = SchedulingEvidence("not told apart", "synchronous", source, (2.26, 3.43), (9_000.0, 7_000.0), 0.93)
+    evidence = SchedulingEvidence("synchronous", source, (2.26, 3.43), (9_000.0, 7_000.0), 0.93)
     assert evidence.used == used
 
 

@@ -64,7 +64,7 @@ from blis_replay.validate.fit.refused import (
     why_not_fitted,
 )
 from blis_replay.validate.fit.scores import Edges, first_use_of, missed, part_scores, with_stalls
-from blis_replay.validate.fit.step_form import BELIEVED, PRE_QUEUE, PREFILL, SOME_EXPERTS, SOME_PER_TOKEN, StepForm
+from blis_replay.validate.fit.step_form import BELIEVED, PREFILL, SOME_EXPERTS, SOME_PER_TOKEN, StepForm
 from blis_replay.validate.metrics.resampling import SEED
 
 Split = tuple[float, float]
@@ -433,14 +433,8 @@ def _first_fit(
     # A wait that grows with the batch looks much like one more cycle, so the modes are compared without it.
     plain = replace(start, first_token_waits=False)
     lines = {mode: fit_form(part, StepForm(), plain, basis).minimum for mode, part in modes.items()}
-    scheduling = scheduling_evidence(
-        (lines["asynchronous"].residuals, lines["synchronous"].residuals),
-        (float(lines["asynchronous"].vector[PRE_QUEUE]), float(lines["synchronous"].vector[PRE_QUEUE])),
-        gathered.groups(),
-        gathered.strata(),
-        configured_scheduling(recordings[0]),
-        options.seed,
-    )
+    configured = configured_scheduling(recordings[0])
+    scheduling = scheduling_evidence(gathered, [*lines.values()], configured, options.seed)
     restart = replace(start, vector=lines[scheduling.used].vector)
     return scheduling, fit_form(modes[scheduling.used], StepForm(), restart, basis), restart
 

@@ -24,8 +24,8 @@ from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls, cold_start
 from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
-from blis_replay.validate.fit.minimise import losses
-from blis_replay.validate.fit.step_form import StepForm
+from blis_replay.validate.fit.minimise import Minimum, losses
+from blis_replay.validate.fit.step_form import PRE_QUEUE, StepForm
 from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests
 from blis_replay.validate.metrics.resampling import SEED, drawn, interval, row_blocks
 
@@ -294,7 +294,7 @@ def is_load_level(recording: Recording) -> bool:
 
 @dataclass(frozen=True)
 class LoadLevel:
-    """A load level: ``plan`` of requests that are made of it, and its means; ``output_tokens`` of those requests."""
+    """A load level: requests of its mean lengths (``plan``), its statistics in us, and mean lengths of the requests."""
 
     plan: ReplayPlan
     numbers: Mapping[str, Mapping[str, float]]
@@ -322,7 +322,9 @@ class LoadLevel:
         return np.array([1.0, self.begun * self.prompt_tokens, decodes, context])
 
 
-def load_level(recording: Recording, scheduling: Literal["recorded", "asynchronous", "synchronous"]) -> LoadLevel:
+def load_level(
+    recording: Recording, scheduling: Literal["recorded", "asynchronous", "synchronous"] = "recorded"
+) -> LoadLevel:
     """The level of a recording that ``is_load_level``.
 
     Without a mean E2E it is the mean TTFT and the mean TPOT of as many gaps as a mean output has.  Raises
@@ -352,7 +354,7 @@ def level_evidence(recordings: Sequence[Recording]) -> LatencyEvidence:
 
     Any is as good as another for drawing them again: no time says which were neighbours.
     """
-    levels = [load_level(recording, "recorded") for recording in recordings]
+    levels = [load_level(recording) for recording in recordings]
     window = np.repeat(np.arange(len(levels)), [len(level.plan.trace) for level in levels])
     observed_us = np.array([[level.numbers[name]["mean"] for level in levels] for name in ("e2e", "ttft")])
     decodes = np.array([level.batch[2] for level in levels])
@@ -362,7 +364,7 @@ def level_evidence(recordings: Sequence[Recording]) -> LatencyEvidence:
 
 def rows_from_levels(recordings: Sequence[Recording]) -> CycleRows:
     """A row of mean batch and cycle for each load level; raises as ``load_level``."""
-    levels = [load_level(recording, "recorded") for recording in recordings]
+    levels = [load_level(recording) for recording in recordings]
     batch, cycle_us = np.array([level.batch for level in levels]), np.array([level.cycle_us for level in levels])
     chunks = np.array([math.ceil(v.prompt_tokens / v.plan.engine.max_num_batched_tokens) for v in levels])
     mixed_share = np.minimum(chunks * [level.begun for level in levels], 1.0)
@@ -374,7 +376,7 @@ def row_of_first_token(recordings: Sequence[Recording]) -> CycleRows:
 
     In the mean steps of levels of one shape prefills, decodes and context are in proportion: this tells them apart.
     """
-    level = min((load_level(recording, "recorded") for recording in recordings), key=lambda level: level.batch[2])
+    level = min((load_level(recording) for recording in recordings), key=lambda level: level.batch[2])
     chunks = math.ceil(level.prompt_tokens / level.plan.engine.max_num_batched_tokens)
     batch = level.batch[None].copy()
     batch[0, 1] = level.prompt_tokens / chunks
@@ -414,20 +416,25 @@ _SURE_FROM = 0.975
 
 @dataclass(frozen=True)
 class SchedulingEvidence:
-    """``told``: ``asynchronous``, ``synchronous`` or ``not told apart``; ``configured``: as the recording says, and
-    by what source.
+    """Fits under asynchronous and under synchronous scheduling, compared.
 
-    ``cost``: mean robust cost of a window when all is fitted under (asynchronous, synchronous) scheduling, and
-    the pre-queue delays that come out.  ``asynchronous_share``: of resamples of the windows, those in which
-    asynchronous scheduling fits better.
+    ``configured``: the mode in the recording, and its source.  ``cost``: mean robust cost of a window, asynchronous and
+    synchronous; ``pre_queue_us``: the delays that come out.  ``asynchronous_share``: of resamples of the windows, those
+    in which asynchronous scheduling fits better.
     """
 
-    told: Told
     configured: Scheduling
     configured_source: str
     cost: tuple[float, float]
     pre_queue_us: tuple[float, float]
     asynchronous_share: float
+
+    @property
+    def told(self) -> Told:
+        """The mode that the latencies identify, if they do."""
+        if 1 - _SURE_FROM < self.asynchronous_share < _SURE_FROM:
+            return "not told apart"
+        return "asynchronous" if self.asynchronous_share >= _SURE_FROM else "synchronous"
 
     @property
     def used(self) -> Scheduling:
@@ -444,14 +451,11 @@ class SchedulingEvidence:
     @property
     def text(self) -> str:
         """The evidence in a sentence."""
-        best = [
-            f"{mode} {cost:.2f} with a pre-queue delay of {delay / 1000:.1f} ms"
-            for mode, cost, delay in zip(("asynchronous", "synchronous"), self.cost, self.pre_queue_us, strict=True)
-        ]
-        return (
-            f"cost of a window: {best[0]}, {best[1]}; asynchronous fits better in "
-            f"{self.asynchronous_share:.0%} of resamples"
+        modes = ", ".join(
+            f"{mode} {cost:.2f} with a pre-queue delay of {delay_us / 1000:.1f} ms"
+            for mode, cost, delay_us in zip(("asynchronous", "synchronous"), self.cost, self.pre_queue_us, strict=True)
         )
+        return f"cost of a window: {modes}; asynchronous fits better in {self.asynchronous_share:.0%} of resamples"
 
 
 def configured_scheduling(recording: Recording) -> tuple[Scheduling, str]:
@@ -461,30 +465,12 @@ def configured_scheduling(recording: Recording) -> tuple[Scheduling, str]:
 
 
 def scheduling_evidence(
-    residuals: tuple[Floats, Floats],
-    pre_queue_us: tuple[float, float],
-    window: Int64s,
-    stratum: Int64s,
-    configured: tuple[Scheduling, str],
-    seed: int,
+    gathered: Gathered, fits: Sequence[Minimum], configured: tuple[Scheduling, str], seed: int
 ) -> SchedulingEvidence:
-    """Tell the mode from two fits, one under asynchronous and one under synchronous scheduling.
-
-    ``residuals``: float64[rows] each, ``window``: int64[rows], rows that are drawn together, and ``stratum``:
-    int64[windows], the part of the evidence.
-    """
-    cost = [np.bincount(window, losses(part)) for part in residuals]
-    gain = cost[1] - cost[0]
-    blocks = row_blocks(stratum, [np.asarray(gain, np.float64)])
-    share = float(np.mean(drawn(lambda rows: float(gain[rows].sum()), blocks, seed) > 0))
-    told: Told = (
-        "asynchronous" if share >= _SURE_FROM else "synchronous" if share <= 1 - _SURE_FROM else "not told apart"
-    )
-    return SchedulingEvidence(
-        told=told,
-        configured=configured[0],
-        configured_source=configured[1],
-        cost=(float(cost[0].mean()), float(cost[1].mean())),
-        pre_queue_us=pre_queue_us,
-        asynchronous_share=share,
-    )
+    """Compare two fits to what was gathered, the first one under asynchronous scheduling."""
+    cost = [np.bincount(gathered.groups(), losses(fit.residuals)) for fit in fits]
+    gain = np.asarray(cost[1] - cost[0], np.float64)
+    draws = drawn(lambda rows: float(gain[rows].sum()), row_blocks(gathered.strata(), [gain]), seed)
+    delays_us = (float(fits[0].vector[PRE_QUEUE]), float(fits[1].vector[PRE_QUEUE]))
+    means = (float(cost[0].mean()), float(cost[1].mean()))
+    return SchedulingEvidence(*configured, means, delays_us, float(np.mean(draws > 0)))
