@@ -175,18 +175,3 @@ def touched_table(architecture: Architecture) -> Floats:
     while missed[-1] > 1e-9 and len(missed) < _LONGEST_TABLE:
         missed.append(missed[-1] * share)
     return experts * (1 - np.array(missed))
-
-
-def batch_times_us(architecture: Architecture, gpu: Gpu, tensor_parallelism: int, batch: Floats) -> Floats:
-    """float64[rows, 10]: what batches cost for each coefficient at 1, for fitting.
-
-    ``batch``: float64[rows, 6], a row of ``QUANTITIES`` each; fractions are mean batches.
-    """
-    times_us = batch @ unit_times_us(architecture, gpu, tensor_parallelism).T
-    if architecture.experts:
-        share = 1 - architecture.experts_per_token / architecture.experts
-        touched = architecture.experts * (1 - share ** (batch[:, PREFILL] + batch[:, DECODE]))
-        times_us[:, COEFFICIENT_NAMES.index("weight_read")] += touched * expert_read_us(
-            architecture, gpu, tensor_parallelism
-        )
-    return times_us

@@ -14,7 +14,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ValidateError
-from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, Gpu, Gpus, gpu_named
 from blis_replay.blis.latency.physical import (
     ATTENDED,
     COEFFICIENT_NAMES,
@@ -25,7 +25,8 @@ from blis_replay.blis.latency.physical import (
     REQUESTS,
     STEP,
     PhysicalCoefficients,
-    batch_times_us,
+    expert_read_us,
+    unit_times_us,
 )
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
 from blis_replay.ingest.identity import requests_hash, sketch_of
@@ -103,6 +104,21 @@ def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
     batches[:, ATTENDED] = prefill * lengths.prompt_tokens
     batches[:, REQUESTS] = decode * lengths.output_tokens / max(lengths.output_tokens - 1, 1)
     return batches
+
+
+def batch_times_us(architecture: Architecture, gpu: Gpu, tensor_parallelism: int, batch: Floats) -> Floats:
+    """float64[rows, 10]: what batches cost for each coefficient at 1, for fitting.
+
+    ``batch``: float64[rows, 6], a row of ``QUANTITIES`` each; fractions are mean batches.
+    """
+    times_us = batch @ unit_times_us(architecture, gpu, tensor_parallelism).T
+    if architecture.experts:
+        share = 1 - architecture.experts_per_token / architecture.experts
+        touched = architecture.experts * (1 - share ** (batch[:, PREFILL] + batch[:, DECODE]))
+        times_us[:, COEFFICIENT_NAMES.index("weight_read")] += touched * expert_read_us(
+            architecture, gpu, tensor_parallelism
+        )
+    return times_us
 
 
 _NO_IDEA = 1_000.0

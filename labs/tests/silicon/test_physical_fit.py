@@ -12,10 +12,11 @@ from msgspec import structs
 
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, gpu_named
-from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, batch_times_us
+from blis_replay.blis.latency.models import durations_us
+from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.releases.release import FittedOn
 from blis_replay.validate.fit.linear import Prior, deviations
-from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalRows, fit_physical, known_architecture
+from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalRows, batch_times_us, fit_physical, known_architecture
 
 H100 = gpu_named("H100-SXM-80GB")
 PLANTED = PhysicalCoefficients(1.1, 1.2, 1.4, 0.3, 2.0, 55.0, 8.0, 30.0, 250.0, 20.0)
@@ -42,6 +43,18 @@ def made_rows(
     times_us = batch_times_us(architecture, H100, gpus, batch)
     cycle_us = times_us @ planted.as_array() * (1 + noise * random.standard_normal(200))
     return PhysicalRows(name, FittedOn(f"{name}-{gpus}", "hash", "steps"), times_us, cycle_us)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", bundled_architectures())
+def test_times_of_batches_are_those_of_the_model(name: str, gpus: int) -> None:
+    """A prefill of 300 tokens, 17 decodes; within the rounding to whole us (experts touched by 317 tokens included)."""
+    architecture = bundled_architectures()[name]
+    batch = {"prefill_tokens": 300, "prefill_requests": 1, "decode_tokens": 17, "context_tokens": 9_000}
+    model = PhysicalModel(architecture, H100, PLANTED, gpus)
+    row = np.array([[1.0, 300, 17, 9_000, 40_000, 18]])
+    us = batch_times_us(architecture, H100, gpus, row)[0] @ PLANTED.as_array()
+    assert durations_us(model, [batch | {"attended_tokens": 40_000}])[0] == pytest.approx(us, abs=0.51)
 
 
 def of_all_models(gpus: Sequence[int] = (1, 2, 4, 8)) -> list[PhysicalRows]:
