@@ -1,4 +1,4 @@
-"""Coefficients from recordings: a release with one entry per model, and how each came about."""
+"""Coefficients from recordings: a release with one entry per model, and the record of each fit."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ DEFAULT_SPLIT: Split = (0.6, 0.8)
 
 @dataclass(frozen=True)
 class Options:
-    """How to calibrate.  ``prior``: a release.
+    """How to calibrate.
 
-    ``window``: the share of each run to use, by time; ``split``: shares of that window (equal: no choice of form).
+    ``prior``: for coefficients that the recordings do not determine.  ``window``: the share of each run to use, by
+    time; ``split``: shares of that window, until where to fit and to choose the form (equal: no choice of form).
     """
 
     prior: CoefficientRelease
@@ -88,7 +89,7 @@ class Options:
 
     @property
     def edges(self) -> Edges:
-        """Shares of a run: where the window begins, until where to fit, until where to choose the form, its end."""
+        """Shares of a run: the window's begin, until where to fit, until where to choose the form, the window's end."""
         begin, end = self.window
         fitted_until, chosen_until = (begin + share * (end - begin) for share in self.split)
         return begin, fitted_until, chosen_until, end
@@ -96,11 +97,11 @@ class Options:
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A fitted model: its entry, what was used from each recording, and how well it agrees.
+    """A fitted model: its entry, the data used from each recording, and how well it agrees.
 
-    ``rows``: windows that it was fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
-    ``e2e``, ``ttft``.  ``scheduling``: None without latencies.  ``missed``: in words, what of its own training data it
-    misses by more than it may.  ``remarks``: in words, what was left out and what the scores do not mean.
+    ``rows``: windows (or steps) fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
+    ``e2e``, ``ttft``.  ``scheduling``: None without latencies.  ``missed``: training data that it misses by more than
+    allowed, in words.  ``remarks``: in words, what was left out, and limits of the scores.
     """
 
     entry: ModelEntry
@@ -116,10 +117,10 @@ class ModelFit:
 def training_recordings(
     store: Store, selectors: Sequence[str], data: DataChoice = "auto"
 ) -> tuple[list[Recording], list[str]]:
-    """The recordings that ``select_experiments`` gives, and in words what of them is left out.
+    """The selected recordings, and the reasons for those that are left out.
 
-    Of what a pattern matches, recorded requests only, and nothing that may not be fitted to, if anything else is left.
-    Raises ``UnknownExperimentError`` as that does.
+    A pattern selects only recorded requests that may be fitted to, if it matches any.  Raises
+    ``UnknownExperimentError`` as ``select_experiments`` does.
     """
     chosen: dict[str, Recording] = {}
     left_out: dict[str, str] = {}
@@ -144,9 +145,8 @@ def calibrate(
 ) -> tuple[CoefficientRelease, list[ModelFit]]:
     """Fit every model of the recordings and make a release of the fits.
 
-    Recordings are grouped as in ``groups_of``.  Equal input and seed, equal release, whatever the
-    ``pool`` (of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
-    a group cannot be fitted, its fit is of no GPU, or the recordings are of more than one kind of GPU.
+    A model of ``groups_of`` is a job of the ``pool`` (see ``map_jobs``).  Equal input and seed give an equal release,
+    whatever the pool.  Raises ``ValidateError`` as ``fit_model``, and for recordings of several kinds of GPU.
     """
     _refuse_two_gpus(recordings)
     fitted = map_jobs(partial(fit_model, options=options), groups_of(recordings), **pool)
@@ -157,7 +157,7 @@ def calibrate(
 
 
 def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
-    """What a release states of the recordings that it was fitted on, each with one sketch."""
+    """The recordings that a release states as its training data, each with one sketch."""
     stated: dict[tuple[str, Data], FittedOn] = {}
     for recording, kind in used:
         sketch = None if any(slug == recording.slug for slug, _ in stated) else sketch_of(recording)
@@ -169,8 +169,8 @@ def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
 def groups_of(recordings: Sequence[Recording]) -> list[list[Recording]]:
     """Recordings by model, tensor parallelism and data type of the weights, each group in the order given.
 
-    A recording that does not state its data type goes with the others of its model if these state one.  Raises
-    ``ValidateError`` if they state several.
+    A recording without a data type joins the others of its model if these state one.  Raises ``ValidateError`` if they
+    state several.
     """
     groups: dict[tuple[str, int | None, str | None], list[Recording]] = {}
     for recording in recordings:
@@ -188,7 +188,7 @@ def groups_of(recordings: Sequence[Recording]) -> list[list[Recording]]:
 
 
 def common_dtype(recordings: Sequence[Recording]) -> str | None:
-    """The data type that all of these were served in; None if one does not state it."""
+    """The data type of all of these; None if one does not state it."""
     said = {recording.served_dtype for recording in recordings}
     return said.pop() if len(said) == 1 else None
 
@@ -215,7 +215,7 @@ def fitted_release(
 
 
 def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:
-    """Step times are those of one kind of GPU, and so is a release."""
+    """Raise ``ValidateError`` for recordings of several kinds of GPU: a release has the step times of one."""
     kinds: dict[str, list[str]] = {}
     for recording in recordings:
         name = recording.hardware
@@ -230,10 +230,9 @@ def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:
 def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """Fit one model from its recordings.
 
-    ``auto`` uses step cycles and latencies, all there is.  Where every step is known there is nothing to search for:
-    form and coefficients are measured.  Raises ``ValidateError`` if there is neither, for fewer windows than
-    coefficients, without prompt lengths, if a check calls what would be used unusable, and for coefficients that no
-    server has.
+    ``auto`` uses step cycles and latencies.  Where every step is known, form and coefficients are measured without a
+    search.  Raises ``ValidateError`` without data, for fewer windows than coefficients, without prompt lengths, for
+    data that a check calls unusable, and for coefficients that no server has.
     """
     used = used_data(recordings, options.data)
     every_step = options.data != "latencies" and all(map(has_every_step, recordings))
@@ -252,7 +251,7 @@ def _searched(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data
     others: tuple[Fitted, ...] = ()
     if chosen_until > fitted_until:
         later = _gathered(recordings, (fitted_until, chosen_until), options, needed=False).with_scheduling(asynchronous)
-        # Load levels have no later windows: there the forms are compared by what they leave.
+        # Load levels have no later windows: there the forms are compared on the data that they were fitted to.
         judges = later if later.parts else gathered
         fitted, others = choose_form(gathered, judges, fitted, start, basis, believed_rooflines(recordings[0]))
         gathered = _gathered(recordings, (begin, chosen_until), options).with_scheduling(asynchronous)
@@ -302,7 +301,7 @@ def _searched(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data
 
 
 def believed_rooflines(recording: Recording) -> tuple[Roofline, ...]:
-    """What is believed of a recording's GPU, with the experts of its model; without and with some for one not known."""
+    """Rooflines to try on a recording, with the experts of its model; of an unknown model without and with some."""
     architecture = known_architecture(recording)
     if architecture is None:
         return BELIEVED, replace(BELIEVED, experts=SOME_EXPERTS, experts_per_token=SOME_PER_TOKEN)
@@ -310,18 +309,18 @@ def believed_rooflines(recording: Recording) -> tuple[Roofline, ...]:
 
 
 # Weight of the form that was not used, if the recordings fit both.  Beyond the fit both are guesses, but a GPU reads
-# and computes at one time.
+# and computes at the same time.
 _OTHER_BELIEVED = 0.25
 
 
 def _other_form(other: Fitted, delays: Lifecycle) -> OtherForm:
-    """What a form makes of the recordings that these do not tell from the one used."""
+    """A form that fits the recordings as well as the one used."""
     form, vector = other.form, other.minimum.vector
     return OtherForm(form.name, _OTHER_BELIEVED, form.latency(vector), form.lifecycle(vector, delays))
 
 
 def _entry(recordings: Sequence[Recording], latency: Latency, lifecycle: Lifecycle) -> ModelEntry:
-    """The entry of a release for what these recordings served."""
+    """The entry of a release for the model of these recordings."""
     return ModelEntry(
         model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
@@ -332,7 +331,7 @@ def _entry(recordings: Sequence[Recording], latency: Latency, lifecycle: Lifecyc
 
 
 def _left_out(recordings: Sequence[Recording], stalls: Mapping[str, Stalls]) -> tuple[str, ...]:
-    """In words, what no coefficient stands for: steps that were held up, by slug of the recording."""
+    """In words, the steps that were held up, for which no coefficient stands.  ``stalls``: by slug."""
     return tuple(
         f"{recording.alias}: {counted(len(held.at_us), 'step')} took {held.longer_us.sum() / 1e6:.1f} s longer "
         f"than the batch explains, the last at {held.at_us[-1] / 1e6:.1f} s: not in the fit, replayed in the scores"
@@ -342,13 +341,13 @@ def _left_out(recordings: Sequence[Recording], stalls: Mapping[str, Stalls]) -> 
 
 
 def with_sources(lifecycle: Lifecycle, coefficients: Sequence[CoefficientFit], names: Sequence[str]) -> Lifecycle:
-    """The delays, those of ``names`` with where their values are from."""
+    """The delays, those of ``names`` with the origin of their values."""
     sources: dict[str, Any] = {f"{fit.name}_source": fit.remark for fit in coefficients if fit.name in names}
     return replace(lifecycle, **sources)
 
 
 def _beyond(steps: StepRange | None, prior: Prior, fitted_us: float) -> tuple[PrefillBeyond, CoefficientFit] | None:
-    """What a prefill token costs more in batches larger than those fitted on, by the prior; and the record of it.
+    """The extra cost of a prefill token in batches larger than those fitted on, by the prior; and its record.
 
     None where the fitted cost is as high: a token gets no cheaper as a batch grows.
     """
@@ -372,23 +371,23 @@ def scored_fit(
     stalls: Mapping[str, Stalls] = MappingProxyType({}),
     correlation: tuple[tuple[float, ...], ...] = (),
 ) -> FitRecord:
-    """The record of a fitted entry, with its scores; ``why``: what tells the scheduling mode, and its evidence."""
+    """The record of a fitted entry, with its scores; ``why``: the scheduling mode that was identified, and evidence."""
     scores, steps = part_scores(recordings, entry, scheduled(asynchronous), edges, stalls)
     mode: Scheduling = "asynchronous" if asynchronous else "synchronous"
     return FitRecord(form, *edges[1:3], mode, *why, coefficients, scores, steps, correlation)
 
 
 def scheduled(asynchronous: bool, **forced: Any) -> ReplayMode:
-    """The mode of a replay under a scheduling mode."""
+    """A replay mode with this scheduling."""
     return ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous", **forced)
 
 
 def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
-    """The fit of recordings with every step, over what is before the last part of the split.
+    """The fit of recordings with every step, over all but the last part of the split.
 
-    Steps that were held up are no cost of a batch: they are left out of the fit, and the scores replay them.  Where
-    the fit misses its own means all the same, but not with the recorded step times, the pace of the machine changed:
-    no engine argument is wrong, and the fit is the mean pace.
+    Steps that were held up are left out of the fit, and the scores replay them.  A fit may still miss its own means,
+    but not with the recorded step times: then the pace of the machine changed, no engine argument is wrong, and the fit
+    has the mean pace.
     """
     begin, _fitted_until, until, end = options.edges
     edges = begin, until, until, end
@@ -423,7 +422,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
 def _first_fit(
     recordings: Sequence[Recording], basis: Basis, options: Options
 ) -> tuple[SchedulingEvidence | None, Fitted, Start]:
-    """A line under each scheduling mode, which mode the latencies tell, and the line under the one to use."""
+    """The scheduling mode that the latencies identify, the line under the mode to use, and where its search began."""
     window = options.edges[:2]
     gathered = _gathered(recordings, window, options)
     start = line_start(recordings, window, basis, gathered)
@@ -447,7 +446,7 @@ def _gathered(
         window,
         steps=options.data != "latencies",
         latencies=options.data != "steps",
-        # A load level has no time, so it is before anything that chooses or tests.
+        # A load level has no time within it, so all of it is for the fit.
         levels=window[0] == options.window[0],
     )
     rows = gathered.windows
@@ -470,7 +469,7 @@ def _gathered(
 def _coefficients(
     fitted: Fitted, measured: dict[str, CoefficientFit], stalled_us: float, others: Sequence[Fitted]
 ) -> tuple[CoefficientFit, ...]:
-    """With bounds over all forms that the recordings do not tell apart."""
+    """The record of each coefficient, with bounds over all forms that fit the recordings equally well."""
     vector, bounds = fitted.minimum.vector, fitted.bounds
     fits = []
     for i, name in enumerate(fitted.form.names):

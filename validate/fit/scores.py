@@ -1,4 +1,4 @@
-"""What a fit scores on each part of its recordings, whether it misses what it was fitted to, and stalls given back."""
+"""Scores of a fit on each part of its recordings, misses of its training data, and the time of recurring stalls."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ MOST_MISSED_CYCLE_PERCENT = 10.0
 def missed(
     scores: Sequence[PartScore], agreement: Mapping[str, float], recordings: Sequence[Recording]
 ) -> tuple[str, ...]:
-    """In words, each number of the training data that a fit misses by more than it may; empty for a good fit.
+    """In words, each number of the training data that a fit misses by more than allowed; empty for a good fit.
 
-    ``agreement``: as in ``ModelFit``; latencies count only where they were fitted to.  What only tested is left out.
-    One load level is few requests, whose draw moves its TTFT by a tenth: of levels the mean absolute error counts.
+    ``agreement``: as in ``ModelFit``; latencies count only where they were fitted to, and test parts do not.  A load
+    level has few requests, and their draw moves its TTFT by a tenth: the mean absolute error over levels counts.
     """
     misses = []
     aliases = {recording.slug: recording.alias for recording in recordings if not is_load_level(recording)}
@@ -78,11 +78,11 @@ _RECURS = 0.003
 
 
 def with_stalls(gathered: Gathered, fitted: Fitted) -> tuple[Fitted, float]:
-    """The fit with the time that recurring stalls take, and how much that adds to each step, us; 0 where none recur.
+    """The fit with the time of recurring stalls, and how much that adds to each step, us; 0 where none recur.
 
-    A fit that trusts outliers less is the level between stalls.  Those that come once are in a few pieces of the run,
-    and stay out.  Those that recur are in most pieces: then the mean of the middle half of them is longer than the
-    fit.  Bounds go from the level between stalls to the one with them.
+    A robust fit is the level between stalls.  A single stall is in few pieces of the run and stays out.  Recurring
+    stalls are in most pieces: the mean of their middle half is longer than the fit.  Bounds then reach from the level
+    without stalls to the one with them.
     """
     off = _of_pieces(gathered, fitted.minimum.residuals)
     if not len(off) or not fitted.free[INTERCEPT]:
@@ -126,10 +126,10 @@ def part_scores(
     edges: Edges,
     stalls: Mapping[str, Stalls] = MappingProxyType({}),
 ) -> tuple[tuple[PartScore, ...], StepRange | None]:
-    """Scores of an entry on each part of each recording that has latencies in it, and the range of the replayed steps.
+    """Scores of an entry on each part of each recording with latencies, and the range of the replayed steps.
 
-    ``stalls``: by slug, what is replayed of each recording beside the coefficients.  The range is that of the steps up
-    to where the form was chosen.  Raises ``ReplayError`` as ``plan_replay`` does.
+    ``stalls``: by slug, replayed beside the coefficients.  The range has the steps up to where the form was chosen.
+    Raises ``ReplayError`` as ``plan_replay`` does.
     """
     scores, steps = [], []
     for recording in recordings:
@@ -162,10 +162,10 @@ def part_scores(
 def first_use_of(
     recordings: Sequence[Recording], entry: ModelEntry, mode: ReplayMode
 ) -> tuple[FirstUse, CoefficientFit] | None:
-    """How long a new server waits for each kernel of a mixture of experts, and how that came about.
+    """How long a new server waits for each kernel of a mixture of experts, and the record of it.
 
-    The median of the stalls that first tokens show beside a replay, without those of less than half the longest: a
-    prefill of all who waited is one, too.  None for a dense model, an unknown one, or where no stall is seen.
+    The median of the stalls that first tokens show beside a replay.  Those shorter than half the longest may be a
+    prefill of all that waited, and do not count.  None for a dense or unknown model, and without stalls.
     """
     architecture = known_architecture(recordings[0])
     if architecture is None or not architecture.experts:
@@ -193,7 +193,7 @@ def first_use_of(
 def _replayed(
     recording: Recording, entry: ModelEntry, mode: ReplayMode, stalls: Stalls | None = None
 ) -> tuple[ReplayPlan, SimResult]:
-    """A recording by an entry and, if any, with stalls."""
+    """The replay of a recording by an entry, with stalls if there are any."""
     plan = replace(plan_replay(with_lengths(recording), mode, entry), stalls=stalls)
     return plan, simulate(plan.trace, plan.engine, plan.latency(entry.latency), entry.lifecycle)
 
@@ -201,7 +201,7 @@ def _replayed(
 def served(
     recording: Recording, entry: ModelEntry, scheduling: Literal["recorded", "asynchronous", "synchronous"]
 ) -> tuple[LoadLevel, SimResult]:
-    """A load level, and what the coefficients make of it."""
+    """A load level, and its simulation."""
     level = load_level(recording, scheduling)
     plan = level.plan
     return level, simulate_load(plan.trace, plan.engine, entry.latency, entry.lifecycle, plan.mode.loop)

@@ -39,11 +39,11 @@ FEWEST_KNEE_TOKENS = 50.0
 
 @dataclass(frozen=True)
 class StepForm:
-    """A step time linear in prefill, context and decode tokens, the last with bends, or with what a roofline hides.
+    """A step time linear in prefill, context and decode tokens, with bends or a roofline.
 
     ``bends``: decode batch sizes, ascending, at which the cost of one more decode may change; none for a line.
-    ``roofline``: what is believed of it; without bends.  A vector of coefficients is float64[6 + bends], us, with one
-    more for experts: ``names`` in their order.
+    ``roofline``: as believed before the fit; without bends.  A vector of coefficients is float64[6 + bends], us, and
+    one more for experts, in the order of ``names``.
     """
 
     bends: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class StepForm:
         return (*_LINE, *above, *(("per_expert",) if self.experts else ()))
 
     def probe_us(self, intercept_us: float) -> Floats:
-        """float64[coefficients]: a change of each that a simulated run can show."""
+        """float64[coefficients]: a change of each that shows in a simulated run."""
         probes = {place: intercept_us * share for place, share in _PROBE_SHARES.items()} | _PROBES_US
         probe = self.vector(np.array([probes[place] for place in range(len(_LINE))]))
         if self.experts:
@@ -76,7 +76,7 @@ class StepForm:
         return probe
 
     def cycle_us(self, batch: Floats, mixed_share: Floats, vector: Floats) -> Floats:
-        """float64[rows]: mean cycles of mean batches, of whose steps a share has all the prefill."""
+        """float64[rows]: mean cycles of mean batches; ``mixed_share`` of the steps have all of the prefill."""
         us = self.design(batch) @ vector
         if (roofline := self.fitted_roofline(vector)) is None:
             return np.asarray(us, np.float64)
@@ -88,7 +88,7 @@ class StepForm:
         return np.asarray(us + share * mixed_us + (1 - share) * plain_us, np.float64)
 
     def fitted_roofline(self, vector: Floats) -> Roofline | None:
-        """What is believed of it, but reading never takes longer than an empty step."""
+        """The believed roofline, with reading no longer than an empty step."""
         if self.roofline is None:
             return None
         per_expert_ns = round(1000 * float(vector[-1])) if self.experts else 0
@@ -108,7 +108,7 @@ class StepForm:
         return design
 
     def vector(self, coefficients: Floats) -> Floats:
-        """The vector of this form that a line's vector (or one of this form) stands for."""
+        """The vector of this form for a line's vector (or one of this form)."""
         more = 0.0 if self.experts else float(coefficients[DECODE])
         return np.array([*coefficients, *([more] * (len(self.names) - len(coefficients)))])
 

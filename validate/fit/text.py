@@ -41,11 +41,10 @@ def calibration_answer(
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
-    ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
-    ``recordings``: what it was fitted to; ``options``: those that name the release, and the store if not the usual
-    one.  ``left_out``: in words, what a pattern matched and was not fitted to.  ``replaced``: the
-    hash of an earlier release that stood in the file.  In the document coefficients are in us, errors of windows in
-    percent, and scores are fractions.
+    ``release``: the file, not ``written`` if a fit misses its own training data (exit code 1).  ``recordings``: all
+    that were fitted to; ``options``: those of ``validate`` that name the release and the store.  ``left_out``: reasons.
+    ``replaced``: the hash of an earlier release in that file.  In the document coefficients are in us, errors of
+    windows in percent, and scores are fractions.
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
     command = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
@@ -70,7 +69,7 @@ def calibration_answer(
 
 
 def _remedy(fits: Sequence[ModelFit]) -> str:
-    """What to do about fits that miss their own data: where parts of a run disagree, no engine argument is wrong."""
+    """The remedy for fits that miss their own data: where parts of a run disagree, no engine argument is wrong."""
     parts: dict[str, list[float]] = {}
     for score in (score for fit in fits if fit.missed for score in fit.record.scores if score.part != "test"):
         parts.setdefault(score.experiment, []).append(score.errors.get("e2e", 0.0))
