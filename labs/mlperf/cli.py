@@ -14,7 +14,7 @@ from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import verb
 from blis_replay.validate.cli.progress import progress_line
-from blis_replay.validate.text.answer import Answer, Block
+from blis_replay.validate.text.answer import Answer, Block, Part
 from blis_replay_labs.mlperf.loadgen import METRICS, STATISTICS, Run, each_run
 from blis_replay_labs.mlperf.prediction import (
     Case,
@@ -115,7 +115,7 @@ def mlperf_answer(found: Sequence[Predicted], refused: Sequence[tuple[Run, str]]
         Table("mean absolute error of runs on one node, %", _MEANS, mean_rows(found)),
         Table("sites with the same machine and software: largest mean over smallest, %", _SITES, _site_rows(sites)),
     ]
-    page = [
+    page: list[Part] = [
         f"{len(found)} of {len(found) + len(refused)} runs predicted. Signed errors in %. Without a fit operator times "
         "are as measured; fit: times the factor that gives another run on the same GPU its mean TPOT.",
         *(table for table in tables if table.rows),

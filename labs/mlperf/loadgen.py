@@ -84,7 +84,7 @@ def schedule_us(run: Run) -> Int64s:
     LoadGen adds ``std::exponential_distribution`` draws of ``std::mt19937(seed mod 2^32)``.  In libstdc++ a draw takes
     two 32-bit numbers for one uniform number u, is -log(1 - u) / rate, and LoadGen cuts it to whole ns.
     """
-    draws = np.random.RandomState(run.schedule_seed % 2**32)._bit_generator.random_raw(2 * run.queries - 2)  # type: ignore[attr-defined]
+    draws = np.random.RandomState(run.schedule_seed % 2**32)._bit_generator.random_raw(2 * run.queries - 2)
     low, high = draws.reshape(-1, 2).T.astype(np.float64)
     gaps_ns = (-np.log1p(-(low + high * 2.0**32) / 2.0**64) / run.rate_per_s * 1e9).astype(np.int64)
     return np.asarray(np.concatenate([[0], np.cumsum(gaps_ns)]) // 1_000, np.int64)

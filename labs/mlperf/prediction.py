@@ -10,11 +10,12 @@ from functools import cached_property
 from math import log, sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.document import FieldError, Text, read_yaml
@@ -23,7 +24,7 @@ from blis_replay.blis.latency.datasheets import Architecture, config_of
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, RequestTrace
-from blis_replay.ingest.readers.server.engine_settings import checked_arguments
+from blis_replay.ingest.readers.server.engine_arguments import checked_arguments
 from blis_replay.replay.release_file import load_release, page_of_text
 from blis_replay_labs.cluster.config import ClusterConfig
 from blis_replay_labs.cluster.simulate import simulate_cluster
@@ -186,7 +187,7 @@ class Case:
         return {(metric, name): _statistic(us, name) for metric, us in series for name in STATISTICS}
 
 
-def _statistic(values: np.ndarray[tuple[int], np.dtype[np.float64]] | Int64s, name: str) -> float:
+def _statistic(values: NDArray[Any], name: str) -> float:
     return float(values.mean() if name == "mean" else np.percentile(values, float(name[1:])))
 
 

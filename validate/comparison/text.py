@@ -43,7 +43,13 @@ def validation_answer(report: Validated, *, summary: bool, again: str = "") -> A
     Times are in ms, errors fractions.  The rows are those of ``data_rows``, named by experiment and stage (nothing: the
     whole run); what could not be replayed has one with the reason.  ``again``: the options of ``first_screen``.
     """
-    overview = summary_page(report.comparisons, report.not_judged)
+    overview, document = summary_page(report.comparisons, report.not_judged), report_json(report, again)
+    if len(report.comparisons) > 1:
+        from blis_replay.validate.comparison.sweep import sweep_json, sweep_parts, sweeps_of  # which one run is not
+
+        sweeps = sweeps_of(report.comparisons)
+        overview = [*(part for sweep in sweeps for part in sweep_parts(sweep)), *overview]
+        document["sweeps"] = [sweep_json(sweep) for sweep in sweeps]
     page: list[Part] = overview
     brief: list[Part] = []
     if not summary:
@@ -63,7 +69,7 @@ def validation_answer(report: Validated, *, summary: bool, again: str = "") -> A
         rows.append([name, name, report.simulator, None, "NOT JUDGED", *NO_NUMBER, why])
     return Answer(
         [*page, *stages],
-        report_json(report, again),
+        document,
         Table("", DATA_COLUMNS, rows),
         exit_code(verdicts),
         tuple(f"NOT JUDGED: {name}: {why}" for name, why in report.not_judged.items()),

@@ -1,0 +1,205 @@
+"""Sweeps: recordings of one server at several loads, as one experiment with one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite, log
+from typing import Literal
+
+import polars as pl
+
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.tables import Cell, Column, Table
+from blis_replay.validate.comparison.comparison import Comparison, MetricCell
+from blis_replay.validate.comparison.verdict_text import error_cell, toned, verdict_line
+from blis_replay.validate.judgement import VERDICTS, Verdict
+from blis_replay.validate.text.answer import Block, Line, Part
+from blis_replay.validate.text.cells import in_ms, percent_span
+
+# Levels whose mean lengths differ by more than this share are not of one sweep.
+_SAME_LENGTHS = 0.1
+# Beyond the knee more load adds more latency than throughput: E2E grows faster than the square root of the load.
+_KNEE = 0.5
+By = Literal["clients", "requests/s"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Levels by ascending ``loads``: numbers of clients, or rates."""
+
+    by: By
+    loads: tuple[float, ...]
+    levels: tuple[Comparison, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the level that decides."""
+        return self.levels[self.decides].verdict
+
+    @property
+    def decides(self) -> int:
+        """Index of the level that the verdict rests on: the worst; of several, the farthest beyond its limit."""
+
+        def rank(i: int) -> tuple[int, float]:
+            judgement, largest = self.levels[i].judgement, self.levels[i].judgement.largest
+            return VERDICTS.index(judgement.verdict), -(largest.reach if largest else 0.0)
+
+        return min(range(len(self.levels)), key=rank)
+
+    def knee(self, side: Callable[[MetricCell], float | None]) -> float | None:
+        """The load beyond which E2E grows faster than the square root of the load; None if it never does."""
+        points = [
+            (load, e2e)
+            for load, level in zip(self.loads, self.levels, strict=True)
+            if (e2e := side(level.metrics["e2e"]["mean"]))
+        ]
+        for (load, e2e), (more, longer) in pairwise(points):
+            if more > load and log(longer / e2e) > _KNEE * log(more / load):
+                return load
+        return None
+
+    def throughput(self, i: int) -> tuple[float | None, float | None]:
+        """Requests per second on both sides.  Little's law gives that of clients that each wait for an answer."""
+        e2e = self.levels[i].metrics["e2e"]["mean"]
+        if self.by == "clients":
+            observed, simulated = (us and self.loads[i] / us * 1e6 for us in (e2e.a_us, e2e.b_us))
+            return observed, simulated
+        return (None, None) if self.levels[i].overloaded else (self.loads[i], self.loads[i])
+
+
+def sweeps_of(comparisons: Sequence[Comparison]) -> list[Sweep]:
+    """Groups of two loads or more with the same model, GPUs, engine and mean lengths."""
+    groups: list[list[tuple[float, Comparison]]] = []
+    kinds: list[tuple[object, list[float]]] = []
+    for comparison in comparisons:
+        load = load_of(comparison.recording)
+        if load is None:
+            continue
+        of, lengths = comparison.recording, _lengths(comparison.recording)
+        engine = frozenset((name, str(setting.value)) for name, setting in of.engine.items())
+        kind = (load[0], of.model, of.hardware, of.tensor_parallelism, engine, comparison.run.release.name)
+        for group, (same, near) in zip(groups, kinds, strict=True):
+            if same == kind and _near(near, lengths):
+                group.append((load[1], comparison))
+                break
+        else:
+            groups.append([(load[1], comparison)])
+            kinds.append((kind, lengths))
+    return [
+        Sweep(kind[0], *zip(*sorted(group, key=lambda level: level[0]), strict=True))  # type: ignore[index]
+        for group, (kind, _lengths_of) in zip(groups, kinds, strict=True)
+        if len({load for load, _ in group}) > 1
+    ]
+
+
+def load_of(recording: Recording) -> tuple[By, float] | None:
+    """The clients, or the rate, of a recording that has one load only."""
+    clients = _aggregate(recording, "concurrency", "asked")
+    if clients:
+        return ("clients", max(clients)) if len(set(clients)) == 1 else None
+    return ("requests/s", recording.stages[0].rate_per_s) if len(recording.stages) == 1 else None
+
+
+def _aggregate(recording: Recording, metric: str, statistic: str) -> list[float]:
+    of = (pl.col("metric") == metric) & (pl.col("statistic") == statistic)
+    return [value for value in recording.aggregates.filter(of)["value"].to_list() if value > 0]
+
+
+def _lengths(recording: Recording) -> list[float]:
+    """Mean prompt and output; 0 where it is not stated."""
+    names = (("prompt_tokens",), ("output_tokens", "output_tokens_reported"))
+    return [next((v for name in of for v in _aggregate(recording, name, "mean")), 0.0) for of in names]
+
+
+def _near(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(abs(a - b) <= _SAME_LENGTHS * max(a, b) for a, b in zip(one, other, strict=True))
+
+
+# -- Laid out --------------------------------------------------------------------------------------------------
+
+_SIDES = (Column("sim", "ms"), Column("error", "error_short"), Column("95 %", "word", wide=1))
+
+
+def sweep_parts(sweep: Sweep) -> list[Part]:
+    """The verdict with the level that decides it, the knee, and a row per level."""
+    gap = "itl" if any(level.metrics["itl"]["mean"].a_us is not None for level in sweep.levels) else "tpot"
+    columns = (
+        Column(sweep.by, "word"),
+        *(Column("TTFT ms", "ms"), *_SIDES),
+        *(Column(f"{gap.upper()} ms", "ms"), *_SIDES),
+        *(Column("req/s", "decimal"), Column("sim", "decimal")),
+        Column("verdict", "word"),
+    )
+    first = sweep.levels[0].recording
+    knees = [
+        f"{'none' if knee is None else f'{knee:g}'} {side}"
+        for side, knee in (("observed", sweep.knee(_observed)), ("simulated", sweep.knee(_simulated)))
+    ]
+    said = (
+        f"{sweep.verdict}  {len(sweep.levels)} levels by {sweep.by} of {first.model or 'an unnamed model'}: "
+        f"decided at {sweep.loads[sweep.decides]:g}"
+    )
+    return [
+        Block(
+            [
+                Line(said, mark=toned(sweep.verdict)),
+                verdict_line(sweep.levels[sweep.decides].judgement),
+                f"knee (beyond it E2E grows faster than the square root of the load): {', '.join(knees)}",
+            ]
+        ),
+        Table("", columns, [_row(sweep, i, gap) for i in range(len(sweep.levels))]),
+    ]
+
+
+def _observed(cell: MetricCell) -> float | None:
+    return cell.a_us
+
+
+def _simulated(cell: MetricCell) -> float | None:
+    return cell.b_us
+
+
+def _row(sweep: Sweep, i: int, gap: str) -> list[Cell]:
+    level = sweep.levels[i]
+    row: list[Cell] = [f"{sweep.loads[i]:g}"]
+    for metric in ("ttft", gap):
+        cell = level.metrics[metric]["mean"]
+        row += [cell.a_us, cell.b_us, error_cell(level.judgement, (metric, "mean"), cell.error)]
+        row.append("" if (span := _interval(level, metric)) is None else percent_span(*span))
+    return [*row, *sweep.throughput(i), toned(level.verdict)]
+
+
+def _interval(level: Comparison, metric: str) -> tuple[float, float] | None:
+    estimate = level.estimates.get((metric, "mean"))
+    return None if estimate is None or not isfinite(estimate.half) else (estimate.low, estimate.high)
+
+
+def sweep_json(sweep: Sweep) -> dict[str, object]:
+    """Verdict, deciding level, knees, and the curves; times in ms, throughput in requests per second."""
+    return {
+        "by": sweep.by,
+        "verdict": sweep.verdict,
+        "decides": sweep.levels[sweep.decides].slug,
+        "knee": {"observed": sweep.knee(_observed), "simulated": sweep.knee(_simulated)},
+        "levels": [
+            {
+                "load": sweep.loads[i],
+                "slug": level.slug,
+                "verdict": level.verdict,
+                "requests_per_s": list(sweep.throughput(i)),
+                **{
+                    metric: {
+                        "observed_ms": in_ms(cell.a_us),
+                        "simulated_ms": in_ms(cell.b_us),
+                        "error": cell.error,
+                        "interval": _interval(level, metric),
+                    }
+                    for metric in ("ttft", "itl", "tpot", "e2e")
+                    for cell in (level.metrics[metric]["mean"],)
+                },
+            }
+            for i, level in enumerate(sweep.levels)
+        ],
+    }
