@@ -5,12 +5,20 @@ Few servers draft, so this and the third of the kernel behind it are loaded for 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.blis.kernel.draft_batch import DRAFT_CONFIG, DRAFTED, Flight
+from blis_replay.blis.kernel import loop
+from blis_replay.blis.kernel.flight import DRAFT_CONFIG, DRAFTED, GROUP, GROUPING, HELD, Flight
+from blis_replay.blis.kernel.state import NONE
+from blis_replay.blis.kernel.step_time import KernelModel, step_duration_us
 from blis_replay.blis.speculation import Drafts
 from blis_replay.blis.trace import EngineConfig, RequestTrace
+
+if TYPE_CHECKING:
+    from blis_replay.blis.engine import Engine
 
 
 def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight:
@@ -30,6 +38,7 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
     config["cached_as_accepted"] = engine.behaviours.drafts_cached_as_accepted
     config["hash_lookahead"] = engine.hash_lookahead_tokens
     config["keeps_drafts"] = not engine.behaviours.drafts_end_with_preemption
+    config["frees_processed"] = engine.behaviours.windows_wait_for_flight
     config["pads"] = engine.behaviours.single_tokens_padded
     config["pads_or_waits"] = not engine.behaviours.padding_where_it_fits
     config["pads_alone"] = engine.behaviours.padding_without_company
@@ -41,4 +50,51 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
         start=drafts.start[order],
         drafted=np.minimum(drafts.drafted, config["tokens"].astype(np.int8)),
         accepted=drafts.accepted,
+        grouping=np.zeros(1, GROUPING),
+        groups=np.zeros(0, GROUP),
+        held=np.zeros(0, HELD),
     )
+
+
+def advance_to_answer(engine: Engine, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
+    """As ``Engine.advance_to_answer``."""
+    while True:
+        batch = engine.schedule(until_us)
+        if batch is not None:
+            engine.run(step_duration_us(*model, engine.state.batch, batch.start_us))
+        at = engine.state.at
+        in_flight = engine.state.flight[: at["in_flight"].item()]
+        ended = at["rows"].item() - int((in_flight != NONE).sum())
+        answered = np.flatnonzero(engine.state.steps["finished"][seen:ended] > 0)
+        if len(answered):
+            return True, seen + int(answered[0]) + 1
+        seen = ended
+        if batch is None:
+            return False, seen
+
+
+def serve_rows(engine: Engine, row: int, last: int, table: Int64s) -> None:
+    """As ``kernel.loop.serve_rows``."""
+    at, requests, facts = engine.state.at, engine.state.requests, engine.state.facts
+    preempted = 0
+    while row < last:
+        at["now_us"] = np.maximum(at["now_us"], row)
+        batch = engine.schedule(row + 1)
+        if batch is None:
+            row += 1
+            continue
+        gone = at["preempted_in_call"].item()
+        preempted += gone
+        table[row, loop.ROW_PREEMPTED] += gone
+        if tokens := batch.prefill_tokens + batch.decode_tokens:
+            # Who computes again what it had, some of it output, counts as a decode.
+            again = (requests["chunk_step"] == at["step"]) & (requests["chunk"] > 1)
+            again &= (requests["known"] > facts["prompt_tokens"]) & (preempted > 0)
+            resumed, resumed_tokens = int(again.sum()), int(requests["chunk"][again].sum())
+            table[row, 0] = batch.prefill_requests - resumed
+            table[row, 1] = batch.prefill_tokens - resumed_tokens
+            table[row, 2] = batch.decode_tokens + resumed
+            table[row, 3] = batch.decode_tokens + resumed_tokens
+            table[row, loop.ROW_STEP] = at["rows"].item()
+        engine.run(1)
+        row += tokens > 0

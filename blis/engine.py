@@ -23,7 +23,7 @@ from blis_replay.blis.setup import eligible_times, new_state, queueing_times, wi
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 if TYPE_CHECKING:
-    from blis_replay.blis.kernel.draft_batch import Flight
+    from blis_replay.blis.kernel.flight import Flight
     from blis_replay.blis.long_run import LongRun
 
 # Requests; of more only those under way are in memory.
@@ -83,6 +83,10 @@ class Engine:
             from blis_replay.blis.kernel import drafting
 
             self._rules, self._flight = drafting, new_flight(trace, engine, self.order)
+            if engine.kv_cache_groups:
+                from blis_replay.blis.grouping import grouped
+
+                self.state, self._flight = grouped(self.state, self._flight, engine)
 
     @property
     def _tables(self) -> tuple[Any, ...]:
@@ -108,6 +112,10 @@ class Engine:
 
         Whether one did, and the row after it, with which to ask again.
         """
+        if self._flight is not None:
+            from blis_replay.blis.drafting import advance_to_answer
+
+            return advance_to_answer(self, model, until_us, seen)
 
         def ahead() -> int:
             nonlocal seen
@@ -151,6 +159,11 @@ class Engine:
         table = np.zeros((last, loop.ROW_FIELDS), np.int64)
         table[:, loop.ROW_STEP] = -1
         row = first
+        if self._flight is not None:
+            from blis_replay.blis.drafting import serve_rows
+
+            serve_rows(self, first, last, table)
+            return table
 
         def ahead() -> int:
             nonlocal row

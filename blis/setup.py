@@ -190,7 +190,8 @@ def _refuse_unservable(
             f"request {order[i]}: a prompt of {prompt[i]} tokens leaves no room in max_model_len "
             f"{engine.max_model_len}; raise it or drop the request"
         )
-    if most_blocks > usable:
+    keeps_all = not engine.kv_cache_groups or any(group.kind == "full" for group in engine.kv_cache_groups)
+    if most_blocks > usable and keeps_all:
         i = int(np.argmax(blocks_each))
         raise TraceError(
             f"request {order[i]}: it needs {blocks_each[i]} KV blocks and the engine has {usable}; "

@@ -181,6 +181,10 @@ class Behaviours:
     padding_without_company: bool = False
     # Priority policy: after a request preempts itself, the pass goes on with the requests after it.
     priority_pass_outlives_preemption: bool = False
+    # A sliding window keeps a block while tokens in flight attend to it.
+    windows_wait_for_flight: bool = False
+    # Admission counts at most the blocks that a window and the tokens in flight can hold.
+    window_admission_bounded: bool = False
     # Data parallelism: ranks of dense models step independently; earlier releases: in lockstep.
     dense_ranks_apart: bool = False
     # Data parallelism: ranks also report their request counts before a step, not only after it.
@@ -189,6 +193,21 @@ class Behaviours:
     balancer_ties_rotate: bool = False
     # Data parallelism: a front end also counts its own requests in flight, and full KV caches.
     balancer_counts_in_flight: bool = False
+
+
+@dataclass(frozen=True)
+class KvCacheGroup:
+    """Layers with blocks of their own.
+
+    ``kind``: ``full``, ``window`` or ``chunk`` attention.  ``size``: tokens of the window or chunk, 0 for ``full``.
+    """
+
+    kind: Literal["full", "window", "chunk"]
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("full", "window", "chunk") or (self.size < 1) != (self.kind == "full"):
+            raise TraceError(f"kv_cache_groups: {self.kind} of {self.size} tokens; use full, window N or chunk N")
 
 
 @dataclass(frozen=True)
@@ -210,6 +229,10 @@ class EngineConfig:
     ``data_parallel_size``: number of ranks, each an engine with these arguments, behind vLLM's balancer with
     ``api_server_count`` front ends (None: one per rank).  ``mixture_of_experts``: the ranks share the experts, and
     so step together.  ``speculation``: speculative decoding, or None.
+
+    ``kv_cache_groups``: layers with blocks of their own, in vLLM's order; none: all layers share their blocks.
+    ``prefix_cache_retention_interval``: a window caches the blocks before each multiple of it, None: every block, 0:
+    only those that a prompt like the request's own could use.
     """
 
     max_num_seqs: int
@@ -232,13 +255,15 @@ class EngineConfig:
     api_server_count: int | None = None
     mixture_of_experts: bool = False
     speculation: Speculation | None = None
+    kv_cache_groups: tuple[KvCacheGroup, ...] = ()
+    prefix_cache_retention_interval: int | None = None
     behaviours: Behaviours = field(default_factory=Behaviours)
 
     @property
     def walked(self) -> bool:
         """Whether the kernel must visit every running request in every step (``kernel.draft_batch``)."""
         once_more = self.async_scheduling and self.behaviours.decodes_once_more
-        return self.speculation is not None or once_more
+        return self.speculation is not None or once_more or bool(self.kv_cache_groups)
 
     @property
     def hash_lookahead_tokens(self) -> int:
@@ -255,6 +280,8 @@ class EngineConfig:
                 raise TraceError(f"{name} is {value}; at most {most} can be simulated")
         if self.speculation is not None and self.data_parallel_size > 1:
             raise TraceError("speculative decoding is simulated without ranks; leave out data_parallel_size")
+        if self.kv_cache_groups and (self.speculation is not None or self.data_parallel_size > 1):
+            raise TraceError("kv_cache_groups are simulated without drafts and without ranks")
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         if self.max_num_seqs * (1 + drafts) > MOST_SEQUENCES:
             raise TraceError(
@@ -285,6 +312,7 @@ RELEASE_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "max_num_active_seqs": int,
     "max_num_scheduled_tokens": int,
     "prefill_schedule_interval": int,
+    "prefix_cache_retention_interval": int,
 }
 
 

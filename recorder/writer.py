@@ -63,7 +63,8 @@ def facts_of(scheduler: Any) -> dict[str, Any]:
         "model": _plain(_at(config, "model_config.model")),
         "settings": settings,
         "hash_block_size": _plain(getattr(scheduler, "hash_block_size", None)) or settings["block_size"],
-        "kv_cache_groups": _groups(scheduler),
+        "kv_cache_groups": [spec["kind"] for spec in _groups(scheduler)],
+        "kv_cache_specs": _groups(scheduler),
         "speculative_tokens": _plain(getattr(scheduler, "num_spec_tokens", 0)) or 0,
         "config": {name: dict(_fields(getattr(config, name, None))) for name in _CONFIGURATIONS},
         "absent": sorted(_absent(scheduler)),
@@ -127,10 +128,14 @@ def _fields(config: Any) -> Iterator[tuple[str, Any]]:
             yield name, _plain(value)
 
 
-def _groups(scheduler: Any) -> list[str]:
-    """The kind of each group of layers that has blocks of its own; more than one is a hybrid model."""
-    groups = _at(scheduler, "kv_cache_config.kv_cache_groups") or ()
-    return [type(getattr(group, "kv_cache_spec", None)).__name__ for group in groups][:64]
+def _groups(scheduler: Any) -> list[dict[str, Any]]:
+    """Kind and sizes of each group of layers that has blocks of its own; more than one is a hybrid model."""
+    specs = [getattr(group, "kv_cache_spec", None) for group in _at(scheduler, "kv_cache_config.kv_cache_groups") or ()]
+    sizes = ("block_size", "sliding_window", "attention_chunk_size")
+    return [
+        {"kind": type(spec).__name__} | {n: _plain(v) for n in sizes if (v := getattr(spec, n, None)) is not None}
+        for spec in specs[:64]
+    ]
 
 
 def _engine_index(config: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import MOST_KINDS_OF_CACHE, engine_values, kinds_of_cache, not_simulated, refuse_sizes
+from blis_replay.replay.engine import MOST_KINDS_OF_CACHE, kinds_of_cache, left_out, refuse_sizes
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
@@ -60,7 +59,8 @@ class ReplayRun:
         """In words, where the inputs of the replay come from, and whether its steps are extrapolated."""
         extrapolated = {} if self.outside is None else {"extrapolated": str(self.outside)}
         kinds = kinds_of_cache(self.recording)
-        alike = {} if kinds is None else {"kinds of KV cache": f"{kinds}; here every layer keeps all of a context"}
+        how = "each group simulated" if self.plan.engine.kv_cache_groups else "here every layer keeps all of a context"
+        alike = {} if kinds is None else {"kinds of KV cache": f"{kinds}; {how}"}
         return self.plan.basis | extrapolated | alike
 
     @property
@@ -134,26 +134,22 @@ def replay(
         plan=plan,
         simulator=simulator.name,
         simulated=simulated,
-        not_simulated=not_simulated(_arguments(recording, plan, simulated), embedded),
+        not_simulated=_not_simulated(recording, plan, simulated, embedded),
         outside=beyond,
     )
 
 
-def _arguments(recording: Recording, plan: ReplayPlan, simulated: Simulated) -> dict[str, Any]:
-    """Engine arguments by name; without ``kv_cache_groups`` where one kind of KV cache gives the same schedule.
+def _not_simulated(recording: Recording, plan: ReplayPlan, simulated: Simulated, embedded: bool) -> tuple[str, ...]:
+    """What is not simulated; without groups of KV blocks where one gives the same schedule.
 
     Groups change what is found in the prefix cache and how much memory there is.  They do nothing where no prompt
     shares a block, and where each group could hold all that was in use (vllm/v1/core/kv_cache_coordinator.py).
     """
-    arguments, kinds = engine_values(recording), kinds_of_cache(recording)
-    if kinds is None:
-        return arguments
+    found, kinds = left_out(recording, plan.engine, embedded), kinds_of_cache(recording)
     blocks, result = plan.engine.num_gpu_blocks, simulated.engine
+    if kinds is None or result is None or plan.trace.block_keys is not None:
+        return found
     most = int(kinds) if kinds.isdigit() else MOST_KINDS_OF_CACHE
-    if (
-        plan.trace.block_keys is None
-        and result is not None
-        and (blocks is None or result.blocks_in_use * most <= blocks)
-    ):
-        return {name: value for name, value in arguments.items() if name != "kv_cache_groups"}
-    return arguments | {"kv_cache_groups": kinds}
+    if blocks is not None and result.blocks_in_use * most > blocks:
+        return found
+    return tuple(what for what in found if not what.startswith("kv_cache_groups "))

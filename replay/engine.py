@@ -11,7 +11,7 @@ from blis_replay.base.engine_packs import choose_pack
 from blis_replay.base.errors import ReplayError, UnreplayableError, argument_not_known
 from blis_replay.blis.latency.models import Latency, PaddedLatency
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.trace import EngineConfig, release_arguments
+from blis_replay.blis.trace import EngineConfig, KvCacheGroup, release_arguments
 from blis_replay.ingest.recording import UNKNOWN, Recording, Setting
 from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
 
@@ -131,6 +131,7 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         raise UnreplayableError(
             f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority"
         )
+    speculation = _speculation(value)
     config = EngineConfig(
         max_num_seqs=int(value["max_num_seqs"]),
         max_num_batched_tokens=int(value["max_num_batched_tokens"]),
@@ -142,7 +143,8 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         enable_chunked_prefill=bool(value.get("enable_chunked_prefill", True)),
         long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
         scheduling_policy="priority" if policy == "priority" else "fcfs",
-        speculation=_speculation(value),
+        speculation=speculation,
+        kv_cache_groups=() if speculation is not None or ranks > 1 else _groups(recording),
         data_parallel_size=ranks,
         api_server_count=None if fronts is None else int(fronts),
         mixture_of_experts=_has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False)),
@@ -226,12 +228,32 @@ def _speculation(arguments: Mapping[str, object]) -> Speculation | None:
     return speculation_of(arguments)
 
 
+def _groups(recording: Recording) -> tuple[KvCacheGroup, ...]:
+    """The groups of KV blocks that the layers keep, if they are known, and the release was compared with such ones."""
+    kinds, version = kinds_of_cache(recording), recording.engine.get("vllm_version")
+    choice = None if kinds is None or version is None else choose_pack(str(version.value))
+    if kinds is None or choice is None or choice.release not in choice.pack.grouped:
+        return ()
+    from blis_replay.replay.cache_groups import groups_of
+
+    return groups_of(kinds) or ()
+
+
 def kinds_of_cache(recording: Recording) -> str | None:
     """How many kinds of KV cache the layers keep, as was recorded or by the model's name; None for one kind."""
     said = recording.engine.get("kv_cache_groups")
     if said is not None:
         return None if str(said.value) == "1" else str(said.value)
     return "several (by its name)" if _KINDS_OF_CACHE.search((recording.model or "").lower()) else None
+
+
+def left_out(recording: Recording, config: EngineConfig, embedded: bool = True) -> tuple[str, ...]:
+    """What changed the recorded schedule and is not simulated with this engine, one sentence each."""
+    arguments, kinds = engine_values(recording), kinds_of_cache(recording)
+    arguments.pop("kv_cache_groups", None)
+    if kinds is not None and not (embedded and config.kv_cache_groups):
+        arguments["kv_cache_groups"] = kinds
+    return not_simulated(arguments, embedded)
 
 
 def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tuple[str, ...]:

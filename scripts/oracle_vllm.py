@@ -45,6 +45,8 @@ RELEASE_ARGS: dict[str, Any] = {
     "max_num_scheduled_tokens": None,
     "prefill_schedule_interval": 1,
 }
+# The same of the cache.
+CACHE_ARGS: dict[str, Any] = {"prefix_cache_retention_interval": None}
 # Arguments of vLLM's calls that some releases want and others refuse; given where they are taken.
 REQUEST_ARGS: dict[str, Any] = {"eos_token_id": None}
 OUTPUT_ARGS: dict[str, Any] = {"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}
@@ -117,10 +119,11 @@ def _parameters(call: Callable[..., Any]) -> frozenset[str]:
 def known_args(args: dict[str, Any]) -> dict[str, Any]:
     """The engine arguments of a workload without those that this release does not know."""
     _prepare()
-    from vllm.config import SchedulerConfig
+    from vllm.config import CacheConfig, SchedulerConfig
 
-    known = _taken(SchedulerConfig, RELEASE_ARGS)
-    return {name: value for name, value in args.items() if name not in RELEASE_ARGS or name in known}
+    known = _taken(SchedulerConfig, RELEASE_ARGS) | _taken(CacheConfig, CACHE_ARGS)
+    newer = RELEASE_ARGS | CACHE_ARGS
+    return {name: value for name, value in args.items() if name not in newer or name in known}
 
 
 def make_config(args: dict[str, Any]) -> Any:
@@ -147,6 +150,7 @@ def make_config(args: dict[str, Any]) -> Any:
         block_size=args["block_size"],
         enable_prefix_caching=args["enable_prefix_caching"],
         num_gpu_blocks_override=args["num_gpu_blocks"],
+        **{name: args[name] for name in CACHE_ARGS if name in args},
     )
     config = VllmConfig(
         model_config=model,
@@ -155,6 +159,8 @@ def make_config(args: dict[str, Any]) -> Any:
         device_config=DeviceConfig(device="cpu"),
         speculative_config=_speculation(args),
     )
+    # On no platform vLLM makes one group of all layers.
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
     if config.speculative_config is not None:
         # The scheduler goes by the name and by the mode, and vLLM asks for a drafter's weights and for a GPU.
         config.speculative_config.method = args["speculative_method"]
@@ -207,12 +213,8 @@ class Device:
         return [WORKER_ANSWERS.get(method)]
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
-        import torch
-        from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-        shape = {"num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
-        optional = _taken(FullAttentionSpec, {"use_mla": False})
-        return [{"layer": FullAttentionSpec(block_size=self.args["block_size"], **shape, **optional)}]
+        groups = self.args.get("kv_cache_groups", [["full", 0]])
+        return [{f"layer{i}": _layer(kind, size, self.args["block_size"]) for i, (kind, size) in enumerate(groups)}]
 
     def __getattr__(self, name: str) -> Any:
         """Any other question at the start goes to the one worker that there is not."""
@@ -236,6 +238,32 @@ class Device:
 
     def sample_tokens(self, _: Any, non_block: bool = False) -> Any:
         return self.sampling if non_block else self.sampling.result()
+
+
+def _layer(kind: str, size: int, block_size: int) -> Any:
+    """vLLM's description of a layer's KV cache."""
+    import torch
+    from vllm.v1 import kv_cache_interface as specs
+
+    name, own = {
+        "full": ("FullAttentionSpec", {}),
+        "window": ("SlidingWindowSpec", {"sliding_window": size}),
+        "chunk": ("ChunkedLocalAttentionSpec", {"attention_chunk_size": size}),
+    }[kind]
+    spec = getattr(specs, name)
+    shape = {"num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
+    return spec(block_size=block_size, **shape, **own, **_taken(spec, {"use_mla": False}))
+
+
+def _groups_of(core: Any) -> list[list[Any]]:
+    """The groups that vLLM made of the layers, as a workload names them."""
+    found = []
+    for group in core.scheduler.kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        kind = {"FullAttentionSpec": "full", "SlidingWindowSpec": "window"}.get(type(spec).__name__, "chunk")
+        size = getattr(spec, {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(kind, ""), 0)
+        found.append([kind, size])
+    return found
 
 
 class _Nothing:
@@ -267,6 +295,8 @@ def _check_settings(core: Any, args: dict[str, Any]) -> None:
     for name in ("enable_prefix_caching", "block_size", "num_gpu_blocks"):
         actual[name] = getattr(scheduler.cache_config, name)
     actual["max_model_len"] = scheduler.max_model_len
+    if "kv_cache_groups" in args:
+        actual["kv_cache_groups"] = _groups_of(core)
     changed = {name: value for name, value in actual.items() if value != args[name]}
     if changed:
         raise RefusedError(f"engine_args: vLLM turned them into {changed}; give these")

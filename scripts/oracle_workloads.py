@@ -106,8 +106,37 @@ def paced_spec(seed: int, index: int) -> Spec:
     return spec
 
 
+def grouped_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`, with sliding windows or chunks beside full attention."""
+    spec = random_spec(seed, index)
+    rng = np.random.default_rng([seed, index, 4])
+    args = spec["engine_args"]
+    args["block_size"] = block = _pick(rng, [16, 16, 32, 64, 128, 256])
+    size = _pick(rng, [1, 2, 3, 4, 8]) * block + _pick(rng, [0, 0, 1, -1, block // 2])
+    kind = _pick(rng, ["window", "window", "window", "chunk"])
+    if kind == "chunk":
+        size = -(-size // block) * block
+    groups = [[kind, size]] * _pick(rng, [1, 1, 2, 3, 5])
+    if kind == "window" and rng.random() < 0.2:
+        groups += [["window", 2 * size]]
+    args["kv_cache_groups"] = [*groups, ["full", 0]] if rng.random() < 0.8 else [["full", 0], *groups]
+    if rng.random() < 0.1:
+        args["kv_cache_groups"] = groups[:1]
+    if any(kind == "window" for kind, _ in args["kv_cache_groups"]):
+        args["prefix_cache_retention_interval"] = _pick(rng, [0, 0, block, 4 * block])
+    # Of a window a request never holds more than it, what two steps compute, and blocks that stand across the ends.
+    tokens = [size + 2 * args["max_num_batched_tokens"] if size else math.inf for _, size in args["kv_cache_groups"]]
+    most = most_blocks(spec["requests"], args)
+    least = max(most, sum(min(most, n / block + 3) for n in tokens))
+    room = _pick(rng, [0.0, 0.0, 0.0, 0.1, 0.5, 2.0])
+    args["num_gpu_blocks"] = 1 + math.ceil(least + room * most * len(tokens))
+    spec["scenario"] = f"groups-{seed}-{index:05d}"
+    spec["description"] += ", several groups of KV blocks"
+    return spec
+
+
 # The random series, by the first part of a workload's name.
-SERIES = {"rand": random_spec, "draft": drafting_spec, "paced": paced_spec}
+SERIES = {"rand": random_spec, "draft": drafting_spec, "paced": paced_spec, "groups": grouped_spec}
 
 
 def _random_args(rng: np.random.Generator) -> dict[str, Any]:

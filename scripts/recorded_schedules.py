@@ -66,11 +66,12 @@ def table() -> str:
             kept = json.loads((FOLDER / f"{release}.json").read_text("utf-8"))
             causes = [why for name, why in pack.unequal.items() if name.split()[0] == release]
             why = "; ".join(f"{count} {cause}" for cause, count in Counter(causes).items())
-            drafting = sum(name.startswith("draft") for name in kept)
-            row = (str(len(kept)), str(drafting), str(len(kept) - len(causes)), why)
+            drafting, grouped = (sum(name.startswith(kind) for name in kept) for kind in ("draft", "groups"))
+            row = (str(len(kept)), str(drafting), str(grouped), str(len(kept) - len(causes)), why)
             rows.setdefault(row, []).append(release)
     lines = [f"| {', '.join(releases)} | {' | '.join(row)} |" for row, releases in rows.items()]
-    head = ["| releases | workloads each | speculating | equal | unequal, and why |", "|---|---|---|---|---|"]
+    head = ["| releases | workloads each | speculating | several KV-cache groups | equal | unequal, and why |"]
+    head.append("|---|---|---|---|---|---|")
     return "\n".join([*head, *lines])
 
 

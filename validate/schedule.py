@@ -13,7 +13,7 @@ from blis_replay.ingest.checks.evidence import CheckEvidence, Context, Instrumen
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.store import Store, read_stored, read_token_layout
 from blis_replay.ingest.tables import Table, Toned, Value, columns_named
-from blis_replay.replay.engine import replayed_engine
+from blis_replay.replay.engine import left_out, replayed_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import COUNTS, Divergence, ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import NOT_KNOWN_US, recorded_schedule
@@ -57,15 +57,17 @@ def schedule_verdict(recording: Recording, engine: EngineConfig) -> ScheduleVerd
     except ReplayError as error:
         return ScheduleVerdict(f"not compared: {error}", {"compared": False, "reason": str(error)})
     meaning = meaning_of(recording, check)
-    return ScheduleVerdict(sentence(check, meaning), _document(check, meaning))
+    missing = left_out(recording, engine)
+    return ScheduleVerdict(sentence(check, meaning, missing), _document(check, meaning) | {"not_simulated": missing})
 
 
-def sentence(check: ScheduleCheck, meaning: Meaning | None) -> str:
-    """How far the schedules are equal, where they differ first, and what that means."""
+def sentence(check: ScheduleCheck, meaning: Meaning | None, missing: tuple[str, ...] = ()) -> str:
+    """How far the schedules are equal, where they differ first, and what that means; ``missing``: not simulated."""
     before = check.schedule.begin
     unknown = f"; {before:,} steps before them served requests that no file records" if before else ""
     if "left out" in check.schedule.basis:
         unknown += f"; not compared: {check.schedule.basis['left out']}"
+    unknown += f"; not simulated: {'; '.join(missing)}" if missing else ""
     if meaning is None:
         told = check.kv_equal + check.kv_open
         usage = f", KV usage in {told:,}" if told else ", KV usage not compared"
@@ -138,7 +140,14 @@ def _findings(recording: Recording, context: Context) -> list[Finding]:
     if meaning is not None:
         measured |= {"cause": meaning.cause, "equal with it": meaning.reached, "of": meaning.steps}
     basis = "; ".join(f"{what}: {words}" for what, words in check.schedule.basis.items())
-    said = Finding(NAME, "note", "", f"the engine's schedule is {sentence(check, meaning)}", measured, RULE)
+    said = Finding(
+        NAME,
+        "note",
+        "",
+        f"the engine's schedule is {sentence(check, meaning, left_out(recording, check.engine))}",
+        measured,
+        RULE,
+    )
     return [said, Finding(NAME, "note", "", basis)]
 
 

@@ -59,6 +59,7 @@ class WhatIfPoint:
     drawn: tuple[dict[str, float | None], ...] = ()
     unsure: float = 0.0
     fit: FitRecord | None = None
+    not_simulated: tuple[str, ...] = ()
 
     @property
     def intervals(self) -> dict[str, tuple[float, float] | None]:
@@ -225,7 +226,16 @@ def simulated_point(
 def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives) -> WhatIfPoint:
     drawn = tuple(simulated_values(one) for one in drawn_runs(run))
     fit = None if run.entry is None else run.entry.fit
-    return WhatIfPoint(overrides, simulated_values(run), None, _attained(run, objectives), drawn, unsure_of(run), fit)
+    return WhatIfPoint(
+        overrides,
+        simulated_values(run),
+        None,
+        _attained(run, objectives),
+        drawn,
+        unsure_of(run),
+        fit,
+        run.not_simulated,
+    )
 
 
 # name -> heading, and the part of a wide table that it stands in.
@@ -280,6 +290,7 @@ def _document(whatif: WhatIf) -> dict[str, object]:
             "assumed": _assumed(whatif),
             "values": whatif.recorded.values,
             "intervals": whatif.recorded.intervals,
+            "not_simulated": list(whatif.recorded.not_simulated),
             **_slo_json(whatif.recorded),
         },
         **({} if whatif.observed is None else {"observed": {"slo": whatif.observed.document}}),
@@ -291,6 +302,7 @@ def _document(whatif: WhatIf) -> dict[str, object]:
                 "change": _changes(whatif.recorded, point),
                 "change_intervals": _change_intervals(whatif.recorded, point),
                 "reason": point.reason,
+                "not_simulated": list(point.not_simulated),
                 **_slo_json(point),
             }
             for point in whatif.points
@@ -373,6 +385,7 @@ def _remarks(whatif: WhatIf) -> Block:
         for name, point in simulated
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
     ]
+    lines += [f"{name}: not simulated: {what}" for name, point in simulated for what in point.not_simulated]
     for point in whatif.points:
         name, values = _name(whatif, point), point.values
         if values is None:

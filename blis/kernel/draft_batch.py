@@ -9,11 +9,9 @@ each step is built with as many as there can be, before the one ahead has accept
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from blis_replay.base.arrays import Int8s, Int64s
-from blis_replay.base.tables import Tables, reader
+from blis_replay.blis.kernel import groups
 from blis_replay.blis.kernel.batch import choose_victim, end_interval, enter_running, given_now
+from blis_replay.blis.kernel.flight import Flight
 from blis_replay.blis.kernel.pool import (
     allocate_slots,
     drop_last_found,
@@ -23,58 +21,7 @@ from blis_replay.blis.kernel.pool import (
 )
 from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill, vacate
 from blis_replay.blis.kernel.schedule import begin_batch, blocks_to_admit, note_admission
-from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, dtype_of, i32, separate
-
-
-class Drafted:
-    """Progress of a request beyond what ``Request`` has, whose ``known`` tokens are those that have arrived."""
-
-    outputs: i32  # tokens generated so far
-    drafts: i32  # to be verified when it is scheduled next
-    placeholders: i32  # asynchronously: tokens that steps in flight give if all their drafts are accepted
-    in_flight: i32  # tokens of batches that are not in yet
-    stale: i32  # those of them from before a preemption, whose rejections count no more
-    cached: i32  # tokens whose blocks may be looked up
-    given_drafts: i32  # by the call that is at work
-    in_prefill: i32  # 1: its last batch did not reach its last known token
-    segment_row: i32  # the steps that gave a token each: the last one's row, and how many
-    segment_rows: i32
-
-
-class DraftConfig:
-    """What is drafted."""
-
-    tokens: i32  # most drafts after one token
-    lookahead: i32  # slots that a drafter with a KV cache of its own takes beyond the batch
-    lookahead_at_admission: i32  # the same for a request that is admitted
-    cached_as_accepted: i32  # 1: synchronously too, a block is cached in the step that accepts its last token
-    drops_last_hit: i32  # 1: a cached prefix is used without its last block
-    hash_lookahead: i32  # tokens that have to be known behind a block before it is cached
-    once_more: i32  # 1: asynchronously, a request whose last token is in flight decodes once more, for nothing
-    keeps_drafts: i32  # 1: a preempted request keeps the drafts that were not verified
-    pads: i32  # 1: a request that is admitted for one token takes part in a batch of decodes with empty drafts
-    pads_or_waits: i32  # 1: it is not admitted where they would go beyond max_model_len
-    pads_alone: i32  # 1: it has them also where no running request takes part
-
-
-DRAFT_CONFIG, DRAFTED = dtype_of(DraftConfig), dtype_of(Drafted)
-
-
-class Flight(Tables):
-    """What speculative decoding needs beside ``State``."""
-
-    config: Annotated[Record, DRAFT_CONFIG, 0]
-    requests: Annotated[Table, DRAFTED, 1]  # [requests]
-    batches: Annotated[
-        Int64s, 3
-    ]  # [2, running, 4]: in batches in flight, request, tokens, drafts (NONE: padding), 1: gives a token
-    counts: Int64s  # [2] members of these batches
-    start: Int64s  # [requests] where those of a request begin in the following
-    drafted: Int8s  # by the output tokens that a request has, less one: how many are drafted behind them
-    accepted: Int8s  # and how many of those would be accepted
-
-
-flight_of = reader(Flight)
+from blis_replay.blis.kernel.state import NONE, State, compiled, separate
 
 
 @compiled
@@ -114,7 +61,7 @@ def walk_running(state: State, flight: Flight) -> int:
             continue
         itself, after = False, NONE
         slots = min(this.computed + tokens + flight.config.lookahead, state.config.max_model_len)
-        while not itself and not allocate_slots(state, request, slots):
+        while not itself and not allocate(state, flight, request, slots):
             victim = choose_victim(state)
             if given_now(state, victim):
                 budget += state.requests[victim].chunk
@@ -134,6 +81,14 @@ def walk_running(state: State, flight: Flight) -> int:
         budget -= tokens
         request = state.links[request].running.next
     return budget
+
+
+@compiled
+def allocate(state: State, flight: Flight, request: int, slots: int) -> bool:
+    """Hold blocks for ``slots`` tokens of a running request; False if too few are free."""
+    if len(flight.groups) > 0:
+        return groups.allocate(state, flight, request, slots)
+    return allocate_slots(state, request, slots)
 
 
 @compiled
@@ -171,7 +126,10 @@ def note_cached(state: State, flight: Flight, request: int, tokens: int) -> None
     own = flight.requests[request]
     own.cached = max(own.cached, min(tokens, state.requests[request].known - flight.config.hash_lookahead))
     if state.config.prefix_caching == 1:
-        enter_cache(state, request, own.cached)
+        if len(flight.groups) > 0:
+            groups.enter(state, flight, request, own.cached)
+        else:
+            enter_cache(state, request, own.cached)
 
 
 @compiled
@@ -205,7 +163,10 @@ def preempt(state: State, flight: Flight, request: int) -> None:
         count(state, flight, request, -1)
     this.chunk = 0
     close_segment(state, flight, request)
-    give_keys(state, request)
+    if len(flight.groups) > 0:
+        groups.give_keys(state, flight, request)
+    else:
+        give_keys(state, request)
     leave_running(state, flight, request)
     own.placeholders = 0
     own.drafts *= flight.config.keeps_drafts
@@ -217,6 +178,9 @@ def preempt(state: State, flight: Flight, request: int) -> None:
 def leave_running(state: State, flight: Flight, request: int) -> None:
     """Out of the running list; its blocks go, cached contents stay."""
     stop_prefill(state, request)
+    if len(flight.groups) > 0:
+        groups.release(state, flight, request)
+        flight.requests[request].cached = 0
     vacate(state, request, flight.requests[request].cached)
     flight.requests[request].cached = 0
 
@@ -230,10 +194,15 @@ def admit_waiting(state: State, flight: Flight, budget: int) -> None:
         request = first_waiting(state)
         this, own = state.requests[request], flight.requests[request]
         row = state.free_rows[at.free_rows - 1]
-        hits, free_hits, extents = find_cached_blocks(state, request, row)
-        if flight.config.drops_last_hit == 1 and hits > 0:
-            hits, free_hits, extents = drop_last_found(state, row, hits, free_hits, extents)
-        hit_tokens = max(hits * config.block_size, state.facts[request].given_hit)
+        hits, free_hits, extents, found = 0, 0, 0, 0
+        if len(flight.groups) > 0:
+            found = groups.find_prefix(state, flight, request, row)
+        else:
+            hits, free_hits, extents = find_cached_blocks(state, request, row)
+            if flight.config.drops_last_hit == 1 and hits > 0:
+                hits, free_hits, extents = drop_last_found(state, row, hits, free_hits, extents)
+            found = hits * config.block_size
+        hit_tokens = max(found, state.facts[request].given_hit)
         tokens = this.known - hit_tokens
         several = tokens > 1
         if several and state.batch.defers_prefill == 1:
@@ -254,10 +223,16 @@ def admit_waiting(state: State, flight: Flight, budget: int) -> None:
         refused = tokens > budget and config.chunked_prefill == 0
         tokens = min(tokens, budget)
         slots = min(hit_tokens + tokens + flight.config.lookahead_at_admission, config.max_model_len)
-        if refused or blocks_to_admit(state, request, slots) - hits > at.free_blocks - free_hits:
+        if len(flight.groups) > 0:
+            if refused or groups.lacks_blocks(state, flight, request, row, hit_tokens, slots):
+                break
+        elif refused or blocks_to_admit(state, request, slots) - hits > at.free_blocks - free_hits:
             break
         enter_running(state, request, row, hits, extents)
-        allocate_slots(state, request, slots)
+        if len(flight.groups) > 0:
+            groups.admit(state, flight, request, hit_tokens, slots)
+        else:
+            allocate_slots(state, request, slots)
         this.computed = hit_tokens
         own.cached = hit_tokens
         kept = own.drafts  # of before a preemption

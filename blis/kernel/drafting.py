@@ -9,14 +9,13 @@ from __future__ import annotations
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.tables import table_of
 from blis_replay.blis.kernel.draft_batch import (
-    Flight,
     close_segment,
-    flight_of,
     leave_running,
     list_batch,
     note_cached,
     schedule,
 )
+from blis_replay.blis.kernel.flight import Flight, flight_of
 from blis_replay.blis.kernel.loop import (
     ARRIVED,
     BATCH,

@@ -114,7 +114,10 @@ def _header(file: RecordedFile) -> _Header | None:
         settings["vllm_version"] = version
     groups, drafted = said.get("kv_cache_groups"), whole(said.get("speculative_tokens"))
     if isinstance(groups, list) and len(groups) > 1:
-        settings["kv_cache_groups"] = str(len(groups))
+        from blis_replay.ingest.readers.server.layers import SEVERAL, groups_of_specs
+
+        found = groups_of_specs(said.get("kv_cache_specs"), whole(settings.get("block_size")))
+        settings["kv_cache_groups"] = str(len(groups)) if found == SEVERAL else found
     if drafted:
         settings["speculative_config"] = f"num_speculative_tokens={drafted}"
     absent = said.get("absent")

@@ -40,12 +40,18 @@ def test_every_release_that_a_pack_names_has_digests() -> None:
     assert {release for pack in engine_packs() for release in pack.compared} == set(DIGESTS)
 
 
+def test_the_groups_of_a_release_were_compared_where_its_pack_says_so() -> None:
+    grouped = {release for release, kept in DIGESTS.items() if any(name.startswith("groups-") for name in kept)}
+    assert {release for pack in engine_packs() for release in pack.grouped} == grouped
+
+
 # What one engine never asks, and what it asks only where somebody drafts, gives up, or has certain arguments.
 OF_RANKS = ("dense_ranks_apart", "counts_before_step", "balancer_ties_rotate", "balancer_counts_in_flight")
 OF_DRAFTS = (
     *("lookahead_at_admission", "single_tokens_padded", "drafts_cached_as_accepted", "padding_where_it_fits"),
     *("padding_without_company", "drafts_end_with_preemption", "hashes_look_ahead"),
 )
+OF_GROUPS = ("windows_wait_for_flight", "window_admission_bounded")
 OF_PRIORITIES = ("exact_preemption_cursor", "priority_pass_outlives_preemption")
 simulated: dict[tuple[str, EngineConfig], str] = {}
 traces: dict[tuple[str, int], RequestTrace] = {}
@@ -56,6 +62,7 @@ def unasked(spec: dict[str, Any], engine: EngineConfig) -> tuple[str, ...]:
     return (
         *OF_RANKS,
         *(() if engine.speculation else OF_DRAFTS),
+        *(() if engine.kv_cache_groups else OF_GROUPS),
         *(() if engine.scheduling_policy == "priority" else OF_PRIORITIES),
         *(() if engine.async_scheduling else ("decodes_once_more",)),
         *(() if engine.long_prefill_token_threshold else ("lone_prefill_uncapped",)),
@@ -70,7 +77,8 @@ def digest_of_engine(name: str, release: str) -> str:
     spec = spec_of(name)
     engine = engine_of(spec, release)
     behaviours = replace(engine.behaviours, **dict.fromkeys(unasked(spec, engine), False))
-    key = name, replace(engine, behaviours=behaviours)
+    retention = engine.prefix_cache_retention_interval if engine.kv_cache_groups else None
+    key = name, replace(engine, behaviours=behaviours, prefix_cache_retention_interval=retention)
     if key not in simulated:
         result = simulate(trace_for(name, engine), engine, latency_of(spec))
         simulated[key] = digest_of(simulated_schedule(result))

@@ -43,11 +43,16 @@ def given_arguments(path: Path) -> GivenArguments:
 
 
 def read_engine_file(file: RecordedFile) -> dict[str, int | float | bool | str]:
-    """The arguments of an ``--engine FILE``: a YAML mapping of vLLM's argument names.
+    """The arguments of an ``--engine FILE``: a YAML mapping of vLLM's argument names, or a model's ``config.json``.
 
     Raises :class:`RecordingError` for an unknown argument or a value of the wrong type.
     """
-    return checked_arguments(file.path, yaml_mapping(file))
+    document = yaml_mapping(file)
+    if "architectures" in document:
+        from blis_replay.ingest.readers.server.layers import groups_of_model
+
+        document = {"kv_cache_groups": groups_of_model(document)}
+    return checked_arguments(file.path, document)
 
 
 def profile_arguments(profile: Mapping[str, object] | None) -> Mapping[str, object]:

@@ -1,0 +1,73 @@
+"""The groups of KV blocks that vLLM makes of a model's layers, as the argument ``kv_cache_groups`` has them.
+
+``window 512 x5, full``: five groups with a window of 512 tokens each, and one of full attention, in vLLM's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+from blis_replay.ingest.readers.documents import section, text, whole
+
+SEVERAL = "several"  # groups that are not told apart
+_ATTENTION = {"full_attention": "full", "sliding_attention": "window"}
+# Of layers whose numbers are within these factors of each other, releases make one or more groups a kind.
+_PADDED, _SPLIT = 1.25, 1.5
+# Layers of other sizes, or without a cache of their own: how they are grouped depends on more than their kinds.
+_UNLIKE = ("global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers")
+
+
+def groups_of_model(config: Mapping[str, object]) -> str:
+    """The groups of a model's ``config.json``, ``1`` of one kind of layer, ``several`` where it does not tell.
+
+    vllm/v1/core/kv_cache_utils.py (_get_kv_cache_groups_uniform_page_size): layers of a kind are split into groups as
+    large as those of the rarer kind, or all of a kind are one group if the kinds are about as frequent.
+    """
+    inner = section(config, "text_config")
+    config = inner or config
+    kinds = _kinds(config)
+    if not kinds:
+        return "1"
+    window = whole(config.get("sliding_window"))
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    if len(counts) == 1 and "full" in counts:
+        return "1"
+    ratio = max(counts.values()) / min(counts.values())
+    known = set(counts) <= set(_ATTENTION.values()) and not any(config.get(name) for name in _UNLIKE)
+    if not known or not window or _PADDED <= ratio < _SPLIT:
+        return SEVERAL
+    size = max(counts.values()) if ratio < _PADDED else min(counts.values())
+    names = {"full": "full", "window": f"window {window}"}
+    return in_words(names[kind] for kind, count in counts.items() for _ in range(-(-count // size)))
+
+
+def _kinds(config: Mapping[str, object]) -> list[str]:
+    """What each layer attends to; empty where nothing tells a difference."""
+    said, layers = config.get("layer_types"), whole(config.get("num_hidden_layers")) or 0
+    if isinstance(said, list):
+        return [_ATTENTION.get(str(kind), str(kind)) for kind in said]
+    # Gemma 3 before it had layer_types: every sixth layer is of full attention.
+    every = whole(config.get("sliding_window_pattern"))
+    if every is None and text(config.get("model_type")) in ("gemma3", "gemma3_text"):
+        every = 6
+    return ["window" if (i + 1) % every else "full" for i in range(layers)] if every else []
+
+
+def groups_of_specs(specs: object, block_size: int | None) -> str:
+    """The groups that a recorder found in a server, each with its kind and sizes."""
+    names: list[str] = []
+    for spec in specs if isinstance(specs, list) else ():
+        kind, window = section({"spec": spec}, "spec").get("kind"), None
+        if kind == "SlidingWindowSpec":
+            window = whole(spec.get("sliding_window"))
+        if spec.get("block_size") != block_size or (kind != "FullAttentionSpec" and window is None):
+            return SEVERAL
+        names.append("full" if window is None else f"window {window}")
+    return in_words(names) or SEVERAL
+
+
+def in_words(names: Iterable[str]) -> str:
+    """The names of groups, those that follow each other counted."""
+    counted = ((name, len(list(alike))) for name, alike in groupby(names))
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counted)

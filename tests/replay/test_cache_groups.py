@@ -1,0 +1,70 @@
+"""A real server with sliding windows, and what is refused of models with several groups of KV blocks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recordings import make_recording
+
+from blis_replay.blis.trace import KvCacheGroup
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.readers.discovery import sources_of
+from blis_replay.ingest.readers.server.engine_settings import given_arguments
+from blis_replay.replay.cache_groups import groups_of
+from blis_replay.replay.engine import left_out, replayed_engine, with_engine
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.schedule.checksum import check_schedule
+from blis_replay.replay.schedule.recorded import recorded_schedule
+
+GROUPS = "window 256 x3, full"
+
+
+def test_groups_are_said_in_words() -> None:
+    window = KvCacheGroup("window", 512)
+    assert groups_of("window 512 x5, full") == (*[window] * 5, KvCacheGroup("full"))
+    assert groups_of("chunk 8192 x3, full") == (*[KvCacheGroup("chunk", 8192)] * 3, KvCacheGroup("full"))
+    for unclear in ("several", "4", "window", "full 3", "window 512; full"):
+        assert groups_of(unclear) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "groups", "simulated"),
+    [
+        ("0.32.0", GROUPS, True),
+        ("0.32.0", "4", False),  # the sizes of the windows are not known
+        ("0.32.0", "several", False),
+        ("0.11.0", GROUPS, False),  # this release was not compared with several groups
+        (None, GROUPS, False),
+    ],
+)
+def test_what_was_not_compared_is_refused_by_name(version: str | None, groups: str, simulated: bool) -> None:
+    said = {"kv_cache_groups": groups} | ({"vllm_version": version} if version else {})
+    recording = with_engine(make_recording({"prompt_tokens": [10], "output_tokens": [5]}), said, "recorded")
+    config = replayed_engine(recording, ReplayMode()).config
+    assert bool(config.kv_cache_groups) == simulated
+    assert [what.split(" ")[0] for what in left_out(recording, config)] == ([] if simulated else ["kv_cache_groups"])
+    # A simulator of another has one kind of KV cache in any case.
+    assert [what.split(" ")[0] for what in left_out(recording, config, embedded=False)] == ["kv_cache_groups"]
+
+
+@pytest.mark.realdata
+def test_a_real_gemma_3_is_scheduled_as_recorded(data_pack: Path, tmp_path: Path) -> None:
+    """vLLM 0.29.0: three groups with windows beside full attention, by the model's config.json; 2,786 steps.
+
+    Without them no step has the recorded KV usage: one group needs a fourth of the blocks.
+    """
+    config = tmp_path / "config.json"
+    layers = {"model_type": "gemma3_text", "num_hidden_layers": 8, "sliding_window": 256, "sliding_window_pattern": 4}
+    config.write_text(json.dumps({"architectures": ["Gemma3ForCausalLM"]} | layers), "utf-8")
+    columns = "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms"
+    (source,) = sources_of([data_pack / "live-vllm-0.29" / "gemma3"], columns=columns)
+    with read_recording(source, given=given_arguments(config)) as recording:
+        engine = replayed_engine(recording, ReplayMode()).config
+        schedule = recorded_schedule(recording)
+        check = check_schedule(schedule, engine)
+        assert (check.steps, check.equal, check.kv_equal, check.kv_divergence) == (2_786, 2_786, 2_786, None)
+        alone = check_schedule(schedule, replace(engine, kv_cache_groups=()))
+        assert alone.kv_equal == 0
