@@ -24,7 +24,7 @@ from blis_replay.blis.releases.fit import CoefficientFit
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import query
-from blis_replay.ingest.steps.admissions import admissions_of, decodes_of
+from blis_replay.ingest.steps.admissions import Decodes, admissions_of, decodes_of
 from blis_replay.ingest.steps.followed import Followed, followed_requests, served_requests
 from blis_replay.ingest.steps.placed import whole_iterations, why_not
 from blis_replay.ingest.steps.records import is_asynchronous
@@ -436,25 +436,13 @@ def _while_decoding(columns: Floats, followed: Followed, chosen: Bools) -> Float
 
 def _batch(iterations: pl.DataFrame, served: pl.DataFrame, followed: Followed) -> Floats:
     """float64[steps, 5]: what each iteration held, as ``STEP_COSTS``."""
-    steps = iterations.height
-    prompt = served["prompt_tokens"].fill_null(0).to_numpy()
+    steps, prompt = np.arange(iterations.height), served["prompt_tokens"].fill_null(0).to_numpy()
     decoding = (followed.first >= 0) & (followed.last > followed.first)
-    begin, end = followed.first[decoding] + 1, followed.last[decoding] + 1
-    # In step s a request attends to its prompt and s - first tokens of its own, the one that is computed included.
-    at_zero = (prompt[decoding] - followed.first[decoding]).astype(np.float64)
-    decodes, context = (_level(begin, end, height, steps) for height in (np.ones(len(begin)), at_zero))
-    context += decodes * np.arange(steps)
+    first, last = followed.first[decoding], followed.last[decoding]
+    decodes = Decodes(first + 1, last, prompt[decoding] - first)
     tokens = iterations["prefill_tokens"].to_numpy().astype(np.float64)
-    attended = _attended(tokens, prompt, followed)
-    return np.column_stack([np.ones(steps), tokens, decodes, context, attended / 1000])
-
-
-def _level(begin: Int64s, end: Int64s, height: Floats, steps: int) -> Floats:
-    """float64[steps]: the sum of heights of the requests that are in each step."""
-    edges = np.zeros(steps + 1)
-    np.add.at(edges, begin, height)
-    np.add.at(edges, end, -height)
-    return np.cumsum(edges)[:steps]
+    attended = _attended(tokens, prompt, followed) / 1000
+    return np.column_stack([np.ones(len(steps)), tokens, decodes.at(steps), decodes.context_at(steps), attended])
 
 
 def _attended(tokens: Floats, prompt: Int64s, followed: Followed) -> Floats:
