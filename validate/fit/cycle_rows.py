@@ -19,6 +19,7 @@ from blis_replay.base.errors import ValidateError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.prefix_estimate import estimate_prefix
+from blis_replay.validate.metrics.observed import Selection
 
 
 @dataclass(frozen=True)
@@ -165,12 +166,10 @@ def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0
     between.  Where the server recorded prefill times, each that had the batch to itself also makes a row of one step.
     """
     ok, first_us, last_us, context = _decoding(recording)
-    requests = recording.requests.frame(["arrival_us", "output_tokens", "prefill_us"]).filter(ok)
+    requests = recording.requests.frame(["output_tokens", "prefill_us"]).filter(ok)
     prefill_tokens = estimate_prefix(recording).prefill_tokens[ok]
     output_tokens = requests["output_tokens"].to_numpy().astype(np.float64)
-    arrival_us = requests["arrival_us"].to_numpy()
-    low, high = (share * recording.requests["arrival_us"].to_numpy()[-1] for share in window)
-    chosen = (output_tokens > 1) & (last_us > first_us) & (arrival_us >= low) & (arrival_us <= high)
+    chosen = (output_tokens > 1) & (last_us > first_us) & Selection(window=window).of(recording.requests)[ok]
     steps, between, ones = output_tokens[chosen] - 1, (first_us[chosen], last_us[chosen]), np.ones(len(first_us))
     batch = np.column_stack(
         [

@@ -12,7 +12,7 @@ through these sums gives a share per step and one per request in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -323,44 +323,34 @@ def _turns_us(recording: Recording, queued_us: Int64s, finished_us: Int64s) -> F
 
 
 def _delays(rows: Floats, seed: int) -> tuple[CoefficientFit, ...]:
-    """The delays around the engine, by the rows of ``_arrived``; none where fewer than 20 requests tell them."""
+    """The delays around the engine, by the rows of ``_arrived``; none for fewer than 20 requests."""
     if len(rows) < _FEWEST_REQUESTS:
         return ()
-    values, held_up = _without_held_up(rows)
-    what = f"of {len(values):,} requests with stamps of client and engine"
-    what += f", {held_up:,} more that were held up left out" if held_up else ""
-    statistics: dict[str, tuple[Callable[[Floats], float], str]] = {
-        "pre_queue": (lambda rows: _around(rows)[0], f"mean way in and of the first token back {what}, at no prompt"),
-        "pre_queue_per_prompt_token": (lambda rows: _around(rows)[1], f"slope of that over the prompt {what}"),
-        "post_request": (
-            lambda rows: max(float(rows[:, 2].mean()), 0.0),
-            f"mean way of the last token back, beyond that of the first, {what}",
-        ),
-    }
-    draws = list(resampled(row_blocks(np.zeros(len(values), np.int64), [values[:, 1]]), _DRAWS, seed))
-    fits = []
-    for name, (of, remark) in statistics.items():
-        bounds = interval(np.array([of(values[draw]) for draw in draws]))
-        fits.append(CoefficientFit(name, *_digits(of(values), *bounds), "measured", remark))
-    return tuple(fits)
-
-
-def _without_held_up(rows: Floats) -> tuple[Floats, int]:
-    """The rows of ``_arrived`` without requests that were held up, and how many these are.
-
-    Single outliers are clipped; where a machine stood still for seconds, all requests of that time are late.
-    """
+    # Single outliers are clipped; where a machine stood still for seconds, all requests of that time are late.
     median_us = max(float(np.median(rows[:, 1])), _DELAY_SPREAD_US)
     kept = np.abs(rows[:, 1:3]).max(axis=1) <= _STOOD_STILL * median_us + 3 / np.sqrt(rows[:, 3])
-    return (rows, 0) if kept.mean() >= _DRAWN_IN[1] else (rows[kept], int((~kept).sum()))
+    values = rows if kept.mean() >= _DRAWN_IN[1] else rows[kept]
+    what, held_up = f"of {len(values):,} requests with stamps of client and engine", len(rows) - len(values)
+    what += f", {held_up:,} more that were held up left out" if held_up else ""
+    remarks = {
+        "pre_queue": f"mean way in and of the first token back {what}, at no prompt",
+        "pre_queue_per_prompt_token": f"slope of that over the prompt {what}",
+        "post_request": f"mean way of the last token back, beyond that of the first, {what}",
+    }
+    blocks = row_blocks(np.zeros(len(values), np.int64), [values[:, 1]])
+    draws = np.array([_delays_us(values[draw]) for draw in resampled(blocks, _DRAWS, seed)])
+    return tuple(
+        CoefficientFit(name, *_digits(value_us, *interval(drawn_us)), "measured", remark)
+        for (name, remark), value_us, drawn_us in zip(remarks.items(), _delays_us(values), draws.T, strict=True)
+    )
 
 
-def _around(rows: Floats) -> tuple[float, float]:
-    """us at no prompt, and per prompt token, neither negative: a weighted line, outliers clipped."""
+def _delays_us(rows: Floats) -> tuple[float, float, float]:
+    """us at no prompt, per prompt token (a weighted line, outliers clipped), and of the last token; none negative."""
     prompts, us = rows[:, 0], np.clip(rows[:, 1], *np.quantile(rows[:, 1], _DRAWN_IN))
     columns = [np.ones(len(us)), prompts] if np.ptp(prompts) else [np.ones(len(us))]
-    costs = fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3]).costs.tolist()
-    return costs[0], costs[1] if len(costs) > 1 else 0.0
+    around = [*fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3]).costs.tolist(), 0.0]
+    return around[0], around[1], max(float(rows[:, 2].mean()), 0.0)
 
 
 def _digits(value: float, low: float, high: float) -> tuple[float, float, float]:

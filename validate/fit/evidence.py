@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
 from blis_replay.ingest.recording import UNKNOWN, Recording
-from blis_replay.ingest.rows import Rows, rows_of
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
@@ -26,7 +26,7 @@ from blis_replay.replay.warm_up import Stalls, cold_start
 from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
 from blis_replay.validate.fit.minimise import Minimum, losses
 from blis_replay.validate.fit.step_form import PRE_QUEUE, StepForm
-from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests
+from blis_replay.validate.metrics.observed import Selection, numbers_from_aggregates, observed_requests
 from blis_replay.validate.metrics.resampling import SEED, drawn, interval, row_blocks
 
 
@@ -239,7 +239,8 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     Raises ``ReplayError`` as ``plan_replay`` does.
     """
     requests = recording.requests
-    judged = _judged(requests, window)
+    timed = pl.all_horizontal(pl.col("status") == "ok", pl.col("ttft_us", "e2e_us", "output_tokens") > 0)
+    judged = requests.select(timed.fill_null(False)).to_series().to_numpy() & Selection(window=window).of(requests)
     if not judged.any():
         return None
     e2e_us, ttft_us = (requests[name].fill_null(0).to_numpy() for name in ("e2e_us", "ttft_us"))
@@ -381,19 +382,6 @@ def row_of_first_token(recordings: Sequence[Recording]) -> CycleRows:
     batch = level.batch[None].copy()
     batch[0, 1] = level.prompt_tokens / chunks
     return CycleRows(batch, np.array([level.numbers["ttft"]["mean"] / chunks]), True, mixed_share=np.ones(1))
-
-
-def _judged(requests: Rows, window: tuple[float, float]) -> Bools:
-    arrival_us = requests["arrival_us"]
-    low, high = (share * float(arrival_us[-1]) for share in window)
-    timed = pl.all_horizontal(
-        pl.col("status") == "ok",
-        pl.col("ttft_us") > 0,
-        pl.col("e2e_us") > 0,
-        pl.col("output_tokens") > 0,
-        pl.col("arrival_us").is_between(low, high),
-    )
-    return requests.select(timed.fill_null(False)).to_series().to_numpy()
 
 
 def with_lengths(recording: Recording) -> Recording:
