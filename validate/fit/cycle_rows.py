@@ -51,8 +51,8 @@ def mean_lengths(recording: Recording) -> MeanLengths:
 # moves few prefills across an edge, short enough that a cold start of 10 seconds makes several rows.
 _WINDOW_US = 5_000_000
 
-# Least share of the requests that must be timed to tell the context of a window.
-_MOST_KNOWN = 0.9
+# Least share of the requests that must be timed to know the context of a row.
+_LEAST_TIMED = 0.9
 
 # Running requests below which the engine may have been idle between two sampled steps.
 _BUSY_DEPTH = 4
@@ -102,14 +102,22 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     at = np.array(rows, np.int64).reshape(-1, 2)
     count, between_us = np.diff(step_id[at])[:, 0].astype(np.float64), start_us[at]
     decodes = np.array([decode[a:b].mean() for a, b in rows], np.float64)
+    # Each prefill at its first token, or its arrival where that is not known.
+    timed, first_us, last_us, context = _decoding(recording)
+    at_us = recording.requests["arrival_us"].to_numpy().astype(np.float64)
+    at_us[timed] = first_us
+    between = between_us.T.astype(np.float64)
     prefill_tokens = estimate_prefix(recording).prefill_tokens
-    prefill, prefilling = (
-        _prefilled(recording, between_us, amount) / count
-        for amount in (prefill_tokens, _prefilling_steps(recording, prefill_tokens))
-    )
-    batch = np.column_stack([np.ones(len(rows)), prefill, decodes, decodes * _contexts(recording, between_us)])
-    cycle_us = np.diff(between_us)[:, 0] / count
-    return CycleRows(batch, cycle_us, False, between_us[:, 0], mixed_share=np.minimum(prefilling, 1))
+    prefill = _between(at_us, prefill_tokens, *between) / count
+    mixed_share = np.minimum(_between(at_us, _prefilling_steps(recording, prefill_tokens), *between) / count, 1)
+    # Where prompts happen to be long there are both more prefill tokens and more context.  With one context for all
+    # rows the prefill would get the price of both.
+    contexts = np.full(len(rows), mean_lengths(recording).context_tokens)
+    if len(rows) and timed.sum() >= _LEAST_TIMED * len(timed):
+        decoding = _mean_level(first_us, last_us, np.ones(len(first_us)), *between)
+        np.divide(_mean_level(first_us, last_us, context, *between), decoding, out=contexts, where=decoding > 1)
+    batch = np.column_stack([np.ones(len(rows)), prefill, decodes, decodes * contexts])
+    return CycleRows(batch, np.diff(between_us)[:, 0] / count, False, between_us[:, 0], mixed_share)
 
 
 def _prefilling_steps(recording: Recording, prefill_tokens: Int64s) -> Int64s:
@@ -117,32 +125,6 @@ def _prefilling_steps(recording: Recording, prefill_tokens: Int64s) -> Int64s:
     budget = recording.engine.get("max_num_batched_tokens")
     steps: Int64s = -(-prefill_tokens // (int(budget.value) if budget else 1 << 40))
     return steps
-
-
-def _prefilled(recording: Recording, between_us: Int64s, amount: Int64s) -> Floats:
-    """float64[rows]: ``amount`` of the prefills between two times, each at its first token, or its arrival without."""
-    ok, first_us, _last_us, _context = _decoding(recording)
-    at_us = recording.requests["arrival_us"].to_numpy().astype(np.float64)
-    at_us[ok] = first_us
-    return _between(at_us, amount, *between_us.T.astype(np.float64))
-
-
-def _contexts(recording: Recording, between_us: Int64s) -> Floats:
-    """float64[rows]: mean context of a decode between two times of the run, of the requests that decoded then.
-
-    Where prompts happen to be long there are both more prefill tokens and more context.  With one context for all rows
-    the prefill would get the price of both.
-    """
-    every = np.full(len(between_us), mean_lengths(recording).context_tokens)
-    timed, first_us, last_us, context = _decoding(recording)
-    if not len(between_us) or timed.sum() < _MOST_KNOWN * len(timed):
-        return every
-    decodes, contexts = (
-        _mean_level(first_us, last_us, height, *between_us.T.astype(np.float64))
-        for height in (np.ones(len(first_us)), context)
-    )
-    np.divide(contexts, decodes, out=every, where=decodes > 1)
-    return every
 
 
 def _decoding(recording: Recording) -> tuple[Bools, Floats, Floats, Floats]:
