@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.validate.metrics.uncertainty import CONFIDENCE, student_t
 
 RESAMPLES = 200
-CONFIDENCE = 0.95
 SEED = 42
 
 # Blocks are made twice as long as long as that widens the mean by this factor, and this many are left.
@@ -45,13 +45,12 @@ class Blocks:
         degrees = len(self.stratum) - len(np.unique(self.stratum))
         if degrees < FEWEST_BLOCKS - 1:
             return float("nan")
-        # Heavy, and only intervals need it; what else scipy.stats imports takes twice as long again.
-        from scipy.special import ndtri, stdtrit
+        from scipy.special import ndtri  # heavy, and only intervals need it
 
-        level, independent = (1 + CONFIDENCE) / 2, max((degrees + 1) / self.memory - 1, 2.0)
+        independent = max((degrees + 1) / self.memory - 1, 2.0)
         # A draw of b blocks scatters by (b - 1) / b of the variance.
         fewer = (degrees + 1) / degrees * self.memory
-        return float(stdtrit(independent, level) / ndtri(level) * np.sqrt(fewer))
+        return float(student_t(independent) / ndtri((1 + CONFIDENCE) / 2) * np.sqrt(fewer))
 
 
 def row_blocks(stratum: Int64s, series: Sequence[Floats]) -> Blocks:
