@@ -20,6 +20,7 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import EngineValue, parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import Simulator
+from blis_replay.replay.simulators import SimulatorInputs, simulator_named
 from blis_replay.replay.store import step_table
 from blis_replay.validate.comparison.differences import differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, side_of
@@ -117,16 +118,18 @@ def validate(
     coefficients: str | None = None,
     replay: str = "exact",
     *,
-    simulator: Simulator | None = None,
+    simulator: Simulator | str | None = None,
     store: _StorePath = None,
 ) -> Answer:
     """How far the simulator is from the recorded server: errors, verdict and what it rests on; the run is stored.
 
     A row per metric and statistic, times in ms.  ``simulator``: another one than the embedded engine, with its own
-    release.  Raises ``NothingToJudgeError`` for a recording without latencies.
+    release, or its name as for ``--simulator``.  Raises ``NothingToJudgeError`` for a recording without latencies.
 
     Example: ``br.validate("7b-train").frame``
     """
+    if isinstance(simulator, str):
+        simulator = simulator_named(simulator, SimulatorInputs(release_for(coefficients, [name]), _store(store)))
     release = release_for(coefficients, [name]) if simulator is None else simulator.release
     release.refuse_if_invalid()
     mode = parse_mode(replay)

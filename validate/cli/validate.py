@@ -11,6 +11,7 @@ import click
 from blis_replay.base.errors import printable
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
+    FOLDER,
     WINDOW,
     coefficients_option,
     experiments_options,
@@ -55,6 +56,7 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
 @click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Compare only this share of the run, e.g. 0.6:1.")
 @record_option
+@click.option("--ci", type=FOLDER, metavar="FOLDER", help="Write summary, annotations, JUnit, badge there.")
 @click.option("--laws", is_flag=True, help="Try laws that every simulator must keep.")
 @repeat_option
 @slo_option
@@ -74,6 +76,7 @@ def validate_verb(
     by_stage: bool,
     window: tuple[float, float],
     history: Path | None,
+    ci: Path | None,
     laws: bool,
     repeats: tuple[str, ...],
     objectives: Objectives,
@@ -95,7 +98,7 @@ def validate_verb(
     \b
     Examples:
       blis-replay validate 34b-general
-      blis-replay validate 34b-general --coefficients mine.yaml --slo ttft.p99=90ms
+      blis-replay validate 7b-train --coefficients mine.yaml --slo ttft.p99=90ms
       blis-replay validate 34b-general --simulator blis --blis-binary ./blis
       blis-replay validate 34b-general --simulator 'cmd:./mine --fast' --laws
       blis-replay validate --all --csv
@@ -106,7 +109,7 @@ def validate_verb(
         raise click.UsageError(f"--simulator {choice}: the BLIS binary is not named; give --blis-binary PATH")
     if not timeout_s > 0:  # not a number is no limit either
         raise click.UsageError(f"--simulator-timeout {timeout_s} is not a time; give seconds")
-    if laws and (len(names) != 1 or by_stage or repeats or objectives or history or window != (0.0, 1.0)):
+    if laws and (len(names) != 1 or by_stage or repeats or objectives or history or ci or window != (0.0, 1.0)):
         raise click.UsageError("--laws judges no recording; name one that lends its requests, and no other option")
     if judged := [name for name in repeats if name in names]:
         raise click.UsageError(f"--repeat {judged[0]}: that is what is judged; name another recording of the same load")
@@ -148,6 +151,10 @@ def validate_verb(
         )
     if report.not_stored:
         click.echo(f"warning: the runs are not stored: {printable(report.not_stored)}", err=True)
+    if ci is not None:
+        from blis_replay.validate.ci import write_for_ci
+
+        write_for_ci(ci, [one.judgement for one in report.comparisons], report.not_judged, report.simulator)
     if history is not None:
         from blis_replay.validate.history import record
 

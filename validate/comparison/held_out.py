@@ -26,7 +26,7 @@ def use_of_run(run: ReplayRun) -> Use:
         return "unknown" if stated is None else "fitted on no recording"
     from blis_replay.ingest.identity import requests_hash
 
-    own = {run.recording.slug, run.recording.content_hash, requests_hash(run.recording)}
+    own = {run.recording.slug, run.recording.alias, run.recording.content_hash, requests_hash(run.recording)}
     return "fitted on this run" if own & {*stated} else "held out"
 
 

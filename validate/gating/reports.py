@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from blis_replay.base.errors import printable
@@ -249,27 +249,32 @@ def _row(check: Check) -> list[Cell]:
 
 
 def gate_junit(report: GateReport) -> str:
-    """A suite per experiment and one of the gate as a whole, a case per check.
+    """A suite per experiment and one of the gate as a whole, a case per check; see ``junit``."""
+    suites = [(j.alias, j.checks, j.reason if j.outcome is None else "") for j in report.judgements]
+    return junit(f"blis-replay gate: {against(report)}", [*suites, ("the gate as a whole", report.checks, "")])
+
+
+def junit(title: str, suites: Iterable[tuple[str, Sequence[Check], str]]) -> str:
+    """JUnit XML of suites: a name, checks, and why the whole was left out.
 
     FAIL is a ``failure``, UNDECIDED and NOT JUDGED are an ``error``; an experiment that is not gated is ``skipped``.
     """
-    root = Element("testsuites", name=printable(f"blis-replay gate: {against(report)}"))
-    for judgement in report.judgements:
-        _suite(root, judgement.alias, judgement.checks, judgement)
-    _suite(root, "the gate as a whole", report.checks)
+    root = Element("testsuites", name=printable(title))
+    for name, checks, left_out in suites:
+        _suite(root, name, checks, left_out)
     for name in ("tests", "failures", "errors", "skipped"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(root: Element, name: str, checks: tuple[Check, ...], judgement: Gated | None = None) -> None:
+def _suite(root: Element, name: str, checks: Sequence[Check], left_out: str) -> None:
     suite = SubElement(root, "testsuite", name=printable(name))
     for check in checks:
         _case(suite, name, check)
-    if judgement is not None and judgement.outcome is None:
+    if left_out:
         case = SubElement(suite, "testcase", classname=printable(name), name="not gated")
-        SubElement(case, "skipped", message=printable(judgement.reason))
+        SubElement(case, "skipped", message=printable(left_out))
     suite.set("tests", str(len(suite)))
     for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(count, str(len(suite.findall(f"testcase/{tag}"))))
