@@ -124,7 +124,7 @@ def pool_map(
         return _answers(futures, progress)
     except BrokenProcessPool:
         raise ReplayError(
-            "a worker process was killed; if memory is short use fewer --workers, or 1 to see what happens"
+            "a worker process was killed; if memory is short use fewer --jobs, or 1 to see what happens"
         ) from None
     finally:  # by Ctrl-C for example, in the midst of their jobs
         for process in set(active_children()) - others:

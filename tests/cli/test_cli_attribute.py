@@ -47,7 +47,7 @@ def test_every_field_of_the_json_is_documented(run: Run) -> None:
 def test_the_answer_does_not_depend_on_the_executor(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
     asked = ("explain", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous,prefix=none", "--json")
-    assert run(*asked, "--workers", "1").out == run(*asked, "--workers", "2").out
+    assert run(*asked, "--jobs", "1").out == run(*asked, "--jobs", "2").out
 
 
 @pytest.mark.usefixtures("calibrated")
@@ -56,7 +56,7 @@ def test_the_store_is_opened_once_for_all_replays(run: Run, monkeypatch: pytest.
     opened = []
     connect = duckdb.connect
     monkeypatch.setattr("duckdb.connect", lambda *path, **settings: opened.append(path) or connect(*path, **settings))
-    assert run("explain", "1b-general", "--coefficients", "mine.yaml", "--workers", "1").code == 0
+    assert run("explain", "1b-general", "--coefficients", "mine.yaml", "--jobs", "1").code == 0
     assert len([path for path in opened if "store" in str(path)]) == 1
 
 

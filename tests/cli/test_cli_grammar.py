@@ -19,7 +19,7 @@ from blis_replay.validate.cli.options import COMMON
 ORDER = (
     *("--requests", "--train", "--experiment", "--all"),
     *("--coefficients", "--baseline", "--replay"),
-    *("--out", "--workers", "--store", "--json", "--csv", "--markdown"),
+    *("--out", "--jobs", "--store", "--json", "--csv", "--markdown"),
     *("--verbose", "--quiet"),
 )
 SHORT = {"--experiment": "-e", "--out": "-o", "--verbose": "-v", "--quiet": "-q"}

@@ -66,7 +66,7 @@ def test_latencies_of_nothing_are_explained_in_ms(run: Run, tmp_path: Path) -> N
     serving = ("max_num_seqs: 128", "max_num_batched_tokens: 2048", "max_model_len: 4096")
     (tmp_path / "exp-config.yaml").write_text("\n".join([_SERVED, *serving, ""]), "utf-8")
     assert run("ingest", tmp_path, "--name", "20260101-000000-x-34b-tp2-codegen").code == 0
-    answer = run("explain", "20260101-000000-x-34b-tp2-codegen", "--workers", "1")
+    answer = run("explain", "20260101-000000-x-34b-tp2-codegen", "--jobs", "1")
     assert (answer.code, answer.err) == (0, "")
     assert " ms" in answer.out
 

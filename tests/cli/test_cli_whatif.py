@@ -23,7 +23,7 @@ def test_a_change_beside_what_was_recorded(run: Run) -> None:
 @pytest.mark.slow
 def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
     sweeps = ["--sweep", "max_num_seqs=64,128", "--sweep", "async_scheduling=false,true"]
-    answer = run("simulate", "--experiment", "34b-codegen", *sweeps, "--workers", "1")
+    answer = run("simulate", "--experiment", "34b-codegen", *sweeps, "--jobs", "1")
     assert answer.code == 0
     assert answer.err == ""  # progress is for terminals
     assert [line for line in answer.out.splitlines() if line.startswith(("1  max", "4  max"))] == [

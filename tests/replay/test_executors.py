@@ -57,7 +57,7 @@ def test_a_failure_that_cannot_be_carried_over_is_named() -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_one_clear_line(tmp_path: Path) -> None:
-    line = r"^a worker process was killed; if memory is short use fewer --workers, or 1 to see .*$"
+    line = r"^a worker process was killed; if memory is short use fewer --jobs, or 1 to see .*$"
     with pytest.raises(ReplayError, match=line) as raised:
         workers_map(partial(work.killed_always, tmp_path), range(4))
     assert len(str(raised.value).splitlines()) == 1

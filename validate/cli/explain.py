@@ -108,6 +108,7 @@ def explain_verb(
 @replay_option
 @click.option("--out", "-o", type=OUT_FILE, default="report.html", help="The page.  [default: report.html]")
 @click.option("--open", "browse", is_flag=True, help="Show the page in a browser.")
+@workers_option
 @store_option
 @form_options
 def report_verb(
@@ -119,6 +120,7 @@ def report_verb(
     baseline: str | None,
     mode_text: str,
     store_path: Path,
+    **workers: Unpack[Workers],
 ) -> None:
     """Write one HTML page with the verdicts and all of their evidence.
 
@@ -141,7 +143,7 @@ def report_verb(
         from blis_replay.ingest.store import open_for_reading
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release
-        from blis_replay.validate.experiment import named_experiments, release_for
+        from blis_replay.validate.experiment import given_options, named_experiments, release_for
         from blis_replay.validate.report.report import report, report_answer
 
         release = release_for(coefficients)
@@ -153,16 +155,18 @@ def report_verb(
         with open_for_reading(store_path) as store:
             slugs = named_experiments(store, None if everything else names)
         before = load_release(baseline) if baseline else None
-        ships = coefficients is None
+        replayed = "" if mode_text == "exact" else f" --replay {shlex.quote(mode_text)}"
         written = report(
             store_path,
             slugs,
             release,
             mode,
             baseline=before,
-            ships=ships,
+            ships=coefficients is None,
             command=command,
+            options=replayed + given_options(coefficients, store_path),
             progress=progress,
+            **workers,
         )
     size = write_whole(out, written.html)
     print_answer(report_answer(written, out, size))

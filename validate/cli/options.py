@@ -293,8 +293,8 @@ def _bounds(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
 
 
 def workers_option(command: Command) -> Command:
-    """``--workers``: how many processes a verb that runs many replays may use."""
-    return click.option("--workers", type=click.IntRange(1), metavar="N")(command)
+    """``--jobs`` as ``workers``: how many processes a verb that runs many replays may use."""
+    return click.option("--jobs", "workers", type=click.IntRange(1), metavar="N")(command)
 
 
 class Shares(click.ParamType[tuple[float, float]]):
@@ -349,7 +349,7 @@ DURATION = Duration()
 COMMON = {
     "-e, --experiment NAME": "A slug, an alias, or a pattern such as '34b-*'.",
     "--all": "All stored and bundled experiments.",
-    "--workers N": "Processes to use.  [default: one per processor]",
+    "--jobs N": "Processes to use.  [default: one per processor]",
     "--store FILE": f"The store.  [default: {STORE_DEFAULT}]",
     "-o, --out FILE": "Write the answer there: .json, .csv, .md or text.",
     "--json, --csv, --markdown": "Print the answer in this form.",

@@ -11,6 +11,7 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, entry_of
+from blis_replay.validate.comparison.changes import error_changes
 from blis_replay.validate.comparison.compare import compare_replay, with_draws, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of
@@ -19,23 +20,15 @@ from blis_replay.validate.comparison.verdict_text import held_text
 from blis_replay.validate.gating.policy import Check, Gated, Ordered, Policy, Standing
 from blis_replay.validate.judgement import FITTED, HELD_OUT, Judgement, State, Verdict, quantity_decides, what_decides
 from blis_replay.validate.metrics.latency import METRIC_NAMES, MetricStatistic, of_requests
-from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
-from blis_replay.validate.metrics.uncertainty import Estimate, change_estimates, half_width, request_order
+from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
+from blis_replay.validate.metrics.uncertainty import Estimate, half_width, request_order
 from blis_replay.validate.text.messages import made_for, words
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
     """The change of each absolute error of the policy against the baseline, and whether it is too much."""
-    run, recording = candidate.run, candidate.run.recording
-    recorded = observed_requests(recording)
-    chosen = run.simulated.completed & baseline.simulated.completed & (recording.requests["status"] == "ok").to_numpy()
-    chosen = chosen & recorded if recorded.any() else chosen
     cells = policy.regression.numbers
-    known = {cell: candidate.estimates[cell] for cell in cells if cell in candidate.estimates}
-    observed = samples_of(recording, chosen) if recorded.any() else None
-    sides = simulated_samples(run, chosen), simulated_samples(baseline, chosen), observed
-    order = request_order(recording, chosen, (observed or sides[0]).e2e_us)
-    changes = change_estimates(order, *sides, known, policy.regression.confidence)
+    changes = error_changes(candidate, baseline, cells, policy.regression.confidence)
     return [_regression(policy, candidate, cell, changes.get(cell)) for cell in cells]
 
 

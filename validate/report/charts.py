@@ -18,7 +18,6 @@ from blis_replay.validate.report.latency_charts import (
     known_number,
     stages_note,
     waterfall_chart,
-    worst_chart,
 )
 from blis_replay.validate.report.series import (
     DepthOverTime,
@@ -31,10 +30,14 @@ from blis_replay.validate.report.series import (
     step_cycles,
 )
 from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn
+from blis_replay.validate.report.worst import Worst, worst_requests
 
 
-def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Chart:
-    """Running and waiting requests over the run; requests in flight where no steps were recorded."""
+def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]], end_s: float | None = None) -> Chart:
+    """Running and waiting requests over the run; requests in flight where no steps were recorded.
+
+    ``end_s``: of the axis, None: of the data.
+    """
     panels = {"in flight" if depth.in_flight else "running": depth.running}
     empty = "" if depth.waiting is None else " No request waits on either side."
     if depth.waiting is not None and any(np.nanmax(side, initial=0) > 0 for side in depth.waiting):
@@ -47,6 +50,8 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
             ],
             "time of the run, s" if i == len(panels) - 1 else "",
             counted,
+            x_limits=(0.0, end_s),
+            zooms=True,
             # An empty queue would otherwise be drawn against fractions of a request.
             y_limits=(0.0, None if np.nanmax(sides, initial=0) >= 1 else 1.0),
             stages=stages if i == 0 else (),
@@ -77,9 +82,10 @@ _OF_QUEUE = "the latencies of an overloaded run measure its queue"
 
 @dataclass(frozen=True)
 class Charts:
-    """``shown`` in the order of the page; ``absent``: what is not drawn, to the reason."""
+    """``shown`` in the order of the page; ``worst``: requests; ``absent``: what is not drawn, to the reason."""
 
     shown: tuple[Chart, ...]
+    worst: Worst | None
     absent: dict[str, str]
 
 
@@ -89,11 +95,14 @@ _Found = Iterator[Chart | dict[str, str]]
 
 def charts_of(evidence: Evidence) -> Charts:
     """All pictures that the recording and the replay have numbers for."""
-    parts = (_distributions, _steps, _worst, _over_time, _depth, _waterfall)
+    parts = (_distributions, _steps, _over_time, _depth, _waterfall)
     found = [one for part in parts for one in part(evidence)]
     shown = tuple(one for one in found if isinstance(one, Chart))
     absent = {title: why for one in found if not isinstance(one, Chart) for title, why in one.items()}
-    return Charts(shown, absent)
+    worst = _worst(evidence)
+    if isinstance(worst, str):
+        return Charts(shown, None, absent | {"requests with the largest errors": worst})
+    return Charts(shown, worst, absent)
 
 
 def _distributions(evidence: Evidence) -> _Found:
@@ -144,24 +153,24 @@ def _over_time(evidence: Evidence) -> _Found:
     else:
         arrival_us = run.recording.requests["arrival_us"].to_numpy()[evidence.compared]
         sides = samples_of(run.recording, evidence.compared), simulated_samples(run, evidence.compared)
-        yield errors_chart(errors_over_time(arrival_us, *sides), _marked(evidence), metrics)
+        yield errors_chart(errors_over_time(arrival_us, *sides), _marked(evidence), metrics, _end_s(evidence))
 
 
-_MOST_WORST = 5  # requests in the picture of the largest errors
+def _end_s(evidence: Evidence) -> float | None:
+    """When the last compared request was done on either side; None without any."""
+    run, compared = evidence.run, evidence.compared
+    sent_us = run.arrival_us[compared]
+    both_us = (sent_us + run.e2e_us[compared], sent_us + run.recording.requests["e2e_us"].to_numpy()[compared])
+    return float(np.max(both_us)) / 1e6 if len(sent_us) else None
 
 
-def _worst(evidence: Evidence) -> _Found:
-    run, compared, title = evidence.run, np.flatnonzero(evidence.compared), "requests with the largest errors"
-    if not len(compared) or evidence.comparison.overloaded or _forbidden(evidence) & {"e2e", "ttft"}:
-        yield {title: _NO_REQUESTS if not len(compared) else "single latencies cannot be compared"}
-        return
-    observed = [run.recording.requests[name].to_numpy()[compared] for name in ("ttft_us", "e2e_us")]
-    simulated = [side[compared].astype(np.float64) for side in (run.ttft_us, run.e2e_us)]
-    worst = np.argsort(-np.abs(simulated[1] - observed[1]), kind="stable")[:_MOST_WORST]
-    ttft_us, e2e_us = ((seen[worst], ours[worst]) for seen, ours in zip(observed, simulated, strict=True))
-    first = compared[worst[0]]
-    note = f"see one: blis-replay timeline {run.recording.alias} --request {first} --out trace.json"
-    yield worst_chart([f"request {index}" for index in compared[worst]], ttft_us, e2e_us, note)
+def _worst(evidence: Evidence) -> Worst | str:
+    """The requests that are off by most, or why there are none to show."""
+    if not evidence.compared.any():
+        return _NO_REQUESTS
+    if evidence.comparison.overloaded or _forbidden(evidence) & {"e2e", "ttft"}:
+        return "single latencies cannot be compared"
+    return worst_requests(evidence.run)
 
 
 def _steps(evidence: Evidence) -> _Found:
@@ -175,7 +184,7 @@ def _steps(evidence: Evidence) -> _Found:
 def _depth(evidence: Evidence) -> _Found:
     depth = depth_over_time(evidence.run, evidence.compared)
     absent = {"running and waiting depth": f"no steps on the requests' clock, and {_NO_REQUESTS}"}
-    yield absent if depth is None else depth_chart(depth, _marked(evidence))
+    yield absent if depth is None else depth_chart(depth, _marked(evidence), _end_s(evidence))
 
 
 def _marked(evidence: Evidence) -> list[tuple[float, str]]:

@@ -43,8 +43,8 @@ class Evidence:
         return self.comparison.run
 
 
-def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode) -> Evidence:
-    """Replay a stored experiment and collect the evidence.
+def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode, options: str = "") -> Evidence:
+    """Replay a stored experiment and collect the evidence; ``options``: what printed commands repeat.
 
     The store is only read.  Raises as ``compare_experiment`` does.
     """
@@ -52,7 +52,7 @@ def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMod
     run = comparison.run
     compared = on_both_sides(run)
     gaps = pooled_gaps(store, slug, compared) if compared.any() else None
-    attribution, why_not = _attributed(comparison, gaps)
+    attribution, why_not = _attributed(comparison, gaps, options)
     known = check_names()  # a store may have findings of a check that another version had
     checks = [name for name in dict.fromkeys(f.check for f in comparison.findings) if name in known]
     return Evidence(
@@ -66,11 +66,12 @@ def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMod
     )
 
 
-def _attributed(comparison: Comparison, gaps: Gaps | None) -> tuple[Attribution | None, str]:
+def _attributed(comparison: Comparison, gaps: Gaps | None, options: str) -> tuple[Attribution | None, str]:
     """The parts of the error, or why they are not known."""
     run = comparison.run
     try:
         with faults_named(run.recording.alias):
-            return attribute(run.recording, run.release, run.mode, token_gaps=gaps, errors=comparison.estimates), ""
+            known = {"token_gaps": gaps, "errors": comparison.estimates, "options": options}
+            return attribute(run.recording, run.release, run.mode, **known), ""
     except ExperimentError as error:
         return None, str(error)

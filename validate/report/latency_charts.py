@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan, nan
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.explain.attribute import MEANS, QUANTITIES, Attribution, Estimate
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
-from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_text, time_unit
+from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_unit
 
 _QUANTILE_COLUMNS = (
     Column("quantile", "text"),
@@ -26,6 +25,8 @@ _RUNNING = "running requests"
 _TIMES = tuple(Column(name, "time") for name in ("p10", "p50", "p90"))
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 SIDE_DASHES = {"observed": "", "simulated": DASHED}
+# Limits from the middle of an axis of errors to its end; what lies farther is drawn there.
+REACH = 3.0
 _METRIC_DASHES = {"e2e": "", "ttft": DASHED, "itl": DOTTED}
 
 
@@ -52,7 +53,7 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
     return Chart(
         f"Distribution of {name}",
         f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {values}",
-        drawn([panel], 3.7, 2.7, list(marks.values()), "y"),
+        drawn([panel], 3.4, 2.7, list(marks.values()), "y"),
         numbers,
     )
 
@@ -90,30 +91,41 @@ def _at(curve: QuantileCurve, level: float) -> float | None:
     return float(np.interp(level, curve.level, curve.value_us))
 
 
-def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], metrics: Sequence[str]) -> Chart:
-    """Signed errors over the time of the run, with the starts of load stages."""
+def errors_chart(
+    errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], metrics: Sequence[str], end_s: float | None = None
+) -> Chart:
+    """Signed errors over the time of the run, and mean TTFT below; ``end_s``: of the axis, None: of the data."""
     rules = [
         *(Mark((-inf, inf), (at, at), m, width=0.7, opacity=0.6) for m in metrics for at in _limits(m)),
         Mark((-inf, inf), (0, 0), "ink", width=0.8),
     ]
     lines = [Mark(errors.at_s, 100 * errors.errors[m], m, METRIC_NAMES[m], dashes=_METRIC_DASHES[m]) for m in metrics]
-    panel = Panel(
-        [*rules, *lines], "time of the run at which requests were sent, s", "error of the mean, %", stages=stages
-    )
+    unit_us, unit = time_unit(np.nanmax(errors.ttft_us, initial=0))
+    sides = {side: us / unit_us for side, us in zip(SIDE_DASHES, errors.ttft_us, strict=True) if "ttft" in metrics}
+    ttft = [Mark(errors.at_s, us, side, side, SIDE_DASHES[side]) for side, us in sides.items()]
+    x_limits = (None if end_s is None else 0.0, end_s)
+    panels = [Panel([*rules, *lines], "", "error of the mean, %", x_limits=x_limits, stages=stages, zooms=True)]
+    if ttft:
+        panels.append(Panel(ttft, "", f"mean TTFT, {unit}", x_limits=x_limits, y_limits=(0.0, None), zooms=True))
+    panels[-1] = replace(panels[-1], x_label="time of the run at which requests were sent, s")
     limits = ", ".join(f"{METRIC_NAMES[metric]} {limit_text(THRESHOLDS[metric])}" for metric in metrics)
-    series = [errors.errors[metric] for metric in metrics]
+    series = [*(errors.errors[metric] for metric in metrics), *(errors.ttft_us if ttft else ())]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (float(at), int(count), *map(known_number, values))
         for at, count, *values in zip(errors.at_s, errors.requests, *series, strict=True)
     )
+    columns = [
+        *(Column(METRIC_NAMES[m], "error") for m in metrics),
+        *(Column(f"{side} TTFT", "time") for side in sides),
+    ]
     return Chart(
-        "Error over the time of the run",
+        "Error and TTFT over the time of the run" if ttft else "Error over the time of the run",
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
         f"The thin lines are the limits of the means: {limits}.",
-        drawn([panel], 8.6, 2.8, errors.at_s.tolist()),
+        drawn(panels, 8.6, 0.6 + 1.9 * len(panels), errors.at_s.tolist(), share_x=True),
         Table(
             "error of the mean by time",
-            (Column("middle, s"), Column("requests"), *(Column(METRIC_NAMES[m], "error") for m in metrics)),
+            (Column("middle, s"), Column("requests"), *columns),
             rows,
             note=stages_note(stages),
         ),
@@ -143,7 +155,7 @@ def cycles_chart(observed: Band, simulated: Band) -> Chart:
     return Chart(
         "Step cycle against batch size",
         f"Medians of the step cycle by {_RUNNING}, with the middle 80 %.",
-        drawn([panel], 3.7, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
+        drawn([panel], 3.4, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
         Table("step cycle", (Column("side", "text"), Column(_RUNNING, "count"), Column("number"), *_TIMES), rows),
     )
 
@@ -152,46 +164,6 @@ def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
     return tuple(
         (side, float(x), int(count), *map(float, (low, middle, high)))
         for x, low, middle, high, count in zip(shown.x, shown.low, shown.middle, shown.high, shown.count, strict=True)
-    )
-
-
-def worst_chart(names: Sequence[str], ttft_us: Sequence[Floats], e2e_us: Sequence[Floats], note: str) -> Chart:
-    """Requests as bars from their send on, observed above simulated; float64[requests] of either side."""
-    unit_us, unit = time_unit(float(max(side.max() for side in e2e_us)))
-    marks = []
-    for side, offset, first_us, last_us in zip(SIDE_DASHES, (-0.2, 0.2), ttft_us, e2e_us, strict=True):
-        for row, (first, last) in enumerate(zip(first_us / unit_us, last_us / unit_us, strict=True)):
-            down = (row + offset - 0.16, row + offset - 0.16, row + offset + 0.16, row + offset + 0.16)
-            named = row == 0
-            marks.append(Mark((first, last, last, first), down, side, side if named else "", filled=True))
-            to_first = "to the first token" if named and side == "observed" else ""
-            marks.append(Mark((0, first, first, 0), down, "ttft", to_first, filled=True))
-    differences = e2e_us[1] - e2e_us[0]
-    ends = np.maximum(*e2e_us) / unit_us
-    said = [f"{'+' if by > 0 else '-'}{time_text(abs(by))}" for by in differences]
-    panel = Panel(
-        marks,
-        f"since its send, {unit}",
-        x_limits=(0.0, None),
-        y_limits=(len(names) - 0.5, -0.5),
-        y_ticks={name: row for row, name in enumerate(names)},
-        margin=0.15,
-        texts=[(float(end), row, text) for row, (end, text) in enumerate(zip(ends, said, strict=True))],
-    )
-    times = [*(side.tolist() for side in (*ttft_us, *e2e_us)), said]
-    columns = [Column(f"{side} {name}", "time") for name in ("TTFT", "E2E") for side in SIDE_DASHES]
-    return Chart(
-        "Requests with the largest errors",
-        "TTFT and E2E, observed above simulated. "
-        + " ".join(f"{name}: E2E {text}." for name, text in zip(names, said, strict=True)),
-        drawn([panel], 8.6, 0.7 + 0.35 * len(names), range(len(names)), "y"),
-        Table(
-            "requests with the largest errors of E2E",
-            (Column("", "text"), *columns, Column("difference", "word")),
-            tuple(zip(names, *times, strict=True)),
-            note=note,
-        ),
-        wide=True,
     )
 
 
@@ -247,15 +219,17 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     if not shown:
         return None
     names = [bar.name for bar in next(iter(shown.values()))]
-    panels = [_waterfall(f"{metric} mean, % of observed", bars) for metric, bars in shown.items()]
+    panels = [_waterfall(metric, bars) for metric, bars in shown.items()]
+    panels[-1] = replace(panels[-1], x_label="error over limit")
     columns = [Column(name, "error") for metric in shown for name in (metric, f"{metric} low", f"{metric} high")]
     rows = tuple(
         (name, *(number for bars in shown.values() for number in _numbers(bars[i]))) for i, name in enumerate(names)
     )
     return Chart(
         "Where the error comes from",
-        "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
-        "intervals for another recording of the same load.",
+        "From the error of the replay to the recording, replacing one component after the other. Each part is divided "
+        "by the limit of its metric, on the axis of all recordings; the whiskers are 95 % intervals for another "
+        "recording of the same load.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
         drawn(panels, 4.4, len(shown) * (0.5 + 0.2 * len(names)), range(len(names)), "y", share_x=True),
         Table(
@@ -268,32 +242,36 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     )
 
 
-def _waterfall(title: str, bars: Sequence[Fall]) -> Panel:
-    """A bar for each part with its interval and its size in words, and thin lines from one bar to the next."""
-    marks, texts = [], []
+def _waterfall(metric: str, bars: Sequence[Fall]) -> Panel:
+    """A bar for each part with its interval and its size in words, and thin lines from one bar to the next.
+
+    What lies beyond the axis is drawn at its end.
+    """
+    limit = THRESHOLDS[metric.lower()]
+    marks = [Mark((-1, 1, 1, -1), (-inf, -inf, inf, inf), "pass", filled=True, opacity=0.14)]
+    texts = []
     for row, bar in enumerate(bars):
-        start, end = 100 * bar.start, 100 * bar.end
-        low, high = sorted((100 * bar.at(bar.low), 100 * bar.at(bar.high)))
+        ends = (bar.start, bar.end, *sorted((bar.at(bar.low), bar.at(bar.high))))
+        start, end, low, high = (min(max(value / limit, -REACH), REACH) for value in ends)
         across, down = (start, end, end, start), (row - 0.3, row - 0.3, row + 0.3, row + 0.3)
-        marks.append(Mark(across, down, "over" if bar.part > 0 else "under", filled=True))
+        marks.append(Mark(across, down, "simulated" if bar.name == _ERROR else "part", filled=True))
         if row + 1 < len(bars):
             marks.append(Mark((end, end), (row + 0.3, row + 0.7), "muted", width=0.8))
-        ends = [start, end]
-        if not isnan(low):
+        if isnan(bar.low):
+            low, high = start, end
+        else:
             low, high = min(low, end), max(high, end)
-            ends += [low, high]
             caps = (row - 0.15, row + 0.15)
             whisker = (low, low, nan, low, high, nan, high, high), (*caps, nan, row, row, nan, *caps)
             marks.append(Mark(*whisker, "ink", width=1))
-        texts.append((max(ends), row, percent(bar.part + 0.0)))
-    # An axis of rounding errors says nothing: it has at least -1 to +1 %.
-    marks += [Mark((0, 0), (-inf, inf), "ink", width=0.8), Mark((-1, 1), (0, 0), "ink", width=0)]
+        texts.append((row, percent(bar.part + 0.0)))
+    marks.append(Mark((0, 0), (-inf, inf), "ink", width=0.8))
     return Panel(
         marks,
-        title=title,
+        title=f"{metric} mean, limit {limit_text(limit)}",
+        x_limits=(-REACH, REACH),
         y_limits=(len(bars) - 0.5, -0.5),
         y_ticks={bar.name: row for row, bar in enumerate(bars)},
-        margin=0.3,
         texts=texts,
     )
 

@@ -14,9 +14,10 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
-from blis_replay.ingest.tables import Cell, Table, Value, columns_named
+from blis_replay.ingest.tables import Cell, Number, Table, columns_named
 from blis_replay.replay.store import provenance_of
-from blis_replay.validate.comparison.comparison import draws_remarks
+from blis_replay.validate.comparison.changes import error_changes
+from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
 from blis_replay.validate.comparison.pages import notes, observed_cell, pairs_sentence
 from blis_replay.validate.comparison.saturation import saturation_remarks
 from blis_replay.validate.comparison.verdict_text import (
@@ -31,15 +32,17 @@ from blis_replay.validate.comparison.verdict_text import (
 )
 from blis_replay.validate.explain.attribute import blames
 from blis_replay.validate.explain.text import advice_of
-from blis_replay.validate.judgement import Judgement, Quantity, means_by_fit
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS
+from blis_replay.validate.judgement import Command, Judgement, Quantity, means_by_fit
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.html import html, html_text, html_verbatim
+from blis_replay.validate.report.latency_charts import REACH
 from blis_replay.validate.report.svg import Chart, inline
+from blis_replay.validate.report.worst import Worst, worst_html
 from blis_replay.validate.text.cells import (
-    UNITS_US,
     cell_text,
+    number_text,
     percent,
     percent_plain,
     percent_span,
@@ -51,14 +54,12 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# Limits from the middle of a strip to its end; what lies farther is drawn there.
-_REACH = 3.0
 _WIDTH, _HEIGHT, _DOT = 440, 24, 4.0
 
 
 def _place(error: float, limit: float) -> float:
     """Where an error lies on a strip."""
-    return _WIDTH / 2 + (_WIDTH / 2 - _DOT - 1) * min(max(error / limit / _REACH, -1.0), 1.0)
+    return _WIDTH / 2 + (_WIDTH / 2 - _DOT - 1) * min(max(error / limit / REACH, -1.0), 1.0)
 
 
 _COLOURS = {"within": "pass", "beyond": "fail", "undecided": "undecided", "absent": "muted"}
@@ -249,12 +250,12 @@ class Section:
     """One experiment as the page shows it: sentences and tables, not yet escaped.
 
     ``before``: the row with another release, or why there is none.  ``cause``: of the largest error, in a few words.
-    ``why``: what explains the verdict; ``remedy``: the command that fixes it, empty if there is none.  ``notes``: what
-    the numbers rest on.
+    ``why``: what explains the verdict; ``remedy``: the command to run next, empty if there is none.  ``notes``: what
+    the numbers rest on.  ``trace``: the command that writes the timeline of the worst request.
     """
 
     judgement: Judgement
-    before: Judgement | str | None
+    before: Before | str | None
     reason: str
     tails: tuple[str, ...]
     basis: str
@@ -267,12 +268,44 @@ class Section:
     charts: Charts
     checks: tuple[CheckEvidence, ...]
     provenance: tuple[Table, ...]
+    trace: str
 
 
-def section_of(evidence: Evidence, command: str, before: Judgement | str | None = None) -> Section:
-    """What the page says of an experiment; small, however large the recording."""
+@dataclass(frozen=True)
+class Before:
+    """The verdict with another release, and how the errors have changed since; empty where nothing is compared."""
+
+    judgement: Judgement
+    change: str
+
+
+# Percentage points, of a difference of two errors.
+_POINTS = Number(1, 100, signed=True)
+
+
+def before_of(candidate: Comparison, baseline: Comparison) -> Before:
+    """The baseline on the same requests; the latencies of an overloaded run are not compared."""
+    cells = [] if candidate.overloaded else [(q.key, q.statistic) for q in candidate.judgement.judged]
+    changes = [
+        f"{METRIC_NAMES[metric]} {number_text(change.error, _POINTS)} "
+        f"({number_text(change.low, _POINTS)} .. {number_text(change.high, _POINTS)})"
+        for (metric, _), change in error_changes(candidate, baseline.run, cells).items()
+    ]
+    return Before(baseline.judgement, f"change of |error| since, points: {', '.join(changes)}" if changes else "")
+
+
+def section_of(evidence: Evidence, command: str, before: Before | str | None = None, options: str = "") -> Section:
+    """What the page says of an experiment; small, however large the recording.
+
+    ``options``: of the command line, which the next commands need as well.
+    """
     comparison = evidence.comparison
-    cause, why, remedy = _explained(evidence)
+    cause, why, remedy = _explained(evidence, options)
+    charts = charts_of(evidence)
+    trace = ""
+    if charts.worst is not None:
+        asked = Command("timeline", comparison.alias, f" --request {charts.worst.index[0]} -o trace.json")
+        trace = command_text(asked, options)
     # The latencies of an overloaded run measure its queue: only what is judged has numbers.
     latencies = not comparison.overloaded
     beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))] if latencies else []
@@ -288,17 +321,18 @@ def section_of(evidence: Evidence, command: str, before: Judgement | str | None 
         notes=(*(sentence for sentence in beside if sentence), *map(words, notes(comparison))),
         metrics=metric_table(evidence) if latencies else None,
         stages=stage_table(evidence) if latencies else None,
-        charts=charts_of(evidence),
+        charts=charts,
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),
+        trace=trace,
     )
 
 
 _OVERLOADED = "the server was offered more than it could serve, so latencies measure how long the queue has grown"
 
 
-def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
-    """Cause in a few words, sentences, and the command that fixes it.
+def _explained(evidence: Evidence, options: str) -> tuple[str, tuple[str, ...], str]:
+    """Cause in a few words, sentences, and the command to run next.
 
     Of a saturated or overloaded run the saturation comes first, and no fit: its latencies measure how long the queue
     has grown, so coefficients fitted to them would be wrong.  The command compares what came before that.
@@ -308,7 +342,8 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     if comparison.overloaded:
         found = comparison.saturation is not None and comparison.saturation.from_us is not None
         before = comparison.before_the_queue
-        return "saturation", tuple(queue if found else [_OVERLOADED]), command_text(before) if before else ""
+        following = before or comparison.judgement.next
+        return "saturation", tuple(queue if found else [_OVERLOADED]), _following(following, options)
     advised = [] if attribution is None else advice_of(attribution)
     blamed = [] if attribution is None else blames(attribution)
     cause = blamed[0].cause.component.name if blamed and blamed[0].cause is not None else ""
@@ -318,7 +353,13 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     sentences = [advice.problem for advice in advised]
     if remedies:
         sentences[0] += f". Next, {remedies[0].remedy}."
-    return cause, (*sentences, *queue), remedies[0].command if remedies else ""
+    following = remedies[0].command if remedies else _following(comparison.judgement.next, options)
+    return cause, (*sentences, *queue), following
+
+
+def _following(command: Command, options: str) -> str:
+    """The next command as it is typed; empty where it would write this page."""
+    return "" if command.verb == "report" else command_text(command, options)
 
 
 def page(
@@ -373,30 +414,23 @@ def _environment() -> Environment:
     def table(shown: Table) -> Markup:
         return Markup(html(shown))  # noqa: S704
 
+    def worst(shown: Worst, href: str) -> Markup:
+        return Markup(worst_html(shown, href))  # noqa: S704
+
     def verbatim(text: str) -> Markup:
         return Markup(html_verbatim(text))  # noqa: S704
 
     environment.filters |= {
         "drawing": drawing,
         "judged": judged,
-        "measured": measured_text,
         "reason": reason,
         "strip": errors,
         "table": table,
         "use": use_text,
         "verbatim": verbatim,
+        "worst": worst,
     }
     return environment
-
-
-def measured_text(name: str, value: Value) -> str:
-    """One number of a finding with its unit: ``largest_gap_us`` and 2500 are "largest gap: 2.50 ms"."""
-    words, _, unit = name.rpartition("_")
-    if unit in UNITS_US and (value is None or isinstance(value, int | float)):
-        return f"{words.replace('_', ' ')}: {time_text(None if value is None else value * UNITS_US[unit])}"
-    share = isinstance(value, float) and ("share" in name or name == "coverage")
-    shown = percent_plain(float(value)) if share and isinstance(value, float) else cell_text(value)
-    return f"{name.replace('_', ' ')}: {shown}"
 
 
 def _safe(value: Any) -> Any:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 from blis_replay.base.errors import ExperimentError, NothingToJudgeError, faults_named, require_extra
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.tables import Table, columns_named
-from blis_replay.replay.executors import Progress, map_jobs
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_for, release_that_ships
-from blis_replay.validate.judgement import Judgement
-from blis_replay.validate.report.evidence import gather
-from blis_replay.validate.report.page import Section, page, section_of
+from blis_replay.validate.report.evidence import Evidence, gather
+from blis_replay.validate.report.page import Before, Section, before_of, page, section_of
 from blis_replay.validate.text.answer import Answer, Verbatim
 
 # What the extra `report` installs.
@@ -56,23 +56,24 @@ def report(
     baseline: CoefficientRelease | None = None,
     ships: bool = False,
     command: str = "",
-    progress: Progress | None = None,
+    options: str = "",
+    **pool: Unpack[Pool],
 ) -> Report:
     """One self-contained HTML page over these stored experiments, the same for the same input.
 
     ``store``: the file, which this process must not have open: several processes read it side by side.
     ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``ships``: take the
     release that ships for each experiment in place of ``release``.  ``command``: what the page gives as the way to
-    make it again.  ``progress``: called with (done, all).
+    make it again.  ``options``: what its next commands repeat of that.  ``pool``: of ``map_jobs``.
     Those that cannot be judged are named with the reason; raises ``NothingToJudgeError`` if that is all of them,
     ``ReleaseError`` for an invalid release.
     """
     require_extra("report", "the report", *REPORT_MODULES)
-    job = _Job(store, None if ships else release, baseline, mode or ReplayMode(), command)
+    job = _Job(store, None if ships else release, baseline, mode or ReplayMode(), command, options)
     for used in (release, baseline):
         if used is not None:
             used.refuse_if_invalid()
-    answers = dict(zip(slugs, map_jobs(partial(_answer, job), slugs, progress=progress), strict=True))
+    answers = dict(zip(slugs, map_jobs(partial(_answer, job), slugs, **pool), strict=True))
     # An error names its experiment, and so does each place that shows one.
     not_judged = {slug: why.removeprefix(f"{slug}: ") for slug, why in answers.items() if isinstance(why, str)}
     sections = [answer for answer in answers.values() if isinstance(answer, Section)]
@@ -90,6 +91,7 @@ class _Job:
     baseline: CoefficientRelease | None
     mode: ReplayMode
     command: str
+    options: str
 
 
 def _answer(job: _Job, slug: str) -> Section | str:
@@ -98,17 +100,17 @@ def _answer(job: _Job, slug: str) -> Section | str:
         try:
             with faults_named(slug):
                 shipped = release_for(None, [slug])
-                evidence = gather(store, slug, job.release or shipped, job.mode)
-                return section_of(evidence, job.command, _before(store, slug, job))
+                evidence = gather(store, slug, job.release or shipped, job.mode, job.options)
+                return section_of(evidence, job.command, _before(store, slug, job, evidence), job.options)
         except ExperimentError as error:
             return str(error)
 
 
-def _before(store: Store, slug: str, job: _Job) -> Judgement | str | None:
+def _before(store: Store, slug: str, job: _Job, evidence: Evidence) -> Before | str | None:
     """The row with the baseline, or why there is none; None where none is asked for."""
     if job.baseline is None:
         return None
     try:
-        return compare_experiment(store, slug, job.baseline, job.mode).judgement
+        return before_of(evidence.comparison, compare_experiment(store, slug, job.baseline, job.mode))
     except ExperimentError as error:
         return str(error)

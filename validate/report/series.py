@@ -25,11 +25,13 @@ class ErrorsOverTime:
     """Signed errors of the mean of the requests sent in each bin; nan in a bin without any.
 
     ``at_s``: float64[k], middles of the bins.  ``requests``: int64[k].  ``errors``: by metric, float64[k], fractions.
+    ``ttft_us``: float64[k], mean TTFT observed and simulated.
     """
 
     at_s: Floats
     requests: Int64s
     errors: dict[str, Floats]
+    ttft_us: tuple[Floats, Floats]
 
 
 def errors_over_time(arrival_us: Int64s, observed: LatencySamples, simulated: LatencySamples) -> ErrorsOverTime:
@@ -48,14 +50,17 @@ def errors_over_time(arrival_us: Int64s, observed: LatencySamples, simulated: La
         # Token-weighted, as metrics.LatencySamples.itl_mean_us.
         return _ratio(total(samples.decode_us), total(samples.gaps))
 
+    requests = np.bincount(place, minlength=bins).astype(np.int64)
+    ttft_us = [total(side.ttft_us) for side in (observed, simulated)]
     return ErrorsOverTime(
         at_s=(edges[1:] + edges[:-1]) / 2e6,
-        requests=np.bincount(place, minlength=bins).astype(np.int64),
+        requests=requests,
         errors={
             "e2e": _ratio(total(simulated.e2e_us), total(observed.e2e_us)) - 1,
-            "ttft": _ratio(total(simulated.ttft_us), total(observed.ttft_us)) - 1,
+            "ttft": _ratio(ttft_us[1], ttft_us[0]) - 1,
             "itl": _ratio(itl(simulated), itl(observed)) - 1,
         },
+        ttft_us=(_ratio(ttft_us[0], requests), _ratio(ttft_us[1], requests)),
     )
 
 
@@ -97,14 +102,19 @@ def depth_over_time(run: ReplayRun, compared: Bools) -> DepthOverTime | None:
     steps = run.recording.steps.frame(["start_us", "running_depth", "waiting_depth"]).drop_nulls()
     loose = any(clock.name == "step" and clock.placed == NOT_KNOWN for clock in run.recording.clocks)
     if steps.is_empty():
-        running = pl.col("prefill_requests") + pl.col("decode_requests")
-        logged = run.recording.iterations.frame(["start_us", "prefill_requests", "decode_requests"]).drop_nulls()
-        steps = logged.select("start_us", running.alias("running_depth"))
+        steps = _logged(run.recording)
     if steps.height and not loose:
         return _of_steps(run, steps)
     if not compared.any():
         return None
     return _of_requests(run, compared)
+
+
+def _logged(recording: Recording) -> pl.DataFrame:
+    """``step_id``, ``start_us`` and ``running_depth`` of the iterations of a server's log whose start is known."""
+    running = (pl.col("prefill_requests") + pl.col("decode_requests")).alias("running_depth")
+    logged = recording.iterations.frame(["iteration", "start_us", "prefill_requests", "decode_requests"]).drop_nulls()
+    return logged.select(pl.col("iteration").alias("step_id"), "start_us", running)
 
 
 def _of_steps(run: ReplayRun, steps: pl.DataFrame) -> DepthOverTime:
@@ -204,9 +214,14 @@ def step_cycles(run: ReplayRun) -> tuple[Band, Band] | None:
 
 
 def recorded_cycles(recording: Recording) -> tuple[Int64s, Int64s]:
-    """Running requests in the later of two consecutive recorded steps, and us from start to start; while busy."""
+    """Running requests in the later of two consecutive recorded steps, and us from start to start; while busy.
+
+    Iterations of a server's log stand in for step records.
+    """
     names = ["step_id", "start_us", "running_depth"]
     steps = one_a_step(recording.steps.frame(names).drop_nulls())
+    if steps.is_empty():
+        steps = _logged(recording).sort("step_id")
     step_id, start_us, depth = (steps[name].to_numpy() for name in names)
     later = np.flatnonzero(np.diff(step_id) == 1) + 1
     cycle_us = start_us[later] - start_us[later - 1]

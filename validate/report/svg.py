@@ -52,7 +52,7 @@ class Panel:
 
     ``x_limits``, ``y_limits``: None in place of an end: that of the data with a margin; the first may be above the
     second.  ``y_ticks``: names and places, in place of round numbers.  ``stages``: begin and name of each load stage.
-    ``texts``: x, y and a text to the right of it.
+    ``texts``: y and a text beside the axes, to their right.  ``zooms``: the script of the page can stretch it along x.
     """
 
     marks: Sequence[Mark]
@@ -66,7 +66,8 @@ class Panel:
     whole_x: bool = False
     margin: float = _MARGIN
     stages: Sequence[tuple[float, str]] = ()
-    texts: Sequence[tuple[float, float, str]] = ()
+    texts: Sequence[tuple[float, str]] = ()
+    zooms: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,16 @@ def drawn(
     above = [_above_pt(panel, width - left) for panel in panels]
     below = [_GAP_PT + _ROW_PT * (shown + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)]
     room = (height - sum(above) - sum(below)) / len(panels)
+    right = (
+        width - 2 * _GAP_PT - max(_width_pt(text, _SMALL_PT) for panel in panels for _, text in [(0, ""), *panel.texts])
+    )
     top = 0.0
     placed: list[_Axes] = []
     parts: list[str] = []
     for i, panel in enumerate(panels):
         top += above[i]
         bottom = top + room
-        axes = _Axes(panel, (left, width - 2 * _GAP_PT), (top, bottom), x_limits[i], y_limits[i], y_ticks[i])
+        axes = _Axes(panel, (left, right), (top, bottom), x_limits[i], y_limits[i], y_ticks[i])
         parts += axes.drawn(numbered[i])
         placed.append(axes)
         top = bottom + below[i]
@@ -128,6 +132,9 @@ def drawn(
     )
     at = " ".join(f"{place:.1f}" for place in places)
     known = f'data-along="{along}" data-at="{at}" ' if places else ""
+    if panels[0].zooms:
+        first, last = (placed[0].x_pt(end) for end in x_limits[0])
+        known += f'data-span="{first:.2f} {last:.2f} {x_limits[0][0]:.6g} {x_limits[0][1]:.6g}" '
     return f'<svg {known}viewBox="0 0 {width:.0f} {height:.0f}">{"".join(parts)}</svg>'
 
 
@@ -218,23 +225,28 @@ class _Axes:
         if panel.y_ticks is None or panel.log_y:  # names of rows have no lines
             grid += "".join(f"M {left:.2f} {self.y_pt(y):.2f} H {right:.2f} " for y in y_ticks.values())
         yield _path(grid, _stroke("grid", 0.6))
+        box = f"{left:.2f} {top:.2f} {right - left:.2f} {bottom - top:.2f}"
+        if panel.zooms:
+            place = " ".join(f'{n}="{v}"' for n, v in zip(("x", "y", "width", "height"), box.split(), strict=True))
+            yield f'<svg class="plot" {place} viewBox="{box}" preserveAspectRatio="none">'
         for mark in panel.marks:
             yield from self._mark(mark)
         yield from self._stages()
+        yield "</svg>" if panel.zooms else ""
+        yield from self._stage_names()
         yield _path(f"M {left:.2f} {top:.2f} V {bottom:.2f} H {right:.2f}", _stroke("muted", 0.8))
         for name, y in y_ticks.items():
             yield _text(left - _GAP_PT, self.y_pt(y) + 0.35 * _FONT_PT, name, "end")
         if numbered:
             for name, x in x_ticks.items():
-                yield _text(self.x_pt(x), bottom + _ROW_PT, name, "middle")
+                yield _text(self.x_pt(x), bottom + _ROW_PT, name, "middle", more=' class="tick"')
         below = bottom + _ROW_PT * (2 if numbered else 1)
         yield _text((left + right) / 2, below, panel.x_label, "middle") if panel.x_label else ""
         if panel.y_label:
             turned = f' transform="rotate(-90 {_ROW_PT - 2:.2f} {(top + bottom) / 2:.2f})"'
             yield _text(_ROW_PT - 2, (top + bottom) / 2, panel.y_label, "middle", more=turned)
-        for x, y, text in panel.texts:
-            at = min(self.x_pt(x) + _GAP_PT, right - _width_pt(text, _SMALL_PT))
-            yield _text(at, self.y_pt(y) + 3, text, size=_SMALL_PT, ground="panel")
+        for y, text in panel.texts:
+            yield _text(right + _GAP_PT, self.y_pt(y) + 3, text, size=_SMALL_PT)
         yield from self._headings()
 
     def _mark(self, mark: Mark) -> Iterator[str]:
@@ -252,17 +264,25 @@ class _Axes:
             dots = "".join(f"M {point} h 0 " for point in points if point is not None)
             yield _path(dots, _stroke(mark.colour, mark.dot) + "; stroke-linecap: round" + _opacity(mark))
 
+    @property
+    def _begun(self) -> list[tuple[float, str]]:
+        """Place and name of each load stage; requests without a latency are in no curve."""
+        low, high = self.x_limits
+        return [(self.x_pt(start), name) for start, name in self.panel.stages if low <= start <= high]
+
     def _stages(self) -> Iterator[str]:
-        """A line at the start of each load stage, with its name where there is room."""
-        taken, right = float("-inf"), self.across[1]
-        for start, name in self.panel.stages:
-            if not self.x_limits[0] <= start <= self.x_limits[1]:
-                continue  # requests without a latency are in no curve
-            at, length = self.x_pt(start), _width_pt(name, _SMALL_PT)
+        """A line at the start of each load stage."""
+        for at, _ in self._begun:
             yield _path(f"M {at:.2f} {self.down[0]:.2f} V {self.down[1]:.2f}", _stroke("muted", 0.8, "2 2"))
+
+    def _stage_names(self) -> Iterator[str]:
+        """The names of the stages, where there is room."""
+        taken, right = float("-inf"), self.across[1]
+        for at, name in self._begun:
+            length = _width_pt(name, _SMALL_PT)
             if taken <= at <= right - length:
                 taken = at + length + 2 * _GAP_PT
-                yield _text(at + 3, self.down[0] - 3, name, size=_SMALL_PT, colour="muted")
+                yield _text(at + 3, self.down[0] - 3, name, size=_SMALL_PT, colour="muted", more=' class="begun"')
 
     def _headings(self) -> Iterator[str]:
         """Title and legend above the axes."""
@@ -307,12 +327,9 @@ def _text(
     *,
     size: float = _FONT_PT,
     colour: str = "ink",
-    ground: str = "",
     more: str = "",
 ) -> str:
-    """A text; with a ``ground`` it is legible on a line."""
     style = f"font-size: {size}px; text-anchor: {anchor}; fill: var(--{colour})"
-    style += f"; stroke: var(--{ground}); stroke-width: 3; paint-order: stroke" if ground else ""
     return f'<text x="{x:.2f}" y="{y:.2f}" style="{style}"{more}>{escape(text)}</text>'
 
 

@@ -77,7 +77,7 @@ def hostile_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("hostile") / "store.duckdb"
     with open_store(path) as store:
         ingest_recording(store, recording)
-        measured = json.dumps({bad["measured"]: bad["measured"], "huge": 1e308, long: long})
+        measured = json.dumps({HOSTILE: HOSTILE, "huge": 1e308, long: long})
         store.connection.execute(
             "UPDATE findings SET message = ?, measured = ?, threshold = ?, metric = ?",
             [bad["message"], measured, HOSTILE, HOSTILE],

@@ -17,7 +17,7 @@ HOSTILE = f"{SCRIPT}\"'><img src=x onerror=alert(1)>{{{{ 7 * 7 }}}}&lt;\x00\x1b[
 # Where the hostile recording has it, behind the name of the place.
 HOSTILE_PLACES = (
     *("slug", "alias", "model", "hardware", "release", "command"),
-    *("file", "kind", "argument", "value", "detail", "delay", "measured", "message"),
+    *("file", "kind", "argument", "value", "detail", "delay", "message"),
 )
 
 

@@ -85,7 +85,7 @@ def test_the_script_opens_and_reads_values(browser, planted_report: Report, tmp_
     assert page.locator("table.overview tbody tr th a").all_inner_texts() == ["1b-general", "34b-roleplay"]
     folds = "[...document.querySelectorAll('details.fold')].map(fold => fold.open)"
     assert page.evaluate(folds) == [True, False]
-    page.locator("nav a").nth(2).click()
+    page.locator("table.overview a").nth(1).click()
     page.wait_for_function(f"{folds}[1]")
     cut_off = "[...document.querySelectorAll('figure > .scroll')].filter(s => s.scrollHeight > s.clientHeight + 1)"
     assert page.evaluate(f"{cut_off}.length") == 0
@@ -94,6 +94,42 @@ def test_the_script_opens_and_reads_values(browser, planted_report: Report, tmp_
     row = next(line for line in picture.locator("tbody tr").all() if line.text_content().startswith("p90"))
     for cell in row.locator("td").all():
         assert cell.text_content() in picture.locator(".value").inner_text()
+
+
+def test_pictures_over_time_zoom_together(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A range dragged in one picture, the window of a request by its link, and all of the run again."""
+    file = tmp_path / "report.html"
+    file.write_text(planted_report.html, "utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(file.as_uri())
+    plots = page.locator("#experiment-1 .plot")
+    boxes = "plots => plots.map(plot => plot.getAttribute('viewBox').split(' ').map(Number))"
+    whole = plots.evaluate_all(boxes)
+    assert len(whole) >= 3, "error, TTFT and depth"
+    drawing = page.locator("#experiment-1 svg[data-span]").first
+    left, right, low, high = map(float, drawing.get_attribute("data-span").split())
+    drawing.scroll_into_view_if_needed()
+    box, points = drawing.bounding_box(), drawing.evaluate("svg => svg.viewBox.baseVal.width")
+
+    def pixel(share: float) -> float:
+        return box["x"] + box["width"] * (left + share * (right - left)) / points
+
+    page.mouse.move(pixel(0.25), box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(pixel(0.5), box["y"] + 100)
+    page.mouse.up()
+    for before, after in zip(whole, plots.evaluate_all(boxes), strict=True):
+        assert after[2] == pytest.approx(before[2] / 4, rel=0.02), "a quarter of the run, in each of them"
+        assert after[0] - before[0] == pytest.approx(before[2] / 4, rel=0.02)
+    link = page.locator("#experiment-1 a[data-window]").first
+    link.click()
+    begin, end = (float(us) / 1e6 for us in link.get_attribute("data-window").split())
+    shown = max(begin, low), min(end, high)
+    (first, *_, last) = map(float, drawing.locator(".tick").all_text_contents())
+    assert shown[0] - 0.01 <= first < last <= shown[1] + 0.01, "ticks say the seconds that are shown"
+    page.get_by_text("show the whole run").first.click()
+    assert plots.evaluate_all(boxes) == [pytest.approx(box) for box in whole]
+    page.close()
 
 
 def test_a_telephone_shows_the_cause_and_the_latencies_whole(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -146,7 +182,7 @@ def test_names_of_many_stages_do_not_run_into_each_other(browser, tmp_path: Path
     """40 stages in 1,000 s: some names are left out of the picture, all of them stand with the numbers."""
     stages = [(25.0 * stage, f"stage {stage}, {stage}/s") for stage in range(40)]
     of_each = {metric: np.zeros(80) for metric in ("e2e", "ttft", "itl")}
-    errors = ErrorsOverTime(np.linspace(0, 1_000, 80), np.full(80, 20), of_each)
+    errors = ErrorsOverTime(np.linspace(0, 1_000, 80), np.full(80, 20), of_each, (np.ones(80), np.ones(80)))
     chart = errors_chart(errors, stages, ("e2e", "ttft", "itl"))
     path = tmp_path / "chart.html"
     path.write_text(f"<style>{_STYLE}</style><figure>{inline(chart, 'c')}</figure>")
@@ -208,5 +244,5 @@ def test_text_and_lines_stand_out(scheme: str) -> None:
     for ground in ("page", "panel"):
         for text in ("ink", "muted", "pass", "fail", "undecided", "observed"):
             assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-        for line in ("observed", "simulated", "e2e", "ttft", "itl", "over", "under"):
+        for line in ("observed", "simulated", "e2e", "ttft", "itl", "part", "sending", "wait", "prefill", "decode"):
             assert _contrast(colours[line], colours[ground]) >= 3, (line, ground)

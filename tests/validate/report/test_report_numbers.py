@@ -66,6 +66,7 @@ def test_errors_over_time_are_those_of_the_requests_sent_then() -> None:
     assert errors.requests.tolist() == [20, 20]
     for metric in ("e2e", "ttft", "itl"):
         np.testing.assert_allclose(errors.errors[metric], [0.1, -0.25])
+    np.testing.assert_allclose(errors.ttft_us, [[100_000, 100_000], [110_000, 75_000]])
 
 
 def test_depth_from_clients_is_the_time_requests_are_there(wrong_evidence: Evidence) -> None:
@@ -111,10 +112,11 @@ def test_the_model_lies_on_the_cycles_of_the_server_that_follows_it(planted_page
     assert cycles[0].count.sum() == len(recorded_cycles(run.recording)[0]), "every recorded cycle is in it"
 
 
-def test_iterations_of_a_log_have_a_depth_and_no_queue(planted_page: PlantedPage) -> None:
+def test_iterations_of_a_log_have_depth_and_cycles_and_no_queue(planted_page: PlantedPage) -> None:
+    """The steps of a recording as iterations of a log: its pictures are those of the steps."""
     run = replay(planted_page.recording, planted_page.true)
     steps = run.recording.steps.frame()
-    split = {"prefill_requests": pl.lit(0), "decode_requests": pl.col("running_depth")}
+    split = {"iteration": pl.col("step_id"), "prefill_requests": pl.lit(0), "decode_requests": pl.col("running_depth")}
     others = {name: pl.lit(None) for name in ITERATION_SCHEMA if name not in steps.columns}
     logged = steps.with_columns(**(others | split))
     logged = logged.select(pl.col(name).cast(kind) for name, kind in ITERATION_SCHEMA.items())
@@ -124,6 +126,8 @@ def test_iterations_of_a_log_have_a_depth_and_no_queue(planted_page: PlantedPage
     assert of_steps is not None and of_log is not None
     np.testing.assert_allclose(of_log.running[0], of_steps.running[0])
     assert (of_log.waiting, of_log.in_flight) == (None, False)
+    for logged_cycles, stepped in zip(*map(recorded_cycles, (bare, run.recording)), strict=True):
+        np.testing.assert_array_equal(logged_cycles, stepped)
 
 
 def test_stages_begin_with_their_first_request(planted_page: PlantedPage) -> None:
@@ -137,7 +141,7 @@ def test_stages_begin_with_their_first_request(planted_page: PlantedPage) -> Non
 def test_a_stage_before_the_first_number_takes_no_room_from_the_curve() -> None:
     """Stage 0 begins at 0 s, and its requests have no latency: the first point is at 900 s. 72 pt an inch."""
     times = np.linspace(900.0, 901.0, 5)
-    errors = ErrorsOverTime(times, np.full(5, 1, np.int64), {"e2e": np.zeros(5)})
+    errors = ErrorsOverTime(times, np.full(5, 1, np.int64), {"e2e": np.zeros(5)}, (np.ones(5), np.ones(5)))
     chart = errors_chart(errors, [(0.0, "stage 0, 5/s"), (900.5, "stage 1, 9/s")], ["e2e"])
     assert "stage 1, 9/s" in chart.svg
     assert "stage 0, 5/s" not in chart.svg

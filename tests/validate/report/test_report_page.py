@@ -20,19 +20,21 @@ from planted_pages import HOSTILE_PLACES, PlantedPage
 from blis_replay.ingest.overload import CHECK, Queue
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.store import list_runs, open_store
-from blis_replay.replay.executors import Progress, pool_map
+from blis_replay.replay.executors import pool_map
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.saturation import Measure, Saturation
+from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.metrics.uncertainty import Estimate
 from blis_replay.validate.report.charts import charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart
-from blis_replay.validate.report.page import by_worst, headline, measured_text, metric_table, section_of, strip
+from blis_replay.validate.report.page import before_of, by_worst, headline, metric_table, page, section_of, strip
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.report.series import QuantileCurve, quantile_curve
+from blis_replay.validate.report.worst import worst_html
 from blis_replay.validate.text.cells import cell_text, percent, time_text
 
 pytestmark = pytest.mark.slow
@@ -159,7 +161,7 @@ def test_a_saturated_run_is_told_as_such_first_and_gets_no_advice(wrong_evidence
     found = Saturation(queue, queue, (), 0, None, 8_000_000, None, 30, np.zeros(1, np.bool_))
     saturated = replace(wrong_evidence, comparison=replace(overloaded(wrong_evidence.comparison), saturation=found))
     section = section_of(saturated, "")
-    assert (section.cause, section.remedy) == ("saturation", "")
+    assert section.cause == "saturation" and "calibrate" not in section.remedy
     assert section.why[0].startswith("the server saturates at 8.0 s; latencies after that are not comparable")
     assert not any("calibrate" in sentence for sentence in section.why)
 
@@ -181,7 +183,7 @@ def test_an_overloaded_run_shows_what_it_is_judged_by(wrong_evidence: Evidence) 
         ("ITL", pytest.approx(0.05), "within"),
     ]
     assert strip(section.judgement.judged, (), "x", "x").count("var(--fail)") == 3, "one dot and its interval"
-    assert (section.cause, section.remedy) == ("saturation", "")
+    assert section.cause == "saturation" and "calibrate" not in section.remedy
     assert (section.metrics, section.stages) == (None, None), "no number that is not judged"
     drawn = {chart.title for chart in section.charts.shown}
     assert not drawn & {"Distribution of E2E", "Distribution of TTFT"}
@@ -207,7 +209,7 @@ def test_no_fit_is_advised_where_latencies_are_unusable(wrong_evidence: Evidence
     metrics = {**wrong_evidence.comparison.metrics, "ttft": cells}
     broken = replace(wrong_evidence.comparison, recording=recording, metrics=metrics)
     section = section_of(replace(wrong_evidence, comparison=broken), "")
-    assert section.remedy == "" and not any("calibrate" in sentence for sentence in section.why)
+    assert "calibrate" not in section.remedy and not any("calibrate" in sentence for sentence in section.why)
 
 
 @pytest.mark.parametrize(
@@ -223,30 +225,37 @@ def test_the_page_begins_with_the_answer(verdicts: list[str], sentence: str) -> 
 
 
 def test_the_worst_requests_are_those_with_the_largest_errors(wrong_evidence: Evidence) -> None:
-    chart = next(chart for chart in charts_of(wrong_evidence).shown if chart.title.startswith("Requests with"))
-    run = wrong_evidence.run
-    off_us = np.abs(run.e2e_us - run.recording.requests["e2e_us"].to_numpy())[wrong_evidence.compared]
-    drawn_us = [abs(float(row[4]) - float(row[3])) for row in chart.numbers.rows]  # type: ignore[arg-type]
-    assert drawn_us == sorted(off_us.tolist(), reverse=True)[:5]
-    named = int(str(chart.numbers.rows[0][0]).removeprefix("request "))
-    assert f"--request {named} " in chart.numbers.note
-    assert abs(run.e2e_us[named] - run.recording.requests["e2e_us"][named]) == drawn_us[0]
+    """Their segments sum to E2E on both sides, and a link has the half-way before and after of the later side."""
+    worst, run = charts_of(wrong_evidence).worst, wrong_evidence.run
+    assert worst is not None
+    observed_us = run.recording.requests["e2e_us"].to_numpy()
+    off_us = np.abs(run.e2e_us - observed_us)[wrong_evidence.compared]
+    np.testing.assert_allclose(np.abs(np.diff(worst.e2e_us, axis=0)[0]), np.sort(off_us)[::-1][:5])
+    np.testing.assert_allclose(worst.e2e_us, [observed_us[worst.index], run.e2e_us[worst.index]])
+    assert tuple(worst.segments) == ("send to queue", "queue wait", "prefill", "decode", "delivery")
+    shown = worst_html(worst, "#pictures")
+    assert [int(n) for n in re.findall(r'<th scope="row">([\d,]+)</th>', shown)] == worst.index.tolist()
+    sent_us, long_us = worst.sent_us[0], worst.e2e_us[:, 0].max()
+    window = re.findall(r'href="#pictures" data-window="(-?\d+) (\d+)"', shown)[0]
+    assert [int(end) for end in window] == pytest.approx([sent_us - long_us / 2, sent_us + 1.5 * long_us], abs=1)
+    command = section_of(wrong_evidence, "", options=" --store x.duckdb").trace
+    assert command.endswith(f" --store x.duckdb --request {worst.index[0]} -o trace.json")
 
 
-def test_waterfalls_share_an_axis(wrong_evidence: Evidence) -> None:
-    """A bar of 1 % is as long in one of them as in another."""
+def test_waterfalls_have_the_axis_of_all_recordings(wrong_evidence: Evidence) -> None:
+    """-3 to +3 limits in each, so a bar of 0.1 % is never as long as one of 32 %; what is beyond ends there."""
     chart = next(chart for chart in charts_of(wrong_evidence).shown if chart.beside)
     grids = re.findall(r'<path d="((?:M [\d.]+ [\d.]+ V [\d.]+ ?)+)" style="[^"]*--grid', chart.svg)
     lines = [re.findall(r"M ([\d.]+)", grid) for grid in grids]
     assert len(lines) == 3 and lines[0] == lines[1] == lines[2]
-
-
-def test_times_and_shares_of_a_finding_have_their_units() -> None:
-    assert measured_text("largest_gap_us", 2_500) == "largest gap: 2.50 ms"
-    assert measured_text("wait_ms", 65_000.0) == "wait: 65.00 s"
-    assert measured_text("share_over_10_percent_short", 0.47) == "share over 10 percent short: 47.0 %"
-    assert measured_text("requests", 1_600) == "requests: 1,600"
-    assert measured_text("uncertainty_us", None) == "uncertainty: -"
+    ticks = [float(text) for text in re.findall(r'class="tick">([^<]+)<', chart.svg)]
+    assert ticks == [-2, 0, 2]
+    per_limit = (float(lines[0][2]) - float(lines[0][1])) / 2
+    bars = re.findall(r'd="M ([\d.]+) [\d.]+ L ([\d.]+) [^"]*" style="fill: var\(--simulated\)', chart.svg)
+    long = [(float(end) - float(begin)) / per_limit for begin, end in bars]
+    e2e = wrong_evidence.comparison.metrics["e2e"]["mean"].error
+    assert e2e is not None
+    assert long[:2] == pytest.approx([e2e / THRESHOLDS["e2e"], 3.0], abs=0.01), "TTFT is 95 % off, 6.4 limits"
 
 
 def test_seconds_begin_at_ten_and_labels_stay_apart() -> None:
@@ -273,11 +282,23 @@ def test_the_judged_errors_stand_beside_their_limits(planted_report: Report) -> 
     assert re.search(r">FAIL</strong> TTFT over-predicted", section)
 
 
+def test_a_baseline_is_a_line_below_with_the_change_since(planted_page: PlantedPage, wrong_evidence: Evidence) -> None:
+    """30 ms too long before the queue now, nothing before: |TTFT error| grew by 95.5 points, by hardly less or more."""
+    with open_store(planted_page.store, read_only=True) as store:
+        true = compare_experiment(store, planted_page.recording.slug, planted_page.true, ReplayMode())
+    before = before_of(wrong_evidence.comparison, true)
+    assert before.judgement.verdict == "PASS"
+    (change, low, high) = map(
+        float, re.findall(r"TTFT ([+-][\d.]+) \(([+-][\d.]+) \.\. ([+-][\d.]+)\)", before.change)[0]
+    )
+    assert (change, low <= change <= high) == (pytest.approx(95.5, abs=0.2), True)
+
+
 def test_the_worst_comes_first(planted_report: Report, wrong_evidence: Evidence) -> None:
     document = read(planted_report.html)
     links = [element.text for element in document.named("a")]
     back = "Back to all experiments"
-    assert links == ["All experiments", *["1b-general", "34b-roleplay"] * 2, back, back]
+    assert [link for link in links if not link.startswith("timeline at ")] == ["1b-general", "34b-roleplay", back, back]
     assert [e.attributes.get("open") for e in document.named("details") if e.attributes.get("class") == "fold"] == [
         *("", None)
     ], "the worst is open, the others are folded"
@@ -330,8 +351,9 @@ def test_a_recording_with_hardly_a_column_makes_a_page_that_says_so(bare_html: s
     assert titles == [
         "Where the error comes from",
         *("Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"),
-        *("Requests with the largest errors", "Error over the time of the run", "Requests in flight"),
+        *("Error and TTFT over the time of the run", "Requests in flight"),
     ]
+    assert "to first token" in bare_html and "queue wait</span>" not in bare_html, "lanes of what clients saw"
     absent = [element.text for element in document.named("li") if element.text.startswith("step cycle against")]
     assert absent == ["step cycle against batch size: fewer than 20 pairs of consecutive steps were recorded"]
 
@@ -342,8 +364,8 @@ def test_a_page_is_the_same_from_several_processes(
 ) -> None:
     """Experiments are computed side by side, each process reading the store; order and bytes stay."""
 
-    def in_two_processes(work: Work, slugs: Sequence[str], progress: Progress | None) -> list[object]:
-        return pool_map(work, slugs, 2, progress)
+    def in_two_processes(work: Work, slugs: Sequence[str]) -> list[object]:
+        return pool_map(work, slugs, 2, None)
 
     monkeypatch.setattr("blis_replay.validate.report.report.map_jobs", in_two_processes)
     again = report(planted_page.store, planted_page.slugs, planted_page.both, command="blis-replay report")
@@ -378,10 +400,13 @@ def test_every_picture_and_table_can_be_read_without_seeing_it(html: str) -> Non
     document = read(html)
     by_id = {e.attributes["id"]: e for e in document.elements if "id" in e.attributes}
     assert len(by_id) == len([e for e in document.elements if "id" in e.attributes]), "no id stands twice"
-    pictures = document.named("svg")
+    pictures = [e for e in document.named("svg") if "svg" not in e.inside]
     assert pictures
     for picture in pictures:
         assert picture.attributes["role"] == "img"
+        if "aria-label" in picture.attributes:
+            assert re.search(r"observed: .*\d.*; simulated: .*\d", picture.attributes["aria-label"])
+            continue
         assert by_id[picture.attributes["aria-labelledby"]].text.strip()
         assert re.search(r"\d", by_id[picture.attributes["aria-describedby"]].text), "told with numbers"
     references = re.findall(r'(?:url\(|href=")#([^)"]+)', html)
@@ -413,8 +438,7 @@ def test_every_colour_of_a_picture_is_one_of_the_page(html: str) -> None:
 
 def test_equal_input_gives_equal_bytes(wrong_evidence: Evidence) -> None:
     first, second = section_of(wrong_evidence, ""), section_of(wrong_evidence, "")
-    assert first.charts == second.charts
-    assert first == second
+    assert page([first], {}, "a", "exact") == page([second], {}, "a", "exact")
 
 
 def test_the_size_of_a_picture_does_not_grow_with_the_recording() -> None:
@@ -437,5 +461,5 @@ def test_twelve_real_experiments_are_below_five_megabytes(real_store, tmp_path: 
     copied = shutil.copy(real_store.path, tmp_path / "store.duckdb")  # that one is open for all tests
     made = report(copied, slugs, load_release(DEFAULT_RELEASE), ReplayMode())
     assert len(made.html.encode()) * 6 < 5_000_000
-    # No step cycles of the second; strips of three errors of each, together and alone.
-    assert made.html.count("<svg") == 8 + 7 + 2 + 6
+    # No step cycles of the second; strips of three errors of each, together and alone; lanes of five requests of each.
+    assert made.html.count('<svg role="img"') == 7 + 6 + 2 + 6 + 10
