@@ -17,6 +17,8 @@ from blis_replay.validate.comparison.saturation import saturation_json, saturati
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
+    cause_lines,
+    command_text,
     counts_text,
     error_cell,
     judgement_json,
@@ -39,48 +41,56 @@ from blis_replay.validate.judgement import (
 )
 from blis_replay.validate.metrics.latency import METRIC_NAMES, STATISTICS, THRESHOLDS, MetricStatistic
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
-from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain
+from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain, percent_span
 from blis_replay.validate.text.messages import words
 
 # -- The whole page of one experiment --------------------------------------------------------------------------
 
 _METRIC_COLUMNS = (
-    *(Column(""), Column("observed ms", "ms"), Column("simulated ms", "ms"), Column("error", "error")),
-    Column("difference ms", "ms_difference", wide=1),
+    *(Column(""), Column("observed", "time"), Column("simulated", "time"), Column("error", "error")),
+    *(Column("95 % interval", "word"), Column("difference ms", "ms_difference", wide=1)),
 )
+_VERBOSE = ("draws", "predicted")  # remarks that the first screen leaves out
 
 
-_BESIDE = ("pace", "draws", "repeats", "slo", "warm_up", "predicted", "extrapolated")
+def first_screen(comparison: Comparison, options: str = "", more: str = "") -> list[Part]:
+    """Verdict, what is judged, the cause and the next command: in 80 columns, without assumptions in 12 lines.
 
-
-def comparison_page(comparison: Comparison) -> list[Part]:
-    """All of one experiment: the judgement, then every number, what it rests on, and findings that changed one."""
-    changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
+    ``options``: of the command line, which the next command needs as well.  ``more``: a line before that command.
+    """
     judgement = comparison.judgement
-    queued = ("e2e", "ttft") if judgement.overloaded else ()  # these measure how long the queue has grown
-    beside = [marked(r) for r in judgement.remarks if r.code in _BESIDE]
-    rows: list[list[Cell]] = [
-        [
-            f"{METRIC_NAMES[m]} {s}",
-            observed_cell(c),
-            *([""] * 3 if c.unusable else [c.b_us, error_cell(judgement, (m, s), c.error), c.difference_us]),
-        ]
-        for m, cells in comparison.metrics.items()
-        for s, c in cells.items()
-        if m not in queued
-    ]
-    head, *judged = judgement_parts(comparison)
+    following = Line("next:", command=command_text(judgement.next, options))
+    return [*judgement_parts(comparison), Block([*cause_lines(judgement), *([more] if more else []), following])]
+
+
+def comparison_page(comparison: Comparison, options: str = "") -> list[Part]:
+    """The first screen, then every number, what it rests on, and findings that changed one."""
+    changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
+    beside = [marked(r) for r in comparison.judgement.remarks if r.code in _VERBOSE]
     return [
-        head,
+        *first_screen(comparison, options),
         _head(comparison),
-        *judged,
-        Table("", _METRIC_COLUMNS, rows),
-        "" if queued else pairs_sentence(comparison),
-        Block([words(note) for note in notes(comparison)]),
+        metric_table(comparison),
+        "" if comparison.judgement.overloaded else pairs_sentence(comparison),
+        Block([words(note) for note in notes(comparison) if note not in comparison.judgement.remarks]),
         Block([*beside, INTERVALS]),
         *([_saturation_block(comparison)] if comparison.saturation else []),
         Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),
     ]
+
+
+def metric_table(comparison: Comparison) -> Table:
+    """Every number on both sides with its error and that error's interval; not latencies that measure a queue."""
+    judgement = comparison.judgement
+    rows: list[list[Cell]] = []
+    for metric, statistic in ((m, s) for m, cells in comparison.metrics.items() for s in cells):
+        cell, interval = comparison.metrics[metric][statistic], _interval(comparison, (metric, statistic))
+        sides = [observed_cell(cell), "" if cell.unusable else cell.b_us]
+        error = "" if cell.unusable else error_cell(judgement, (metric, statistic), cell.error)
+        known = "" if interval is None else percent_span(*interval)
+        if not (judgement.overloaded and metric in ("e2e", "ttft")):
+            rows.append([f"{METRIC_NAMES[metric]} {statistic}", *sides, error, known, cell.difference_us])
+    return Table(f"latencies of {counted(comparison.requests, 'request')}", _METRIC_COLUMNS, rows)
 
 
 def notes(comparison: Comparison) -> list[Remark]:
@@ -131,7 +141,7 @@ def observed_cell(cell: MetricCell) -> str | float | None:
     if cell.unusable:
         return f"unusable: {cell.unusable}"
     if cell.between_us:
-        return f"{milliseconds(cell.between_us[0])} .. {milliseconds(cell.between_us[1])}"
+        return f"{milliseconds(cell.between_us[0])} .. {milliseconds(cell.between_us[1])} ms"
     return cell.a_us
 
 

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from blis_replay.ingest.tables import Table
-from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import (
     DATA_COLUMNS,
     NO_NUMBER,
     comparison_page,
     data_rows,
+    first_screen,
     report_json,
     stages_table,
     summary_page,
 )
 from blis_replay.validate.comparison.validated import Validated
-from blis_replay.validate.comparison.verdict_text import cause_lines, command_text, judgement_parts, toned
+from blis_replay.validate.comparison.verdict_text import command_text, toned
 from blis_replay.validate.judgement import Command, Verdict, exit_code
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 _MORE = "more: -v prints every number, assumption and finding"
-
-
-def first_screen(comparison: Comparison, options: str = "") -> list[Part]:
-    """Verdict, what is judged, the cause and the next command: in 80 columns, without assumptions in 12 lines.
-
-    ``options``: of the command line, which the next command needs as well.
-    """
-    judgement = comparison.judgement
-    following = Line("next:", command=command_text(judgement.next, options))
-    return [*judgement_parts(comparison), Block([*cause_lines(judgement), _MORE, following])]
 
 
 def _refused_screen(name: str, why: str, options: str) -> list[Part]:
@@ -53,10 +43,10 @@ def validation_answer(report: Validated, *, summary: bool, again: str = "") -> A
     page: list[Part] = overview
     brief: list[Part] = []
     if not summary:
-        pages = [part for comparison in report.comparisons for part in comparison_page(comparison)]
+        pages = [part for comparison in report.comparisons for part in comparison_page(comparison, again)]
         refused = [part for name, why in report.not_judged.items() for part in _refused_screen(name, why, again)]
         several = len(report.comparisons) + len(report.not_judged) > 1
-        screens = [part for comparison in report.comparisons for part in first_screen(comparison, again)]
+        screens = [part for comparison in report.comparisons for part in first_screen(comparison, again, _MORE)]
         page = [*pages, *(overview if several else refused)]
         brief = overview if several else [*screens, *refused]
     staged = [c for c in report.comparisons if report.stages and c.recording.stages]

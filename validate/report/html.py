@@ -36,7 +36,7 @@ def html_verbatim(text: str) -> str:
 
 
 def html(table: Table, more: str = "", cells: Sequence[str] = ()) -> str:
-    """A table in HTML; a bar is a span whose width is a share of its cell.
+    """A table in HTML without the columns of wide terminals; a bar is a span whose width is a share of its cell.
 
     ``more``: name of a last column, with ``cells`` in HTML.
     """
@@ -45,6 +45,7 @@ def html(table: Table, more: str = "", cells: Sequence[str] = ()) -> str:
     heads = [
         (name, ' class="text"' if column.kind == "text" else "")
         for name, column in zip(table.names, table.columns, strict=True)
+        if not column.wide
     ]
     names = "".join(f'<th scope="col"{text}>{html_text(name)}</th>' if name else "<td></td>" for name, text in heads)
     last = cells or ([_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows))
@@ -64,6 +65,8 @@ def _cells(table: Table, row: Sequence[Cell]) -> str:
     """The cells of a row; the first one names it."""
     shown: list[str] = []
     for cell, column in zip(row, table.columns, strict=True):
+        if column.wide:
+            continue
         value = plain(cell)
         tag, of = ("td", "") if shown else ("th", ' scope="row"')
         text = "text" if column.kind == "text" else ""

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
@@ -18,7 +17,7 @@ from blis_replay.ingest.tables import Cell, Number, Table, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.changes import error_changes
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
-from blis_replay.validate.comparison.pages import notes, observed_cell, pairs_sentence
+from blis_replay.validate.comparison.pages import metric_table, notes, pairs_sentence, stages_table
 from blis_replay.validate.comparison.saturation import saturation_remarks
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
@@ -33,25 +32,22 @@ from blis_replay.validate.comparison.verdict_text import (
 from blis_replay.validate.explain.attribute import blames
 from blis_replay.validate.explain.text import advice_of
 from blis_replay.validate.judgement import Command, Judgement, Quantity, means_by_fit
-from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS
+from blis_replay.validate.metrics.latency import METRIC_NAMES
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.html import html, html_text, html_verbatim
 from blis_replay.validate.report.latency_charts import REACH
-from blis_replay.validate.report.svg import Chart, inline
-from blis_replay.validate.report.worst import Worst, worst_html
+from blis_replay.validate.report.svg import inline
+from blis_replay.validate.report.worst import worst_html
 from blis_replay.validate.text.cells import (
-    cell_text,
     number_text,
-    percent,
     percent_plain,
-    percent_span,
-    time_text,
 )
 from blis_replay.validate.text.messages import words
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 _WIDTH, _HEIGHT, _DOT = 440, 24, 4.0
@@ -94,7 +90,8 @@ def strip(quantities: Sequence[Quantity], tails: Sequence[Quantity], name: str, 
     return f'{head}</title><desc id="{name}-desc">{html_verbatim(said)}</desc>{"".join(parts)}</svg>'
 
 
-def _strip_of_all(judgement: Judgement, name: str) -> str:
+def strip_of_all(judgement: Judgement, name: str) -> str:
+    """The strip of an experiment."""
     tails = () if judgement.overloaded else judgement.tails
     return strip(judgement.judged, tails, name, f"Errors of {judgement.subject.alias}")
 
@@ -164,46 +161,7 @@ def headline(verdicts: Sequence[str]) -> str:
     return ", ".join([f"{subject} {first}", *(f"{count} {words}" for count, words in others)])
 
 
-# What is shown of each load stage.
-COLUMNS = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
-
-
 _MOST_FILES = 200
-
-
-def metric_table(evidence: Evidence) -> Table:
-    """Every number observed and simulated, with its error and that error's interval."""
-    rows = []
-    for metric, statistic in ((m, s) for m in METRICS for s in STATISTICS):
-        cell = evidence.comparison.metrics[metric][statistic]
-        simulated = "" if cell.unusable else time_text(cell.b_us)
-        estimate = evidence.comparison.estimates.get((metric, statistic))
-        known = estimate is not None and isfinite(estimate.half)
-        interval = percent_span(estimate.low, estimate.high) if estimate is not None and known else "-"
-        observed = cell_text(observed_cell(cell), "time")
-        rows.append(
-            (
-                f"{metric.upper()} {statistic}",
-                f"{observed} ms" if cell.between_us and not cell.unusable else observed,
-                simulated,
-                percent(cell.error),
-                interval,
-            )
-        )
-    title = f"Latencies of {evidence.comparison.requests:,} requests"
-    note = "error: simulated over observed, less one; interval: 95 % of what another recording would show"
-    return Table(title, columns_named("", "observed", "simulated", "error", "interval"), tuple(rows), note=note)
-
-
-def stage_table(evidence: Evidence) -> Table | None:
-    """Errors by load stage; None of a run with one stage."""
-    if not evidence.stages:
-        return None
-    rows = tuple(
-        (f"stage {c.selection.stage}", f"{c.requests:,}", *(percent(c.metrics[m][s].error) for m, s in COLUMNS))
-        for c in evidence.stages
-    )
-    return Table("Errors by load stage", columns_named("", "requests", *(f"{m.upper()} {s}" for m, s in COLUMNS)), rows)
 
 
 def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
@@ -319,8 +277,8 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
         why=why,
         remedy=remedy,
         notes=(*(sentence for sentence in beside if sentence), *map(words, notes(comparison))),
-        metrics=metric_table(evidence) if latencies else None,
-        stages=stage_table(evidence) if latencies else None,
+        metrics=replace(metric_table(comparison), note=INTERVALS) if latencies else None,
+        stages=stages_table(comparison, evidence.stages) if latencies and evidence.stages else None,
         charts=charts,
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),
@@ -402,35 +360,17 @@ def _environment() -> Environment:
     environment.globals["script"] = Markup(script)  # noqa: S704
     environment.globals["script_hash"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
-    def drawing(chart: Chart, prefix: str) -> Markup:
-        return Markup(inline(chart, prefix))  # noqa: S704
-
-    def errors(judgement: Judgement, name: str) -> Markup:
-        return Markup(_strip_of_all(judgement, name))  # noqa: S704
-
-    def judged(judgement: Judgement, name: str) -> Markup:
-        return Markup(judged_html(judgement, name))  # noqa: S704
-
-    def table(shown: Table) -> Markup:
-        return Markup(html(shown))  # noqa: S704
-
-    def worst(shown: Worst, href: str) -> Markup:
-        return Markup(worst_html(shown, href))  # noqa: S704
-
-    def verbatim(text: str) -> Markup:
-        return Markup(html_verbatim(text))  # noqa: S704
-
-    environment.filters |= {
-        "drawing": drawing,
-        "judged": judged,
-        "reason": reason,
-        "strip": errors,
-        "table": table,
-        "use": use_text,
-        "verbatim": verbatim,
-        "worst": worst,
-    }
+    environment.filters |= {"reason": reason, "use": use_text}
+    for draw in (html, html_verbatim, inline, judged_html, strip_of_all, worst_html):
+        environment.filters[draw.__name__] = _markup(draw)
     return environment
+
+
+def _markup(draw: Callable[..., str]) -> Callable[..., Markup]:
+    """A filter whose text is this package's own markup."""
+    from markupsafe import Markup
+
+    return lambda *given: Markup(draw(*given))  # noqa: S704
 
 
 def _safe(value: Any) -> Any:

@@ -23,6 +23,7 @@ from blis_replay.ingest.store import list_runs, open_store
 from blis_replay.replay.executors import pool_map
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.pages import metric_table
 from blis_replay.validate.comparison.saturation import Measure, Saturation
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
@@ -31,7 +32,7 @@ from blis_replay.validate.metrics.uncertainty import Estimate
 from blis_replay.validate.report.charts import charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart
-from blis_replay.validate.report.page import before_of, by_worst, headline, metric_table, page, section_of, strip
+from blis_replay.validate.report.page import before_of, by_worst, headline, page, section_of, strip
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.report.series import QuantileCurve, quantile_curve
 from blis_replay.validate.report.worst import worst_html
@@ -131,12 +132,14 @@ def test_published_quantiles_are_points_and_nothing_between_them_is_claimed() ->
 
 
 def test_the_metric_table_is_that_of_the_comparison(wrong_evidence: Evidence) -> None:
-    rows = {row[0]: row for row in metric_table(wrong_evidence).rows}
+    table = metric_table(wrong_evidence.comparison)
+    kinds = [column.kind for column in table.columns]
+    rows = {row[0]: [cell_text(*one) for one in zip(row, kinds, strict=True)] for row in table.rows}
     for metric in METRICS:
         for statistic in STATISTICS:
             cell = wrong_evidence.comparison.metrics[metric][statistic]
             numbers = (time_text(cell.a_us), time_text(cell.b_us), percent(cell.error))
-            assert rows[f"{metric.upper()} {statistic}"][1:4] == numbers
+            assert rows[f"{metric.upper()} {statistic}"][1:4] == [*numbers]
 
 
 def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) -> None:
