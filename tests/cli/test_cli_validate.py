@@ -30,7 +30,7 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     assert answer.code == 0
     text = " ".join(answer.out.split())
     assert "ground truth: published aggregates, requests reconstructed; 16,800 requests compared" in text
-    assert "4,092.5" in text
+    assert "E2E mean 4,092 ms 4,100 ms" in text
     assert text.startswith("FITS 34b-general: fitted on this run; nearest its limit: E2E")
     assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in text
 
