@@ -76,10 +76,7 @@ class Pace:
 
 def at_pace(latency: Latency, factor: float) -> CorrectedModel:
     """A model in which every step takes that many times as long."""
-    if isinstance(latency, CorrectedModel):
-        return replace(latency, pace=factor)
-    nothing = np.zeros(1, np.int64)
-    return CorrectedModel(latency, (0, 0, 0, 0), nothing, nothing, factor)
+    return replace(CorrectedModel.of(latency), pace=factor)
 
 
 def recorded_pace(recording: Recording, trace: RequestTrace, engine: EngineConfig, entry: ModelEntry) -> Pace | None:

@@ -6,7 +6,7 @@ It shows as first tokens that come much later than in the replay, and from some 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -39,8 +39,8 @@ class Stalls:
         return f"{len(self.at_us)} stalls, {self.longer_us.sum() / 1e6:.1f} s together, until second {until_s:.1f}"
 
     def on(self, latency: Latency) -> Latency:
-        """A model with them; one that is observed over time has them already."""
-        if isinstance(latency, ObservedCycles | CorrectedModel):
+        """A model with them in place of corrections over time; observed cycles have them already."""
+        if isinstance(latency, ObservedCycles):
             return latency
         # A step that begins within a stall is the stalled one, so the next one begins after it.
         from_us = np.column_stack([self.at_us, self.at_us + self.longer_us]).ravel()
@@ -48,7 +48,7 @@ class Stalls:
         nothing = np.zeros(1, np.int64)
         before = np.minimum(from_us[:1] - 1, nothing)
         times, values = np.concatenate([before, from_us]), np.concatenate([nothing, longer_us])
-        return CorrectedModel(latency, (0, 0, 0, 0), times, values)
+        return replace(CorrectedModel.of(latency), from_us=times, correction_us=values)
 
 
 @dataclass(frozen=True)

@@ -368,6 +368,12 @@ class CorrectedModel:
     correction_us: Int64s
     pace: float = 1.0
 
+    @classmethod
+    def of(cls, latency: Latency) -> CorrectedModel:
+        """The model with nothing corrected; one that is corrected stays so."""
+        nothing = np.zeros(1, np.int64)
+        return latency if isinstance(latency, CorrectedModel) else cls(latency, (0, 0, 0, 0), nothing, nothing)
+
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
         kind, int_params, float_params = self.model.for_kernel()

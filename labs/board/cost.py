@@ -21,14 +21,13 @@ from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
 from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.attribute import Subset, all_subsets, shapley_values
-from blis_replay.validate.explain.hypothesis import Hypothesis
+from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.inputs import to_try
-from blis_replay.validate.explain.search import Explanation, best_input
-from blis_replay.validate.explain.trial import Fit, Trial, trial_of
+from blis_replay.validate.explain.search import best_input
+from blis_replay.validate.explain.trial import Fit, Trial, trial_of, with_costs
 from blis_replay_labs.board.leaderboard import Cost
 
 STEP_TIME, DELAYS = "step time", "delays"
@@ -41,11 +40,11 @@ def cost_of(run: ReplayRun, release: CoefficientRelease) -> Cost:
     Raises ``ReleaseError`` if the release has no coefficients for the recording, ``NothingToJudgeError`` if the run has
     too few requests to imitate.
     """
-    recording, mode, entry = run.recording, run.mode, entry_of(release, run.recording)
-    found = _imitation(answered(run), mode, entry, _declared(run))
+    replayed = Replayed(run.recording, run.mode, entry_of(release, run.recording), release)
+    found = _imitation(replace(replayed, recording=answered(run)), _declared(run))
     if found is None:
-        raise NothingToJudgeError(f"{recording.alias}: too few requests to tell what costs {run.simulator} most")
-    parts = _Parts(recording, mode, entry, found)
+        raise NothingToJudgeError(f"{run.recording.alias}: too few requests to tell what costs {run.simulator} most")
+    parts = _Parts(replayed, found)
     values = {subset: parts.means_us(subset) for subset in all_subsets(len(parts.names))}
     own_us = values[frozenset(range(len(parts.names)))]
     shares = -shapley_values(len(parts.names), values) / own_us
@@ -53,8 +52,8 @@ def cost_of(run: ReplayRun, release: CoefficientRelease) -> Cost:
         shares={name: (float(e2e), float(ttft)) for name, (e2e, ttft) in zip(parts.names, shares, strict=True)},
         left=found.fitted.left,
         evidence=parts.evidence(),
-        tried=None if found.tried is None else found.tried.best.name,
-        also=() if found.tried is None else tuple(other.name for other in found.tried.equal),
+        tried=None if found.tried is None else found.tried.name,
+        also=() if found.tried is None else found.tried.also,
     )
 
 
@@ -109,34 +108,29 @@ class _Imitation:
 
     fitted: Fit
     declared: tuple[Hypothesis, ...]
-    tried: Explanation | None
+    tried: Hypothesis | None
 
     @property
     def inputs(self) -> tuple[Hypothesis, ...]:
-        return (*self.declared, *(() if self.tried is None else (self.tried.best,)))
+        return (*self.declared, *(() if self.tried is None else (self.tried,)))
 
 
-def _imitation(
-    recording: Recording, mode: ReplayMode, entry: ModelEntry, declared: tuple[Hypothesis, ...]
-) -> _Imitation | None:
+def _imitation(replayed: Replayed, declared: tuple[Hypothesis, ...]) -> _Imitation | None:
     """Fit step time and delays to the answers of a recording, and one input if it takes one; None of too few requests.
 
     Raises what planning a replay of the recording raises.
     """
-    for one in declared:
-        recording = one.of(recording)
-    trial = trial_of(recording, mode, entry)
+    lacking = replayed.put_right(declared)
+    trial = trial_of(lacking)
     if trial is None:
         return None
-    tried = best_input(trial, to_try(recording, mode))
-    if tried is not None and tried.best.name in {one.name for one in declared}:
+    best = best_input(trial, to_try(lacking.recording, lacking.mode))
+    tried = None if best is None else best.hypothesis
+    if tried is not None and tried.name in {one.name for one in declared}:
         # The imitation is better with a feature that the simulator says it lacks.
-        return _imitation(
-            tried.best.of(recording), mode, entry, tuple(one for one in declared if one.name != tried.best.name)
-        )
+        return _imitation(lacking.put_right([tried]), tuple(one for one in declared if one.name != tried.name))
     if tried is not None:
-        recording, mode = tried.best.of(recording), replace(mode, **tried.best.mode)
-        trial = Trial(recording, mode, entry, trial.target)
+        trial = Trial(lacking.put_right([tried]), trial.target)
     return _Imitation(trial.fit(), declared, tried)
 
 
@@ -144,9 +138,7 @@ def _imitation(
 class _Parts:
     """The imitation, and the components that can be set back."""
 
-    recording: Recording
-    mode: ReplayMode
-    entry: ModelEntry
+    replayed: Replayed
     found: _Imitation
 
     @property
@@ -159,29 +151,30 @@ class _Parts:
 
     def run(self, put_back: Subset) -> SimResult:
         back = {self.names[i] for i in put_back}
-        imitated = self.found.fitted.costs.entry(self.entry)
-        latency = (self.entry if STEP_TIME in back else imitated).latency
-        lifecycle = (self.entry if DELAYS in back else imitated).lifecycle
-        recording, mode = self.recording, self.mode
-        for one in self.found.inputs:
-            if one.name not in back:
-                recording, mode = one.of(recording), replace(mode, **one.mode)
-        plan = plan_replay(recording, mode, self.entry)
+        entry, imitated = self.replayed.entry, self.imitated
+        latency = (entry if STEP_TIME in back else imitated).latency
+        lifecycle = (entry if DELAYS in back else imitated).lifecycle
+        changed = self.replayed.put_right(one for one in self.found.inputs if one.name not in back)
+        plan = plan_replay(changed.recording, changed.mode, entry)
         return simulate(plan.trace, plan.engine, plan.latency(latency), lifecycle)
+
+    @property
+    def imitated(self) -> ModelEntry:
+        return with_costs(self.replayed.entry, self.found.fitted.at)
 
     def evidence(self) -> dict[str, str]:
         """One sentence per component: its value in the imitation, and the value that it should have."""
         said = {one.name: "it says that it does not model this" for one in self.found.declared}
         if self.found.tried is not None:
-            said[self.found.tried.best.name] = _input_evidence(self.recording, self.found.tried)
-        imitated = self.found.fitted.costs.entry(self.entry)
-        first, then = imitated.lifecycle, self.entry.lifecycle
+            said[self.found.tried.name] = _input_evidence(self.replayed.recording, self.found.tried)
+        imitated, entry = self.imitated, self.replayed.entry
+        first, then = imitated.lifecycle, entry.lifecycle
         said[DELAYS] = (
             f"before the queue {first.pre_queue_us / 1000:.1f} ms for {then.pre_queue_us / 1000:.1f} ms, "
             f"after the last token {first.post_request_us / 1000:.1f} ms for {then.post_request_us / 1000:.1f} ms"
         )
         batches = _typical(self.run(frozenset(range(len(self.names)))))
-        ms = [durations_us(entry.latency, batches) / 1000 for entry in (imitated, self.entry)]
+        ms = [durations_us(entry.latency, batches) / 1000 for entry in (imitated, entry)]
         without, mixed = batches[0], batches[1]
         said[STEP_TIME] = (
             f"a step of {without['decode_tokens']} decodes {ms[0][0]:.1f} ms for {ms[1][0]:.1f} ms, "
@@ -190,17 +183,14 @@ class _Parts:
         return said
 
 
-def _input_evidence(recording: Recording, tried: Explanation) -> str:
-    best = tried.best
-    told = {name: recording.engine[name].value if name in recording.engine else None for name in best.engine}
+def _input_evidence(recording: Recording, tried: Hypothesis) -> str:
+    told = {name: recording.engine[name].value if name in recording.engine else None for name in tried.engine}
     changed = [
         f"{name} {_shown(value)}" + ("" if told[name] is None else f" for {_shown(told[name])}")
-        for name, value in best.engine.items()
+        for name, value in tried.engine.items()
     ]
-    changed += [f"{name}={value}" for name, value in best.mode.items()]
-    before, left = (100 * misfit for misfit in (tried.before, tried.left))
-    fell = f"what no step time and no delay does falls from {before:.1f} to {left:.1f} %"
-    return f"it answers like an engine with {', '.join(changed)}; {fell}"
+    changed += [f"{name}={value}" for name, value in tried.mode.items()]
+    return f"it answers like an engine with {', '.join(changed)}; {tried.basis.removeprefix('not recorded; tried: ')}"
 
 
 def _shown(value: object) -> str:

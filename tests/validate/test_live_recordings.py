@@ -26,7 +26,7 @@ from blis_replay.validate.experiment import release_that_ships
 from blis_replay.validate.explain.attribute import QUANTITIES, attribute
 from blis_replay.validate.explain.candidates import SCHEDULED
 from blis_replay.validate.explain.cycles import Nature, recorded_nature
-from blis_replay.validate.explain.hypothesis import PROVED_RIGHT
+from blis_replay.validate.explain.hypothesis import PROVED_RIGHT, Replayed
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
@@ -132,7 +132,7 @@ def nature(store: Store, run: str, *costs: str, by: float) -> Nature:
     (entry,) = fit.models
     wrong = {f"{cost}_ns": round(getattr(entry.latency, f"{cost}_ns") * by) for cost in costs}
     coefficients = replace(entry, latency=replace(entry.latency, **wrong))
-    found = recorded_nature(recording, SERVED, coefficients, observed_cycles(recording)[0], (0.0, 1.0))
+    found = recorded_nature(Replayed(recording, SERVED, coefficients, fit), observed_cycles(recording)[0])
     assert found is not None
     return found
 

@@ -9,44 +9,13 @@ import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.ingest.checks.stationarity import STALL_US
-from blis_replay.ingest.recording import Recording
-from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.pace import ForcedSteps, forced_steps
 from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.explain.hypothesis import Replayed
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
 from blis_replay.validate.metrics.resampling import interval as interval_of
-
-
-def stalled_us(step_us: Int64s) -> Int64s:
-    """int64[steps]: by how much each step takes longer than the median where the server stood still; else 0."""
-    longer_us = (step_us - np.median(step_us)).astype(np.int64)
-    return np.where(longer_us > STALL_US, longer_us, 0)
-
-
-def _batch(steps: ForcedSteps) -> Floats:
-    """float64[steps, 4]: 1, prefill, decode and context tokens."""
-    return np.column_stack([np.ones(len(steps.batch)), steps.batch])
-
-
-def recorded_nature(
-    recording: Recording, mode: ReplayMode, entry: ModelEntry, cycles: ObservedCycles, window: tuple[float, float]
-) -> Nature | None:
-    """What is wrong with the step times of ``entry``, over the steps that served the requests of a window.
-
-    ``mode``: a replay whose batches are the server's as nearly as can be.  A standstill is a cause of its own.
-    """
-    plan = plan_replay(recording, mode)
-    steps = forced_steps(plan.trace, plan.engine, entry.lifecycle, cycles, entry.latency)
-    within = Selection(window=window).of(recording.requests)
-    served = recording.requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us")).filter(within)
-    from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))
-    kept = (stalled_us(steps.observed_us) == 0) & (steps.start_us >= from_us) & (steps.start_us <= until_us)
-    chosen = ForcedSteps(steps.start_us[kept], steps.observed_us[kept], steps.modelled_us[kept], steps.batch[kept])
-    return nature_of(chosen, np.searchsorted(cycles.from_us, chosen.start_us, side="right"))
-
 
 # What one number may make of the difference between model and server: a factor of all that a step costs, or one cost.
 PACE = "pace"
@@ -60,12 +29,18 @@ MIN_PACE = 0.02  # a factor nearer to 1 is not one of a machine
 MIN_ALL_ALONG = 0.4  # share of a factor that must be left in each quarter of the run
 
 
+def stalled_us(step_us: Int64s) -> Int64s:
+    """int64[steps]: by how much each step takes longer than the median where the server stood still; else 0."""
+    longer_us = (step_us - np.median(step_us)).astype(np.int64)
+    return np.where(longer_us > STALL_US, longer_us, 0)
+
+
 @dataclass(frozen=True)
 class Nature:
     """What one number explains most of the difference between recorded and modelled steps.
 
     ``cost``: of ``_STEP_COSTS``; None where the batches do not tell.  ``factor``: recorded over modelled time of steps
-    that are not held up; ``low``, ``high``: its bounds of 95 %, over draws of blocks of neighbouring steps.
+    that are not held up; ``low``, ``high``: its 95 % bounds, over draws of blocks of neighbouring steps.
     ``of_all``: the same ratio of all steps; ``held_up``, ``held_up_time``: shares of steps that are, and of their time.
     """
 
@@ -94,13 +69,28 @@ class Nature:
 
     @property
     def words(self) -> str:
-        """The factor with its bounds, and of what they are; after what is held up, where that turns it."""
+        """The factor with its bounds; after what is held up, where that turns it."""
         bounds = f"95 % of draws of blocks of steps: {self.low:.3f} to {self.high:.3f}"
         others = f"take {self.factor:.3f} times what the coefficients say ({bounds})"
         if not self.is_held_up:
             return others
         share = f"{100 * self.held_up:.1f} % of steps, {100 * self.held_up_time:.1f} % of all step time,"
         return f"{share} take over {HELD_UP:.0f} times what others do; the others {others}"
+
+
+def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
+    """What is wrong with the modelled step times, over the steps that served the requests of the window.
+
+    ``server``: a replay whose batches are the server's as nearly as can be.  A standstill is a cause of its own.
+    """
+    plan, requests = plan_replay(server.recording, server.mode), server.recording.requests
+    steps = forced_steps(plan.trace, plan.engine, server.entry.lifecycle, cycles, server.entry.latency)
+    served = requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us"))
+    served = served.filter(Selection(window=server.window).of(requests))
+    from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))
+    kept = (stalled_us(steps.observed_us) == 0) & (steps.start_us >= from_us) & (steps.start_us <= until_us)
+    chosen = ForcedSteps(steps.start_us[kept], steps.observed_us[kept], steps.modelled_us[kept], steps.batch[kept])
+    return nature_of(chosen, np.searchsorted(cycles.from_us, chosen.start_us, side="right"))
 
 
 def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:
@@ -112,9 +102,8 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
     count = np.bincount(interval)
     if len(count) < MIN_INTERVALS:
         return None
-    modelled_us, observed_us, *batch = (
-        np.bincount(interval, column) / count for column in (steps.modelled_us, steps.observed_us, *_batch(steps).T)
-    )
+    columns = (steps.modelled_us, steps.observed_us, np.ones(len(interval)), *steps.batch.T)
+    modelled_us, observed_us, *batch = (np.bincount(interval, column) / count for column in columns)
     ratio = observed_us / modelled_us
     off = np.abs(np.log(ratio / np.median(ratio)))
     causes = np.stack([modelled_us, *batch]) / modelled_us

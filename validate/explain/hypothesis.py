@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from shlex import quote
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.latency.models import CorrectedModel, Latency, ObservedCycles
+from blis_replay.blis.latency.models import Latency, ObservedCycles
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.checks import stationarity
 from blis_replay.ingest.recording import Recording
@@ -22,7 +21,6 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import prefix_identity, prompt_tokens
 from blis_replay.replay.schedule.recorded import RecordedSchedule
 from blis_replay.replay.warm_up import Stalls
-from blis_replay.validate.explain.trial import Trial, trial_of
 from blis_replay.validate.fit.evidence import is_load_level
 from blis_replay.validate.fit.refused import why_not_fitted
 from blis_replay.validate.metrics.observed import overloaded
@@ -36,14 +34,14 @@ _MODELLED = {"pre_queue", "schedule", "output_processing", "pace"}
 class Hypothesis:
     """One thing that may be wrong in a replay.
 
-    ``name``: of the component.  ``why``: half a sentence that explains an error that it makes; ``less``: the same where
-    it makes times shorter, if that is another one.  ``remedy``: what to do about it; ``command``: what does it.
-    ``basis``: what the change rests on; ``recorded``: whether that is a record of the server.  ``decides``: the
-    measurement that would tell it from others; ``also``: others that explain the error equally well.
+    ``name``: of the component.  ``why``: half a sentence that explains its error; ``less``: the same where times get
+    shorter, if that differs.  ``remedy``: what to do; ``command``: what does it.  ``basis``: the evidence;
+    ``recorded``: whether that is a record of the server.  ``decides``: the measurement that would prove it; ``also``:
+    other hypotheses that explain the error equally well.
 
-    The change is in these.  ``mode``: fields of the replay mode.  ``engine``: engine arguments.  ``warm``: whether the
-    prefix cache has all prompts before the first request.  ``latency``: a step-time model.  ``lifecycle``: delays.
-    ``stalls``: times in which the server stood still.  ``schedule``: the recorded schedule read in another way, which
+    The other fields are the change.  ``mode``: fields of the replay mode.  ``engine``: engine arguments.  ``warm``:
+    all prompts are in the prefix cache before the first request.  ``latency``: a step-time model.  ``lifecycle``:
+    delays.  ``stalls``: when the server stood still.  ``schedule``: the recorded schedule read in another way, which
     only the schedule check can replay.
     """
 
@@ -58,7 +56,7 @@ class Hypothesis:
     mode: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, int | bool | str] = field(default_factory=dict)
     warm: bool = False
-    latency: Latency | CorrectedModel | None = None
+    latency: Latency | None = None
     lifecycle: Mapping[str, Any] = field(default_factory=dict)
     stalls: Stalls | None = field(default=None, repr=False)
     schedule: RecordedSchedule | None = field(default=None, repr=False)
@@ -79,19 +77,6 @@ class Hypothesis:
         """Whether it changes engine arguments and nothing else."""
         return bool(self.engine) and not (self.mode or self.warm or self.latency or self.lifecycle or self.schedule)
 
-    def put_right(
-        self, recording: Recording, mode: ReplayMode, entry: ModelEntry
-    ) -> tuple[Recording, ReplayMode, ModelEntry]:
-        """Recording, mode and coefficients of a replay with every change except ``stalls`` and ``schedule``."""
-        latency = entry.latency if self.latency is None else self.latency
-        changed = replace(entry, latency=latency, lifecycle=replace(entry.lifecycle, **self.lifecycle))
-        return self.of(recording), replace(mode, **self.mode), changed
-
-    def of(self, recording: Recording) -> Recording:
-        """The recording with the engine arguments and the prefix cache of this hypothesis."""
-        changed = with_engine(recording, self.engine, "recorded") if self.engine else recording
-        return with_warm_cache(changed) if self.warm else changed
-
 
 @dataclass(frozen=True)
 class Standing:
@@ -107,43 +92,12 @@ class Standing:
     decides: str = ""
 
 
-def with_warm_cache(recording: Recording) -> Recording:
-    """The recording as if every whole block of every prompt had been cached, as after a load of the same prompts.
-
-    It is returned as it is where hits were counted, or no prompt is known.
-    """
-    identity = prefix_identity(recording)
-    if identity is None or not recording.requests["cached_prompt_tokens"].null_count():
-        return recording
-    keys, prompts = identity[0], prompt_tokens(recording)
-    blocks = np.minimum(keys.count, np.maximum(prompts - 1, 0) // keys.block_size)
-    cached = pl.Series("cached_prompt_tokens", blocks * keys.block_size, pl.Int64)
-    return replace(recording, requests=rows_of(recording.requests.frame().with_columns(cached)))
-
-
-def with_stalls(
-    latency: Latency | CorrectedModel, stalls: Stalls, sign: Literal[1, -1] = 1
-) -> Latency | CorrectedModel:
-    """A model that stands still at those times; -1: recorded cycles without the stalls that are theirs."""
-    if isinstance(latency, ObservedCycles):
-        place = np.minimum(np.searchsorted(latency.from_us, stalls.at_us), len(latency.from_us) - 1)
-        theirs = latency.from_us[place] == stalls.at_us
-        cycle_us = latency.cycle_us.copy()
-        cycle_us[place[theirs]] += sign * stalls.longer_us[theirs]
-        return replace(latency, cycle_us=cycle_us)
-    still = stalls.on(latency.model if isinstance(latency, CorrectedModel) else latency)
-    if isinstance(latency, CorrectedModel) and isinstance(still, CorrectedModel):
-        return replace(still, line_ns=latency.line_ns)
-    return still
-
-
 @dataclass(frozen=True)
 class Replayed:
     """What a replay is made of: the recording's requests and engine, the mode, the coefficients.
 
-    ``release``: where the coefficients ``entry`` are from.  ``options``: of the command line that made it, repeated in
-    the commands that are printed.  ``window``: the share of the run whose requests are compared.  ``stalls``: times in
-    which the server stands still.
+    ``release``: where the coefficients ``entry`` are from.  ``options``: of the command line, for printed commands.
+    ``window``: the share of the run whose requests are compared.  ``stalls``: when the server stands still.
     """
 
     recording: Recording
@@ -155,24 +109,31 @@ class Replayed:
     stalls: Stalls | None = None
 
     def put_right(self, hypotheses: Iterable[Hypothesis]) -> Replayed:
-        """The same replay with the changes of these hypotheses."""
-        recording, mode, entry, stalls = self.recording, self.mode, self.entry, self.stalls
+        """The same replay with the changes of these hypotheses, except another schedule."""
+        changed = self
         for one in hypotheses:
-            recording, mode, entry = one.put_right(recording, mode, entry)
-            stalls = one.stalls or stalls
-        return replace(self, recording=recording, mode=mode, entry=entry, stalls=stalls)
-
-    @cached_property
-    def trial(self) -> Trial | None:
-        """As ``trial_of``."""
-        return trial_of(self.recording, self.mode, self.entry_with_stalls, self.window)
+            recording, entry = changed.recording, changed.entry
+            if one.engine:
+                recording = with_engine(recording, one.engine, "recorded")
+            changed = replace(
+                changed,
+                recording=_with_warm_cache(recording) if one.warm else recording,
+                mode=replace(changed.mode, **one.mode),
+                entry=replace(
+                    entry, latency=one.latency or entry.latency, lifecycle=replace(entry.lifecycle, **one.lifecycle)
+                ),
+                stalls=one.stalls or changed.stalls,
+            )
+        return changed
 
     @property
     def entry_with_stalls(self) -> ModelEntry:
-        """The coefficients, in which the server stands still at the times that are known."""
-        if self.stalls is None:
-            return self.entry
-        return replace(self.entry, latency=with_stalls(self.entry.latency, self.stalls))
+        """The coefficients of a server that stands still at the known times."""
+        return self.entry if self.stalls is None else replace(self.entry, latency=self._stalling(self.stalls))
+
+    def _stalling(self, stalls: Stalls) -> Latency:
+        cycles = self.entry.latency
+        return stalled(cycles, stalls) if isinstance(cycles, ObservedCycles) else stalls.on(cycles)
 
     def run(self) -> ReplayRun:
         """Replay it.  Raises what ``replay`` raises."""
@@ -191,21 +152,44 @@ class Replayed:
         return f"blis-replay {verb} --experiment {quote(self.recording.alias)}{self.options}"
 
     def calibrate(self, verb: str = "") -> tuple[str, str]:
-        """Remedy and command for coefficients: fit them, or where that is done or impossible, see why.
+        """Remedy and command for coefficients: fit them; where that is done or impossible, see why.
 
         ``verb``: what shows it; empty: the segments do.
         """
+        recording, fit = self.recording, self.entry.fit
         see = self._follow_up(verb) if verb else self.segments
-        if overloaded(self.recording.findings):
+        if overloaded(recording.findings):
             return "calibrate to a load that the server keeps up with; of this one see", see
-        if is_load_level(self.recording) or why_not_fitted(self.recording, "auto") is not None:
+        if is_load_level(recording) or why_not_fitted(recording, "auto") is not None:
             return "calibrate to a run whose requests or steps are recorded, and usable; of this one see", see
-        if self.stalls is not None or stationarity.stood_still(self.recording.findings):
+        if self.stalls is not None or stationarity.stood_still(recording.findings):
             return "calibrate to a run in which the server does not stand still; of this one see", see
-        fit = self.entry.fit
-        if fit is not None and any(score.experiment == self.recording.slug for score in fit.scores):
+        if fit is not None and any(score.experiment == recording.slug for score in fit.scores):
             return "the coefficients are fitted to this recording; see what is left", see
         _, store_option, store = self.options.partition(" --store ")  # calibrate takes no coefficients
-        train = f"blis-replay calibrate --train {quote(self.recording.alias)}{store_option}{store}"
+        train = f"blis-replay calibrate --train {quote(recording.alias)}{store_option}{store}"
         out = "refit.yaml" if "mine.yaml" in self.options else "mine.yaml"  # not over the coefficients that are judged
         return "calibrate", f"{train} --out {out}"
+
+
+def stalled(cycles: ObservedCycles, stalls: Stalls, sign: int = 1) -> ObservedCycles:
+    """Recorded cycles with the stalls that are theirs; ``sign`` -1: without them."""
+    place = np.minimum(np.searchsorted(cycles.from_us, stalls.at_us), len(cycles.from_us) - 1)
+    theirs = cycles.from_us[place] == stalls.at_us
+    cycle_us = cycles.cycle_us.copy()
+    cycle_us[place[theirs]] += sign * stalls.longer_us[theirs]
+    return replace(cycles, cycle_us=cycle_us)
+
+
+def _with_warm_cache(recording: Recording) -> Recording:
+    """The recording as if every whole block of every prompt had been cached, as after a load of the same prompts.
+
+    Unchanged where hits were counted, or no prompt is known.
+    """
+    identity = prefix_identity(recording)
+    if identity is None or not recording.requests["cached_prompt_tokens"].null_count():
+        return recording
+    keys, prompts = identity[0], prompt_tokens(recording)
+    blocks = np.minimum(keys.count, np.maximum(prompts - 1, 0) // keys.block_size)
+    cached = pl.Series("cached_prompt_tokens", blocks * keys.block_size, pl.Int64)
+    return replace(recording, requests=rows_of(recording.requests.frame().with_columns(cached)))

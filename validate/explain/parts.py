@@ -1,23 +1,23 @@
 """Hypotheses on what the simulator models: step time, delays around the engine, scheduling decisions.
 
 Each is an entry of ``PARTS``.  It is replaced by what was recorded; where only the client recorded anything, by what
-fits the latencies of single requests; else by the coefficients of a reference release.
+fits the latencies of single requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from blis_replay.base.errors import ReplayError, TraceError
-from blis_replay.blis.latency.models import CorrectedModel
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.observed import observed_cycles, recorded_delays
 from blis_replay.replay.prefix import prefix_identity
 from blis_replay.validate.explain.cycles import recorded_nature
-from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed, with_stalls
+from blis_replay.validate.explain.hypothesis import OPEN, Hypothesis, Replayed, Standing, stalled
 from blis_replay.validate.explain.rule import MAX_LEFT, explains, worsens
 from blis_replay.validate.explain.trial import (
     OUTPUT_COSTS,
@@ -26,6 +26,8 @@ from blis_replay.validate.explain.trial import (
     STEP_COSTS,
     Fit,
     Trial,
+    trial_of,
+    with_costs,
 )
 
 STEP_TIME, PRE_QUEUE, OUTPUT, DECISIONS = (
@@ -35,6 +37,7 @@ STEP_TIME, PRE_QUEUE, OUTPUT, DECISIONS = (
     "scheduling decisions",
 )
 PACE_OF_STEPS = "pace of steps"  # the step time, where one factor is wrong in all that a step costs
+PREFIX_CACHE, PROMPTS, SPECULATION = "prefix cache", "prompt lengths", "speculative decoding"
 # A client cannot tell several tokens per step from shorter steps: named where requests are over-predicted by half ...
 SPED_UP = 0.5
 SCATTER = 0.15  # ... and this share of the error is left, as the number of tokens per step varies
@@ -59,10 +62,11 @@ class Part:
     costs: range = range(0)
     fields: tuple[str, ...] = ()
 
-    def hypothesis(self, remedy: str, basis: str, **change: object) -> Hypothesis:
-        """That the server had otherwise what ``change`` puts in its place."""
+    def hypothesis(self, advice: tuple[str, str], basis: str, **change: Any) -> Hypothesis:
+        """The server had otherwise what ``change`` puts in its place; ``advice``: remedy and command."""
         longer, shorter = (self.why.format(word) for word in ("longer", self.shorter))
-        return Hypothesis(self.name, longer, remedy, basis, self.decides, shorter, **change)  # type: ignore[arg-type]
+        remedy, command = advice
+        return Hypothesis(self.name, longer, remedy, basis, self.decides, shorter, command=command, **change)
 
 
 _PRE_QUEUE = Part(
@@ -84,98 +88,93 @@ _STEP_TIME = Part(
     "step_time", STEP_TIME, "the simulator's steps take {} than the server's", "step records", "less time", STEP_COSTS
 )
 PARTS = (_PRE_QUEUE, _DECISIONS, _OUTPUT, _STEP_TIME)
-DECIDES = {part.name: part.decides for part in PARTS}
+_FITTED = (_STEP_TIME, _PRE_QUEUE, _OUTPUT)
 
 
-def parts_of(
-    replayed: Replayed,
-    inputs: list[Hypothesis],
-    proved: Mapping[str, str],
-) -> tuple[list[Hypothesis], dict[str, str]]:
-    """The modelled parts that can be replaced once ``inputs`` are put right, and why others cannot.
+def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothesis], list[Standing]]:
+    """The modelled parts that can be replaced, and why others cannot.
 
-    ``proved``: what is proved right, by name, with the proof: it is not blamed.
+    ``server``: the replay with all inputs put right.  ``proved``: what is proved right, by name, with the proof: it is
+    not blamed.
     """
-    fitted = _fitted(replayed.put_right(inputs), proved)
+    fitted = _fitted(server, proved)
     if fitted is not None:
         names = {one.name for one in fitted}
         as_it_is = "the latencies of the requests do not ask for another"
-        kept = {part.name: as_it_is for part in _in_order_of_costs() if part.name not in names}
-        return fitted, kept | {DECISIONS: "journeys of requests were not recorded"}
-    found, unable = _delays(replace(replayed, stalls=replayed.put_right(inputs).stalls))
+        unable = {part.name: as_it_is for part in _FITTED if part.name not in names}
+        unable[DECISIONS] = "journeys of requests were not recorded"
+        return fitted, _open(unable, server)
+    found, unable = _delays(server)
     found = [one for one in found if one.name not in proved]
-    if replayed.mode.step_time == "modelled":
-        step_time = _step_time(replayed.put_right([*inputs, *found]))
+    if server.mode.step_time == "modelled":
+        step_time = _step_time(server.put_right(found))
         if isinstance(step_time, Hypothesis):
             found.append(step_time)
         else:
             unable[STEP_TIME] = step_time
-    return found, unable
+    return found, _open(unable, server)
 
 
-def _in_order_of_costs() -> list[Part]:
-    return sorted((part for part in PARTS if part.costs), key=lambda part: part.costs.start)
+def _open(unable: Mapping[str, str], server: Replayed) -> list[Standing]:
+    decides, alias = {part.name: part.decides for part in PARTS}, f"{server.recording.alias}: "
+    return [Standing(name, OPEN, why.removeprefix(alias), decides[name]) for name, why in unable.items()]
 
 
-def _delays(replayed: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:
+def _delays(server: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:
     """Delays and decisions as recorded, and why others cannot be replaced."""
-    able, unable = recorded_delays(replayed.recording)
-    remedies = {DECISIONS: ("see what is waited for", replayed.segments)}
-    found, left = [], {}
-    for part in PARTS:
-        if part is _STEP_TIME or getattr(replayed.mode, part.key) == "recorded":
-            continue
-        remedy, command = remedies.get(part.name) or replayed.calibrate()
-        if part.key in able:
-            change = {"mode": {part.key: "recorded"}, "recorded": True}
-            found.append(part.hypothesis(remedy, able[part.key], **change, command=command))
-        else:
-            left[part.name] = unable[part.key]
-    return found, left
+    able, unable = recorded_delays(server.recording)
+    parts = [part for part in PARTS if part is not _STEP_TIME and getattr(server.mode, part.key) != "recorded"]
+    found = [
+        part.hypothesis(
+            ("see what is waited for", server.segments) if part is _DECISIONS else server.calibrate(),
+            able[part.key],
+            mode={part.key: "recorded"},
+            recorded=True,
+        )
+        for part in parts
+        if part.key in able
+    ]
+    return found, {part.name: unable[part.key] for part in parts if part.key in unable}
 
 
 def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | None:
-    """Step time and delays where only the client recorded anything; None if it is not so, or they explain nothing.
-
-    ``server``: the replay with all else put right.  ``proved``: see ``parts_of``.
-    """
-    recording, mode, trial = server.recording, server.mode, server.trial
-    replaced = any(getattr(mode, part.key) != "modelled" for part in PARTS)
-    if replaced or not recording.steps.is_empty() or not recording.lifecycles.is_empty():
-        return None
+    """Step time and delays where only the client recorded anything; None if it is not so, or they explain nothing."""
+    recording, entry = server.recording, server.entry
+    replaced = any(getattr(server.mode, part.key) != "modelled" for part in PARTS)
+    trial = None
+    if not replaced and recording.steps.is_empty() and recording.lifecycles.is_empty():
+        trial = trial_of(server)
     if trial is None or np.isnan(trial.target.observed_us[0]).all():
         return None  # E2E alone does not tell steps from delays
     fit = trial.fit()
     if fit.left > MAX_LEFT * fit.before:
         return None
-    changed = fit.costs.entry(server.entry)
+    changed = with_costs(entry, fit.at)
     left = f"their mean difference falls from {100 * fit.before:.1f} to {100 * fit.left:.1f} %"
     basis = f"not recorded; fitted to the latencies of {trial.target.observed_us.shape[1]:,} requests: {left}"
     found = []
-    for part in _in_order_of_costs():
+    for part in _FITTED:
         lifecycle = {name: getattr(changed.lifecycle, name) for name in part.fields}
-        of_steps = part is _STEP_TIME and any(fit.costs.line_ns)
-        if not of_steps and replace(server.entry.lifecycle, **lifecycle) == server.entry.lifecycle:
+        steps = part is _STEP_TIME and bool(np.rint(fit.at[STEP_COSTS]).any())
+        if not steps and replace(entry.lifecycle, **lifecycle) == entry.lifecycle:
             continue
         also, (remedy, command) = _as_well(fit, part), server.calibrate()
-        unlike = _unlike_a_step(recording, trial, fit) if part is _STEP_TIME else ""
-        unlike = "" if unlike in proved else unlike
-        if unlike == PREFIX_CACHE:  # a fit to it would make prefill too cheap
-            remedy, command = "of what was recorded see", server.segments
-        if unlike:
+        unlike = _unlike_a_step(recording, trial, fit) if steps else ""
+        if unlike and unlike not in proved:
+            if unlike == PREFIX_CACHE:  # a fit to it would make prefill too cheap
+                remedy, command = "of what was recorded see", server.segments
             also, remedy = (*also, unlike), f"to be sure record {_DECIDES[unlike]}; {remedy}"
         elif also:
             remedy = f"to be sure record journeys; {remedy}"
-        latency = changed.latency if part is _STEP_TIME and isinstance(changed.latency, CorrectedModel) else None
-        found.append(part.hypothesis(remedy, basis, latency=latency, lifecycle=lifecycle, also=also, command=command))
+        latency = changed.latency if steps else None
+        found.append(part.hypothesis((remedy, command), basis, latency=latency, lifecycle=lifecycle, also=also))
     return found
 
 
-PREFIX_CACHE, PROMPTS = "prefix cache", "prompt lengths"
 _DECIDES = {
     PREFIX_CACHE: "cached tokens in the server's usage, or restart the server before",
     PROMPTS: "the usage that the server sends",
-    "speculative decoding": "the server's start-up log (speculative_config)",
+    SPECULATION: "the server's start-up log (speculative_config)",
 }
 
 
@@ -185,12 +184,12 @@ def _unlike_a_step(recording: Recording, trial: Trial, fit: Fit) -> str:
     unknown = recording.requests["cached_prompt_tokens"].null_count() and prefix_identity(recording) is None
     # Cheap prefills are hits only if the server did not count how few it had.
     unknown = unknown and (recording.prefix_hit_rate is None or recording.prefix_hit_rate > MIN_HIT_RATE)
-    if fit.costs.line_ns[PREFILL_COST] < 0 and unknown and (caching is None or caching.value):
+    if np.rint(fit.at[PREFILL_COST]) < 0 and unknown and (caching is None or caching.value):
         return PREFIX_CACHE
     if fit.equal and fit.equal[0] == (PREFILL_COST, frozenset({PREFILL_COST})) and fit.before < MAX_MISCOUNT:
         return PROMPTS
     sped_up = float(np.nanmean(trial.difference_as_is[1])) > SPED_UP and fit.left > SCATTER * fit.before
-    return "speculative decoding" if sped_up and "speculative_config" not in recording.engine else ""
+    return SPECULATION if sped_up and "speculative_config" not in recording.engine else ""
 
 
 def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
@@ -199,25 +198,23 @@ def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
     A client sees a delay before the queue and one of the first token alike, and its own late stamps too.
     """
     equal = set.intersection(*(set(as_well) for cost, as_well in fit.equal if cost in part.costs))
-    also = [other.name for other in _in_order_of_costs() if equal & set(other.costs) and other is not part]
+    also = [other.name for other in _FITTED if equal & set(other.costs) and other is not part]
     return tuple(dict.fromkeys([*also, *((OUTPUT, "send stamps") if part is _PRE_QUEUE else ())]))
 
 
 def _step_time(server: Replayed) -> Hypothesis | str:
     """The step time of the server, or why it is not known; ``server``: the replay with all else put right."""
-    steps = not server.recording.steps.is_empty()
-    remedy, command = server.calibrate("coefficients test" if steps else "")
-    recording, mode, entry = server.recording, server.mode, server.entry
+    recorded = not server.recording.steps.is_empty()
+    remedy, command = server.calibrate("coefficients test" if recorded else "")
     try:
-        cycles, basis = observed_cycles(recording)
-        nature = recorded_nature(recording, mode, entry, cycles, server.window) if steps else None
+        cycles, basis = observed_cycles(server.recording)
+        nature = recorded_nature(server, cycles) if recorded else None
     except (ReplayError, TraceError) as error:
         return str(error)
-    # A standstill is a cause of its own.
-    latency = cycles if server.stalls is None or not steps else with_stalls(cycles, server.stalls, -1)
-    found = _STEP_TIME.hypothesis(
-        remedy, basis, latency=latency, mode={"pace": "modelled"}, recorded=steps, command=command
-    )
+    if recorded and server.stalls is not None:  # a standstill is a cause of its own
+        cycles = stalled(cycles, server.stalls, -1)
+    change = {"latency": cycles, "mode": {"pace": "modelled"}, "recorded": recorded}
+    found = _STEP_TIME.hypothesis((remedy, command), basis, **change)
     if nature is not None and nature.is_held_up:
         found = replace(found, less=f"{found.less}: {nature.words}")
     elif nature is not None and nature.is_pace:
@@ -237,10 +234,10 @@ def _why_not(step_time: Hypothesis, server: Replayed) -> str:
 
     Cycles that are inferred from latencies have to explain their error.
     """
-    if server.trial is None:
+    trial = trial_of(server)
+    if trial is None:
         return ""
-    changed, before = server.put_right([step_time]), server.trial.left
-    left = Trial(changed.recording, changed.mode, changed.entry_with_stalls, server.trial.target).left
+    before, left = trial.left, Trial(server.put_right([step_time]), trial.target).left
     inferred = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
     if explains(before, left) if inferred else not worsens(before, left):
         return ""

@@ -16,15 +16,13 @@ TIE_FACTOR = 1.3  # explanations that leave up to this factor more than the best
 TIE_MARGIN = 0.004  # ... and this much more explain the error equally well
 
 
-class Scored(Protocol):
-    """What has an error left."""
-
+class _Scored(Protocol):
     @property
     def left(self) -> float:
-        """The error with it, relative."""
+        """The error that is left, relative."""
 
 
-S = TypeVar("S", bound=Scored)
+S = TypeVar("S", bound=_Scored)
 
 
 def tie_limit(least: float) -> float:
@@ -43,7 +41,7 @@ def worsens(before: float, left: float) -> bool:
 
 
 def best_first(scored: Iterable[S], most: float, *, exact: bool = False) -> list[S]:
-    """The best if it leaves at most ``most``, then those that explain the error as well; empty if none does.
+    """The best if it leaves at most ``most``, then its ties; empty if none does.
 
     ``exact``: errors have no noise, so only equal ones are ties.
     """

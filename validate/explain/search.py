@@ -7,18 +7,15 @@ beside each, so that one wins only by what no step time and no delay can do, req
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.base.errors import TraceError
-from blis_replay.blis.trace import EngineConfig
-from blis_replay.replay.engine import replayed_engine
 from blis_replay.validate.explain.hypothesis import Hypothesis
 from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS, argument_hypothesis
 from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains
-from blis_replay.validate.explain.trial import Fit, Trial
+from blis_replay.validate.explain.trial import Trial
 
 MAX_WORSE = 2.0  # an input that multiplies the error by more is out: a fit would have to hide nearly all that it does
 MAX_VALUES = 3  # values of one argument beside which step time and delays are fitted: those that leave least without
@@ -27,90 +24,53 @@ SHARE_AT_ONCE = 0.25  # this share of requests has its first token without a wai
 MAX_DEPTH_FACTOR = 2.0  # depths are others if they differ by more than this many times those of the best ...
 MIN_DEPTH_GAP = 0.1  # ... and by this share of the time more
 
-# Arguments that change how requests are served, and no request: one plan serves for all of their values.  Prompts are
-# planned as blocks, and whether they are cached; scheduling goes by the mode.
-_OF_THE_ENGINE = {one.name for one in fields(EngineConfig)} - {
-    *("block_size", "enable_prefix_caching", "async_scheduling"),
-}
 _LIMITS = {argument.name for argument in ARGUMENTS if argument.counts}
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """``best``: the hypothesis that explains the error; ``equal``: others that do as well.
-
-    ``before``, ``left``: the error with the inputs as stated and with it, relative to the latencies; ``beside_a_fit``:
-    both with step time and delays fitted, else with the coefficients as they are.
-    """
-
-    best: Hypothesis
-    equal: tuple[Hypothesis, ...]
-    before: float
-    left: float
-    beside_a_fit: bool
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """``left``: the error with the hypothesis, as it is or beside a fit."""
+class Scored:
+    """``left``: the error with the hypothesis, as it is or beside a fit, relative to the latencies."""
 
     hypothesis: Hypothesis
     trial: Trial
     left: float
 
 
-def best_input(stated: Trial, groups: Sequence[Sequence[Hypothesis]]) -> Explanation | None:
+def best_input(stated: Trial, groups: Sequence[Sequence[Hypothesis]]) -> Scored | None:
     """The hypothesis that explains the error of a replay with the inputs as stated; None if none is needed or does.
 
-    ``groups``: hypotheses to try; a later group only where no earlier one explains it.  Raises what planning a replay
-    of the recording raises.
+    ``groups``: hypotheses to try; a later group only where no earlier one explains it.  Raises what ``Trial.put_right``
+    raises.
     """
     before = stated.left
     if before < MIN_GAIN:
         return None
-    fitted = stated.fit()
+    fitted = stated.fit().left
     for group in groups:
         scored = _scored(group, stated)
         scored += _scored(_blocks_between(scored, stated), stated)
-        likely = [one for one in scored if one.left <= MAX_WORSE * before]
         # Of a real server much is left whatever is tried, so little is gained by a fit beside the right input.
         found = (
-            _ranked(scored, min(MIN_GAIN, MAX_LEFT * fitted.left, before - MIN_GAIN), before)
-            or (fitted.left >= MIN_GAIN and _beside_a_fit(likely, fitted))
-            or (fitted.left >= MIN_GAIN and _ranked(scored, min(fitted.left, MAX_LEFT * before), before))
+            _best(best_first(scored, min(MIN_GAIN, MAX_LEFT * fitted, before - MIN_GAIN)), stated, before)
+            or (fitted >= MIN_GAIN and _best(_beside_a_fit(scored, before, fitted), stated, fitted, _NO_STEP_TIME))
+            or (fitted >= MIN_GAIN and _best(best_first(scored, min(fitted, MAX_LEFT * before)), stated, before))
         )
         if found:
             return found
     return None
 
 
-def _scored(hypotheses: Sequence[Hypothesis], stated: Trial) -> list[_Scored]:
+def _scored(hypotheses: Sequence[Hypothesis], stated: Trial) -> list[Scored]:
     """Those that change something, with the error that each leaves."""
-    trials = [(one, _trial(one, stated)) for one in hypotheses]
-    return [
-        _Scored(one, trial, trial.left)
-        for one, trial in trials
-        if trial is not None and not np.array_equal(trial.difference_as_is, stated.difference_as_is, equal_nan=True)
-    ]
+    trials = [(one, stated.put_right(one)) for one in hypotheses]
+    return [Scored(one, trial, trial.left) for one, trial in trials if trial is not None and not _alike(trial, stated)]
 
 
-def _trial(hypothesis: Hypothesis, stated: Trial) -> Trial | None:
-    """The stated replay with every change of the hypothesis; None if no engine has its arguments.
-
-    Raises ``ValueError`` for a change that a trial cannot make, and what planning the changed replay raises.
-    """
-    if hypothesis.schedule is not None:
-        raise ValueError(f"{hypothesis.name}: only the schedule check can replay another schedule; leave it out here")
-    recording, mode, entry = hypothesis.put_right(stated.recording, stated.mode, stated.entry)
-    try:
-        if hypothesis.is_engine_only and hypothesis.engine.keys() <= _OF_THE_ENGINE:
-            return stated.on(replayed_engine(recording, mode, entry).config)
-        return Trial(recording, mode, entry, stated.target)
-    except TraceError:
-        return None
+def _alike(trial: Trial, other: Trial) -> bool:
+    return np.array_equal(trial.difference_as_is, other.difference_as_is, equal_nan=True)
 
 
-def _blocks_between(scored: Sequence[_Scored], stated: Trial) -> list[Hypothesis]:
+def _blocks_between(scored: Sequence[Scored], stated: Trial) -> list[Hypothesis]:
     """Numbers of KV blocks between the best rung of the ladder and its neighbours: any number is as likely."""
     rungs = sorted((int(one.hypothesis.engine[BLOCKS]), one.left) for one in scored if BLOCKS in one.hypothesis.engine)
     if len(rungs) < MIN_RUNGS:
@@ -119,53 +79,59 @@ def _blocks_between(scored: Sequence[_Scored], stated: Trial) -> list[Hypothesis
     if rungs[place][1] > stated.left - MIN_GAIN:
         return []
     low, high = rungs[max(place - 1, 0)][0], rungs[min(place + 1, len(rungs) - 1)][0]
-    setting = stated.recording.engine.get(BLOCKS)
     values = range(low + 1, high, max((high - low) // BETWEEN, 1))
-    return [argument_hypothesis(BLOCKS, value, None if setting is None else setting.value) for value in values]
+    return [argument_hypothesis(BLOCKS, value, _stated_value(BLOCKS, stated)) for value in values]
 
 
-def _beside_a_fit(scored: Sequence[_Scored], stated: Fit) -> Explanation | None:
-    """The hypothesis beside which a fit leaves least, if that is clearly less than beside the inputs as stated."""
-    promising: list[_Scored] = []
-    for name in dict.fromkeys(one.hypothesis.name for one in scored):
-        of_name = [one for one in scored if one.hypothesis.name == name]
-        promising += sorted(of_name, key=lambda one: one.left)[:MAX_VALUES]
-    most = MAX_LEFT * stated.left
-    fitted = [replace(one, left=one.trial.fit(most).left) for one in promising]
-    if not any(explains(stated.left, one.left) for one in fitted):
-        return None
-    return _ranked(fitted, most, stated.left, beside_a_fit=True)
+def _stated_value(name: str, stated: Trial) -> object:
+    setting = stated.replayed.recording.engine.get(name)
+    return None if setting is None else setting.value
 
 
-def _ranked(scored: Sequence[_Scored], most: float, before: float, *, beside_a_fit: bool = False) -> Explanation | None:
-    """The best that leaves at most ``most``, and those of other names that do as well."""
-    ranked = best_first(scored, most)
+def _beside_a_fit(scored: Sequence[Scored], before: float, fitted: float) -> list[Scored]:
+    """Those beside which a fit leaves least, if that is clearly less than beside the inputs as stated."""
+    promising: dict[str, list[Scored]] = {}
+    for one in sorted(scored, key=lambda one: one.left):
+        of_name = promising.setdefault(one.hypothesis.name, [])
+        if one.left <= MAX_WORSE * before and len(of_name) < MAX_VALUES:
+            of_name.append(one)
+    most = MAX_LEFT * fitted
+    beside = [replace(one, left=one.trial.fit(most).left) for of_name in promising.values() for one in of_name]
+    return best_first(beside, most) if any(explains(fitted, one.left) for one in beside) else []
+
+
+_NO_STEP_TIME, _MEAN = "what no step time and no delay explains", "the mean difference of requests"
+
+
+def _best(ranked: list[Scored], stated: Trial, before: float, what: str = _MEAN) -> Scored | None:
+    """The best, with what it rests on and the ties of other names."""
     if not ranked:
         return None
     if len({one.hypothesis.name for one in ranked}) > 1 and ranked[0].trial.has_first_tokens:
         ranked = _of_like_depths(ranked)
-    best = _or_more(ranked)
-    others = {one.hypothesis.name: one.hypothesis for one in ranked if one.hypothesis.name != best.name}
-    return Explanation(best, tuple(others.values()), before, ranked[0].left, beside_a_fit)
+    best, left = _or_more(ranked, stated), ranked[0].left
+    also = tuple(dict.fromkeys(one.hypothesis.name for one in ranked if one.hypothesis.name != best.name))
+    equal = f"; {' and '.join(also)} explain it as well" if also else ""
+    basis = f"not recorded; tried: {what} falls from {100 * before:.1f} to {100 * left:.1f} %{equal}"
+    remedy = f"to be sure record {best.decides}; {best.remedy}" if also else best.remedy
+    return Scored(replace(best, basis=basis, remedy=remedy, also=also), ranked[0].trial, left)
 
 
-def _or_more(ranked: list[_Scored]) -> Hypothesis:
+def _or_more(ranked: list[Scored], stated: Trial) -> Hypothesis:
     """The best; a limit that the load never reaches is given as that or more."""
     best = ranked[0]
     name = next((one for one in best.hypothesis.engine if one in _LIMITS), "")
     alike = {
         int(one.hypothesis.engine[name])
         for one in ranked
-        if name in one.hypothesis.engine
-        and np.array_equal(one.trial.difference_as_is, best.trial.difference_as_is, equal_nan=True)
+        if name in one.hypothesis.engine and _alike(one.trial, best.trial)
     }
     if len(alike) < 2:
         return best.hypothesis
-    stated = best.trial.recording.engine
-    return argument_hypothesis(name, min(alike), stated[name].value if name in stated else None, at_least=True)
+    return argument_hypothesis(name, min(alike), _stated_value(name, stated), at_least=True)
 
 
-def _of_like_depths(equal: list[_Scored]) -> list[_Scored]:
+def _of_like_depths(equal: list[Scored]) -> list[Scored]:
     """Those whose numbers of requests in decode, while others wait, are as observed.
 
     A limit of requests is met all the time; one of memory admits as many as their lengths allow.

@@ -1,7 +1,7 @@
 """Hypothesis on a server that stood still: a cold start or a stall, in which no step of the model takes as long.
 
-It is read off the recorded steps, or off what the client got.  What it delays is counted by two
-replays, without and with it.  A run of requests that it does not delay is what can be explained without it.
+It is read off the recorded steps, or off what the client got.  Two replays, without and with it, show which requests it
+delays.  The longest run of requests without a delayed one can be explained without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.explain.cycles import stalled_us
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.rule import explains
-from blis_replay.validate.explain.trial import misfit
+from blis_replay.validate.explain.trial import misfit, trial_of
 from blis_replay.validate.metrics.observed import Selection, observed_requests
 
 COLD_START, STANDSTILL = "cold start", "standstill"
@@ -30,26 +30,41 @@ MIN_REQUESTS = 50  # nor one with fewer requests
 
 
 def standstill(replayed: Replayed) -> Hypothesis | None:
-    """That the server stood still where the recording shows it; None where that delays no request that is compared."""
+    """The server stood still where the recording shows it; None where that delays no request that is compared."""
     mode, recording = replayed.mode, replayed.recording
     if mode.warm_up == "recorded" or mode.step_time == "recorded" or mode.arrivals != "recorded" or mode.rate != 1:
         return None
+    by_client = recording.steps.is_empty()
     try:
-        by_client = recording.steps.is_empty()
-        if by_client:
-            stalls, basis = _seen_by_client(replayed), "not recorded; no open request got a token in that time"
-        else:
-            stalls, basis = _recorded(replayed), "recorded: times of steps"
+        stalls = _seen_by_client(replayed) if by_client else _recorded(replayed)
         if stalls is None:
             return None
-        without, having = (replay.run().e2e_us for replay in (replayed, replace(replayed, stalls=stalls)))
+        without, having = (one.run().e2e_us for one in (replayed, replace(replayed, stalls=stalls)))
     except (ReplayError, TraceError):
         return None
     delayed = having - without > MIN_DELAY * np.median(without)
-    compared = Selection(window=replayed.window).of(recording.requests)
-    if not (delayed & compared).any():
+    if not (delayed & Selection(window=replayed.window).of(recording.requests)).any():
         return None
-    return replace(_hypothesis(replayed, stalls, delayed, basis), recorded=not by_client)
+    arrival_us = recording.requests["arrival_us"].to_numpy()
+    cold = bool(delayed[0]) or stalls.at_us[0] <= arrival_us[0] + STALL_US
+    when = "at its start" if cold else f"from second {stalls.at_us[0] / 1e6:.1f} on"
+    several = "" if len(stalls.at_us) == 1 else f" in {len(stalls.at_us)} steps"
+    requests = counted(int(delayed.sum()), "request")
+    why = f"the server stood still for {stalls.longer_us.sum() / 1e6:.1f} s{several} {when}, which delays {requests}"
+    # Without stamps of the server a client's clock that is set forward looks alike, if nothing was sent meanwhile.
+    sent = np.searchsorted(arrival_us, [stalls.at_us + 1, stalls.at_us + stalls.longer_us])
+    like_a_clock = by_client and recording.lifecycles.is_empty() and bool((sent[0] == sent[1]).all())
+    window = _window(arrival_us, delayed)
+    return Hypothesis(
+        COLD_START if cold else STANDSTILL,
+        why,
+        "leave these requests out" if window else "record a run in which the server does not stand still",
+        "not recorded; no open request got a token in that time" if by_client else "recorded: times of steps",
+        command=replayed.within(window) if window else "",
+        stalls=stalls,
+        also=("client clock",) if like_a_clock else (),
+        recorded=not by_client,
+    )
 
 
 def _recorded(replayed: Replayed) -> Stalls | None:
@@ -63,7 +78,7 @@ def _recorded(replayed: Replayed) -> Stalls | None:
 
 def _seen_by_client(replayed: Replayed) -> Stalls | None:
     """Times in which requests were open and none got its first token or ended, if requests are right with them."""
-    trial = replayed.trial
+    trial = trial_of(replayed)
     chosen = observed_requests(replayed.recording)
     if trial is None or not trial.has_first_tokens or not chosen.any():
         return None
@@ -84,33 +99,13 @@ def _seen_by_client(replayed: Replayed) -> Stalls | None:
     if not still.any():
         return None
     stalls = Stalls(begin_us[still], longer_us[still])
-    having = replace(replayed, stalls=stalls).trial
+    having = trial_of(replace(replayed, stalls=stalls))
     if having is None:
         return None
     # All other requests scatter with it as without.
     waited = np.flatnonzero(np.any(waits[still], axis=0)[: trial.difference_as_is.shape[1]])
     before, left = (misfit(one.difference_as_is[:, waited]) for one in (trial, having))
     return stalls if explains(before, left) else None
-
-
-def _hypothesis(replayed: Replayed, stalls: Stalls, delayed: Bools, basis: str) -> Hypothesis:
-    arrival_us = replayed.recording.requests["arrival_us"].to_numpy()
-    still_s, from_s = stalls.longer_us.sum() / 1e6, stalls.at_us[0] / 1e6
-    cold = int(delayed.argmax()) == 0 or stalls.at_us[0] <= arrival_us[0] + STALL_US
-    name = COLD_START if cold else STANDSTILL
-    when = "at its start" if cold else f"from second {from_s:.1f} on"
-    several = "" if len(stalls.at_us) == 1 else f" in {len(stalls.at_us)} steps"
-    requests = counted(int(delayed.sum()), "request")
-    why = f"the server stood still for {still_s:.1f} s{several} {when}, which delays {requests}"
-    window = _window(arrival_us, delayed)
-    # Without stamps of the server a client's clock that is set forward looks alike, if nothing was sent meanwhile.
-    sent = np.searchsorted(arrival_us, [stalls.at_us + 1, stalls.at_us + stalls.longer_us])
-    only_client = replayed.recording.steps.is_empty() and replayed.recording.lifecycles.is_empty()
-    also = ("client clock",) if only_client and (sent[0] == sent[1]).all() else ()
-    remedy, command = "record a run in which the server does not stand still", ""
-    if window:
-        remedy, command = "leave these requests out", replayed.within(window)
-    return Hypothesis(name, why, remedy, basis, less=why, stalls=stalls, command=command, also=also)
 
 
 def _window(arrival_us: Int64s, delayed: Bools) -> str:

@@ -7,25 +7,25 @@ mean over all requests moves far more evenly.  So each cost is solved for the me
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 
-from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.latency.models import CorrectedModel, Latency, ObservedCycles
+from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.recording import FIRST_TOKEN, WAY, Recording
-from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.observed import server_stamps
 from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.rule import MIN_ERROR, tie_limit
 from blis_replay.validate.metrics.observed import Selection, observed_requests
 
@@ -37,11 +37,17 @@ HOPELESS = 4.0  # a fit ends if its first cost leaves this many times the error 
 MAX_SLOWER = 2.0  # a run that takes this many times as long as the recording explains nothing
 NOT_SIMULATED = 10.0  # the error of a replay that the engine cannot run, relative to the latencies
 
-# How far each cost is moved to see its effect: ns per step, prefill, decode and context token; then us before the
-# queue, per token, per request, and of the stamp of the first token.
+# A point of a fit, float64[8], is what is added to the costs: ns per step, prefill, decode and context token; then us
+# before the queue, per token, per request, and of the stamp of the first token.  Each is moved so far at first.
 _MOVES = np.array([300_000.0, 2_000.0, 20_000.0, 20.0, 1_500.0, 60.0, 1_500.0, 1_500.0])
 STEP_COSTS, PRE_QUEUE_COST, OUTPUT_COSTS = range(4), range(4, 5), range(5, 8)
 PREFILL_COST = 1
+
+# Arguments that change how requests are served, and no request: one plan serves for all of their values.  Prompts are
+# planned as blocks, and whether they are cached; scheduling goes by the mode.
+_OF_THE_ENGINE = {one.name for one in fields(EngineConfig)} - {
+    *("block_size", "enable_prefix_caching", "async_scheduling"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Target:
     stamped: bool
 
 
-def target_of(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> Target | None:
+def _target(recording: Recording, window: tuple[float, float]) -> Target | None:
     """What was observed of the first requests of a window; None if they are too few, or only aggregates are known."""
     chosen = observed_requests(recording) & Selection(window=window).of(recording.requests)
     places = np.flatnonzero(chosen)[:MAX_REQUESTS]
@@ -81,94 +87,106 @@ def target_of(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) ->
     return Target(chosen, np.stack(rows), scale_us, stamped)
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Additions to the coefficients: ``line_ns`` per step and per prefill, decode and context token; ``delays_us``
-    before the queue, per token, per request, and of the stamp of the first token."""
+def with_costs(entry: ModelEntry, at: Floats) -> ModelEntry:
+    """The coefficients with the additions of a point of a fit."""
+    if not at.any():
+        return entry
+    pre, token, request, stamp = map(float, at[4:])
+    cycle, latency = entry.lifecycle, entry.latency
+    if at[:4].any():
+        corrected = CorrectedModel.of(latency)
+        a, b, c, d = (own + more for own, more in zip(corrected.line_ns, _line_ns(at), strict=True))
+        latency = replace(corrected, line_ns=(a, b, c, d))
+    lifecycle = replace(
+        cycle,
+        pre_queue_us=max(cycle.pre_queue_us + pre, 0.0),
+        post_token_us=max(cycle.post_token_us + token, 0.0),
+        post_request_us=max(cycle.post_request_us + request, 0.0),
+        stamp_us=cycle.stamp_us + stamp,
+    )
+    return replace(entry, latency=latency, lifecycle=lifecycle)
 
-    line_ns: tuple[int, int, int, int]
-    delays_us: tuple[float, float, float, float]
 
-    @classmethod
-    def at(cls, point: Floats) -> Costs:
-        """The costs of a point of a fit, float64[8]."""
-        a, b, c, d = (round(float(value)) for value in point[:4])
-        pre, token, request, stamp = (float(value) for value in point[4:])
-        return cls((a, b, c, d), (pre, token, request, stamp))
-
-    def entry(self, entry: ModelEntry) -> ModelEntry:
-        """The coefficients with these additions."""
-        pre, token, request, stamp = self.delays_us
-        cycle = entry.lifecycle
-        lifecycle = replace(
-            cycle,
-            pre_queue_us=max(cycle.pre_queue_us + pre, 0.0),
-            post_token_us=max(cycle.post_token_us + token, 0.0),
-            post_request_us=max(cycle.post_request_us + request, 0.0),
-            stamp_us=cycle.stamp_us + stamp,
-        )
-        return replace(entry, latency=self._corrected(entry), lifecycle=lifecycle)
-
-    def _corrected(self, entry: ModelEntry) -> CorrectedModel | ObservedCycles:
-        if isinstance(entry.latency, ObservedCycles):
-            if any(self.line_ns):
-                raise TypeError("observed step times have nothing to fit")
-            return entry.latency
-        if isinstance(entry.latency, CorrectedModel):
-            line_ns = [own + more for own, more in zip(entry.latency.line_ns, self.line_ns, strict=True)]
-            return replace(entry.latency, line_ns=(line_ns[0], line_ns[1], line_ns[2], line_ns[3]))
-        return CorrectedModel(entry.latency, self.line_ns, np.zeros(1, np.int64), np.zeros(1, np.int64))
+def _line_ns(at: Floats) -> tuple[int, ...]:
+    return tuple(round(float(value)) for value in at[:4])
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Costs fitted through the simulator.
+    """Costs fitted through the simulator: ``at``, float64[8], what is added to each.
 
     ``before``, ``left``: error without and with them, relative to the latencies.  ``equal``: each cost that was fitted,
     by place, with those that alone leave as little.
     """
 
-    costs: Costs
+    at: Floats
     before: float
     left: float
     equal: tuple[tuple[int, frozenset[int]], ...] = ()
 
 
+@dataclass(frozen=True)
+class _Point:
+    at: Floats
+    difference: Floats
+
+    @cached_property
+    def left(self) -> float:
+        return misfit(self.difference)
+
+    def mean(self, row: int) -> float:
+        return float(np.nanmean(self.difference[row]))
+
+
+def misfit(difference: Floats) -> float:
+    """Mean absolute difference, relative to the latencies."""
+    return float(np.nanmean(np.abs(difference)))
+
+
 class Trial:
     """A replay of the requests of a target: ``left`` is its error as it is, ``fit`` the costs that explain it best."""
 
-    def __init__(self, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target) -> None:
-        """Raises what planning a replay of the recording raises."""
-        self._plan = plan_replay(recording, mode, entry)
-        self.recording, self.mode, self.entry, self.target = recording, mode, entry, target
+    def __init__(self, replayed: Replayed, target: Target) -> None:
+        """Raises what planning the replay raises."""
+        self.replayed, self.target, self._entry = replayed, target, replayed.entry_with_stalls
+        self._plan = plan_replay(replayed.recording, replayed.mode, self._entry)
         self._trace: RequestTrace = self._plan.trace.part(slice(0, len(target.chosen)))
-        self._begin(self._plan.engine)
+        self._begin()
 
-    def on(self, engine: EngineConfig) -> Trial:
-        """The same requests on an engine with other arguments that change no request.
+    def put_right(self, hypothesis: Hypothesis) -> Trial | None:
+        """The same requests with the change of a hypothesis; None if no engine has its arguments.
 
         An engine that takes ``MAX_SLOWER`` times as long as the recording is not waited for: its error is
-        ``NOT_SIMULATED``.
+        ``NOT_SIMULATED``.  Raises ``ValueError`` for another schedule, which a trial cannot replay, and what planning
+        the replay raises.
         """
-        other = copy(self)
-        other._begin(engine, may_end=True)
+        if hypothesis.schedule is not None:
+            raise ValueError(f"{hypothesis.name}: only the schedule check can replay another schedule")
+        changed = self.replayed.put_right([hypothesis])
+        try:
+            if not (hypothesis.is_engine_only and hypothesis.engine.keys() <= _OF_THE_ENGINE):
+                return Trial(changed, self.target)
+            other, engine = copy(self), replayed_engine(changed.recording, changed.mode, changed.entry).config
+            other.replayed, other._plan = changed, replace(self._plan, engine=engine)
+            other._begin(may_end=True)
+        except TraceError:
+            return None
         return other
 
-    def _begin(self, engine: EngineConfig, *, may_end: bool = False) -> None:
-        self._engine = engine
+    def _begin(self, *, may_end: bool = False) -> None:
         self._points: dict[bytes, _Point] = {}
         self._served: dict[tuple[int, ...], SimResult] = {}
         self._fit: Fit | None = None
-        slow = may_end and engine.data_parallel_size == 1 and self._is_slow()
+        slow = may_end and self._plan.engine.data_parallel_size == 1 and self._is_slow()
         self.difference_as_is: Floats = self._far_off() if slow else self.difference(np.zeros(len(_MOVES)))
 
     def _is_slow(self) -> bool:
         """Whether requests are open after ``MAX_SLOWER`` times the length of the recording, or cannot be served."""
         chosen = self.target.chosen
-        running = Engine(self._trace, self._engine, self.entry.lifecycle)
+        running = Engine(self._trace, self._plan.engine, self._entry.lifecycle)
         ends_us = self._trace.arrival_us[chosen] + self.target.observed_us[1]
         try:
-            running.advance(self._latency(self.entry), int(MAX_SLOWER * np.nanmax(ends_us)))
+            running.advance(self._plan.latency(self._entry.latency), int(MAX_SLOWER * np.nanmax(ends_us)))
         except TraceError:
             return True
         is_open = np.zeros(len(self._trace), np.bool_)
@@ -190,24 +208,20 @@ class Trial:
 
         Raises what simulating it raises.
         """
-        result = simulate(self._trace, self._engine, self._latency(self.entry), self.entry.lifecycle)
-        chosen = self.target.chosen
+        result, chosen = self._simulated(self._entry), self.target.chosen
         sent_us = self._trace.arrival_us[chosen].astype(np.float64)
         observed, simulated = self.target.observed_us[:2], (result.ttft_us[chosen], result.e2e_us[chosen])
         one, other = (np.stack([sent_us, sent_us + ttft, sent_us + e2e]) for ttft, e2e in (observed, simulated))
         return one, other
 
     def difference(self, at: Floats) -> Floats:
-        """float64[marks, m]: simulated less observed, relative to the scale; nan where not recorded.
-
-        ``at``: float64[8], additions to the costs in the order of ``_MOVES``.
-        """
+        """float64[marks, m]: simulated less observed with these additions, in units of the scale; nan: not recorded."""
         target = self.target
         try:
-            result = self._result(Costs.at(at))
+            result = self._result(at)
         except TraceError:
             return self._far_off()
-        parts: list[Int64s] = [result.ttft_us, result.e2e_us]
+        parts = [result.ttft_us, result.e2e_us]
         if target.stamped:
             parts += [
                 result.scheduled_us - result.arrival_us,
@@ -217,21 +231,20 @@ class Trial:
         simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
         return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
 
-    def _latency(self, entry: ModelEntry) -> Latency:
-        return replace(self._plan, engine=self._engine).latency(entry.latency)
-
     def _far_off(self) -> Floats:
         return np.where(np.isnan(self.target.observed_us), np.nan, NOT_SIMULATED)
 
-    def _result(self, costs: Costs) -> SimResult:
-        """The run with these costs; an earlier one if the engine serves the requests as then."""
-        entry = costs.entry(self.entry)
-        before = self._served.get(costs.line_ns)
+    def _simulated(self, entry: ModelEntry) -> SimResult:
+        return simulate(self._trace, self._plan.engine, self._plan.latency(entry.latency), entry.lifecycle)
+
+    def _result(self, at: Floats) -> SimResult:
+        """The run with these additions; an earlier one if the engine serves the requests as then."""
+        entry, steps = with_costs(self._entry, at), _line_ns(at)
+        before = self._served.get(steps)
         if before is not None and np.array_equal(queueing_times(self._trace, entry.lifecycle), before.queued_us):
             return replace(before, lifecycle=entry.lifecycle)
         # Steps are not kept: a run that finds the memory of an earlier one takes a fifth of the time.
-        result = simulate(self._trace, self._engine, self._latency(entry), entry.lifecycle).of_requests()
-        self._served[costs.line_ns] = result
+        result = self._served[steps] = self._simulated(entry).of_requests()
         return result
 
     def fit(self, enough: float = np.inf) -> Fit:
@@ -255,22 +268,19 @@ class Trial:
                 break
         self._points.clear()
         self._served.clear()
-        fit = Fit(Costs.at(best.at), self.left, best.left, tuple(chosen))
+        fit = Fit(best.at, self.left, best.left, tuple(chosen))
         self._fit = None if enough < np.inf else fit
         return fit
 
     def _solved(self, start: _Point, cost: int) -> _Point:
         """Change one cost until the mean of a latency is right (secant method); the best point on the way."""
-        best = start
-        means: list[Callable[[Floats], float]] = [partial(_mean, row=1)]
-        if not np.isnan(start.difference[0]).all():
-            means.append(partial(_mean, row=0))
-        for mean in means:
-            last, here, moved = 0.0, mean(start.difference), -np.sign(mean(start.difference)) or 1.0
+        best, direction = start, np.eye(len(_MOVES))[cost] * _MOVES
+        for row in (1,) if np.isnan(start.difference[0]).all() else (1, 0):
+            last, here = 0.0, start.mean(row)
+            moved = -float(np.sign(here)) or 1.0
             for _ in range(MAX_CALLS):
-                point = self._at(start.at + moved * np.eye(len(_MOVES))[cost] * _MOVES)
-                best = min(best, point, key=lambda point: point.left)
-                there = mean(point.difference)
+                point = self._at(start.at + moved * direction)
+                best, there = min(best, point, key=lambda point: point.left), point.mean(row)
                 if abs(there) < MIN_ERROR / 10 or abs(there - here) < 1e-9:
                     break
                 furthest = 4 * max(abs(moved - last), 1.0)
@@ -281,20 +291,17 @@ class Trial:
     def _together(self, point: _Point) -> _Point:
         """Move all costs that are not 0 at once by Gauss-Newton steps, while that leaves less."""
         costs = np.flatnonzero(point.at)
+        moves = np.diag(_MOVES)[costs]
         for _ in range(4):
             if point.left < MIN_ERROR:
                 break
             known = ~np.isnan(point.difference)
             here = point.difference[known]
-            moves = np.diag(_MOVES)[costs]
-            slopes = np.column_stack(
-                [(self.difference(point.at + move) - point.difference)[known] for move in moves],
-            )
+            slopes = np.column_stack([(self.difference(point.at + move) - point.difference)[known] for move in moves])
             weight = 1 / np.maximum(np.abs(here), np.median(np.abs(here)) + 1e-4)
             normal = slopes.T @ (slopes * weight[:, None])
             damped = normal + 1e-3 * np.diag(np.diag(normal) + 1e-12)
-            move = np.zeros(len(_MOVES))
-            move[costs] = -np.linalg.solve(damped, slopes.T @ (weight * here)) * _MOVES[costs]
+            move = -np.linalg.solve(damped, slopes.T @ (weight * here)) @ moves
             best = min((self._at(point.at + part * move) for part in (1.0, 0.4)), key=lambda one: one.left)
             if best.left >= point.left:
                 break
@@ -309,28 +316,9 @@ class Trial:
         return self._points[key]
 
 
-def trial_of(
-    recording: Recording, mode: ReplayMode, entry: ModelEntry, window: tuple[float, float] = (0.0, 1.0)
-) -> Trial | None:
+def trial_of(replayed: Replayed) -> Trial | None:
     """A replay to fit; None with observed step times or too few requests.  Raises what planning it raises."""
-    target = None if isinstance(entry.latency, ObservedCycles) else target_of(recording, window)
-    return None if target is None else Trial(recording, mode, entry, target)
-
-
-@dataclass(frozen=True)
-class _Point:
-    at: Floats
-    difference: Floats
-
-    @cached_property
-    def left(self) -> float:
-        return misfit(self.difference)
-
-
-def _mean(difference: Floats, row: int) -> float:
-    return float(np.nanmean(difference[row]))
-
-
-def misfit(difference: Floats) -> float:
-    """Mean absolute difference, relative to the latencies."""
-    return float(np.nanmean(np.abs(difference)))
+    target = None
+    if not isinstance(replayed.entry.latency, ObservedCycles):
+        target = _target(replayed.recording, replayed.window)
+    return None if target is None else Trial(replayed, target)

@@ -72,9 +72,9 @@ def test_what_is_proved_right_is_not_blamed() -> None:
     """Scheduling decisions, which journeys could replace, are left; the other parts are not."""
     planted = planted_recording(seed=3)
     replayed = Replayed(planted.recording, ReplayMode(), planted.release.models[0], planted.release)
-    names = {one.name for one in parts_of(replayed, [], {})[0]}
+    names = {one.name for one in parts_of(replayed, {})[0]}
     assert DECISIONS in names
-    found, _left = parts_of(replayed, [], {DECISIONS: "equal in all 100 steps"})
+    found, _left = parts_of(replayed, {DECISIONS: "equal in all 100 steps"})
     assert {one.name for one in found} == names - {DECISIONS}
 
 
@@ -89,17 +89,16 @@ def test_lengths_that_the_server_counts_alike_are_proved_right(recording: Record
 def test_a_limit_that_the_load_never_reaches_is_that_or_more() -> None:
     """The simulator has 2 requests at once, and the server 128, of which this load takes a few."""
     case = planted_case(Fault("", (argument("max_num_seqs", 128, 2),), "client", "tiny"))
-    entry = case.release.models[0]
-    stated = trial_of(case.recording, ReplayMode(), entry)
+    stated = trial_of(Replayed(case.recording, ReplayMode(), case.release.models[0], case.release))
     assert stated is not None
     found = best_input(stated, to_try(case.recording, ReplayMode()))
     assert found is not None
     server = replay(with_engine(case.recording, {"max_num_seqs": 128}, "server"), case.release).simulated.engine
     assert server is not None
     most = int((server.steps["decode_tokens"] + (server.steps["prefill_tokens"] > 0)).max())
-    value = int(found.best.engine["max_num_seqs"])
+    value = int(found.hypothesis.engine["max_num_seqs"])
     assert 2 < most <= value <= 1.5 * most  # of the values that are tried
-    assert found.best.remedy == f"look it up and {stated_as('max_num_seqs', value, at_least=True)}"
+    assert found.hypothesis.remedy == f"look it up and {stated_as('max_num_seqs', value, at_least=True)}"
 
 
 def test_coarse_stamps_of_steps_prove_no_scheduling_mode() -> None:

@@ -11,11 +11,11 @@ import pytest
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.replay.engine import replayed_engine, with_engine
+from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.recorded import RecordedSchedule
 from blis_replay.validate.explain import trial
-from blis_replay.validate.explain.hypothesis import Hypothesis
+from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.inputs import argument_hypothesis
 from blis_replay.validate.explain.search import best_input
 from blis_replay.validate.explain.trial import Trial, trial_of
@@ -43,22 +43,23 @@ def _as_stated() -> Trial:
     case = planted_case(Fault("", ()))
     entry = case.release.entry_for(case.recording.model, case.recording.tensor_parallelism, case.recording.alias)
     assert entry is not None
-    found = trial_of(case.recording, ReplayMode(), entry)
+    found = trial_of(Replayed(case.recording, ReplayMode(), entry, case.release))
     assert found is not None
     return found
 
 
 def _with_at_once(stated: Trial, requests: int) -> Trial:
     """The same server if it ran so many requests at once."""
-    tried = with_engine(stated.recording, {"max_num_seqs": requests}, "tried")
-    return stated.on(replayed_engine(tried, ReplayMode()).config)
+    found = stated.put_right(argument_hypothesis("max_num_seqs", requests, None))
+    assert found is not None
+    return found
 
 
 def test_delays_after_the_engine_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """E2E is later by 70 us per token and 900 us, TTFT by 70 us.  A delay before the queue is replayed."""
     runs = _counted(monkeypatch)
     stated = _as_stated()
-    recording, entry, target = stated.recording, stated.entry, stated.target
+    recording, entry, target = stated.replayed.recording, stated.replayed.entry, stated.target
 
     def later_us(**costs: float) -> Any:
         at = np.zeros(8)
@@ -77,7 +78,7 @@ def test_delays_after_the_engine_are_tried_without_a_replay(monkeypatch: pytest.
     assert moved_us[1] == pytest.approx(np.zeros(len(tokens)), abs=1e-5)  # the last token is in time
     moved_us = later_us(PRE_QUEUE=2_000.0, PER_TOKEN=70.0)
     lifecycle = replace(entry.lifecycle, pre_queue_us=entry.lifecycle.pre_queue_us + 2_000)
-    replayed = Trial(recording, ReplayMode(), replace(entry, lifecycle=lifecycle), target)
+    replayed = Trial(replace(stated.replayed, entry=replace(entry, lifecycle=lifecycle)), target)
     replayed_us = (replayed.difference_as_is - stated.difference_as_is) * target.scale_us[:, None]
     assert moved_us[0] == pytest.approx(replayed_us[0] + 70.0, abs=1e-5)
     assert moved_us[1] == pytest.approx(replayed_us[1] + 70.0 * tokens, abs=1e-5)
@@ -107,7 +108,7 @@ def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.Mo
 def test_every_change_of_a_hypothesis_is_tried(change: str) -> None:
     """The simulator is wrong in one thing, and the one hypothesis says what the server had: nothing is left."""
     stated = _as_stated()
-    recording, entry = stated.recording, stated.entry
+    recording, entry = stated.replayed.recording, stated.replayed.entry
     if change == "block_size":
         true = int(recording.engine["block_size"].value)
         recording = with_engine(recording, {"block_size": 8 * true}, "planted")
@@ -119,16 +120,18 @@ def test_every_change_of_a_hypothesis_is_tried(change: str) -> None:
     else:
         right = Hypothesis(change, "", "", lifecycle={"pre_queue_us": entry.lifecycle.pre_queue_us})
         entry = replace(entry, lifecycle=replace(entry.lifecycle, pre_queue_us=80_000.0))
-    found = best_input(Trial(recording, ReplayMode(), entry, stated.target), [[right]])
+    wrong = Trial(replace(stated.replayed, recording=recording, entry=entry), stated.target)
+    found = best_input(wrong, [[right]])
     assert found is not None
-    assert found.best is right
+    assert replace(found.hypothesis, basis="") == right
     assert found.left == pytest.approx(0, abs=1e-4)
 
 
 def test_a_change_that_no_trial_can_make_is_refused() -> None:
     stated = _as_stated()
-    slower = replace(stated.entry, lifecycle=replace(stated.entry.lifecycle, pre_queue_us=80_000.0))
-    wrong = Trial(stated.recording, ReplayMode(), slower, stated.target)
+    entry = stated.replayed.entry
+    slower = replace(entry, lifecycle=replace(entry.lifecycle, pre_queue_us=80_000.0))
+    wrong = Trial(replace(stated.replayed, entry=slower), stated.target)
     other = Hypothesis("schedule", "", "", schedule=RecordedSchedule.__new__(RecordedSchedule))
     with pytest.raises(ValueError, match="schedule"):
         best_input(wrong, [[other]])
