@@ -23,7 +23,7 @@ from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.explain.attribute import Subset, all_subsets, shapley_values
+from blis_replay.validate.explain.attribute import Subset, all_subsets, shapley_weights
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.inputs import to_try
 from blis_replay.validate.explain.search import best_input
@@ -47,7 +47,7 @@ def cost_of(run: ReplayRun, release: CoefficientRelease) -> Cost:
     parts = _Parts(replayed, found)
     values = {subset: parts.means_us(subset) for subset in all_subsets(len(parts.names))}
     own_us = values[frozenset(range(len(parts.names)))]
-    shares = -shapley_values(len(parts.names), values) / own_us
+    shares = -np.tensordot(shapley_weights(len(parts.names)), np.stack(list(values.values())), 1) / own_us
     return Cost(
         shares={name: (float(e2e), float(ttft)) for name, (e2e, ttft) in zip(parts.names, shares, strict=True)},
         left=found.fitted.left,

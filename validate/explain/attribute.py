@@ -1,9 +1,9 @@
 """Counterfactual attribution: which component of a replay an error comes from.
 
-Wrong inputs are put right first, every set of them, then every set of the parts that the simulator models: times
-that were recorded are those of what the server was given.  A component's share of an error is its Shapley value over
-these replays; the shares and what is left when everything is replaced sum to the error exactly.  Its interval is that
-of ``validate``: of a sum of numbers over the same requests.
+First every set of the wrong inputs is put right.  Then, with all inputs right, every set of the modelled parts is
+replaced: recorded times are those of what the server was given.  A component's share of an error is its Shapley value
+over these replays.  The shares and what is left when everything is replaced sum to the error exactly.  Intervals are
+those of ``validate``: of a sum of numbers over the same requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blis_replay.base.errors import NothingToJudgeError, ValidateError
 from blis_replay.blis.latency.models import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.checks import ledger
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
@@ -53,6 +53,7 @@ QUANTITIES: tuple[MetricStatistic, ...] = (
 MEANS = tuple(i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean")
 
 Subset = frozenset[int]
+NO_COMPONENT = "no component"  # the rest of an error
 
 
 def all_subsets(players: int) -> list[Subset]:
@@ -66,22 +67,10 @@ def shapley_weights(players: int) -> Floats:
     It is the mean, over all orders in which the players can join, of what the value changes when this one does
     (Shapley 1953): the sum over S without i of |S|! (n - |S| - 1)! / n! * (value[S + i] - value[S]).
     """
+    subsets = all_subsets(players)
     joined = [factorial(size) * factorial(players - size - 1) / factorial(players) for size in range(players)]
-    return np.array(
-        [
-            [joined[len(subset) - 1] if player in subset else -joined[len(subset)] for subset in all_subsets(players)]
-            for player in range(players)
-        ]
-    ).reshape(players, 2**players)
-
-
-def shapley_values(players: int, value: Mapping[Subset, Floats]) -> Floats:
-    """float64[players, ...]: each player's share of ``value[all] - value[none]``; the shares sum to it exactly.
-
-    ``value``: of every subset, arrays of one shape.
-    """
-    stacked = np.stack([value[subset] for subset in all_subsets(players)])
-    return np.asarray(np.tensordot(shapley_weights(players), stacked, 1), np.float64)
+    weights = [[joined[len(s) - 1] if one in s else -joined[len(s)] for s in subsets] for one in range(players)]
+    return np.array(weights).reshape(players, len(subsets))
 
 
 MIN_CYCLES = 100  # recorded step cycles to compare with the model's
@@ -119,15 +108,23 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class StepsOff:
+    """``excess``: modelled over recorded time of ``steps`` step cycles with their batches, less one: of the median or
+    of the sum, whichever is nearer to nothing."""
+
+    steps: int
+    excess: float
+
+
+@dataclass(frozen=True)
 class Attribution:
     """Where the errors of a replay come from, by place in QUANTITIES.
 
-    ``error``: simulated less observed; ``residual``: the same with every component replaced, which no component
-    explains.  error = sum of the causes' shares + residual.
-    ``replays``: how many they rest on.  ``observed_us`` is nan where the recording has no such number, or an instrument
-    check (``unusable``) forbids it; the shares are known even then.  ``standings``: what the recording proves of each
-    component, and of what else may be wrong.  ``lost``: why the recording is not the load that was served, so that
-    nothing is blamed.  ``steps_off``: of such a recording, what the model makes of its recorded batches, which lost
+    ``error``: simulated less observed; ``residual``: the same with every component replaced.  error = sum of the
+    causes' shares + residual.  ``replays``: how many they rest on.  ``observed_us``: nan if not recorded, or if an
+    instrument check (``unusable``) forbids it; the shares are known even then.  ``standings``: what the recording
+    proves of each component, and of what else may be wrong.  ``lost``: why the recording is not the load that was
+    served, so that nothing is blamed; ``steps_off``: what the model then makes of the recorded batches, which lost
     requests do not change.  ``queue``: whether the recording is overloaded, so that its latencies measure its queue.
     """
 
@@ -148,29 +145,28 @@ class Attribution:
     steps_off: StepsOff | None = None
     queue: bool = False
 
+    @property
+    def parts(self) -> list[tuple[str, tuple[Estimate, ...]]]:
+        """What sums to the error: the share of each component, and the rest, by name."""
+        return [*((cause.component.name, cause.shares) for cause in self.causes), (NO_COMPONENT, self.residual)]
 
-@dataclass(frozen=True)
-class StepsOff:
-    """``excess``: modelled over recorded time of ``steps`` step cycles with their batches, less one: of the median or
-    of the sum, whichever is nearer to nothing."""
+    def fraction(self, value_us: float, i: int) -> float | None:
+        """Of what was observed; None where that is not known."""
+        observed_us = self.observed_us[i]
+        return None if isnan(value_us) or isnan(observed_us) or observed_us == 0 else value_us / observed_us
 
-    steps: int
-    excess: float
+    def relative_error(self, i: int) -> float | None:
+        """Simulated over observed, less one."""
+        return self.fraction(self.error[i].value_us, i)
 
 
 @dataclass(frozen=True)
 class _Replay:
-    """What one replay answers: latencies of the chosen requests, and float64[QUANTITIES] us, nan where not known."""
+    """Latencies of the chosen requests, and float64[QUANTITIES] us, nan where not known.
 
-    samples: LatencySamples
-    numbers_us: Floats
+    ``samples``: None of a summary, which only the observed side may be.
+    """
 
-
-@dataclass(frozen=True)
-class _Observed:
-    """``samples``: of the requests ``chosen`` (bool[n]), None of a summary.  ``numbers_us``: float64[QUANTITIES]."""
-
-    chosen: Bools
     samples: LatencySamples | None
     numbers_us: Floats
 
@@ -199,36 +195,35 @@ def attribute(
     replayed = Replayed(recording, mode, entry_of(release, recording), release, options, window)
     components, standings = candidates(replayed)
     run = replayed.run()
-    observed = _observed(run.recording, window, token_gaps)
+    chosen, observed = _observed(run.recording, window, token_gaps)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     usable = [quantity not in forbidden for quantity in QUANTITIES]
     observed = replace(observed, numbers_us=np.where(usable, observed.numbers_us, nan))
-    subsets = _replays(components)
-    job = partial(_replayed, replayed, tuple(components), observed.chosen)
-    answers = dict(zip(subsets, [_answer(run, observed.chosen), *map_jobs(job, subsets[1:], **pool)], strict=True))
+    subsets, first = _replays(components), _answer(run, chosen)
+    job = partial(_replayed, replayed, tuple(components), chosen)
+    answers = dict(zip(subsets, [first, *map_jobs(job, subsets[1:], **pool)], strict=True))
     components, answers, followers = _not_followers(components, answers, observed.numbers_us)
-    order = request_order(run.recording, observed.chosen, (observed.samples or answers[frozenset()].samples).e2e_us)
-    sums = _Sums(order, tuple(answers.values()), observed)
+    e2e_us = next(one.samples.e2e_us for one in (observed, first) if one.samples is not None)
+    estimates = partial(_estimates, request_order(run.recording, chosen, e2e_us), tuple(answers.values()), observed)
     causes = tuple(
-        Cause(component, sums.estimates(-weights))
+        Cause(component, estimates(-weights))
         for component, weights in zip(components, _weights(components), strict=True)
     )
     lost = tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric)
-    first_us = sums.numbers_us[0]
     return Attribution(
         slug=recording.slug,
         alias=recording.alias,
         release=release.name,
         mode=mode.name,
-        requests=int(observed.chosen.sum()),
+        requests=int(chosen.sum()),
         replays=len(answers),
         observed_us=tuple(map(float, observed.numbers_us)),
-        simulated_us=tuple(map(float, first_us)),
-        error=_errors(first_us, observed.numbers_us, errors or {}),
+        simulated_us=tuple(map(float, first.numbers_us)),
+        error=_errors(first.numbers_us, observed.numbers_us, errors or {}),
         causes=causes,
-        residual=sums.estimates(np.eye(len(answers))[-1], less_observed=True),
+        residual=estimates(np.eye(len(answers))[-1], less_observed=True),
         standings=(*(_standing(cause, observed.numbers_us) for cause in causes), *followers, *standings),
-        unusable=_reasons(forbidden),
+        unusable={f"{m} {s}": forbidden[m, s].message for m, s in QUANTITIES if (m, s) in forbidden},
         lost=lost,
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
         queue=overloaded(recording.findings),
@@ -253,41 +248,30 @@ def _weights(components: Sequence[Hypothesis]) -> Floats:
     return weights
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Weighted sums over replays of the same requests, with their intervals."""
+def _estimates(
+    order: TimeOrder, replays: tuple[_Replay, ...], observed: _Replay, weights: Floats, *, less_observed: bool = False
+) -> tuple[Estimate, ...]:
+    """The sum of the replays' numbers by ``weights`` (float64[replays]); ``less_observed``: less what was observed.
 
-    order: TimeOrder
-    replays: tuple[_Replay, ...]
-    observed: _Observed
-
-    @property
-    def numbers_us(self) -> Floats:
-        """float64[replays, QUANTITIES]."""
-        return np.stack([replay.numbers_us for replay in self.replays])
-
-    def estimates(self, weights: Floats, *, less_observed: bool = False) -> tuple[Estimate, ...]:
-        """The sum of the replays' numbers by ``weights`` (float64[replays]); ``less_observed``: less what was observed.
-
-        To first order, as a fraction of the observed number: what both sides share cancels.
-        """
-        sums_us = weights @ self.numbers_us
-        values_us = sums_us - self.observed.numbers_us if less_observed else sums_us
-        halves_us = [
-            self._half_us(i, weights, float(sums_us[i]), less_observed=less_observed) for i in range(len(QUANTITIES))
-        ]
-        return tuple(_estimate(float(v), v - h, v + h) for v, h in zip(values_us, halves_us, strict=True))
-
-    def _half_us(self, i: int, weights: Floats, sum_us: float, *, less_observed: bool) -> float:
-        cell, observed_us = QUANTITIES[i], self.observed.numbers_us[i]
-        summary = self.observed.samples is None
-        if not of_requests(cell) or (summary and i not in MEANS):
-            return nan
-        sides = [(w, replay.samples) for w, replay in zip(weights.tolist(), self.replays, strict=True) if w]
-        if self.observed.samples is not None and not isnan(observed_us) and observed_us:
-            sides.append((-sum_us / observed_us, self.observed.samples))
-        # The means of a summary are taken to be as sure as those of the replay.
-        return half_width(cell, sides, self.order)[0] * (sqrt(2) if summary and less_observed else 1.0)
+    Intervals are to first order, as a fraction of the observed number: what both sides share cancels.
+    """
+    sums_us = weights @ np.stack([replay.numbers_us for replay in replays])
+    values_us = sums_us - observed.numbers_us if less_observed else sums_us
+    pairs = zip(weights.tolist(), replays, strict=True)
+    weighted = [(weight, one.samples) for weight, one in pairs if weight and one.samples is not None]
+    found = []
+    for i, (cell, sum_us, observed_us) in enumerate(zip(QUANTITIES, sums_us, observed.numbers_us, strict=True)):
+        half_us = nan
+        if of_requests(cell) and (observed.samples is not None or i in MEANS):
+            sides = list(weighted)
+            if observed.samples is not None and not isnan(observed_us) and observed_us:
+                sides.append((-float(sum_us) / float(observed_us), observed.samples))
+            half_us = half_width(cell, sides, order)[0]
+            # The means of a summary are taken to be as sure as those of the replay.
+            half_us *= sqrt(2) if observed.samples is None and less_observed else 1.0
+        value_us = float(values_us[i])
+        found.append(_estimate(value_us, value_us - half_us, value_us + half_us))
+    return tuple(found)
 
 
 def _estimate(value_us: float, low_us: float, high_us: float) -> Estimate:
@@ -366,20 +350,20 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     return StepsOff(len(recorded.time_us), excess) if enough else None
 
 
-def _observed(recording: Recording, window: tuple[float, float], token_gaps: Gaps | None) -> _Observed:
-    """The requests to compare with a replay, and what was observed of them."""
-    selection = Selection(window=window)
+def _observed(recording: Recording, window: tuple[float, float], token_gaps: Gaps | None) -> tuple[Bools, _Replay]:
+    """The requests to compare with a replay (bool[n]), and what was observed of them."""
+    selection, samples = Selection(window=window), None
     chosen = observed_requests(recording) & selection.of(recording.requests)
     if chosen.any():
         samples = samples_of(recording, chosen)
         cells = numbers_from_requests(recording, samples, selection, token_gaps)
     elif recording.is_summed_up:
-        chosen, samples = (recording.requests["status"] == "ok").to_numpy(), None
+        chosen = (recording.requests["status"] == "ok").to_numpy()
         cells = numbers_from_aggregates(recording, None)
     else:
         raise NothingToJudgeError(f"{recording.alias}: no latencies were recorded, so there is no error to attribute")
     values_us = [cells[metric][statistic].value_us for metric, statistic in QUANTITIES]
-    return _Observed(chosen, samples, np.array([nan if us is None else us for us in values_us]))
+    return chosen, _Replay(samples, np.array([nan if us is None else us for us in values_us]))
 
 
 def _replayed(replayed: Replayed, components: tuple[Hypothesis, ...], chosen: Bools, subset: Subset) -> _Replay:
@@ -391,11 +375,6 @@ def _answer(run: ReplayRun, chosen: Bools) -> _Replay:
     samples = simulated_samples(run, chosen)
     numbers = latency_statistics(samples, run.pooled_gaps(chosen & run.simulated.completed))
     return _Replay(samples, np.array([numbers[metric].get(statistic, nan) for metric, statistic in QUANTITIES]))
-
-
-def _reasons(forbidden: dict[tuple[str, str], Finding]) -> dict[str, str]:
-    named: Sequence[tuple[str, str]] = [q for q in QUANTITIES if q in forbidden]
-    return {f"{metric} {statistic}": forbidden[metric, statistic].message for metric, statistic in named}
 
 
 @dataclass(frozen=True)
@@ -433,12 +412,10 @@ def blames(attribution: Attribution) -> list[Blame]:
     """The causes of each mean that is off by 1 % or more, the largest error first; then of means right by luck."""
     if attribution.lost:
         return []
-    errors = {i: fraction(attribution.error[i].value_us, attribution.observed_us[i]) for i in MEANS}
-    named = {i: error for i, error in errors.items() if error is not None and abs(error) >= WORTH_NAMING}
-    found = [_blamed(attribution, i, named[i]) for i in sorted(named, key=lambda i: -abs(named[i]))]
-    right = {i: error for i, error in errors.items() if error is not None and i not in named}
-    lucky = [_blamed(attribution, i, error) for i, error in right.items() if _by_luck(attribution, i)]
-    return [*found, *lucky]
+    known = [(i, error) for i in MEANS if (error := attribution.relative_error(i)) is not None]
+    named = sorted((one for one in known if abs(one[1]) >= WORTH_NAMING), key=lambda one: -abs(one[1]))
+    lucky = [one for one in known if abs(one[1]) < WORTH_NAMING and _by_luck(attribution, one[0])]
+    return [_blamed(attribution, i, error) for i, error in (*named, *lucky)]
 
 
 def _by_luck(attribution: Attribution, i: int) -> bool:
@@ -447,41 +424,34 @@ def _by_luck(attribution: Attribution, i: int) -> bool:
     return max(parts, default=0.0) >= MIN_CANCELLING and min(parts, default=0.0) <= -MIN_CANCELLING
 
 
-def fraction(value_us: float, observed_us: float) -> float | None:
-    """Of what was observed; None where that is not known."""
-    return None if isnan(value_us) or isnan(observed_us) or observed_us == 0 else value_us / observed_us
-
-
 def part_of(cause: Cause, i: int) -> float:
     """What the cause adds to a quantity, us."""
     return cause.shares[i].value_us
 
 
-def _largest_input(attribution: Attribution, i: int, error: float) -> Cause | None:
-    """The wrong input that changes a mean most, either way: that is known however much no component explains."""
-    least_us = max(MIN_BESIDE * abs(error), WORTH_NAMING) * attribution.observed_us[i]
-    inputs = [c for c in attribution.causes if c.component.is_input and abs(part_of(c, i)) >= least_us]
-    return max(inputs, key=lambda cause: abs(part_of(cause, i)), default=None)
-
-
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
-    sign = 1 if error > 0 else -1
-    largest = max(attribution.causes, key=lambda cause: sign * part_of(cause, i), default=None)
+    """The cause that adds most to the error; else the wrong input that changes the mean most, either way.
+
+    What a wrong input changes is known however much no component explains.
+    """
+    observed_us, residual_us = attribution.observed_us[i], attribution.residual[i].value_us
+    sign, sizes = 1 if error > 0 else -1, sorted(attribution.causes, key=lambda cause: -abs(part_of(cause, i)))
     # Every part moves a little with the step that a request just catches, so a cause has to be worth naming.
-    least_us = max(sign * attribution.residual[i].value_us, min(WORTH_NAMING, abs(error)) * attribution.observed_us[i])
+    least_us = max(sign * residual_us, min(WORTH_NAMING, abs(error)) * observed_us)
+    input_us = max(MIN_BESIDE * abs(error), WORTH_NAMING) * observed_us
+    largest = max(attribution.causes, key=lambda cause: sign * part_of(cause, i), default=None)
     if largest is None or sign * part_of(largest, i) < least_us:
-        largest = _largest_input(attribution, i, error)
+        inputs = (cause for cause in sizes if cause.component.is_input and abs(part_of(cause, i)) >= input_us)
+        largest = next(inputs, None)
     if largest is None:
         return Blame(i, error, None, None)
-    least_us = max(MIN_BESIDE * abs(part_of(largest, i)), WORTH_NAMING * attribution.observed_us[i])
-    # What a wrong input changes is known however much no component explains.
-    modelled_us = max(least_us, abs(attribution.residual[i].value_us))
-    others = [
-        c
-        for c in attribution.causes
-        if c is not largest and abs(part_of(c, i)) >= (least_us if c.component.is_input else modelled_us)
-    ]
-    beside = tuple(sorted(others, key=lambda cause: -abs(part_of(cause, i))))
+    least_us = max(MIN_BESIDE * abs(part_of(largest, i)), WORTH_NAMING * observed_us)
+    modelled_us = max(least_us, abs(residual_us))
+    beside = tuple(
+        cause
+        for cause in sizes
+        if cause is not largest and abs(part_of(cause, i)) >= (least_us if cause.component.is_input else modelled_us)
+    )
     # None where causes cancel to the microsecond.
-    explained = fraction(part_of(largest, i), attribution.error[i].value_us)
-    return Blame(i, error, largest, explained, beside)
+    whole_us = attribution.error[i].value_us
+    return Blame(i, error, largest, part_of(largest, i) / whole_us if whole_us else None, beside)

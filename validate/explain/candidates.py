@@ -34,10 +34,10 @@ def candidates(replayed: Replayed) -> tuple[list[Hypothesis], tuple[Standing, ..
             server = replayed.put_right(inputs)
             known = {*proved, *(one.name for one in inputs if one.recorded)}
             groups = to_try(server.recording, server.mode, may_be_warm=True)
-            groups = [[one for one in group if one.name not in known] for group in groups]
-            decides = {one.name: one.decides for group in groups for one in group}
+            unknown = [[one for one in group if one.name not in known] for group in groups]
+            decides = {one.name: one.decides for group in unknown for one in group}
             trial = trial_of(server)
-            best = None if trial is None else best_input(trial, groups)
+            best = None if trial is None else best_input(trial, unknown)
             if best is None:
                 break
             inputs.append(best.hypothesis)

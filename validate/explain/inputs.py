@@ -50,12 +50,12 @@ Stated = Mapping[str, Any]
 class Argument:
     """An engine argument that may be stated wrongly.
 
-    ``decides``: the measurement that shows it.  ``values``: those to try, of the number that step records show (None
-    without), the recording and its stated arguments.  ``whys``: of a switch, why it is wrong by the server's value.
-    ``seen``: SQL for the number that steps show, if they do; ``counts``: in words, where a larger one proves the stated
-    argument wrong.  ``default``: where nothing is stated, None: no bound.  ``mode``: the field of the replay mode that
-    can override this argument, if one can; the argument is tried only where that field is ``recorded``.  ``last``:
-    whether it is tried only where nothing else explains.  ``scheduled``: whether equal schedules prove it right.
+    ``decides``: the measurement that shows it.  ``values``: those to try, by the number that step records show (None
+    without), the recording and its stated arguments.  ``label``: of the component.  ``whys``: of a switch, why it is
+    wrong, by the server's value.  ``seen``: SQL for the number that steps show; ``counts``: that in words, where a
+    larger one proves the stated argument wrong.  ``default``: if nothing is stated; None: no bound.  ``mode``: the
+    field of the replay mode that overrides this argument; it is tried only where that is ``recorded``.  ``last``: tried
+    only where nothing else explains.  ``scheduled``: equal schedules prove it right.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Argument:
         return self.label or self.name
 
     def hypothesis(self, value: int | bool, stated: object, *, at_least: bool = False) -> Hypothesis:
-        """That the server had this value in place of the stated one; ``at_least``: or any larger one."""
+        """The server had this value in place of the stated one; ``at_least``: or any larger one."""
         label, about = self.title, "about " if self.name == BLOCKS else ""
         has = "no bound" if stated is None else shown_argument(stated)
         why = (
@@ -173,35 +173,11 @@ ARGUMENTS = (
 
 
 def argument_hypothesis(name: str, value: int | bool, stated: object, *, at_least: bool = False) -> Hypothesis:
-    """That the server had this value of an engine argument, one of ``ARGUMENTS`` or another; ``at_least``: or more."""
+    """The server had this value of an engine argument, one of ``ARGUMENTS`` or another; ``at_least``: or more."""
     argument = next((one for one in ARGUMENTS if one.name == name), Argument(name, ""))
     return argument.hypothesis(value, stated, at_least=at_least)
 
 
-def _as_recorded(name: str, why: str, basis: str, key: str, value: str) -> Hypothesis:
-    return Hypothesis(
-        name, why, f"replay it as recorded: --replay {key}={value}", basis, recorded=True, mode={key: value}
-    )
-
-
-# Fields of a mode that may be set otherwise than recorded.
-AS_RECORDED = (
-    _as_recorded(
-        "arrivals",
-        "the simulator's requests do not come when they were sent",
-        "the recorded arrivals",
-        "arrivals",
-        "recorded",
-    ),
-    _as_recorded(LENGTHS, _OTHER_LENGTHS, "the true decode lengths", "lengths", "true"),
-    _as_recorded(
-        _PREFIX,
-        "the simulator prefills prompts that the server had in its prefix cache",
-        "prompts cached as far as the recording tells",
-        "prefix",
-        "recorded",
-    ),
-)
 WARM_CACHE = Hypothesis(
     _PREFIX,
     "the simulator computes prompts at first that the server had in its prefix cache from a load before the recording",
@@ -237,36 +213,50 @@ def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False)
         value = stated.get(argument.name, argument.default)
         values = argument.values(seen.get(argument.name), recording, stated)
         groups[argument.last].extend(argument.hypothesis(other, value) for other in values if other != value)
-    first, last = groups
     lengths = recording.requests["output_tokens_reported"]
     reported = not lengths.null_count() and not (lengths == recording.requests["output_tokens"]).all()
     if mode.lengths == "true" and reported:
-        first.append(REPORTED_LENGTHS)
+        groups[0].append(REPORTED_LENGTHS)
     if mode.prefix == "recorded" and stated.get(_CACHING, True) and may_be_warm:
-        first.append(WARM_CACHE)
-    return first, last
+        groups[0].append(WARM_CACHE)
+    return groups
 
 
 def contradicted(recording: Recording, mode: ReplayMode) -> list[Hypothesis]:
-    """Inputs of a replay that are proved wrong, by the recording or by what the server counted."""
-    found = [one for one in AS_RECORDED if any(getattr(mode, key) != value for key, value in one.mode.items())]
+    """Inputs of a replay that are proved wrong: by its mode, or by what the server counted."""
+    as_recorded = (
+        ("arrivals", "the simulator's requests do not come when they were sent", "the recorded arrivals", "arrivals"),
+        (LENGTHS, _OTHER_LENGTHS, "the true decode lengths", "lengths"),
+        (
+            _PREFIX,
+            "the simulator prefills prompts that the server had in its prefix cache",
+            "prompts cached as far as the recording tells",
+            "prefix",
+        ),
+    )
+    exact = ReplayMode()
+    found = [_as_recorded(*one) for one in as_recorded if getattr(mode, one[-1]) != getattr(exact, one[-1])]
     if mode.engine:
         arguments = ", ".join(f"{name}={value}" for name, value in mode.engine)
         why = f"the simulator runs with {arguments}, which the server did not"
         remedy = f"replay it as recorded, without {arguments}"
-        found.append(
-            Hypothesis("engine arguments", why, remedy, "the recorded arguments", recorded=True, mode={"engine": ()})
-        )
+        change = {"engine": ()}
+        found.append(Hypothesis("engine arguments", why, remedy, "the recorded arguments", recorded=True, mode=change))
     found += _counted(recording, mode)
     asynchronous = bool(recording.engine[_ASYNC].value)
     if mode.scheduling != "recorded" and (mode.scheduling == "asynchronous") != asynchronous:
-        lacks = "the simulator lacks one cycle of asynchronous scheduling"
-        why = (
-            lacks if asynchronous else "the simulator has one cycle of asynchronous scheduling that the server has not"
-        )
         basis = f"{'asynchronous' if asynchronous else 'synchronous'} scheduling, as recorded"
-        found.append(_as_recorded(_SCHEDULING, why, basis, "scheduling", "recorded"))
+        found.append(
+            _as_recorded(_SCHEDULING, argument_hypothesis(_ASYNC, asynchronous, None).why, basis, "scheduling")
+        )
     return found
+
+
+def _as_recorded(name: str, why: str, basis: str, key: str) -> Hypothesis:
+    value = getattr(ReplayMode(), key)
+    return Hypothesis(
+        name, why, f"replay it as recorded: --replay {key}={value}", basis, recorded=True, mode={key: value}
+    )
 
 
 def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
@@ -282,29 +272,29 @@ def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
         server = f"{most:,}: {bound}" if bound else f"had {most:,} {argument.counts}"
         basis = f"the {'bound of' if bound else 'most'} {argument.counts} that step records count"
         why = f"the simulator has {name} {int(value):,}, and the server {server}"
-        yield _proved(name, most, why, basis, at_least=not bound)
+        yield _proved(name, most, basis, why, at_least=not bound)
     value, blocks = stated.get(BLOCKS), seen.get(BLOCKS, -1) + 1  # the null block is not counted
     if blocks not in (0, value):
         has = "unlimited KV memory" if value is None else f"{int(value):,} KV blocks"
         why = f"the simulator has {has} and the server had {blocks:,} blocks"
-        yield _proved(BLOCKS, blocks, why, "the blocks that step records count")
+        yield _proved(BLOCKS, blocks, "the blocks that step records count", why)
     if mode.prefix == "recorded" and not stated.get(_CACHING, True):
-        counts = (
+        counted = (
             rows["cached_prompt_tokens"].fill_null(0).sum() for rows in (recording.requests, recording.lifecycles)
         )
-        if hits := int(max(counts)):
+        if hits := int(max(counted)):
             why = f"the simulator computes prompts whole, of which the server had {hits:,} tokens in its prefix cache"
-            yield _proved(_CACHING, True, why, "a prefix cache, as the server counts hits")
+            yield _proved(_CACHING, True, "a prefix cache, as the server counts hits", why)
     running = None
     if mode.scheduling == "recorded" and not recording.steps.where(f"start_us % {COARSE_US} != 0").is_empty():
         running = detected_async(recording.steps, recording.journey_events)
     if running is not None and stated.get(_ASYNC, running) != running:
         other = "asynchronous" if running else "synchronous"
-        yield _proved(_ASYNC, running, "", f"{other} scheduling, as the server's stamps of steps and tokens have it")
+        yield _proved(_ASYNC, running, f"{other} scheduling, as the server's stamps of steps and tokens have it")
 
 
-def _proved(name: str, value: int | bool, why: str, basis: str, *, at_least: bool = False) -> Hypothesis:
-    """That the server had this value of an engine argument, as its own records say."""
+def _proved(name: str, value: int | bool, basis: str, why: str = "", *, at_least: bool = False) -> Hypothesis:
+    """The server had this value of an engine argument, as its own records say."""
     one = argument_hypothesis(name, value, None)
     remedy = stated_as(name, value, at_least=at_least)
     return replace(one, why=why or one.why, remedy=remedy, basis=basis, recorded=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass
 from math import isnan
 from typing import Any
 
@@ -21,14 +21,13 @@ from blis_replay.validate.explain.attribute import (
     Estimate,
     StepsOff,
     blames,
-    fraction,
+    part_of,
 )
-from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, Standing
+from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, Hypothesis, Standing
 from blis_replay.validate.metrics.uncertainty import MIN_REQUESTS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import predicted
 
-_NO_COMPONENT = "no component"
 _QUEUE = (
     "the recording is overloaded, so its latencies measure how long the queue has grown; the errors below are those of "
     "the queue, and `blis-replay validate` judges what was served instead"
@@ -43,8 +42,18 @@ class Advice:
     remedy: str = ""
     command: str = ""
 
+    @property
+    def _without_command(self) -> str:
+        return f"{self.problem}; {self.remedy}:" if self.command else self.problem
+
     def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}: {self.command}" if self.command else self.problem
+        return f"{self._without_command} {self.command}".rstrip()
+
+    @property
+    def line(self) -> Line:
+        """What is off stands out, up to the first comma or semicolon."""
+        mark = Toned(self.problem.partition(",")[0].partition(";")[0], "heading")
+        return Line(self._without_command, mark=mark, command=self.command)
 
 
 def explanations(attribution: Attribution) -> list[str]:
@@ -61,7 +70,7 @@ def advice_of(attribution: Attribution) -> list[Advice]:
     if named := blames(attribution):
         explained: set[tuple[str, bool]] = set()
         return [_explained(attribution, blame, explained) for blame in named]
-    if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in MEANS):
+    if all(attribution.relative_error(i) is None for i in MEANS):
         return [Advice("no mean was observed, so there is no error to explain")]
     return [Advice("no mean is off by 1 % or more: there is nothing to blame")]
 
@@ -85,13 +94,13 @@ def attribution_answer(attribution: Attribution) -> Answer:
     others = [one for one in attribution.standings if one.name not in names and one.because]
     page: list[Part] = [
         _head(attribution),
-        *([_sentence(Advice(_QUEUE))] if attribution.queue else []),
+        *([Advice(_QUEUE).line] if attribution.queue else []),
         _shares(attribution),
         Block(replaced, "each component in turn replaced by"),
         Block(_standing(others, PROVED_RIGHT), "proved right"),
         Block(_standing(others, OPEN), "not replaced"),
         *(f"{names} must not be used: {why}" for why, names in _by_reason(attribution.unusable.items()).items()),
-        Block([_sentence(advice) for advice in advice_of(attribution)]),
+        Block([advice.line for advice in advice_of(attribution)]),
     ]
     return Answer(page, _document(attribution), _rows(attribution))
 
@@ -159,8 +168,8 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
 
     ``explained``: causes whose reasons and remedies an earlier sentence gives; those of this one are added.
     """
-    off = f"{blame.metric} is {predicted(blame.error)}"
-    off += _uncertainty(attribution, attribution.error[blame.quantity], blame.quantity, ", {}")
+    i = blame.quantity
+    off = f"{blame.metric} is {predicted(blame.error)}" + _uncertainty(attribution, attribution.error[i], i, ", {}")
     if blame.cause is None:
         why = "no component that was replaced explains most of it"
         if not attribution.causes:
@@ -168,25 +177,26 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
         return Advice("; ".join([off, why, *_open(attribution, explained)]))
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
-    causes = (blame.cause, *blame.beside)
-    reasons = {(cause.component.name, _is_less(cause, blame)): cause for cause in causes}
-    new = [cause for reason, cause in reasons.items() if reason not in explained]
-    explained.update(reasons)
-    points = "; and ".join(_points(attribution, cause, blame, with_reason=cause in new) for cause in causes)
-    residual_us, observed_us = attribution.residual[blame.quantity].value_us, attribution.observed_us[blame.quantity]
+    said, remedies = [off], dict[str, Hypothesis]()
+    points = []
+    for cause in (blame.cause, *blame.beside):
+        reason = (cause.component.name, part_of(cause, i) < 0)
+        points.append(_points(attribution, cause, blame, with_reason=reason not in explained))
+        if reason not in explained:
+            explained.add(reason)
+            remedies[cause.component.advice] = cause.component
+    said.append("; and ".join(points))
+    residual_us, observed_us = attribution.residual[i].value_us, attribution.observed_us[i]
     if abs(residual_us) >= max(MIN_BESIDE * abs(blame.error), MIN_CANCELLING) * observed_us:
         way = " the other way" if residual_us * blame.error < 0 else ""
-        left = f"{100 * abs(residual_us) / observed_us:.1f} points{way} come from no component"
-        points = "; ".join([points, left, *_open(attribution, explained)])
+        said.append(f"{100 * abs(residual_us) / observed_us:.1f} points{way} come from no component")
+        said += _open(attribution, explained)
     # A command comes last: then it stands on a line of its own, as it can be given.
-    remedies = {cause.component.advice: cause.component for cause in new}
-    if not remedies:
-        return Advice(f"{off}; {points}")
-    *others, last = sorted(remedies.values(), key=lambda component: bool(component.command))
-    said = [off, points, *(component.advice for component in others)]
-    if not last.command:
-        return Advice("; ".join([*said, last.advice]))
-    return Advice("; ".join(said), last.remedy, last.command)
+    ordered = sorted(remedies.values(), key=lambda component: bool(component.command))
+    if ordered and ordered[-1].command:
+        said += [component.advice for component in ordered[:-1]]
+        return Advice("; ".join(said), ordered[-1].remedy, ordered[-1].command)
+    return Advice("; ".join([*said, *(component.advice for component in ordered)]))
 
 
 def _open(attribution: Attribution, explained: set[tuple[str, bool]]) -> list[str]:
@@ -208,29 +218,25 @@ def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str
     return form.format(f"within its uncertainty of {f'±{percent:.1f}' if percent < 100 else 'over 100'} %")
 
 
-def _is_less(cause: Cause, blame: Blame) -> bool:
-    return cause.shares[blame.quantity].value_us < 0
-
-
 def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason: bool) -> str:
     """The part of an error that is a cause's, and why."""
-    component, part = cause.component, cause.shares[blame.quantity]
+    component, i = cause.component, blame.quantity
+    part = cause.shares[i]
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
-    other_way = blame.cause is not None and blame.cause.shares[blame.quantity].value_us * part.value_us < 0
-    points = 100 * abs(part.value_us) / attribution.observed_us[blame.quantity]
-    share = f"{points:.1f} points{_uncertainty(attribution, part, blame.quantity, ' ({})')}"
+    other_way = blame.cause is not None and part_of(blame.cause, i) * part.value_us < 0
+    points = 100 * abs(part.value_us) / attribution.observed_us[i]
+    share = f"{points:.1f} points{_uncertainty(attribution, part, i, ' ({})')}"
     come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
-    why = component.less if component.less and _is_less(cause, blame) else component.why
+    why = component.less if component.less and part.value_us < 0 else component.why
     return f"{come}: {why}" if with_reason else come
 
 
 def _head(attribution: Attribution) -> Block:
     """What the shares are of, and their intervals, if there are some."""
-    parts = (attribution.error, attribution.residual, *(cause.shares for cause in attribution.causes))
+    parts = (attribution.error, *(estimates for _, estimates in attribution.parts))
     has_intervals = any(not isnan(estimate.low_us) for estimates in parts for estimate in estimates)
-    shares = "shares in % of observed, ± half of the 95 % interval for another recording of the load"
-    if not has_intervals:
-        shares = "shares in % of observed; too few requests for intervals"
+    intervals = ", ± half of the 95 % interval for another recording of the load"
+    shares = f"shares in % of observed{intervals if has_intervals else '; too few requests for intervals'}"
     return Block(
         [
             Line(f"{attribution.alias}  ({attribution.slug})", mark=Toned(attribution.alias, "heading")),
@@ -240,29 +246,14 @@ def _head(attribution: Attribution) -> Block:
     )
 
 
-def _sentence(advice: Advice) -> Line:
-    """What is off stands out, up to the first comma or semicolon."""
-    mark = Toned(advice.problem.partition(",")[0].partition(";")[0], "heading")
-    said = f"{advice.problem}; {advice.remedy}:" if advice.command else advice.problem
-    return Line(said, mark=mark, command=advice.command)
-
-
 def _shares(attribution: Attribution) -> Table:
     """Means beside p99s where there is room, else below each other."""
     parts = {"mean": 1, "p99": 2}
     columns = [Column(f"{metric.upper()} {statistic}", "ms", part=parts[statistic]) for metric, statistic in QUANTITIES]
-    rows: list[list[Cell]] = [
-        ["observed ms", *map(_known, attribution.observed_us)],
-        ["simulated ms", *map(_known, attribution.simulated_us)],
-        ["error", *_share_cells(attribution.error, attribution)],
-        *([f"  {cause.component.name}", *_share_cells(cause.shares, attribution)] for cause in attribution.causes),
-        [f"  {_NO_COMPONENT}", *_share_cells(attribution.residual, attribution)],
-    ]
-    return Table("", (Column(""), *columns), rows)
-
-
-def _share_cells(estimates: Sequence[Estimate], attribution: Attribution) -> list[Cell]:
-    return [_share(*pair) for pair in zip(estimates, attribution.observed_us, strict=True)]
+    estimated = [("error", attribution.error), *((f"  {name}", shares) for name, shares in attribution.parts)]
+    shares: list[list[Cell]] = [[name, *map(_share, of, attribution.observed_us)] for name, of in estimated]
+    observed, simulated = (map(_known, us) for us in (attribution.observed_us, attribution.simulated_us))
+    return Table("", (Column(""), *columns), [["observed ms", *observed], ["simulated ms", *simulated], *shares])
 
 
 def _share(estimate: Estimate, observed_us: float) -> str:
@@ -283,16 +274,9 @@ _COLUMNS = (
 
 
 def _rows(found: Attribution) -> Table:
-    def row(i: int, part: str, share: Estimate) -> list[Cell]:
-        return [*QUANTITIES[i], part, *map(_known, (share.value_us, share.low_us, share.high_us))]
-
-    rows = [
-        cells
-        for i in range(len(QUANTITIES))
-        for cells in (
-            row(i, "error", found.error[i]),
-            *(row(i, c.component.name, c.shares[i]) for c in found.causes),
-            row(i, _NO_COMPONENT, found.residual[i]),
-        )
+    rows: list[list[Cell]] = [
+        [*quantity, part, *map(_known, astuple(estimates[i]))]
+        for i, quantity in enumerate(QUANTITIES)
+        for part, estimates in [("error", found.error), *found.parts]
     ]
     return Table("", _COLUMNS, rows)

@@ -168,7 +168,7 @@ def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
 
 
 _INTERVALS = "low and high: 95 % interval for another recording of the same load"
-_ERROR, _NO_COMPONENT = "error", "no component"
+_ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,9 @@ def falls(attribution: Attribution, quantity: int) -> list[Fall]:
     observed_us = attribution.observed_us[quantity]
     if isnan(observed_us) or observed_us == 0:
         return []
-    named = [(cause.component.name, cause.shares[quantity]) for cause in attribution.causes]
     bars = [_fall(_ERROR, 0.0, attribution.error[quantity], observed_us)]
-    for name, estimate in [*named, (_NO_COMPONENT, attribution.residual[quantity])]:
-        bars.append(_fall(name, bars[-1].end, estimate, observed_us))
+    for name, estimates in attribution.parts:
+        bars.append(_fall(name, bars[-1].end, estimates[quantity], observed_us))
     return bars
 
 

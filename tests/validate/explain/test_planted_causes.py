@@ -174,7 +174,7 @@ def test_the_page_fits_80_columns_and_the_json_has_the_same_numbers(planted: Pla
     ttft = next(e for e in document["errors"] if (e["metric"], e["statistic"]) == ("ttft", "mean"))
     percent = 100 * ttft["shares_ms"]["scheduling mode"]["value"] / ttft["observed_ms"]
     assert f"{percent:+.1f}" in page
-    assert "the simulator lacks one cycle of asynchronous scheduling" in " ".join(page.split())
+    assert "the simulator schedules synchronously, and the server asynchronously" in " ".join(page.split())
 
 
 def test_errors_have_the_intervals_of_validate_and_their_parts_those_of_the_same_method(planted: Planted) -> None:

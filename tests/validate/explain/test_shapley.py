@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.validate.explain.attribute import all_subsets, shapley_values
+from blis_replay.base.arrays import Floats
+from blis_replay.validate.explain.attribute import Subset, all_subsets, shapley_weights
+
+
+def shapley_values(players: int, value: Mapping[Subset, Floats]) -> Floats:
+    return np.asarray(shapley_weights(players) @ np.stack([value[one] for one in all_subsets(players)]), np.float64)
 
 
 def test_the_glove_game() -> None:
