@@ -28,10 +28,14 @@ MIN_STALL = 2.0  # usual TTFTs without any first token: a shorter gap may be a f
 
 @dataclass(frozen=True)
 class Stalls:
-    """Steps that took longer: int64[n] each, us of the run from which the next step is one, and by how much."""
+    """Steps that took longer: int64[n] each, us of the run from which the next step is one, and by how much.
+
+    ``lead_us``: a simulated step may begin by this much earlier than the recorded one.
+    """
 
     at_us: Int64s
     longer_us: Int64s
+    lead_us: int = 0
 
     def __str__(self) -> str:
         """In words."""
@@ -43,7 +47,8 @@ class Stalls:
         if isinstance(latency, ObservedCycles):
             return latency
         # A step that begins within a stall is the stalled one, so the next one begins after it.
-        from_us = np.column_stack([self.at_us, self.at_us + self.longer_us]).ravel()
+        at_us = self.at_us - self.lead_us
+        from_us = np.column_stack([at_us, at_us + self.longer_us]).ravel()
         longer_us = np.column_stack([self.longer_us, np.zeros_like(self.longer_us)]).ravel()
         nothing = np.zeros(1, np.int64)
         before = np.minimum(from_us[:1] - 1, nothing)

@@ -73,7 +73,8 @@ def _recorded(replayed: Replayed) -> Stalls | None:
     longer_us = stalled_us(cycles.cycle_us)
     first_us = int(replayed.recording.requests["arrival_us"][0])
     long = (longer_us > 0) & (cycles.from_us + longer_us > first_us)  # an earlier one is of another client
-    return Stalls(cycles.from_us[long], longer_us[long]) if long.any() else None
+    nearest_us = int(np.median(cycles.cycle_us)) // 2  # of the simulated steps the nearest one is the recorded one
+    return Stalls(cycles.from_us[long], longer_us[long], nearest_us) if long.any() else None
 
 
 def _seen_by_client(replayed: Replayed) -> Stalls | None:

@@ -8,7 +8,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain.attribute import QUANTITIES, attribute
 from blis_replay.validate.explain.hypothesis import Replayed
 from blis_replay.validate.explain.standstill import standstill
-from blis_replay_labs.planted.causes import stood_still
+from blis_replay_labs.planted.causes import PRE_QUEUE, delay, stood_still
 from blis_replay_labs.planted.faults import Case, Depth, Fault, planted_case
 
 pytestmark = pytest.mark.slow
@@ -40,3 +40,17 @@ def test_nobody_is_sent_to_calibrate_to_a_server_that_stood_still() -> None:
     assert still is not None
     assert replayed.calibrate()[1].startswith("blis-replay calibrate")
     assert replayed.put_right([still]).calibrate()[1].startswith("blis-replay explain")
+
+
+def test_a_stalled_step_that_begins_earlier_in_the_simulator_is_stalled_as_well() -> None:
+    """The simulator has requests in its queue 4 ms too early, so its first step begins before the recorded one.
+
+    The 3 s of the cold start are its own share of the error, and 4 ms are that of the delay.
+    """
+    both = planted_case(Fault("", (stood_still(3_000_000, 0), delay(PRE_QUEUE, pre_queue_us=-4_000))))
+    alone, together = (attribute(case.recording, case.release) for case in (case_of(0, "full"), both))
+    column = QUANTITIES.index(("ttft", "mean"))
+    (cold,) = (cause.shares[column].value_us for cause in alone.causes if cause.component.name == "cold start")
+    shares_us = {cause.component.name: cause.shares[column].value_us for cause in together.causes}
+    assert shares_us["cold start"] == pytest.approx(cold, rel=0.02)
+    assert shares_us[PRE_QUEUE] == pytest.approx(-4_000, rel=0.1)
