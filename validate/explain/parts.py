@@ -7,8 +7,7 @@ fits the latencies of single requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,50 +44,35 @@ MIN_HIT_RATE = 0.05  # of prompt tokens: fewer hits in all make no step time see
 MAX_MISCOUNT = 1.0  # prompts that are counted wrong do not double the latencies
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part that the simulator models.
-
-    ``key``: of the mode that replaces it.  ``why``: half a sentence, with a place for ``longer`` or ``shorter``.
-    ``decides``: the measurement that shows it.  ``costs``: its places in a fit.  ``fields``: its delays in the
-    coefficients.
-    """
-
-    key: str
-    name: str
-    why: str
-    decides: str = "journeys of every request"
-    shorter: str = "shorter"
-    costs: range = range(0)
-    fields: tuple[str, ...] = ()
-
-    def hypothesis(self, advice: tuple[str, str], basis: str, **change: Any) -> Hypothesis:
-        """The server had otherwise what ``change`` puts in its place; ``advice``: remedy and command."""
-        longer, shorter = (self.why.format(word) for word in ("longer", self.shorter))
-        remedy, command = advice
-        return Hypothesis(self.name, longer, remedy, basis, self.decides, shorter, command=command, **change)
+def _part(
+    name: str, key: str, longer: str, shorter: str = "", decides: str = "journeys of every request"
+) -> Hypothesis:
+    return Hypothesis(name, longer, "", decides=decides, less=shorter, mode={key: "recorded"})
 
 
-_PRE_QUEUE = Part(
-    "pre_queue",
-    PRE_QUEUE,
-    "the simulator's delay before the queue is {} than the server's",
-    costs=PRE_QUEUE_COST,
-    fields=("pre_queue_us", "pre_queue_per_prompt_token_us"),
+_BEFORE, _AFTER = "the simulator's delay before the queue is", "the simulator's delays after the engine are"
+_STEPS = "the simulator's steps take"
+# Each with the mode that replaces it by its recording.
+PARTS = (
+    _part(PRE_QUEUE, "pre_queue", f"{_BEFORE} longer than the server's", f"{_BEFORE} shorter than the server's"),
+    _part(DECISIONS, "schedule", "the simulator admits requests that the server passed over"),
+    _part(OUTPUT, "output_processing", f"{_AFTER} longer than the server's", f"{_AFTER} shorter than the server's"),
+    _part(
+        STEP_TIME,
+        "step_time",
+        f"{_STEPS} longer than the server's",
+        f"{_STEPS} less time than the server's",
+        "step records",
+    ),
 )
-_DECISIONS = Part("schedule", DECISIONS, "the simulator admits requests that the server passed over")
-_OUTPUT = Part(
-    "output_processing",
-    OUTPUT,
-    "the simulator's delays after the engine are {} than the server's",
-    costs=OUTPUT_COSTS,
-    fields=("post_token_us", "post_request_us", "first_token_per_decode_us", "stamp_us"),
-)
-_STEP_TIME = Part(
-    "step_time", STEP_TIME, "the simulator's steps take {} than the server's", "step records", "less time", STEP_COSTS
-)
-PARTS = (_PRE_QUEUE, _DECISIONS, _OUTPUT, _STEP_TIME)
-_FITTED = (_STEP_TIME, _PRE_QUEUE, _OUTPUT)
+_BY_NAME = {part.name: part for part in PARTS}
+# Where they are in a point of a fit, and their delays in the coefficients.
+_COSTS = {STEP_TIME: STEP_COSTS, PRE_QUEUE: PRE_QUEUE_COST, OUTPUT: OUTPUT_COSTS}
+_DELAYS = {
+    STEP_TIME: (),
+    PRE_QUEUE: ("pre_queue_us", "pre_queue_per_prompt_token_us"),
+    OUTPUT: ("post_token_us", "post_request_us", "first_token_per_decode_us", "stamp_us"),
+}
 
 
 def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothesis], list[Standing]]:
@@ -101,7 +85,7 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
     if fitted is not None:
         names = {one.name for one in fitted}
         as_it_is = "the latencies of the requests do not ask for another"
-        unable = {part.name: as_it_is for part in _FITTED if part.name not in names}
+        unable = {name: as_it_is for name in _COSTS if name not in names}
         unable[DECISIONS] = "journeys of requests were not recorded"
         return fitted, _open(unable, server)
     found, unable = _delays(server)
@@ -116,49 +100,47 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
 
 
 def _open(unable: Mapping[str, str], server: Replayed) -> list[Standing]:
-    decides, alias = {part.name: part.decides for part in PARTS}, f"{server.recording.alias}: "
-    return [Standing(name, OPEN, why.removeprefix(alias), decides[name]) for name, why in unable.items()]
+    alias = f"{server.recording.alias}: "
+    return [Standing(name, OPEN, why.removeprefix(alias), _BY_NAME[name].decides) for name, why in unable.items()]
 
 
 def _delays(server: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:
     """Delays and decisions as recorded, and why others cannot be replaced."""
     able, unable = recorded_delays(server.recording)
-    parts = [part for part in PARTS if part is not _STEP_TIME and getattr(server.mode, part.key) != "recorded"]
-    found = [
-        part.hypothesis(
-            ("see what is waited for", server.segments) if part is _DECISIONS else server.calibrate(),
-            able[part.key],
-            mode={part.key: "recorded"},
-            recorded=True,
-        )
-        for part in parts
-        if part.key in able
-    ]
-    return found, {part.name: unable[part.key] for part in parts if part.key in unable}
+    found, left = [], {}
+    for part in PARTS:
+        (key,) = part.mode
+        if key in able and getattr(server.mode, key) != "recorded":
+            of_decisions = ("see what is waited for", server.segments)
+            remedy, command = of_decisions if part.name == DECISIONS else server.calibrate()
+            found.append(replace(part, remedy=remedy, command=command, basis=able[key], recorded=True))
+        elif key in unable and getattr(server.mode, key) != "recorded":
+            left[part.name] = unable[key]
+    return found, left
 
 
 def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | None:
     """Step time and delays where only the client recorded anything; None if it is not so, or they explain nothing."""
     recording, entry = server.recording, server.entry
-    replaced = any(getattr(server.mode, part.key) != "modelled" for part in PARTS)
+    replaced = any(getattr(server.mode, key) != "modelled" for part in PARTS for key in part.mode)
     trial = None
     if not replaced and recording.steps.is_empty() and recording.lifecycles.is_empty():
         trial = trial_of(server)
     if trial is None or np.isnan(trial.target.observed_us[0]).all():
         return None  # E2E alone does not tell steps from delays
     fit = trial.fit()
-    if fit.left > MAX_LEFT * fit.before:
+    if fit.left > MAX_LEFT * trial.left:
         return None
     changed = with_costs(entry, fit.at)
-    left = f"their mean difference falls from {100 * fit.before:.1f} to {100 * fit.left:.1f} %"
+    left = f"their mean difference falls from {100 * trial.left:.1f} to {100 * fit.left:.1f} %"
     basis = f"not recorded; fitted to the latencies of {trial.target.observed_us.shape[1]:,} requests: {left}"
     found = []
-    for part in _FITTED:
-        lifecycle = {name: getattr(changed.lifecycle, name) for name in part.fields}
-        steps = part is _STEP_TIME and bool(np.rint(fit.at[STEP_COSTS]).any())
+    for name, costs in _COSTS.items():
+        lifecycle = {delay: getattr(changed.lifecycle, delay) for delay in _DELAYS[name]}
+        steps = name == STEP_TIME and bool(np.rint(fit.at[costs]).any())
         if not steps and replace(entry.lifecycle, **lifecycle) == entry.lifecycle:
             continue
-        also, (remedy, command) = _as_well(fit, part), server.calibrate()
+        also, (remedy, command) = _as_well(fit, name), server.calibrate()
         unlike = _unlike_a_step(recording, trial, fit) if steps else ""
         if unlike and unlike not in proved:
             if unlike == PREFIX_CACHE:  # a fit to it would make prefill too cheap
@@ -166,8 +148,8 @@ def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | N
             also, remedy = (*also, unlike), f"to be sure record {_DECIDES[unlike]}; {remedy}"
         elif also:
             remedy = f"to be sure record journeys; {remedy}"
-        latency = changed.latency if steps else None
-        found.append(part.hypothesis((remedy, command), basis, latency=latency, lifecycle=lifecycle, also=also))
+        one = replace(_BY_NAME[name], mode={}, lifecycle=lifecycle, latency=changed.latency if steps else None)
+        found.append(replace(one, remedy=remedy, command=command, basis=basis, also=also))
     return found
 
 
@@ -186,20 +168,20 @@ def _unlike_a_step(recording: Recording, trial: Trial, fit: Fit) -> str:
     unknown = unknown and (recording.prefix_hit_rate is None or recording.prefix_hit_rate > MIN_HIT_RATE)
     if np.rint(fit.at[PREFILL_COST]) < 0 and unknown and (caching is None or caching.value):
         return PREFIX_CACHE
-    if fit.equal and fit.equal[0] == (PREFILL_COST, frozenset({PREFILL_COST})) and fit.before < MAX_MISCOUNT:
+    if fit.equal and fit.equal[0] == (PREFILL_COST, frozenset({PREFILL_COST})) and trial.left < MAX_MISCOUNT:
         return PROMPTS
-    sped_up = float(np.nanmean(trial.difference_as_is[1])) > SPED_UP and fit.left > SCATTER * fit.before
+    sped_up = float(np.nanmean(trial.difference_as_is[1])) > SPED_UP and fit.left > SCATTER * trial.left
     return SPECULATION if sped_up and "speculative_config" not in recording.engine else ""
 
 
-def _as_well(fit: Fit, part: Part) -> tuple[str, ...]:
+def _as_well(fit: Fit, name: str) -> tuple[str, ...]:
     """Parts that explain as well all that was fitted of this one.
 
     A client sees a delay before the queue and one of the first token alike, and its own late stamps too.
     """
-    equal = set.intersection(*(set(as_well) for cost, as_well in fit.equal if cost in part.costs))
-    also = [other.name for other in _FITTED if equal & set(other.costs) and other is not part]
-    return tuple(dict.fromkeys([*also, *((OUTPUT, "send stamps") if part is _PRE_QUEUE else ())]))
+    equal = set.intersection(*(set(as_well) for cost, as_well in fit.equal if cost in _COSTS[name]))
+    also = [other for other, costs in _COSTS.items() if equal & set(costs) and other != name]
+    return tuple(dict.fromkeys([*also, *((OUTPUT, "send stamps") if name == PRE_QUEUE else ())]))
 
 
 def _step_time(server: Replayed) -> Hypothesis | str:
@@ -213,8 +195,8 @@ def _step_time(server: Replayed) -> Hypothesis | str:
         return str(error)
     if recorded and server.stalls is not None:  # a standstill is a cause of its own
         cycles = stalled(cycles, server.stalls, -1)
-    change = {"latency": cycles, "mode": {"pace": "modelled"}, "recorded": recorded}
-    found = _STEP_TIME.hypothesis((remedy, command), basis, **change)
+    found = replace(_BY_NAME[STEP_TIME], remedy=remedy, command=command, basis=basis)
+    found = replace(found, latency=cycles, mode={"pace": "modelled"}, recorded=recorded)
     if nature is not None and nature.is_held_up:
         found = replace(found, less=f"{found.less}: {nature.words}")
     elif nature is not None and nature.is_pace:

@@ -15,7 +15,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import TraceError
-from blis_replay.blis.engine import Engine, simulate
+from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.result import SimResult
@@ -34,7 +34,6 @@ MAX_COSTS = 3  # costs fitted at once
 MAX_LEFT_OF_COST = 0.9  # a further cost must leave at most this share of the error
 MAX_CALLS = 8  # replays to solve for one cost
 HOPELESS = 4.0  # a fit ends if its first cost leaves this many times the error that would be enough
-MAX_SLOWER = 2.0  # a run that takes this many times as long as the recording explains nothing
 NOT_SIMULATED = 10.0  # the error of a replay that the engine cannot run, relative to the latencies
 
 # A point of a fit, float64[8], is what is added to the costs: ns per step, prefill, decode and context token; then us
@@ -113,14 +112,12 @@ def _line_ns(at: Floats) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Fit:
-    """Costs fitted through the simulator: ``at``, float64[8], what is added to each.
+    """Costs fitted through the simulator: ``at``, float64[8], what is added to each; ``left``: the error with them.
 
-    ``before``, ``left``: error without and with them, relative to the latencies.  ``equal``: each cost that was fitted,
-    by place, with those that alone leave as little.
+    ``equal``: each cost that was fitted, by place, with those that alone leave as little.
     """
 
     at: Floats
-    before: float
     left: float
     equal: tuple[tuple[int, frozenset[int]], ...] = ()
 
@@ -156,9 +153,7 @@ class Trial:
     def put_right(self, hypothesis: Hypothesis) -> Trial | None:
         """The same requests with the change of a hypothesis; None if no engine has its arguments.
 
-        An engine that takes ``MAX_SLOWER`` times as long as the recording is not waited for: its error is
-        ``NOT_SIMULATED``.  Raises ``ValueError`` for another schedule, which a trial cannot replay, and what planning
-        the replay raises.
+        Raises ``ValueError`` for another schedule, which a trial cannot replay, and what planning the replay raises.
         """
         if hypothesis.schedule is not None:
             raise ValueError(f"{hypothesis.name}: only the schedule check can replay another schedule")
@@ -168,30 +163,15 @@ class Trial:
                 return Trial(changed, self.target)
             other, engine = copy(self), replayed_engine(changed.recording, changed.mode, changed.entry).config
             other.replayed, other._plan = changed, replace(self._plan, engine=engine)
-            other._begin(may_end=True)
+            other._begin()
         except TraceError:
             return None
         return other
 
-    def _begin(self, *, may_end: bool = False) -> None:
-        self._points: dict[bytes, _Point] = {}
+    def _begin(self) -> None:
         self._served: dict[tuple[int, ...], SimResult] = {}
         self._fit: Fit | None = None
-        slow = may_end and self._plan.engine.data_parallel_size == 1 and self._is_slow()
-        self.difference_as_is: Floats = self._far_off() if slow else self.difference(np.zeros(len(_MOVES)))
-
-    def _is_slow(self) -> bool:
-        """Whether requests are open after ``MAX_SLOWER`` times the length of the recording, or cannot be served."""
-        chosen = self.target.chosen
-        running = Engine(self._trace, self._plan.engine, self._entry.lifecycle)
-        ends_us = self._trace.arrival_us[chosen] + self.target.observed_us[1]
-        try:
-            running.advance(self._plan.latency(self._entry.latency), int(MAX_SLOWER * np.nanmax(ends_us)))
-        except TraceError:
-            return True
-        is_open = np.zeros(len(self._trace), np.bool_)
-        is_open[running.order] = running.state.outcomes["last_step"] < 0
-        return bool(is_open[chosen].any())
+        self.difference_as_is: Floats = self.difference(np.zeros(len(_MOVES)))
 
     @property
     def left(self) -> float:
@@ -220,7 +200,7 @@ class Trial:
         try:
             result = self._result(at)
         except TraceError:
-            return self._far_off()
+            return np.where(np.isnan(target.observed_us), np.nan, NOT_SIMULATED)
         parts = [result.ttft_us, result.e2e_us]
         if target.stamped:
             parts += [
@@ -230,9 +210,6 @@ class Trial:
             ]
         simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
         return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
-
-    def _far_off(self) -> Floats:
-        return np.where(np.isnan(self.target.observed_us), np.nan, NOT_SIMULATED)
 
     def _simulated(self, entry: ModelEntry) -> SimResult:
         return simulate(self._trace, self._plan.engine, self._plan.latency(entry.latency), entry.lifecycle)
@@ -266,9 +243,8 @@ class Trial:
             best = self._together(points[cost]) if len(chosen) > 1 else points[cost]
             if best.left > HOPELESS * enough:
                 break
-        self._points.clear()
         self._served.clear()
-        fit = Fit(best.at, self.left, best.left, tuple(chosen))
+        fit = Fit(best.at, best.left, tuple(chosen))
         self._fit = None if enough < np.inf else fit
         return fit
 
@@ -279,7 +255,7 @@ class Trial:
             last, here = 0.0, start.mean(row)
             moved = -float(np.sign(here)) or 1.0
             for _ in range(MAX_CALLS):
-                point = self._at(start.at + moved * direction)
+                point = self._point(start.at + moved * direction)
                 best, there = min(best, point, key=lambda point: point.left), point.mean(row)
                 if abs(there) < MIN_ERROR / 10 or abs(there - here) < 1e-9:
                     break
@@ -302,18 +278,14 @@ class Trial:
             normal = slopes.T @ (slopes * weight[:, None])
             damped = normal + 1e-3 * np.diag(np.diag(normal) + 1e-12)
             move = -np.linalg.solve(damped, slopes.T @ (weight * here)) @ moves
-            best = min((self._at(point.at + part * move) for part in (1.0, 0.4)), key=lambda one: one.left)
+            best = min((self._point(point.at + part * move) for part in (1.0, 0.4)), key=lambda one: one.left)
             if best.left >= point.left:
                 break
             point = best
         return point
 
-    def _at(self, at: Floats) -> _Point:
-        """A point of this fit; one in ten is asked for twice."""
-        key = at.tobytes()
-        if key not in self._points:
-            self._points[key] = _Point(at, self.difference(at))
-        return self._points[key]
+    def _point(self, at: Floats) -> _Point:
+        return _Point(at, self.difference(at))
 
 
 def trial_of(replayed: Replayed) -> Trial | None:

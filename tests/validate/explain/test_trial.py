@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blis_replay.blis.engine import Engine, simulate
+from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel
-from blis_replay.blis.trace import NEVER_US
 from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.recorded import RecordedSchedule
@@ -48,13 +47,6 @@ def _as_stated() -> Trial:
     return found
 
 
-def _with_at_once(stated: Trial, requests: int) -> Trial:
-    """The same server if it ran so many requests at once."""
-    found = stated.put_right(argument_hypothesis("max_num_seqs", requests, None))
-    assert found is not None
-    return found
-
-
 def test_delays_after_the_engine_are_tried_without_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """E2E is later by 70 us per token and 900 us, TTFT by 70 us.  A delay before the queue is replayed."""
     runs = _counted(monkeypatch)
@@ -85,23 +77,6 @@ def test_delays_after_the_engine_are_tried_without_a_replay(monkeypatch: pytest.
     assert len(runs) == 3
     later_us(PER_STEP=300_000.0)
     assert len(runs) == 4
-
-
-def test_an_engine_that_is_far_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request at a time takes over twice as long as the recording; eleven at a time are off by what they are."""
-    stated, advanced_us = _as_stated(), []
-
-    class Watched(Engine):
-        def advance(self, latency: Any, until_us: int = NEVER_US) -> None:
-            advanced_us.append(until_us)
-            super().advance(latency, until_us)
-
-    monkeypatch.setattr(trial, "Engine", Watched)
-    runs = _counted(monkeypatch)
-    assert (_with_at_once(stated, 1).difference_as_is[:2] == trial.NOT_SIMULATED).all()
-    assert (max(advanced_us) < NEVER_US, len(runs)) == (True, 0)
-    assert 0 < _with_at_once(stated, 11).left < 2.0
-    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("change", ["lifecycle", "latency", "block_size"])
