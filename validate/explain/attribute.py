@@ -85,8 +85,13 @@ class Estimate:
     """A number in us with its 95 % interval; nan where it is not known."""
 
     value_us: float
-    low_us: float
-    high_us: float
+    low_us: float = nan
+    high_us: float = nan
+
+    @classmethod
+    def between(cls, value_us: float, low_us: float, high_us: float) -> Estimate:
+        """The number; without an interval where that is infinite."""
+        return cls(value_us, low_us, high_us) if isfinite(low_us) and isfinite(high_us) else cls(value_us)
 
     @property
     def half_us(self) -> float:
@@ -108,15 +113,6 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class StepsOff:
-    """``excess``: modelled over recorded time of ``steps`` step cycles with their batches, less one: of the median or
-    of the sum, whichever is nearer to nothing."""
-
-    steps: int
-    excess: float
-
-
-@dataclass(frozen=True)
 class Attribution:
     """Where the errors of a replay come from, by place in QUANTITIES.
 
@@ -124,8 +120,8 @@ class Attribution:
     causes' shares + residual.  ``replays``: how many they rest on.  ``observed_us``: nan if not recorded, or if an
     instrument check (``unusable``) forbids it; the shares are known even then.  ``standings``: what the recording
     proves of each component, and of what else may be wrong.  ``lost``: why the recording is not the load that was
-    served, so that nothing is blamed; ``steps_off``: what the model then makes of the recorded batches, which lost
-    requests do not change.  ``queue``: whether the recording is overloaded, so that its latencies measure its queue.
+    served, so that nothing is blamed; ``steps_off``: modelled over recorded time of the recorded batches, less one:
+    lost requests do not change it.  ``queue``: the recording is overloaded, so its latencies measure its queue.
     """
 
     slug: str
@@ -142,7 +138,7 @@ class Attribution:
     standings: tuple[Standing, ...]
     unusable: dict[str, str]
     lost: tuple[str, ...] = ()
-    steps_off: StepsOff | None = None
+    steps_off: float | None = None
     queue: bool = False
 
     @property
@@ -219,7 +215,7 @@ def attribute(
         replays=len(answers),
         observed_us=tuple(map(float, observed.numbers_us)),
         simulated_us=tuple(map(float, first.numbers_us)),
-        error=_errors(first.numbers_us, observed.numbers_us, errors or {}),
+        error=_errors(first, observed, errors or {}),
         causes=causes,
         residual=estimates(np.eye(len(answers))[-1], less_observed=True),
         standings=(*(_standing(cause, observed.numbers_us) for cause in causes), *followers, *standings),
@@ -270,24 +266,19 @@ def _estimates(
             # The means of a summary are taken to be as sure as those of the replay.
             half_us *= sqrt(2) if observed.samples is None and less_observed else 1.0
         value_us = float(values_us[i])
-        found.append(_estimate(value_us, value_us - half_us, value_us + half_us))
+        found.append(Estimate.between(value_us, value_us - half_us, value_us + half_us))
     return tuple(found)
 
 
-def _estimate(value_us: float, low_us: float, high_us: float) -> Estimate:
-    """The number; without an interval where that is infinite."""
-    has = isfinite(low_us) and isfinite(high_us)
-    return Estimate(value_us, low_us, high_us) if has else Estimate(value_us, nan, nan)
-
-
 def _errors(
-    simulated_us: Floats, observed_us: Floats, errors: Mapping[MetricStatistic, RelativeEstimate]
+    first: _Replay, observed: _Replay, errors: Mapping[MetricStatistic, RelativeEstimate]
 ) -> tuple[Estimate, ...]:
     """The errors with the intervals that a comparison gives them."""
     found = []
-    for quantity, simulated, observed in zip(QUANTITIES, simulated_us.tolist(), observed_us.tolist(), strict=True):
-        ends = (errors[quantity].low * observed, errors[quantity].high * observed) if quantity in errors else (nan, nan)
-        found.append(_estimate(simulated - observed, *ends))
+    for quantity, simulated_us, observed_us in zip(QUANTITIES, first.numbers_us, observed.numbers_us, strict=True):
+        error, compared = float(simulated_us - observed_us), errors.get(quantity)
+        ends = (nan, nan) if compared is None else (compared.low * observed_us, compared.high * observed_us)
+        found.append(Estimate.between(error, *map(float, ends)))
     return tuple(found)
 
 
@@ -326,8 +317,11 @@ def _standing(cause: Cause, observed_us: Floats) -> Standing:
     return Standing(one.name, PROVED_WRONG if matters else PROVED_RIGHT, one.basis)
 
 
-def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
-    """Step times against recorded ones, batch by batch; None where they agree or are not known."""
+def _steps_off(recording: Recording, entry: ModelEntry) -> float | None:
+    """Modelled over recorded step times, less one: of the median or of the sum, whichever is nearer to 0.
+
+    None where they agree or are not known.
+    """
     of_another_run = f"{ledger.SPAN}: {ledger.STEP_RECORDS}"
     unusable = [f for f in recording.findings if f.severity == "unusable"]
     contradicted = [f for f in unusable if f.metric == "step_time" or of_another_run in f.measured]
@@ -346,8 +340,7 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
     whole = float(modelled_us.sum() / recorded.time_us.sum()) - 1
     # Where some steps stall, a line through all is above their median and right in the mean: then it is not off.
     excess = min(median, whole, key=abs) if median * whole > 0 else 0.0
-    enough = len(recorded.time_us) >= MIN_CYCLES and abs(excess) >= MIN_EXCESS
-    return StepsOff(len(recorded.time_us), excess) if enough else None
+    return excess if len(recorded.time_us) >= MIN_CYCLES and abs(excess) >= MIN_EXCESS else None
 
 
 def _observed(recording: Recording, window: tuple[float, float], token_gaps: Gaps | None) -> tuple[Bools, _Replay]:

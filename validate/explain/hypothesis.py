@@ -129,11 +129,11 @@ class Replayed:
     @property
     def entry_with_stalls(self) -> ModelEntry:
         """The coefficients of a server that stands still at the known times."""
-        return self.entry if self.stalls is None else replace(self.entry, latency=self._stalling(self.stalls))
-
-    def _stalling(self, stalls: Stalls) -> Latency:
-        cycles = self.entry.latency
-        return stalled(cycles, stalls) if isinstance(cycles, ObservedCycles) else stalls.on(cycles)
+        latency, stalls = self.entry.latency, self.stalls
+        if stalls is None:
+            return self.entry
+        still = stalled(latency, stalls) if isinstance(latency, ObservedCycles) else stalls.on(latency)
+        return replace(self.entry, latency=still)
 
     def run(self) -> ReplayRun:
         """Replay it.  Raises what ``replay`` raises."""

@@ -19,7 +19,6 @@ from blis_replay.validate.explain.attribute import (
     Blame,
     Cause,
     Estimate,
-    StepsOff,
     blames,
     part_of,
 )
@@ -65,7 +64,12 @@ def advice_of(attribution: Attribution) -> list[Advice]:
     """A sentence for each mean that is off by 1 % or more, the largest first: how much, why, what to do."""
     if attribution.lost:
         lost = [f"nothing is blamed: the recording itself is at fault: {why}" for why in attribution.lost]
-        lost += [] if attribution.steps_off is None else [_steps_off(attribution.steps_off)]
+        if attribution.steps_off is not None:
+            more = "longer" if attribution.steps_off > 0 else "shorter"
+            lost.append(
+                f"apart from that, the simulator's steps take {100 * abs(attribution.steps_off):.0f} % {more} than the "
+                "server's (median and sum of the recorded batches, whatever requests they were of)"
+            )
         return [Advice(sentence) for sentence in lost]
     if named := blames(attribution):
         explained: set[tuple[str, bool]] = set()
@@ -73,14 +77,6 @@ def advice_of(attribution: Attribution) -> list[Advice]:
     if all(attribution.relative_error(i) is None for i in MEANS):
         return [Advice("no mean was observed, so there is no error to explain")]
     return [Advice("no mean is off by 1 % or more: there is nothing to blame")]
-
-
-def _steps_off(off: StepsOff) -> str:
-    more = "longer" if off.excess > 0 else "shorter"
-    return (
-        f"apart from that, the simulator's steps take {100 * abs(off.excess):.0f} % {more} than the server's "
-        f"(median and sum of {off.steps:,} recorded batches, whatever requests they were of)"
-    )
 
 
 def attribution_answer(attribution: Attribution) -> Answer:
