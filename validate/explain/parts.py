@@ -205,7 +205,7 @@ def _step_time(server: Replayed) -> Hypothesis | str:
         found = replace(found, name=PACE_OF_STEPS, why=why, less=why, remedy=remedy)
     elif nature is not None and nature.is_off:
         by = f"mostly in the cost of {nature.cost}" if nature.cost else "in all costs or in one (not identifiable)"
-        more = f", {by}: the server's {nature.words}"
+        more = f", {by}: the server's steps {nature.words}"
         # Of a part of the run, or of one metric, the error may have the other sign.
         found = replace(found, less=found.less + more) if nature.factor > 1 else replace(found, why=found.why + more)
     return _why_not(found, server) or found
