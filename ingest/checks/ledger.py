@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import Context, Measured, Window, named, stage_windows, steps_in
 from blis_replay.ingest.recording import NOT_KNOWN, RETOKENISED, Finding, Recording, Stage
 from blis_replay.ingest.served import by_arrival, completed_requests, published, recorded_requests
@@ -58,6 +59,8 @@ OTHERS = 0.05  # share of requests of other clients
 FEW_OTHERS = 10  # requests that may warm the server up
 _TOKENS = 0.05  # share of tokens
 _TOKENS_EACH = 2  # per request
+# Requests beyond the client's are warm-ups if they are a whole number per client; with fewer clients that is chance.
+_FEWEST_CLIENTS, _MOST_WARM_UPS = 4, 4
 _LONG_WARM_UP = 4  # times the mean length, of a request of another client
 _DISTINCT_US = 1_000_000  # between time spans: clocks of two hosts
 # A request is in flight before the engine has it, and after.  The engine of a sound recording has 0 to 8 % less
@@ -389,11 +392,15 @@ def _of_metrics(recording: Recording, client: dict[str, Entry]) -> Iterator[Entr
         return
     between = (published(recording.aggregates, -1, "server_snapshots", "count") or 0) > 1
     covers = "between snapshots" if between else "since its start"
-    of = client.get(COMPLETED)
-    others = abs(done - of.value) if of else 0.0
+    of = (
+        client[COMPLETED].value if COMPLETED in client else published(recording.aggregates, -1, "requests", "succeeded")
+    )
+    others = 0.0 if of is None else abs(done - of)
+    rounds = warm_ups(recording, done - (of or done))
+    covers += f", {counted(rounds, 'warm-up')} per client" if rounds else ""
     output = counts["output_tokens"]
     stated = {
-        COMPLETED: (done, max(OTHERS * (of.value if of else done), FEW_OTHERS)),
+        COMPLETED: (done, max(OTHERS * (of or done), FEW_OTHERS, others if rounds else 0.0)),
         PROMPT: (counts["prompt_tokens"], _tokens(client, PROMPT, others)),
         DECODED: (None if output is None else output - done, _tokens(client, DECODED, others)),
         HITS: (counts["prefix_hits"], _tokens(client, PROMPT, others)),
@@ -404,6 +411,13 @@ def _of_metrics(recording: Recording, client: dict[str, Entry]) -> Iterator[Entr
             entry = _within(quantity, METRICS, value, tolerance, covers)
             with_preempted = quantity == HITS and counts["preemptions"]  # hits of those that came back count as well
             yield entry if between and not with_preempted else _at_most(entry)
+
+
+def warm_ups(recording: Recording, beyond: float) -> int:
+    """How often each client of a closed loop sent a request to warm up, if that explains the ``beyond`` of a server."""
+    clients = published(recording.aggregates, -1, "concurrency", "asked") or 0.0
+    rounds = beyond / clients if clients >= _FEWEST_CLIENTS else 0.0
+    return int(rounds) if rounds in range(1, _MOST_WARM_UPS + 1) else 0
 
 
 def preemptions(recording: Recording) -> int | None:

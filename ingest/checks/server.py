@@ -22,6 +22,7 @@ METRICS_RULE = (
 )
 _SHARE = 0.02
 _WAY_US = 20_000.0
+_PARTS = ("queue", "prefill", "decode")
 _MOST_WAY = 0.10  # share of the client's mean latency, the limit of E2E
 
 
@@ -56,7 +57,9 @@ def check_metrics(recording: Recording, context: Context) -> list[Finding]:
     agree = [pair for pair in pairs if not pair.way_us]
     findings = []
     if agree:
-        message = f"mean latencies of client and server agree: {', '.join(pair.said() for pair in agree)}"
+        message = (
+            f"mean latencies of client and server agree: {', '.join(pair.said() for pair in agree)}{_parts(recording)}"
+        )
         findings.append(Finding(METRICS_CHECK, "note", "", message, _measured(agree), METRICS_RULE))
     if apart:
         metric, why = _what_lies_between(apart)
@@ -66,6 +69,14 @@ def check_metrics(recording: Recording, context: Context) -> list[Finding]:
         severity: Severity = "unusable" if struck else "note"
         findings.append(Finding(METRICS_CHECK, severity, metric, message, _measured(apart.values()), METRICS_RULE))
     return findings
+
+
+def _parts(recording: Recording) -> str:
+    """What the server's mean E2E is made of, by its own counters; nothing if it does not say."""
+    parts = [(name, published(recording.aggregates, -1, f"server_{name}", "mean")) for name in _PARTS]
+    said = [f"{name} {us / 1e3:,.1f} ms" for name, us in parts if us is not None]
+    count = published(recording.aggregates, -1, "server_e2e", "count") or 0
+    return f"; of the server's {count:,.0f} requests: {', '.join(said)}" if said else ""
 
 
 def _what_lies_between(apart: Mapping[str, _Latency]) -> tuple[str, str]:
@@ -92,24 +103,29 @@ def _measured(pairs: Iterable[_Latency]) -> Measured:
 
 
 def _latencies(recording: Recording) -> list[_Latency]:
-    """The means that both sides have, where the server counted every request of the client."""
+    """The means that both sides have, where the server counted every request of the client.
+
+    Where the client has aggregates only, TTFT and E2E are its stated means; its ITL may count tokens otherwise.
+    """
     requests = completed_requests(recording, "output_tokens", "ttft_us", "e2e_us")
     served = published(recording.aggregates, -1, "server_requests", "succeeded")
-    if served is None or requests.is_empty() or served < requests.height:
+    stated = {name: published(recording.aggregates, -1, name, "mean") for name in ("ttft", "e2e")}
+    of_client = requests.height or int(published(recording.aggregates, -1, "requests", "succeeded") or 0)
+    if served is None or not of_client or served < of_client:
         return []
     timed = requests.filter((pl.col("output_tokens") > 1) & pl.col("ttft_us").is_not_null())
     gaps = int((timed["output_tokens"] - 1).sum())
     decoded_us = float((timed["e2e_us"] - timed["ttft_us"]).sum())
     client = {
-        "ttft": (mean(requests, "ttft_us"), requests.height),
+        "ttft": (mean(requests, "ttft_us") or stated["ttft"], of_client),
         "itl": (decoded_us / gaps if gaps else None, gaps),
-        "e2e": (mean(requests, "e2e_us"), requests.height),
+        "e2e": (mean(requests, "e2e_us") or stated["e2e"], of_client),
     }
     pairs = []
     for metric, (client_us, count) in client.items():
         server_us, of = (published(recording.aggregates, -1, f"server_{metric}", name) for name in ("mean", "count"))
         if client_us is not None and server_us is not None and of:
-            others = of / count if served > requests.height else 1.0
+            others = of / count if served > of_client else 1.0
             pairs.append(_Latency(metric, client_us, server_us, max(others, 1.0) * server_us))
     return pairs
 

@@ -31,7 +31,9 @@ def validated(tmp_path: Path, levels: list[Recording]) -> Validated:
         for recording in levels:
             ingest_recording(store, recording)
     simulator = EmbeddedEngine(release_of(SERVER, DELAY))
-    return validate_many(tmp_path / "store.duckdb", [one.slug for one in levels], ReplayMode(), (0.0, 1.0), simulator, workers=1)
+    return validate_many(
+        tmp_path / "store.duckdb", [one.slug for one in levels], ReplayMode(), (0.0, 1.0), simulator, workers=1
+    )
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks.ledger import CLIENT, DECODED, STEP_RECORDS, entries, ledger_table
+from blis_replay.ingest.checks.ledger import CLIENT, DECODED, METRICS, STEP_RECORDS, entries, ledger_table, warm_ups
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.readers.discovery import only_source
@@ -186,3 +186,30 @@ def test_outputs_counted_in_words_are_no_tokens(again: Path, kept: str) -> None:
     found = [finding for finding in stops(again) if finding.check == "ledger"]
     assert found
     assert {name.partition(":")[0] for finding in found for name in finding.measured} == {DECODED}
+
+
+# -- Aggregates of the client beside the server's counters ------------------------------------------------------------
+
+
+def test_warm_ups_of_each_client_are_no_contradiction(data_pack: Path, tmp_path: Path) -> None:
+    """InferenceX, EAGLE3 on an H200, 64 clients: 640 requests of the client and 768 of the server, so two each.
+
+    Means of the server's sums: TTFT (2500.094 - 771.051) / 768 s, E2E (46637.456 - 14088.189) / 768 s.
+    """
+    source = data_pack / "inferencex" / "h200-gptoss"
+    name = "nebius_results_spec_sweep_c64"
+    for ending, kept in (("json", "result.json"), ("m0", "before.prom"), ("m1", "after.prom")):
+        shutil.copyfile(source / f"{name}.{ending}", tmp_path / kept)
+    with read_recording(tmp_path) as recording:
+        found, _ = run_checks(recording)
+        assert {one.quantity: (one.value, one.covers) for one in entries(recording) if one.source == METRICS}[
+            "requests completed"
+        ] == (768, "between snapshots, 2 warm-ups per client")
+        assert warm_ups(recording, 127) == warm_ups(recording, 5 * 64) == 0
+    (latencies,) = [finding for finding in found if finding.check == "server_metrics"]
+    assert latencies.severity == "note"
+    measured = {name: latencies.measured[name] for name in ("client_ttft_us", "server_ttft_us", "server_e2e_us")}
+    assert measured == pytest.approx(
+        {"client_ttft_us": 1_611_837, "server_ttft_us": 2_251_358, "server_e2e_us": 42_381_860}, rel=1e-5
+    )
+    assert not [one for one in found if one.check == "ledger" and "against" in one.message]
