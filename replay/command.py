@@ -31,9 +31,9 @@ from blis_replay.replay.simulator import Simulated, entry_of, has_entry, model_o
 
 PREFIX = "cmd:"
 DEFAULT_TIMEOUT_S = 600.0
-_REQUESTS, _ENGINE, _COEFFICIENTS = "requests.csv", "engine.json", "coefficients.yaml"
+REQUESTS, _ENGINE, _COEFFICIENTS = "requests.csv", "engine.json", "coefficients.yaml"
 _CONFIG, _STEP_TIMES = "config.json", "step_times.csv"
-_HEADER, _RESULTS = "simulator.json", "results.csv"
+HEADER, RESULTS = "simulator.json", "results.csv"
 _COLUMNS = ("request_index", "ttft_us", "e2e_us")
 _SCHEDULED = "scheduled_us"
 # Largest answer: a page for the header, one line per request for the results.
@@ -80,8 +80,8 @@ class CommandSimulator:
             place = Path(folder)
             _write(place, plan, self.release)
             peak_bytes = self._run(place)
-            header = self._header(place / _HEADER)
-            answers = self._results(place / _RESULTS, len(plan.trace.arrival_us))
+            header = self._header(place / HEADER)
+            answers = self._results(place / RESULTS, len(plan.trace.arrival_us))
         name, lacks, fitted_on = header
         lacking = tuple(f"{name} does not model: {what}" for what in lacks)
         return replace(
@@ -198,7 +198,7 @@ def _write(place: Path, plan: ReplayPlan, release: CoefficientRelease) -> None:
         # Ids of the prompt's full blocks; equal ids mean equal tokens up to the end of that block.
         "prefix_blocks": _prefix_blocks(trace),
     }
-    pl.DataFrame(columns).write_csv(place / _REQUESTS)
+    pl.DataFrame(columns).write_csv(place / REQUESTS)
     arguments = {
         name: setting.value
         for name, setting in recording.engine.items()

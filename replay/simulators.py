@@ -60,7 +60,16 @@ def command(name: str, inputs: SimulatorInputs) -> Simulator:
     return command_simulator(name, inputs.release, inputs.timeout_s)
 
 
-_OURS: dict[str, Callable[[str, SimulatorInputs], Simulator]] = {"embedded": embedded, "blis": blis, "cmd": command}
+def submission(name: str, inputs: SimulatorInputs) -> Simulator:
+    """``zip:FILE``: answers of a command, kept; ``CommandError`` if there is no such file."""
+    from blis_replay.replay.submission import submission_simulator
+
+    return submission_simulator(name, inputs.release)
+
+
+_OURS: dict[str, Callable[[str, SimulatorInputs], Simulator]] = {
+    **{"embedded": embedded, "blis": blis, "cmd": command, "zip": submission}
+}
 # Kinds that our labs bring.
 _LABS = ("floor", "dynamo", "aiconfigurator", "vidur", "llmservingsim")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from blis_replay.base.errors import BAD_DATA, counted
 from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.checks.ledger import ledger_table
@@ -30,6 +32,9 @@ from blis_replay.ingest.store import (
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line, severity_mark
+
+if TYPE_CHECKING:
+    from blis_replay.fixtures.pack import Pack
 
 _SHORT_HASH = 12
 
@@ -205,6 +210,28 @@ def experiments_answer(store_path: Path) -> Answer:
     overloaded = ", ".join(str(row["alias"]) for row in rows if row["overloaded"])
     brief: list[Part] = [Table("", _EXPERIMENT_COLUMNS, cells), *([f"overloaded: {overloaded}"] if overloaded else [])]
     return Answer([Table("", every, cells)], {"experiments": rows}, table_of(rows), brief=brief)
+
+
+_PACK_COLUMNS = (
+    *(Column("file", "text"), Column("bytes", "count"), Column("sha256", "text")),
+    *(Column("", "word"), Column("licence", "text", below=True), Column("source", "text", below=True)),
+)
+
+
+def pack_answer(pack: Pack) -> Answer:
+    """Version and files of a pack, and what is not as its manifest says."""
+    wrong = [file for file in pack.files if file.state != "ok"]
+    intact = "as listed" if pack.intact else f"{len(wrong) + len(pack.unlisted)} not as listed"
+    verdict = Toned(intact, "good" if pack.intact else "bad")
+    head = Line(f"pack {pack.version}: {counted(len(pack.files), 'file')}, {intact}", mark=verdict)
+    off = [f"{file.state}: {file.path}" for file in wrong] + [f"not listed: {path}" for path in pack.unlisted]
+    cells: list[list[Cell]] = [[f.path, f.bytes, f.sha256[:12], f.state, f.license, f.source] for f in pack.files]
+    licences = Counter(file.license for file in pack.files)
+    brief = Block([head, *(f"{licence}: {counted(count, 'file')}" for licence, count in licences.most_common()), *off])
+    records = [vars(file) for file in pack.files]
+    document = {"version": pack.version, "intact": pack.intact, "files": records, "unlisted": pack.unlisted}
+    page: list[Part] = [head, Table("", _PACK_COLUMNS, cells), Block(off)]
+    return Answer(page, document, table_of(records), exit_code=0 if pack.intact else BAD_DATA, brief=[brief])
 
 
 def experiment_names(store_path: Path) -> list[str]:

@@ -216,21 +216,40 @@ def outcome_lines(outcome: IngestOutcome) -> list[str]:
     return lines
 
 
+# What ``--pack`` means without a folder.
+_SHIPPED = "shipped"
+
+
 @verb("list", longer="Print every column, some below the others where there is no room.")
+@click.option(
+    "--pack",
+    type=FOLDER,
+    is_flag=False,
+    flag_value=_SHIPPED,
+    metavar="[FOLDER]",
+    help="Verify the files that ship, or of a folder with MANIFEST.tsv.",
+)
 @store_option
 @form_options
-def list_verb(store_path: Path) -> None:
+def list_verb(pack: Path | None, store_path: Path) -> int:
     """List the experiments of the store and those that ship with the package.
+
+    --pack lists files instead, with hash and licence; exit code 4 if one is not as listed.
 
     \b
     Examples:
       blis-replay list
       blis-replay list --csv
       blis-replay list -o experiments.md
+      blis-replay list --pack
     """
-    from blis_replay.validate.inspection import experiments_answer
+    from blis_replay.validate.inspection import experiments_answer, pack_answer
 
-    print_answer(experiments_answer(store_path))
+    if pack is None:
+        return print_answer(experiments_answer(store_path))
+    from blis_replay.fixtures.pack import BUNDLED, read_pack
+
+    return print_answer(pack_answer(read_pack(BUNDLED if str(pack) == _SHIPPED else pack)), "pack")
 
 
 @verb("inspect")

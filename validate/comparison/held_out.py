@@ -19,7 +19,7 @@ def use_of_run(run: ReplayRun) -> Use:
 
     A program that was named as a command says it itself, or nobody knows.
     """
-    if not run.simulator.startswith("cmd:"):
+    if not run.simulator.startswith(("cmd:", "zip:")):
         return use_of(run.release, run.recording)
     stated = run.simulated.fitted_on
     if not stated:
