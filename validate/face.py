@@ -9,7 +9,6 @@ from pathlib import Path
 import polars as pl
 
 from blis_replay.base.files import STORE_DEFAULT, write_whole
-from blis_replay.blis.releases.release import format_release
 from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest.ingest import ingest_source, outcomes_table
 from blis_replay.ingest.readers.discovery import sources_of
@@ -37,7 +36,7 @@ from blis_replay.validate.experiment import (
 )
 from blis_replay.validate.explain.attribute import attribute as attributed
 from blis_replay.validate.explain.text import attribution_answer
-from blis_replay.validate.fit.calibrate import Options, training_recordings
+from blis_replay.validate.fit.calibrate import Options, calibrate_to, training_recordings
 from blis_replay.validate.fit.calibrate import calibrate as calibrated
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.fit.text import calibration_answer
@@ -245,18 +244,15 @@ def calibrate(
     """Fit step times and delays to recordings and write a release to ``out``; a row per coefficient.
 
     ``names``: slugs, aliases or patterns; ``prior``: a release whose values stand for what cannot be determined.
-    ``force``: write also a fit that misses its own training data.
+    ``force``: write also a fit that misses its own training data, and over another file.
 
     Example: ``br.calibrate("mine", out="mine.yaml").frame``
     """
     with open_for_reading(_store(store)) as opened:
         recordings, left_out = training_recordings(opened, names)
-    release, fits = calibrated(recordings, Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR)))
-    written = force or not any(fit.missed for fit in fits)
-    if written:
-        write_whole(out, format_release(release))
-    again = given_options(str(out), _store(store))
-    return calibration_answer(str(out), fits, recordings, again, written=written, left_out=left_out)
+    name, options = Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR))
+    file = calibrate_to(Path(out), name, recordings, lambda: calibrated(recordings, name, options), force=force)
+    return calibration_answer(file, recordings, given_options(str(out), _store(store)), left_out)
 
 
 def gate(

@@ -21,6 +21,7 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.fit.calibrate import (
+    CalibratedFile,
     ModelFit,
     Options,
     calibrate,
@@ -211,7 +212,10 @@ def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: boo
     assert [f.record.scheduling_told for f in (fit, contradicted, assumed)] == [mode] * 3
     assert [f.record.scheduling for f in (fit, contradicted, assumed)] == [mode, other, mode]
     assert [f.scheduling is not None and f.scheduling.contradicts for f in (fit, contradicted)] == [False, True]
-    texts = [" ".join(str(calibration_answer("x", [f], [recording], "", written=True)).split()) for f in (fit, assumed)]
+    texts = [
+        " ".join(str(calibration_answer(CalibratedFile("x", [f], written=True), [recording], "")).split())
+        for f in (fit, assumed)
+    ]
     assert f"{mode} by the latencies, {mode} by the recording (file)" in texts[0]
     assert f"{mode} by the latencies, {other} assumed (not recorded)" in texts[1]
     assert value(assumed, "pre_queue").value_us == pytest.approx(5_000, abs=300)

@@ -13,7 +13,8 @@ import pytest
 from docs_generated import example_of
 
 import blis_replay.validate as br
-from blis_replay.base.errors import UnknownExperimentError
+from blis_replay.base.errors import FileExistsAlreadyError, UnknownExperimentError
+from blis_replay.replay.release_file import load_release
 from blis_replay.validate import face
 from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
 from blis_replay_labs.planted.files import write_demo
@@ -110,6 +111,16 @@ def test_each_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pyt
     assert [name for name, frame in frames.items() if frame.is_empty()] == []
     for name in ("attribute", "compare", "gate", "validate", "simulate"):  # numbers, not texts of them
         assert {kind.base_type() for kind in frames[name].dtypes} & {pl.Float64}
+
+
+def test_calibrate_does_not_write_over_another_file(tmp_path: Path, store: Path) -> None:
+    """As the command line: refused before the fit, written with ``force``."""
+    (tmp_path / "notes.yaml").write_text("mine: true\n", "utf-8")
+    with pytest.raises(FileExistsAlreadyError):
+        br.calibrate("tiny-live-c", out=tmp_path / "notes.yaml", store=store)
+    assert (tmp_path / "notes.yaml").read_text("utf-8") == "mine: true\n"
+    br.calibrate("tiny-live-c", out=tmp_path / "notes.yaml", force=True, store=store)
+    assert load_release(str(tmp_path / "notes.yaml")).models[0].model == "tiny"
 
 
 def test_without_a_release_the_one_that_ships_for_the_experiments_is_used() -> None:

@@ -94,12 +94,11 @@ def calibrate_verb(
       blis-replay calibrate 7b-train --window 0.2:1 --out settled.yaml
     """
     from blis_replay.base.addons import needed_addon
-    from blis_replay.blis.releases.release import format_release
+    from blis_replay.blis.releases.release import CoefficientRelease
     from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.release_file import load_release, replaced_release
-    from blis_replay.replay.simulator import model_of
+    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import given_options
-    from blis_replay.validate.fit.calibrate import Options, calibrate, training_recordings
+    from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate, calibrate_to, training_recordings
     from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
     from blis_replay.validate.fit.text import calibration_answer
 
@@ -107,31 +106,26 @@ def calibrate_verb(
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 7b-train --out mine.yaml`")
     with open_for_reading(store_path) as store:
         recordings, left_out = training_recordings(store, names, data)  # type: ignore[arg-type]  # click checked it
-    models, lost = [model_of(recording) for recording in recordings], None
-    if not force:  # said before the fit, which takes a while
-        lost = replaced_release(out, name or out.stem, models)
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, window=window)  # type: ignore[arg-type]  # click checked it
-    trained = " ".join(f"--train {quote(train)}" for train in names)
-    source = f"blis-replay calibrate {trained}"
-    if operators is not None:
-        if window != (0.0, 1.0):
-            raise click.UsageError("--operators takes all of each run; leave --window out")
-        calibrate_operators = needed_addon("fit", "operators", "calibrate --operators")
-        release, fits = calibrate_operators(recordings, name or out.stem, load_release(operators), options, source)
-    else:
+    source = f"blis-replay calibrate {' '.join(f'--train {quote(train)}' for train in names)}"
+    release_name = name or out.stem
+    if operators is not None and window != (0.0, 1.0):
+        raise click.UsageError("--operators takes all of each run; leave --window out")
+
+    def fitted() -> tuple[CoefficientRelease, list[ModelFit]]:
+        if operators is not None:
+            calibrate_operators = needed_addon("fit", "operators", "calibrate --operators")
+            found: tuple[CoefficientRelease, list[ModelFit]] = calibrate_operators(
+                recordings, release_name, load_release(operators), options, source
+            )
+            return found
         with progress_line("fitting models") as progress:
-            release, fits = calibrate(recordings, name or out.stem, options, source, progress=progress, **workers)
-    written = force or not any(fit.missed for fit in fits)
-    if written:
-        write_whole(out, format_release(release))
-    again = given_options(str(out), store_path) + (
-        "" if window == (0.0, 1.0) else f" --window {window[0]:g}:{window[1]:g}"
-    )
-    replaced = lost.sha256 if lost is not None and written and lost.sha256 != release.sha256 else None
-    answer = calibration_answer(
-        str(out), fits, recordings, again, written=written, left_out=left_out, replaced=replaced
-    )
-    return print_answer(answer)
+            return calibrate(recordings, release_name, options, source, progress=progress, **workers)
+
+    file = calibrate_to(out, release_name, recordings, fitted, force=force)
+    again = given_options(str(out), store_path)
+    again += "" if window == (0.0, 1.0) else f" --window {window[0]:g}:{window[1]:g}"
+    return print_answer(calibration_answer(file, recordings, again, left_out))
 
 
 @verb("gate")

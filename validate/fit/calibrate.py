@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack
 
 import numpy as np
 
 from blis_replay.base.errors import ValidateError, counted
+from blis_replay.base.files import write_whole
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.blis.latency.models import (
     Latency,
@@ -36,6 +38,7 @@ from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.release_file import replaced_release
 from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.experiment import WILDCARDS, select_experiments
@@ -154,6 +157,37 @@ def calibrate(
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = stated_fits(used for fit in fits for used in fit.used)
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
+
+
+@dataclass(frozen=True)
+class CalibratedFile:
+    """Fits and the file of their release, ``written`` or not; ``replaced``: the hash of an earlier release there."""
+
+    path: str
+    fits: Sequence[ModelFit]
+    written: bool
+    replaced: str | None = None
+
+
+def calibrate_to(
+    out: Path,
+    name: str,
+    recordings: Sequence[Recording],
+    fitted: Callable[[], tuple[CoefficientRelease, Sequence[ModelFit]]],
+    *,
+    force: bool = False,
+) -> CalibratedFile:
+    """Write the release of ``fitted`` to ``out``; without ``force`` not if a fit misses its own training data.
+
+    Without ``force`` raises ``FileExistsAlreadyError``, before it fits, as ``replaced_release``.
+    """
+    earlier = None if force else replaced_release(out, name, [model_of(recording) for recording in recordings])
+    release, fits = fitted()
+    written = force or not any(fit.missed for fit in fits)
+    if written:
+        write_whole(out, format_release(release))
+    replaced = earlier.sha256 if earlier is not None and written and earlier.sha256 != release.sha256 else None
+    return CalibratedFile(str(out), fits, written, replaced)
 
 
 def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:

@@ -10,7 +10,7 @@ from typing import Any
 from blis_replay.blis.releases.fit import CoefficientFit, PartScore
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
-from blis_replay.validate.fit.calibrate import ModelFit
+from blis_replay.validate.fit.calibrate import CalibratedFile, ModelFit
 from blis_replay.validate.fit.every_step import FORM, ROOFLINE_FORM
 from blis_replay.validate.fit.evidence import cold_start_of, is_load_level
 from blis_replay.validate.fit.scores import MOST_MISSED
@@ -30,22 +30,15 @@ _SCORE_COLUMNS = (
 
 
 def calibration_answer(
-    release: str,
-    fits: Sequence[ModelFit],
-    recordings: Sequence[Recording],
-    options: str,
-    *,
-    written: bool,
-    left_out: Sequence[str] = (),
-    replaced: str | None = None,
+    file: CalibratedFile, recordings: Sequence[Recording], options: str, left_out: Sequence[str] = ()
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
-    ``release``: the file, not ``written`` if a fit misses its own training data (exit code 1).  ``recordings``: all
-    that were fitted to; ``options``: those of ``validate`` that name the release and the store.  ``left_out``: reasons.
-    ``replaced``: the hash of an earlier release in that file.  In the document coefficients are in us, errors of
-    windows in percent, and scores are fractions.
+    ``recordings``: all that were fitted to; ``options``: those of ``validate`` that name the release and the store.
+    ``left_out``: reasons.  The exit code is 1 if the release was not written.  In the document coefficients are in us,
+    errors of windows in percent, and scores are fractions.
     """
+    release, fits, written, replaced = file.path, file.fits, file.written, file.replaced
     aliases = {recording.slug: recording.alias for recording in recordings}
     command = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
     command += "" if cold_start_of(recordings[0]) is None else " --replay warm_up=recorded"
