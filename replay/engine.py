@@ -47,7 +47,6 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "kv_cache_groups": ("1", "every layer keeps all of a context"),
     "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
     "kv_offloading_size": ("None", "no KV block comes from or goes elsewhere"),
-    "stream_interval": (1, "every token is sent by itself"),
     "max_num_partial_prefills": (1, "prompts are computed in order"),
     "prefill_schedule_interval": (1, "prompts are taken up at every step"),
     "max_num_queued_reqs": (None, "no request is refused"),

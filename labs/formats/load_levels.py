@@ -180,7 +180,8 @@ def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     lacks = [f"requests: a row of {file.name} has means and percentiles of a whole load level only"]
     if sent is None:
         lacks.append(f"number of requests: {file.name} does not say it, {requests:,} are assumed")
-    if derived := _whole_mean(figures):
+    interval = tokens(_argument(level.record.get("stream_interval"))) or 1
+    if derived := _whole_mean(figures, interval):
         figures["e2e", "mean"] = derived
         lacks.append(f"mean E2E: {file.name} does not have it; TTFT and the gaps of the mean output are taken for it")
     unread = [name for name in level.record if name not in {c.name for c in level.columns.values()} | set(ARGUMENTS)]
@@ -272,10 +273,13 @@ def _figures(file: RecordedFile, level: _Level) -> Iterator[tuple[tuple[str, str
         raise RecordingError(file.path, level.place, "no latency", "give it a column `ttft_ms`, `tpot_ms` or `e2e_ms`")
 
 
-def _whole_mean(figures: Mapping[tuple[str, str], float]) -> float | None:
-    """Mean E2E of a row that has the means of TTFT and of the gaps behind it, and none of its own."""
-    ttft = figures.get(("ttft", "mean"))
-    gap = figures.get(("tpot_reported", "mean"), figures.get(("itl_reported", "mean")))
+def _whole_mean(figures: Mapping[tuple[str, str], float], interval: int) -> float | None:
+    """Mean E2E of a row that has the means of TTFT and of the gaps behind it, and none of its own.
+
+    ``interval``: tokens in an event of the stream, between which an ITL is.
+    """
+    ttft, itl = figures.get(("ttft", "mean")), figures.get(("itl_reported", "mean"))
+    gap = figures.get(("tpot_reported", "mean"), itl and itl / interval)
     if ("e2e", "mean") in figures or ttft is None or gap is None:
         return None
     return ttft + gap * max(figures["output_tokens_reported", "mean"] - 1, 0)

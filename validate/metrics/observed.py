@@ -147,7 +147,10 @@ def numbers_from_requests(
             metric: dict.fromkeys(STATISTICS, Number(None, "nothing was streamed"))
             for metric in ("ttft", "tpot", "itl")
         }
-    if token_gaps is not None and has_gaps(token_gaps):
+    if token_gaps is not None and has_gaps(token_gaps) and stream_interval(recording) > 1:
+        several = f"each event brings {stream_interval(recording)} tokens (stream_interval)"
+        cells["itl"] = dict.fromkeys(STATISTICS, Number(None, several))
+    elif token_gaps is not None and has_gaps(token_gaps):
         cells["itl"] = _plain(pooled_quantiles(*token_gaps))
     elif selection.window == (0.0, 1.0):
         cells["itl"] |= _published_itl(recording, selection.stage)
@@ -185,20 +188,34 @@ def numbers_from_aggregates(recording: Recording, stage: int | None) -> Numbers:
     e2e, ttft = table.get(("e2e", "mean")), table.get(("ttft", "mean"))
     cells["itl"] = {name: Number(None, unpublished) for name in STATISTICS} | _published_itl(recording, stage)
     if e2e is None:
-        return {**cells, **_stated_gaps(table, cells, ttft)}
+        return {**cells, **_stated_gaps(table, cells, ttft, tokens_per_event(recording))}
     if ttft is not None and len(lengths):
         cells["itl"]["mean"] = Number((e2e - ttft) / (float(lengths.mean()) - 1))  # type: ignore[arg-type]
     cells["tpot"] = _published_tpot(table, cells["itl"]["mean"].value_us)
     return cells
 
 
-def _stated_gaps(table: Mapping[tuple[str, str], float], cells: Numbers, ttft: float | None) -> Numbers:
+def stream_interval(recording: Recording) -> int:
+    """After how many tokens the server sends an event (``--stream-interval``); the first token is sent at once."""
+    setting = recording.engine.get("stream_interval")
+    return max(int(str(setting.value)), 1) if setting is not None and str(setting.value).isdecimal() else 1
+
+
+def tokens_per_event(recording: Recording) -> float:
+    """Output tokens that one event of a stream brings on average: those of an interval, or of accepted drafts."""
+    accepted = recording.engine.get("speculative_acceptance")
+    drafted = 1 + sum(map(float, str(accepted.value).split())) if accepted is not None else 1.0
+    return max(float(stream_interval(recording)), drafted)
+
+
+def _stated_gaps(table: Mapping[tuple[str, str], float], cells: Numbers, ttft: float | None, each: float) -> Numbers:
     """ITL and TPOT as a summary without E2E states them, and the mean E2E that follows: TTFT + TPOT (tokens - 1).
 
-    Load generators leave E2E out by default (`vllm bench serve`).
+    Load generators leave E2E out by default (`vllm bench serve`).  A stated ITL is that of events of ``each`` tokens.
     """
     tpot = {name: table.get(("tpot_reported", name)) for name in STATISTICS}
-    itl = table.get(("itl_reported", "mean"))
+    of_events = table.get(("itl_reported", "mean"))
+    itl = None if of_events is None else of_events / each
     gap, named = (tpot["mean"], "TPOT") if tpot["mean"] is not None else (itl, "ITL")
     tokens = table.get(("output_tokens_reported", "mean"))
     numbers = {
