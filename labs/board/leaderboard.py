@@ -74,6 +74,8 @@ class Score:
     ``fitted``: how its coefficients were fitted on the recording, as ``Comparison.use``; ``as shipped``: on nothing of
     ours.  ``errors``: signed fractions by metric and statistic that both sides have.  ``throughput``: the error of
     output tokens per second over the run.  ``rank``: Spearman's correlation of the requests' latencies by metric.
+    ``crps``: continuous ranked probability score by metric, which of a prediction without a spread is the mean absolute
+    error of the requests (Gneiting and Raftery 2007), as a fraction of the observed mean.
     ``passes``: whether the judged means are within their limits, None where that is not decided.  ``overloaded``: the
     server had more load than it could serve, so its latencies judge no simulator.  ``seconds``: planning and
     simulating; ``peak_bytes``: peak memory of the process that simulated.  ``segments``: what each part of a request's
@@ -89,6 +91,7 @@ class Score:
     errors: Mapping[Number, float] = field(default_factory=dict)
     throughput: float | None = None
     rank: Mapping[str, float] = field(default_factory=dict)
+    crps: Mapping[str, float] = field(default_factory=dict)
     passes: bool | None = None
     overloaded: bool = False
     seconds: float | None = None
@@ -115,6 +118,19 @@ class Board:
     def of(self, simulator: str) -> list[Score]:
         """The scores of a simulator, without those that have a problem."""
         return [score for score in self.scores if score.simulator == simulator and not score.problem]
+
+    def skill(self, simulator: str, metric: str) -> float | None:
+        """1 less the CRPS over that of the line in the lengths, on recordings that both answered; None without them.
+
+        1: every request is right; 0: no better than ``floor:line``; negative: worse.
+        """
+        of_line: dict[str, float] = {}
+        for s in self.scores:  # of several lines the best, such as one that was fitted on the run
+            if s.simulator.startswith("floor:line") and metric in s.crps:
+                of_line[s.slug] = min(s.crps[metric], of_line.get(s.slug, s.crps[metric]))
+        own = {s.slug: s.crps[metric] for s in self.of(simulator) if metric in s.crps and not s.overloaded}
+        known = [(own[slug], line) for slug, line in of_line.items() if slug in own and line]
+        return 1 - sum(mine for mine, _ in known) / sum(line for _, line in known) if known else None
 
 
 def joined(boards: Sequence[Board]) -> Board:
@@ -186,6 +202,7 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
         errors={number: error for number in SHOWN if (error := _error(comparison, number)) is not None},
         throughput=_throughput(run, both),
         rank=_ranks(run, both),
+        crps=_crps(run, both),
         passes=None if comparison.overloaded else passes,
         overloaded=comparison.overloaded,
         seconds=seconds,
@@ -248,6 +265,16 @@ def _ranks(run: ReplayRun, both: Bools) -> dict[str, float]:
         ranks = [pl.Series(side).rank("average").to_numpy().astype(np.float64) for side in sides]
         if (r := correlation(*ranks)) is not None:
             found[metric] = r
+    return found
+
+
+def _crps(run: ReplayRun, both: Bools) -> dict[str, float]:
+    """Mean absolute error of E2E and TTFT per request over the observed mean; none without recorded requests."""
+    found: dict[str, float] = {}
+    for metric, simulated_us in (("e2e", run.e2e_us), ("ttft", run.ttft_us)):
+        observed_us = run.recording.requests[f"{metric}_us"].to_numpy()[both].astype(np.float64)
+        if len(observed_us) and observed_us.mean() > 0:
+            found[metric] = float(np.abs(simulated_us[both] - observed_us).mean() / observed_us.mean())
     return found
 
 

@@ -47,6 +47,8 @@ def leaderboard_answer(board: Board) -> Answer:
     notes += [Line(f"no answer: {name}, {counted(count, 'run')}: {why}") for (name, why), count in problems.items()]
     if overloaded:
         notes.append(Line(f"left out of the means, because overloaded: {', '.join(sorted(overloaded))}"))
+    skills = [skill for name in board.simulators if (skill := _skill_text(board, name))]
+    notes += [Line(f"skill (1: right, 0: as floor:line), E2E and TTFT: {'; '.join(skills)}")] if skills else []
     notes.append(Line("every simulator got the same requests and engine arguments"))
     told = [_cost_line(score, score.cost) for score in board.scores if score.cost is not None]
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
@@ -60,6 +62,14 @@ def leaderboard_answer(board: Board) -> Answer:
         brief=[head, table, *(several or [costs]), Block([*notes, "more: -v prints every recording"])],
         exit_code=4 if board.scores and all(score.problem for score in board.scores) else 0,
     )
+
+
+def _skill_text(board: Board, name: str) -> str:
+    """``embedded +0.85 +0.95``; nothing without a line beside it, and of that line itself."""
+    skills = [board.skill(name, metric) for metric in ("e2e", "ttft")]
+    if None in skills or name.startswith("floor:line"):
+        return ""
+    return f"{name} {' '.join(f'{skill:+.2f}' for skill in skills)}"
 
 
 def board_tables(board: Board) -> list[Table]:
@@ -176,7 +186,7 @@ def _data(board: Board) -> Table:
     names = [f"{metric}_{statistic}_error" for metric, statistic in SHOWN]
     columns = columns_named(
         *("simulator", "experiment", "coefficients", "coefficients_use", "pass", *names, "throughput_error"),
-        *("e2e_rank_correlation", "ttft_rank_correlation", "seconds", "peak_bytes", "problem"),
+        *("e2e_rank_correlation", "ttft_rank_correlation", "e2e_crps", "ttft_crps", "seconds", "peak_bytes", "problem"),
         kind="data",
     )
     rows: list[list[Cell]] = [
@@ -184,6 +194,7 @@ def _data(board: Board) -> Table:
             *(score.simulator, score.slug, score.coefficients, score.fitted, score.passes),
             *(score.errors.get(number) for number in SHOWN),
             *(score.throughput, score.rank.get("e2e"), score.rank.get("ttft")),
+            *(score.crps.get("e2e"), score.crps.get("ttft")),
             *(score.seconds, score.peak_bytes, score.problem),
         ]
         for score in board.scores
@@ -194,6 +205,7 @@ def _data(board: Board) -> Table:
 def _document(board: Board) -> dict[str, object]:
     return {
         "simulators": list(board.simulators),
+        "skill": {name: {metric: board.skill(name, metric) for metric in ("e2e", "ttft")} for name in board.simulators},
         "not_run": dict(board.absent),
         "scores": [
             {
@@ -210,6 +222,7 @@ def _document(board: Board) -> dict[str, object]:
                 },
                 "throughput_error": score.throughput,
                 "rank_correlation": dict(score.rank),
+                "crps": dict(score.crps),
                 "seconds": score.seconds,
                 "peak_bytes": score.peak_bytes,
                 "segments": dict(score.segments),

@@ -70,6 +70,8 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) ->
     assert score.throughput == pytest.approx(311 / 171 - 1)
     # the longest stays the longest; a constant TTFT has no order
     assert score.rank == {"e2e": pytest.approx(1.0)}
+    # E2E is off by 40, 140 and 90 ms of 210; TTFT by 10 ms of 10.
+    assert score.crps == {"e2e": pytest.approx(90 / 210), "ttft": pytest.approx(1.0)}
     assert score.segments == pytest.approx({"to first token": 10 / 210, "to last token": -100 / 210})
     assert score.worst_segment == ("to last token", pytest.approx(-100 / 210))
     assert score.peak_bytes is not None
@@ -77,6 +79,20 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) ->
     # Three requests are too few to decide anything.
     assert (score.passes, score.fitted) == (None, "unknown")
     assert score.lacks == ("foreign 1 does not model: queues",)
+
+
+def test_skill_is_against_the_line_in_the_lengths() -> None:
+    """On a and b 0.1 and 0.2 of the line's 0.4 and 0.2: half of its error is left; c has no line."""
+
+    def score(simulator: str, alias: str, crps: float) -> Score:
+        return Score(simulator, alias, alias, crps={"e2e": crps})
+
+    line = [score("floor:line", "a", 0.4), score("floor:line", "b", 0.2)]
+    own = [score("own", "a", 0.1), score("own", "b", 0.2), score("own", "c", 9.0)]
+    board = Board(("floor:line", "own"), (*line, *own), {})
+    assert board.skill("own", "e2e") == pytest.approx(0.5)
+    assert board.skill("floor:line", "e2e") == 0.0
+    assert board.skill("own", "ttft") is None
 
 
 def test_what_costs_each_simulator_most_is_a_row_with_the_largest_evidence() -> None:
