@@ -8,8 +8,8 @@
     br.validate("34b-general").frame                                  # its numbers, a polars frame
     br.attribute("34b-general", replay="scheduling=synchronous").document   # as --json has it
 
-Most return an ``Answer``: shown or printed it is the page of the command line, ``.frame`` are its rows, ``.document``
-its JSON values, and ``.exit_code`` is what the command ends with.
+Most return an ``Answer``: printed it is the page of the command line, ``.frame`` are its rows, ``.document`` its JSON
+values, and ``.exit_code`` is what the command ends with.  A notebook shows the verdict as the report does.
 
 ``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file
 (None: the one that ships for it); ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
         attribute,
         calibrate,
         compare,
-        experiments,
         gate,
         ingest,
         inspect,
+        list,
         load,
         replay,
         report_page,
@@ -48,10 +48,10 @@ __all__ = [
     "attribute",
     "calibrate",
     "compare",
-    "experiments",
     "gate",
     "ingest",
     "inspect",
+    "list",
     "load",
     "replay",
     "report_page",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 
 import polars as pl
@@ -45,6 +47,7 @@ from blis_replay.validate.gating.policy import load_policy
 from blis_replay.validate.gating.reports import gate_answer
 from blis_replay.validate.inspection import experiments_answer, inspected
 from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
+from blis_replay.validate.report.page import card
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.text.answer import Answer, frame
 from blis_replay.validate.timeline.window import Timeline, timeline
@@ -80,10 +83,10 @@ def ingest(
     return frame(outcomes_table(outcomes))
 
 
-def experiments(store: _StorePath = None) -> Answer:
+def list(store: _StorePath = None) -> Answer:
     """What is stored and what ships; a row per experiment.
 
-    Example: ``br.experiments().frame``
+    Example: ``br.list().frame``
     """
     return experiments_answer(_store(store))
 
@@ -134,7 +137,8 @@ def validate(
     mode = parse_mode(replay)
     with open_for_reading(_store(store)) as opened:
         slug = find_experiment(opened, name)
-        return comparison_answer(validate_experiment(opened, slug, release, mode, simulator=simulator))
+        comparison = validate_experiment(opened, slug, release, mode, simulator=simulator)
+    return dataclasses.replace(comparison_answer(comparison), card=card(comparison))
 
 
 def requests(
@@ -208,7 +212,8 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
         errors=judged.estimates,
         options=again,
     )
-    return below_verdict(attribution_answer(found), judged)
+    answer = below_verdict(attribution_answer(found), judged)
+    return dataclasses.replace(answer, card=f"{card(judged)}<pre>{escape(str(answer))}</pre>")
 
 
 def compare(

@@ -33,7 +33,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_metrics_are_those_of_the_table(store: Path) -> None:
     """34b-general, published: TTFT 51.59 ms, E2E 4,092.50 ms."""
-    frame = br.validate("34b-general", store=store).frame
+    answer = br.validate("34b-general", store=store)
+    frame = answer.frame
+    assert '<strong class="chip fits">FITS</strong> 34b-general' in (answer._repr_html_() or "")
     means = {row["metric"]: row for row in frame.filter(pl.col("statistic") == "mean").iter_rows(named=True)}
     assert means["ttft"]["observed_ms"] == pytest.approx(51.59, abs=0.005)
     assert means["e2e"]["observed_ms"] == pytest.approx(4_092.5, abs=0.005)
@@ -67,9 +69,7 @@ def test_the_environment_names_the_store_as_for_the_command_line(store: Path, mo
 
 def test_what_there_is_and_what_is_wrong_with_it(store: Path) -> None:
     """17 experiments ship and one was ingested; two stamps per token are the finding of all that were published."""
-    assert br.experiments(store).frame.filter(pl.col("alias").is_in(["1b-general", "34b-general"]))[
-        "requests"
-    ].to_list() == [
+    assert br.list(store).frame.filter(pl.col("alias").is_in(["1b-general", "34b-general"]))["requests"].to_list() == [
         16_800,
         300,
     ]

@@ -108,6 +108,21 @@ def judged_html(judgement: Judgement, name: str) -> str:
     return html(table, "error over limit, -3 to +3", strips)
 
 
+def card(comparison: Comparison) -> str:
+    """The verdict on an experiment as on the page, with the style of the page, for a notebook."""
+    judgement = comparison.judgement
+    verdict, name = judgement.verdict, hashlib.sha256(judgement.subject.slug.encode()).hexdigest()[:8]
+    chip = f'<strong class="chip {verdict.lower().replace(" ", "-")}">{verdict}</strong>'
+    said = f"<p>{chip} {html_text(f'{judgement.subject.alias}: {reason(judgement)}')}</p>"
+    style = f"<style>@scope {{ {_text_of('page.css')} }}</style>"
+    basis = f'<p class="of">{html_text(basis_text(comparison))}</p>'
+    return f'<div class="card">{style}{said}{basis}{judged_html(judgement, f"card-{name}")}</div>'
+
+
+def _text_of(file: str) -> str:
+    return (resources.files("blis_replay.validate.report") / file).read_text("utf-8")
+
+
 _ORDER = ("FAIL", "UNDECIDED", "PASS", "FITS", "NOT JUDGED")
 
 
@@ -345,9 +360,8 @@ def _environment() -> Environment:
     from jinja2 import DictLoader, Environment, StrictUndefined
     from markupsafe import Markup
 
-    folder = resources.files("blis_replay.validate.report")
     environment = Environment(
-        loader=DictLoader({"page.html": (folder / "page.html").read_text("utf-8")}),
+        loader=DictLoader({"page.html": _text_of("page.html")}),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_safe,
@@ -355,8 +369,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     # Style sheet, script, drawings and tables are this package's own text; they are all that is not escaped here.
-    environment.globals["style"] = Markup((folder / "page.css").read_text("utf-8"))  # noqa: S704
-    script = (folder / "page.js").read_text("utf-8")
+    environment.globals["style"] = Markup(_text_of("page.css"))  # noqa: S704
+    script = _text_of("page.js")
     environment.globals["script"] = Markup(script)  # noqa: S704
     environment.globals["script_hash"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 

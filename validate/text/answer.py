@@ -65,7 +65,8 @@ class Answer:
     ``page``: the parts of the text, with a blank line between them.  ``document``: JSON values.  ``data``: the rows of
     CSV, Markdown and frames; without it the document is the only row.  ``exit_code``: what the command ends with.
     ``beside_data``: what the page says and the rows cannot, for standard error.  ``brief``: what the command line
-    prints instead of the page unless all of it is asked for (``-v``); nothing: the page.
+    prints instead of the page unless all of it is asked for (``-v``); nothing: the page.  ``card``: HTML, for a
+    notebook.
     """
 
     page: Sequence[Part]
@@ -74,6 +75,7 @@ class Answer:
     exit_code: int = 0
     beside_data: tuple[str, ...] = ()
     brief: Sequence[Part] = ()
+    card: str = ""
 
     @property
     def table(self) -> Table:
@@ -89,6 +91,9 @@ class Answer:
 
     def __repr__(self) -> str:
         return page_text(self.page)
+
+    def _repr_html_(self) -> str | None:
+        return self.card or None
 
 
 def finding_line(finding: Finding) -> Line:

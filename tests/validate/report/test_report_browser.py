@@ -13,7 +13,9 @@ import docs_browser
 import numpy as np
 import pytest
 
+from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import errors_chart
+from blis_replay.validate.report.page import card
 from blis_replay.validate.report.report import Report
 from blis_replay.validate.report.series import ErrorsOverTime
 from blis_replay.validate.report.svg import inline
@@ -217,10 +219,32 @@ def test_pictures_follow_the_colour_scheme(browser, planted_report: Report, tmp_
     assert colours == {"light": "rgb(27, 31, 36)", "dark": "rgb(232, 234, 237)", "print": "rgb(0, 0, 0)"}
 
 
+def test_a_card_in_a_notebook_has_the_style_of_the_page_and_changes_nothing_else(
+    browser,  # type: ignore[no-untyped-def]
+    wrong_evidence: Evidence,
+    tmp_path: Path,
+) -> None:
+    """TTFT is beyond its limit: its dot is red, as on the page; a table beside the card keeps the notebook's style."""
+    shown = card(wrong_evidence.comparison)
+    path = tmp_path / "notebook.html"
+    beside = "<table id=beside><tr><td>1</td></tr></table>"
+    path.write_text(f"<!doctype html><html lang=en><title>n</title><main><h1>n</h1>{shown}{beside}</main>", "utf-8")
+    page = browser.new_page(color_scheme="light", viewport={"width": 1000, "height": 600})
+    page.goto(path.as_uri())
+    assert page.locator(".card .chip").inner_text() == "FAIL"
+    colour = "shown => getComputedStyle(shown).%s"
+    red = page.locator('.card path[style*="stroke: var(--fail)"]').first.evaluate(colour % "stroke")
+    assert red == page.locator(".card .chip").evaluate(colour % "color") == "rgb(161, 29, 43)"
+    assert page.locator("#beside td").evaluate(colour % "borderBottomWidth") == "0px"
+    assert page.evaluate("getComputedStyle(document.body).maxWidth") == "none"
+    assert docs_browser.violations(page) == []
+    page.close()
+
+
 def _schemes() -> dict[str, dict[str, tuple[int, ...]]]:
     """Colours by scheme: name to red, green and blue."""
     found = {}
-    for name, block in zip(("light", "dark", "print"), re.findall(r":root \{(.*?)\}", _STYLE, re.DOTALL), strict=True):
+    for name, block in zip(("light", "dark", "print"), re.findall(r":scope \{(.*?)\}", _STYLE, re.DOTALL), strict=True):
         colours = {n: tuple(bytes.fromhex(h)) for n, h in re.findall(r"--(\w+): #(\w{6})", block)}
         found[name] = colours
     return found
