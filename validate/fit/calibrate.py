@@ -43,7 +43,7 @@ from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.experiment import WILDCARDS, select_experiments
 from blis_replay.validate.fit.cycle_rows import COEFFICIENTS
-from blis_replay.validate.fit.every_step import has_every_step, measure, was_recorded
+from blis_replay.validate.fit.every_step import Measured, measure, was_recorded
 from blis_replay.validate.fit.evidence import (
     SCALE,
     Gathered,
@@ -269,8 +269,9 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     data that a check calls unusable, and for coefficients that no server has.
     """
     used = used_data(recordings, options.data)
-    every_step = options.data != "latencies" and all(map(has_every_step, recordings))
-    fit = _measured(recordings, options) if every_step else _searched(recordings, used, options)
+    begin, _fitted_until, until, _end = options.edges
+    line = None if options.data == "latencies" else measure(recordings, (begin, until), options.seed)
+    fit = _searched(recordings, used, options) if line is None else _measured(recordings, line, options)
     return replace(fit, remarks=fit.remarks + refuse_impossible(fit.record, recordings))
 
 
@@ -416,7 +417,7 @@ def scheduled(asynchronous: bool, **forced: Any) -> ReplayMode:
     return ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous", **forced)
 
 
-def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
+def _measured(recordings: Sequence[Recording], line: Measured, options: Options) -> ModelFit:
     """The fit of recordings with every step, over all but the last part of the split.
 
     Steps that were held up are left out of the fit, and the scores replay them.  A fit may still miss its own means,
@@ -425,7 +426,6 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """
     begin, _fitted_until, until, end = options.edges
     edges = begin, until, until, end
-    line = measure(recordings, (begin, until), options.seed)
     entry = _entry(recordings, line.latency, with_sources(line.lifecycle, line.coefficients, DELAYS))
     why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
     mode: tuple[Told, str] = ("not told apart", why)

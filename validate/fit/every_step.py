@@ -127,11 +127,6 @@ class Measured:
     stalls: dict[str, Stalls]
 
 
-def has_every_step(recording: Recording) -> bool:
-    """Whether every step of it is known, one after the other."""
-    return was_recorded(recording) or logged_steps(recording) is not None
-
-
 def was_recorded(recording: Recording) -> bool:
     """Whether a recorder in the server noted every step of it, one after the other, on a clock that is known."""
     setting = recording.engine.get("max_num_seqs")
@@ -143,10 +138,13 @@ def was_recorded(recording: Recording) -> bool:
     return bool(known["steps"] >= _FEWEST_STEPS and known["steps"] == known["ids"])
 
 
-def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: int = SEED) -> Measured:
-    """The step time and the delays of recordings that ``has_every_step`` holds for, over a share of each by time."""
-    found = ((r, recorded_steps(r) if was_recorded(r) else logged_steps(r)) for r in recordings)
-    runs = [(recording, run) for recording, run in found if run is not None]
+def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: int = SEED) -> Measured | None:
+    """The step time and the delays of recordings over a share of each by time; None if one does not have every step."""
+    runs: list[tuple[Recording, EveryStep]] = []
+    for recording in recordings:
+        if (run := recorded_steps(recording) if was_recorded(recording) else logged_steps(recording)) is None:
+            return None
+        runs.append((recording, run))
     parts = [(run, run.within(window)) for _recording, run in runs]
     batch = np.vstack([run.batch[within] for run, within in parts])
     cycle_us = np.concatenate([run.cycle_us[within] for run, within in parts])
