@@ -74,12 +74,11 @@ def read_recording(
 ) -> Iterator[Recording]:
     """Every known file of a source as one :class:`Recording`, with what was found when it was read.
 
-    ``source``: a directory, or what ``discovery.sources_of`` makes of a command line.
-    ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
-    ``tensor_parallelism``, ``vllm_version``, ``engine``); ``given``: engine
-    arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
-    Files of token events, journey events and snapshots live until the context ends.  Raises
-    :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
+    ``source``: a directory, or what ``discovery.sources_of`` makes of a command line.  ``profile``: the bundled profile
+    of the slug (optional keys ``model``, ``hardware``, ``tensor_parallelism``, ``vllm_version``, ``engine``);
+    ``given``: engine arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.  Files of
+    token events, journey events and snapshots live until the context ends.  Raises :class:`RecordingError` if a file
+    cannot be read at all, or if there is nothing to judge.
     """
     if isinstance(source, Path):
         source = discovery.only_source(source)
@@ -412,7 +411,7 @@ class _Assembly:
         by_hand = best.clock_kind == "epoch" and zero_us % 1_000_000 == 0
         client = Clock(best.clock_name, best.clock_kind, zero_us, by_hand or bool(best.placed), best.placed)
         load = configured.load
-        counts = [inference_perf.count_of(configured.aggregates, stage.stage) for stage in load.stages]
+        counts = [published(configured.aggregates, stage.stage, "requests", "sent") for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
         stages = None if stage is None else pl.Series("stage", stage, pl.Int64)
         if not ordered["stage"].null_count():

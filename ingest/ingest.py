@@ -78,10 +78,9 @@ def ingest_source(
 
     ``source``, ``profile`` and ``progress`` as in ``assemble.read_recording``; ``engine_file``: YAML of engine
     arguments that overrule all others.  Columns, model and engine arguments given at an earlier ingest hold until
-    others are given.  Bytes that this version of the program has stored already are hashed, not parsed.
-    A copy with fewer requests or steps, or more rejected records, replaces what is stored only if ``even_worse``.
-    Raises ``RecordingError`` (nothing to judge, unreadable file, a worse copy) or ``StoreError``; the store is then
-    as it was.
+    others are given.  Bytes that this version of the program has stored already are hashed, not parsed.  A copy with
+    fewer requests or steps, or more rejected records, replaces what is stored only if ``even_worse``.  Raises
+    ``RecordingError`` (nothing to judge, unreadable file, a worse copy) or ``StoreError``; the store is then as it was.
     """
     from blis_replay.ingest.assemble import read_recording
     from blis_replay.ingest.readers.discovery import Source, only_source

@@ -152,11 +152,10 @@ JOURNEY_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
 # Published aggregates: one row per number.
 AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     "stage": pl.Int64,  # -1: the whole run
-    # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes;
-    # TPOT is (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported,
-    # (last token - send) / n, or tpot_over_n_reported, (last token - first token) / n;
-    # requests: the counts of the report, statistics "sent", "succeeded", "failed";
-    # schedule_delay: from when the client meant to send to when it did;
+    # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes; TPOT is
+    # (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported, (last
+    # token - send) / n, or tpot_over_n_reported, (last token - first token) / n; requests: the counts of the report,
+    # statistics "sent", "succeeded", "failed"; schedule_delay: from when the client meant to send to when it did;
     # server_...: what the server itself counted and timed (/metrics), statistics "count", "mean", "sum" and those
     "metric": pl.String,
     "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max
@@ -237,10 +236,9 @@ SERVER_BLOCKS = "the server's own hashes of prompt blocks"
 class PromptTree:
     """Identities of prompts: what two requests share follows from the tree of their prompts.
 
-    Two prompts share what both share with the prompt at which their ways up the tree meet.
-    ``source``: in words, where the identities come from and how sure they are.  ``prompts``:
-    ``PROMPT_SCHEMA``, each after its parent.  ``requests``: ``REQUEST_PROMPT_SCHEMA`` in send order;
-    the prompt of a request without a row is not known.
+    Two prompts share what both share with the prompt at which their ways up the tree meet.  ``source``: in words, where
+    the identities come from and how sure they are.  ``prompts``: ``PROMPT_SCHEMA``, each after its parent.
+    ``requests``: ``REQUEST_PROMPT_SCHEMA`` in send order; the prompt of a request without a row is not known.
     """
 
     source: str
@@ -252,12 +250,11 @@ class PromptTree:
 class Clock:
     """A clock of the recording: the value it showed at the experiment's zero, in us.
 
-    ``constructed``: the stamps were made up by whoever published the file, so the
-    offset to the other clocks is not known from them.  ``placed``: how ``zero_us`` was
-    found, one of the placements below, empty for the clock of the requests, which makes the
-    zero, unless it is REBUILT or REBUILT_E2E.  ``uncertainty_us``: of an estimate, half its
-    interval.  ``stamped_zero_us``: what the recording's own stamps say it showed, believed or
-    not; null where they say nothing.
+    ``constructed``: the stamps were made up by whoever published the file, so the offset to the other clocks is not
+    known from them.  ``placed``: how ``zero_us`` was found, one of the placements below, empty for the clock of the
+    requests, which makes the zero, unless it is REBUILT or REBUILT_E2E.  ``uncertainty_us``: of an estimate, half its
+    interval.  ``stamped_zero_us``: what the recording's own stamps say it showed, believed or not; null where they say
+    nothing.
     """
 
     name: str  # client | server | step
@@ -337,10 +334,9 @@ NOT_CHECKED = "nothing to check"  # threshold of a finding that says what a chec
 class Finding:
     """What an instrument check found.
 
-    ``severity``: ``note`` (worth knowing), ``corrected`` (a number was changed; both
-    are in ``measured``), ``unusable`` (the metric must not be used).  ``metric``:
-    the metric it touches (``itl``, ``e2e``, ..., ``""`` for the recording as a whole).
-    ``message``: one sentence with the numbers.  ``threshold``: the rule and why.
+    ``severity``: ``note`` (worth knowing), ``corrected`` (a number was changed; both are in ``measured``), ``unusable``
+    (the metric must not be used).  ``metric``: the metric it touches (``itl``, ``e2e``, ..., ``""`` for the recording
+    as a whole).  ``message``: one sentence with the numbers.  ``threshold``: the rule and why.
     """
 
     check: str

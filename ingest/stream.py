@@ -1,9 +1,8 @@
 """Which of a client's stream stamps are output tokens (trace-formats, section 4.4).
 
-Load generators have stamped every line of a server-sent-event stream: the data line of
-a token, the blank line after it, and the closing ``[DONE]`` with its own blank line.  A chat
-stream begins with an event that has only the role.  A layout says which stamps are
-tokens; it belongs to the load generator's version, so it is decided once for a run, by
+Load generators have stamped every line of a server-sent-event stream: the data line of a token, the blank line after
+it, and the closing ``[DONE]`` with its own blank line.  A chat stream begins with an event that has only the role.  A
+layout says which stamps are tokens; it belongs to the load generator's version, so it is decided once for a run, by
 majority of its requests.
 """
 
@@ -69,9 +68,8 @@ FROM gaps GROUP BY request_index ORDER BY request_index
 class TokenLayout:
     """How stamps lie: token k is stamp ``(k + leading_events) * stamps_per_token``.
 
-    ``leading_events`` and ``closing_events``: data lines without a token at the begin of a stream (the
-    role) and at the end of a completed one (``[DONE]``).  ``identified`` is false where stamps cannot be
-    assigned to tokens.
+    ``leading_events`` and ``closing_events``: data lines without a token at the begin of a stream (the role) and at the
+    end of a completed one (``[DONE]``).  ``identified`` is false where stamps cannot be assigned to tokens.
     """
 
     name: str
@@ -346,11 +344,10 @@ _SOURCES = [name for name in OUTPUT_LENGTH_SOURCES if name != COUNTED]
 def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, ignore_eos: bool | None) -> pl.DataFrame:
     """``frame`` (``READ_SCHEMA``) with ``output_tokens`` and ``output_tokens_source`` filled in.
 
-    Sources, best first: the server's usage; ``max_tokens`` where EOS is ignored (by the
-    request itself, else by the load configuration ``ignore_eos``); the configured length
-    ``configured_tokens`` where EOS is ignored; the client's re-tokenised count.  A count of
-    0 is how tools write "unknown".  What the reader itself filled in stays.  Failed requests
-    get the requested length: it is what the server would have decoded.
+    Sources, best first: the server's usage; ``max_tokens`` where EOS is ignored (by the request itself, else by the
+    load configuration ``ignore_eos``); the configured length ``configured_tokens`` where EOS is ignored; the client's
+    re-tokenised count.  A count of 0 is how tools write "unknown".  What the reader itself filled in stays.  Failed
+    requests get the requested length: it is what the server would have decoded.
     """
     eos_ignored = pl.coalesce("ignore_eos", pl.lit(ignore_eos, dtype=pl.Boolean)).fill_null(False)
     candidates = (

@@ -218,10 +218,9 @@ def refuse_unnamable(source: Source) -> None:
 def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
     """The known files of a recording by kind, in the order of their names, and the others.
 
-    Kinds are those of the names above, and for request records the names of ``request_formats``.
-    Others have kind ``unknown``, or ``duplicate of NAME`` next to its
-    compressed twin.  Raises :class:`RecordingError` for a missing directory, and for a
-    name that cannot be that of an experiment.
+    Kinds are those of the names above, and for request records the names of ``request_formats``.  Others have kind
+    ``unknown``, or ``duplicate of NAME`` next to its compressed twin.  Raises :class:`RecordingError` for a missing
+    directory, and for a name that cannot be that of an experiment.
     """
     refuse_unnamable(source)
     known: dict[str, list[RecordedFile]] = {}

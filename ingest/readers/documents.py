@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -66,6 +66,11 @@ def section(document: object, *paths: str) -> Mapping[str, Any]:
     return next((found for path in paths if isinstance(found := at(document, path), Mapping) and found), {})
 
 
+def texts(document: object, *paths: str) -> str | None:
+    """The texts at these paths in one, with colons between them; ``None`` without any."""
+    return text(": ".join(part for path in paths if (part := text(at(document, path)))))
+
+
 def text(value: object) -> str | None:
     """``value`` if it is a non-empty string of reasonable length on one line, else ``None``."""
     if not isinstance(value, str):
@@ -108,19 +113,17 @@ MAX_INTEGER = 1 << 61
 def whole(value: object) -> int | None:
     """``value`` as a non-negative integer below 2^61, or ``None``; decimal strings and 3.0 are accepted."""
     if isinstance(value, str):
-        text = value.strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= 19):
-            return None
-        value = int(text)
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, float):
-        if not math.isfinite(value) or not value.is_integer():
-            return None
+        digits = value.strip()
+        value = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 19 else None
+    elif isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int):
-        return None
-    return value if 0 <= value < MAX_INTEGER else None
+    usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_INTEGER
+    return value if usable else None  # type: ignore[return-value]
+
+
+def switch(value: object) -> bool | None:
+    """``value`` if it is true or false, else ``None``."""
+    return value if isinstance(value, bool) else None
 
 
 def tokens(value: object) -> int | None:
@@ -156,9 +159,37 @@ def microseconds(seconds: object) -> int | None:
 WHOLE_RUN = -1
 US_PER_S = 1e6
 US_PER_MS = 1e3
+# us in one of each unit of time
+US_OF = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6}
 
 # metric, statistic, value
 Reported = tuple[str, str, float]
+
+
+class Metric(NamedTuple):
+    """One entry of a tool's report: our name of it, the ``paths`` at which it may stand, and its ``unit`` in ours.
+
+    ``statistic``: of a single number; empty for a distribution.  ``unit`` None: the report states the unit of time.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    unit: float | None = 1.0
+    statistic: str = ""
+
+
+def reported(file: RecordedFile, document: object, metrics: Iterable[Metric]) -> Iterator[Reported]:
+    """What a report says of these metrics; what cannot be used is rejected and counted."""
+    for metric in metrics:
+        value, unit = at(document, *metric.paths), metric.unit
+        if unit is None and value is not None:
+            unit = US_OF.get(str(at(value, "unit"))[:20])
+        if value is not None and unit is None:
+            file.tally.reject(metric.paths[0], "a unit that is not a unit of time")
+        elif metric.statistic:
+            yield from reported_number(file, metric.name, metric.statistic, value, unit or 1.0)
+        else:
+            yield from distribution(file, metric.name, value, unit or 1.0)
 
 
 def reported_number(
@@ -170,11 +201,10 @@ def reported_number(
     number = finite(value)
     if number is None or isinstance(value, str):
         file.tally.reject(f"{metric}.{statistic}", "no finite number")
-        return
-    if abs(number * unit) >= MAX_INTEGER:
+    elif abs(number * unit) >= MAX_INTEGER:
         file.tally.reject(f"{metric}.{statistic}", "larger than any time or count can be")
-        return
-    yield metric, statistic, number * unit
+    else:
+        yield metric, statistic, number * unit
 
 
 # A tool's name of a statistic -> ours.
@@ -183,11 +213,12 @@ _STATISTIC = re.compile(r"mean|min|max|p\d{1,2}(?:\.\d{1,4})?", re.ASCII)
 
 
 def distribution(file: RecordedFile, metric: str, statistics: object, unit: float = 1.0) -> Iterator[Reported]:
-    """Mean, extremes and percentiles of a metric, ``unit`` times as large; of ``p50`` and ``median`` the latter."""
+    """Mean, extremes and percentiles of a metric, times ``unit``; where both stand there, ``median`` is the p50."""
     if not isinstance(statistics, Mapping):
         if statistics is not None:
             file.tally.reject(metric, "not an object of statistics")
         return
+    statistics = {**statistics, **section(statistics, "percentiles")}
     named = {_STATISTICS.get(name, name): name for name in sorted(map(str, statistics), key="median".__eq__)}
     for statistic, name in named.items():
         if _STATISTIC.fullmatch(statistic):

@@ -1,8 +1,7 @@
 """How the experiment was set up: ``exp-config.yaml``, the load profile, inference-perf's resolved configuration.
 
-The resolved configuration (``results/config.yaml``) says what was run.  The profile says
-what was asked for, and the two can differ: builds before 0.4 ignored keys they did not
-know and ran their default 10 x 10 prompts.
+The resolved configuration (``results/config.yaml``) says what was run.  The profile says what was asked for, and the
+two can differ: builds before 0.4 ignored keys they did not know and ran their default 10 x 10 prompts.
 """
 
 from __future__ import annotations
@@ -106,9 +105,8 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
 def read_load_config(file: RecordedFile) -> LoadConfig:
     """A resolved inference-perf configuration or a profile.
 
-    A profile of GuideLLM has no stages, and says what its prompts share.
-    Raises :class:`RecordingError` if the file is not a YAML mapping.  A stage without a usable
-    rate and duration is rejected and counted.
+    A profile of GuideLLM has no stages, and says what its prompts share.  Raises :class:`RecordingError` if the file is
+    not a YAML mapping.  A stage without a usable rate and duration is rejected and counted.
     """
     document = yaml_mapping(file)
     asked, load = section(document, "data.shared_prefix"), section(document, "load")

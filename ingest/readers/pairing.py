@@ -41,10 +41,9 @@ _LATEST_US = 5_000_000
 class Alignment:
     """The server's clock less the client's: between ``low_us`` and ``high_us``, by ``pairs`` requests.
 
-    A server has a request after its client sent it, and its first token before the client has
-    it: each pair bounds the offset from both sides.  (Ends tell less: a server may note that it is
-    done after the client has the last token.)  Bounds that cross (``low_us`` above
-    ``high_us``) mean clocks that drift, or ids that are not of the same requests.
+    A server has a request after its client sent it, and its first token before the client has it: each pair bounds the
+    offset from both sides.  (Ends tell less: a server may note that it is done after the client has the last token.)
+    Bounds that cross (``low_us`` above ``high_us``) mean clocks that drift, or ids that are not of the same requests.
     ``clock_kind``: of the server (epoch | monotonic).
     """
 

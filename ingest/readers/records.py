@@ -22,10 +22,9 @@ _STRUCTURE = re.compile(rb'[^"{}\[\]]*+("[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]|\Z
 def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
     """``(ordinal from 1, text)`` of each object of a JSON array, or of objects one after the other.
 
-    An array in the place of an object is passed on for the decoder to refuse.  Only brackets
-    and strings are looked at, so a malformed object costs itself, not its neighbours.  Text
-    that belongs to no object, an object that the file cuts off and one beyond the limit
-    are rejected.
+    An array in the place of an object is passed on for the decoder to refuse.  Only brackets and strings are looked at,
+    so a malformed object costs itself, not its neighbours.  Text that belongs to no object, an object that the file
+    cuts off and one beyond the limit are rejected.
     """
     scan = ObjectScan(file.tally, limit_bytes)
     held: list[bytes] = []
@@ -168,9 +167,8 @@ def named_rows(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Each data row with its place: its cells by column name.
 
-    Raises :class:`RecordingError`, with ``mend``, if a ``required`` column is missing.  Malformed rows,
-    and rows with another number of cells than the header, are rejected and counted by line.
-    Empty lines are skipped.
+    Raises :class:`RecordingError`, with ``mend``, if a ``required`` column is missing.  Malformed rows, and rows with
+    another number of cells than the header, are rejected and counted by line.  Empty lines are skipped.
     """
     reader = csv.reader((text for _number, text in text_lines(file, MAX_LINE_BYTES)), delimiter=separator)
     header = _next_row(file, reader)

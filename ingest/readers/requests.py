@@ -99,13 +99,12 @@ class RawPrompts:
 class RequestsRead:
     """Requests of one file in file order (``READ_SCHEMA``), their clock, and their raw events if it has any.
 
-    ``version``: tool and version that wrote the file, as far as it tells (``guidellm 0.5.4``).
-    ``stages``: load stages that the file itself names.  ``aggregates``: what the tool itself
-    reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.  ``prefix``:
-    identities of the prompts, if the file tells them.  ``remarks``: what of the file was not used.
-    ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
-    ``lacks``: what such a file should have and this one does not, in words.
-    ``placed``: REBUILT or REBUILT_E2E, where send times were not recorded.
+    ``version``: tool and version that wrote the file, as far as it tells (``guidellm 0.5.4``).  ``stages``: load stages
+    that the file itself names.  ``aggregates``: what the tool itself reports in this file (``AGGREGATE_SCHEMA``), for
+    the checks to compare with.  ``prefix``: identities of the prompts, if the file tells them.  ``remarks``: what of
+    the file was not used.  ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
+    ``lacks``: what such a file should have and this one does not, in words.  ``placed``: REBUILT or REBUILT_E2E, where
+    send times were not recorded.
     """
 
     rows: Rows
@@ -287,6 +286,52 @@ def _usable(
         counts.append(len(stamps_us))
         stream.write(np.asarray(stamps_us, np.int64).tobytes())
         yield row
+
+
+# -- Records as data: which field of a tool's record is which column, and as what it is read ----
+
+Read = Callable[[Any], Any]
+# What only a completed request has.
+_OF_COMPLETED = dict.fromkeys(("ttft_us", "output_tokens_reported", "usage_output_tokens"))
+
+
+def field_at(kind: Read, *paths: str) -> Read:
+    """Reads the first value of a record, a mapping or a struct, that ``kind`` can use; dots lead into nested ones."""
+    ways = [path.split(".") for path in paths]
+
+    def read(record: Any) -> Any:
+        for steps in ways:
+            value = record
+            for step in steps:
+                value = value.get(step) if isinstance(value, dict) else getattr(value, step, None)
+            if (usable := kind(value)) is not None:
+                return usable
+        return None
+
+    return read
+
+
+def columns_of(record: Any, fields: Mapping[str, Read]) -> dict[str, Any]:
+    """The columns of a record by the table of its format."""
+    return {name: read(record) for name, read in fields.items()}
+
+
+def request_row(sent_us: int, status: str, error: str | None, **columns: Any) -> Row:
+    """A row of ``READ_SCHEMA``: of a completed request without an error, else without TTFT and output length.
+
+    Raises :class:`UnusableError` for what comes before the request was sent.
+    """
+    for name, what in (("ttft_us", "its first token comes"), ("e2e_us", "it ends"), ("queue_us", "it is scheduled")):
+        if (after_us := columns.get(name)) is not None and after_us < 0:
+            raise UnusableError(f"{what} {-after_us} us before it was sent")
+    known = columns | {"error": None} if status == "ok" else columns | _OF_COMPLETED | {"error": error}
+    return known | {"sent_us": sent_us, "status": status}
+
+
+def clock_kind_of(requests: Rows) -> str:
+    """``epoch`` where sends are times of this century, else ``relative``: they count from a start of their own."""
+    first_us = requests.aggregate(first="min(sent_us)")["first"] or 0
+    return "epoch" if first_us >= EARLIEST_EPOCH_US else "relative"
 
 
 def arrival(arrival_us: int | None, prompt: object, output: object) -> Row:

@@ -1,9 +1,8 @@
 """JSON text, byte by byte, for compiled scans: every function goes from one position to another.
 
-``text``: uint8[n], with at least 16 zero bytes after its content, at which everything stops;
-``words``: the same memory as uint64.  A position of -1 says that
-the text is not JSON, or JSON in a form that is left to a decoder.  What these functions accept is valid
-JSON (RFC 8259), except that UTF-8 inside strings is not looked at.
+``text``: uint8[n], with at least 16 zero bytes after its content, at which everything stops; ``words``: the same memory
+as uint64.  A position of -1 says that the text is not JSON, or JSON in a form that is left to a decoder.  What these
+functions accept is valid JSON (RFC 8259), except that UTF-8 inside strings is not looked at.
 """
 
 from __future__ import annotations

@@ -122,8 +122,7 @@ def scan_lines(
     """Scan lines from ``at``, the first one numbered ``line``: ``(why it ended, where, next line)``.
 
     It ends at a line that is cut off by ``end`` (0), is left to the decoder (``UNUSUAL``) or does not fit (``FULL``).
-    ``state``: that of ``new_state``, or as the last scan left it.  ``spans`` and
-    ``events``: rows one behind the other.
+    ``state``: that of ``new_state``, or as the last scan left it.  ``spans`` and ``events``: rows one behind the other.
     """
     text, words, state = table_of(text), table_of(words), table_of(state)
     return _lines(text, words, at, end, line, state, table_of(spans), table_of(events), table_of(texts))

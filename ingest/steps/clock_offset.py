@@ -1,9 +1,8 @@
 """The offset of the step clock, found by laying running depth over requests in flight.
 
-Stamps can be made up, and two hosts that both count Unix time need not agree, so equal
-epochs prove nothing.  What a step counted does: a request is in the engine only after
-its client sent it, and the client has its last token only after the engine is done with
-it.  So depth rises after sends and falls before ends, and the offset lies between the
+Stamps can be made up, and two hosts that both count Unix time need not agree, so equal epochs prove nothing.  What a
+step counted does: a request is in the engine only after its client sent it, and the client has its last token only
+after the engine is done with it.  So depth rises after sends and falls before ends, and the offset lies between the
 shift at which the rises match best and the one at which the falls do.
 """
 
@@ -44,12 +43,11 @@ _AGREEING = 0.95
 class DepthOffset:
     """What has to be added to the steps' times so that they fit the requests'.
 
-    ``low_us``: the shift at which the engine's admissions match the clients' sends best.
-    ``high_us``: the one at which its releases match the clients' ends.  Both are widened to the
-    95 % interval of a bootstrap over blocks of time.  The offset is between them, as no
-    request is admitted before it is sent nor ends at the client before it ends in the
-    engine.  ``early_us`` and ``late_us``: the same pair for either half of the steps.
-    ``explained``: share of the depth's variance that the requests in flight explain.
+    ``low_us``: the shift at which the engine's admissions match the clients' sends best.  ``high_us``: the one at which
+    its releases match the clients' ends.  Both are widened to the 95 % interval of a bootstrap over blocks of time.
+    The offset is between them, as no request is admitted before it is sent nor ends at the client before it ends in the
+    engine.  ``early_us`` and ``late_us``: the same pair for either half of the steps.  ``explained``: share of the
+    depth's variance that the requests in flight explain.
     """
 
     low_us: int

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from blis_replay.base.errors import RecordingError, printable
 from blis_replay.ingest.readers.documents import (
     MAX_TOKENS,
+    US_OF,
     US_PER_S,
     WHOLE_RUN,
     aggregate_frame,
@@ -132,7 +133,7 @@ class _Level:
         if number is None or number <= 0:
             return None
         column = self.columns[name]
-        number *= UNITS[column.unit] if column.unit else 1.0
+        number *= US_OF[column.unit] if column.unit else 1.0
         return number if number < (_LONGEST_US if column.unit else MAX_TOKENS) else None
 
     def word(self, name: str) -> str | None:

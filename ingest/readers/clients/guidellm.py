@@ -1,10 +1,9 @@
-"""GuideLLM's ``benchmarks.json``: one benchmark a load level, with a record for each request (0.3 to 0.6).
+"""GuideLLM's ``benchmarks.json`` (0.3 to 0.6): one benchmark per load level, with a record for each request.
 
-Times are epoch seconds of the client, aggregates milliseconds (``request_latency``: seconds).  Only
-the first and the last event with text are stamped.
-Requests that were never sent are not in it.  The time per output token of this tool is
-``(last token - send) / n`` from 0.4 on, with the time to the first token in it, and was
-``(last token - first token) / n`` in 0.3: n intervals where there are n - 1.
+Times are epoch seconds of the client, aggregates milliseconds (``request_latency``: seconds).  Only the first and the
+last event with text are stamped, and requests that were never sent are not in it.  The tool's time per output token is
+``(last token - send) / n`` from 0.4 on, with the time to the first token in it.  In 0.3 it was
+``(last token - first token) / n``: n intervals where there are n - 1.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from blis_replay.base.errors import RecordingError
+from blis_replay.ingest.readers import documents
 from blis_replay.ingest.readers.documents import (
     US_PER_MS,
     US_PER_S,
     WHOLE_RUN,
-    Reported,
-    aggregate_frame,
+    Metric,
     at,
-    distribution,
     finite,
     microseconds,
-    reported_number,
     section,
     text,
     tokens,
@@ -39,10 +36,12 @@ from blis_replay.ingest.readers.requests import (
     RawPrompts,
     Request,
     RequestsRead,
-    Row,
     UnusableError,
+    columns_of,
     failure,
+    field_at,
     gathered,
+    request_row,
     shared_by_all,
     stage_of_sends,
 )
@@ -53,14 +52,22 @@ MAX_BENCHMARKS = 10_000
 _STATUS = {"successful": "ok", "errored": "error", "incomplete": "aborted"}
 # Of a benchmark: where its strategy, length and metrics stand in one generation or the other.
 _SECTIONS = ("args", "config", "duration", "request_loader", "worker")
-_METRICS = {
-    "request_latency": ("e2e", US_PER_S),
-    "time_to_first_token_ms": ("ttft", US_PER_MS),
-    "inter_token_latency_ms": ("itl_reported", US_PER_MS),
-    "time_per_output_token_ms": ("tpot", US_PER_MS),
-    "prompt_token_count": ("prompt_tokens", 1.0),
-    "output_token_count": ("output_tokens_reported", 1.0),
+_FIELDS = {
+    "request_id": field_at(text, "response_id", "request_id"),
+    "prompt_tokens": field_at(tokens, "prompt_tokens"),
+    "output_tokens_reported": field_at(whole, "output_tokens"),
 }
+_error = field_at(text, "error", "info.error")
+_REPORT = (
+    Metric("e2e", ("request_latency",), US_PER_S),
+    Metric("ttft", ("time_to_first_token_ms",), US_PER_MS),
+    Metric("itl_reported", ("inter_token_latency_ms",), US_PER_MS),
+    Metric("tpot", ("time_per_output_token_ms",), US_PER_MS),
+    Metric("prompt_tokens", ("prompt_token_count",)),
+    Metric("output_tokens_reported", ("output_token_count",)),
+    Metric("requests", ("request_totals",), statistic="succeeded"),
+)
+_REPORTED = {metric.paths[0] for metric in _REPORT}
 TPOT_OF_0_3, TPOT = "tpot_over_n_reported", "tpot_with_ttft_reported"
 # request_args is Python's own notation as a string; what stands before the prompt is the tool's, not the user's.
 _ARGUMENTS = re.compile(r"(.{0,4000}?)'(?:prompt|messages)':", re.DOTALL)
@@ -95,32 +102,28 @@ class _Results:
         if sent_us is None:
             raise UnusableError("was never sent")
         benchmark, status = int(path[2]), _STATUS[str(path[4])]
-        ok = status == "ok"
-        if any(later_us is not None and later_us < sent_us for later_us in (first_us, end_us)):
-            raise UnusableError("a first token or an end before the start")
-        if ok and end_us is None:
+        if status == "ok" and end_us is None:
             raise UnusableError("completed, and no end that is a usable time")
         arguments = _arguments(record.get("request_args"))
         self.model = self.model or _found(_MODEL, arguments)
         self.sent[benchmark] = self.sent.get(benchmark, 0) + 1
-        ignored = _found(_IGNORE_EOS, arguments)
-        error = text(record.get("error")) or text(at(record, "info.error"))
-        reported = whole(record.get("output_tokens"))
-        by_server = ok and timed and self.top.get("prefer_response_metrics") is not False
-        row: Row = {
-            "request_id": text(record.get("response_id")) or text(record.get("request_id")),
-            "stage": benchmark,
-            "prompt_tokens": tokens(record.get("prompt_tokens")) if timed or status != "aborted" else None,
-            "output_tokens_reported": reported if ok else None,
-            "usage_output_tokens": reported if by_server else None,
-            "max_tokens": tokens(_found(_MAX_TOKENS, arguments)),
-            "ttft_us": first_us - sent_us if ok and first_us is not None else None,
-            "e2e_us": None if end_us is None else end_us - sent_us,
-            "status": failure(error) if status == "error" else status,
-            "error": None if ok else error,
-            "sent_us": sent_us,
-            "ignore_eos": None if ignored is None else ignored == "True",
-        }
+        ignored, error = _found(_IGNORE_EOS, arguments), _error(record)
+        known = columns_of(record, _FIELDS)
+        if status == "aborted" and not timed:
+            known["prompt_tokens"] = None  # 0.3 states the configured length here
+        by_server = timed and self.top.get("prefer_response_metrics") is not False
+        row = request_row(
+            sent_us,
+            failure(error) if status == "error" else status,
+            error,
+            stage=benchmark,
+            usage_output_tokens=known["output_tokens_reported"] if by_server else None,
+            max_tokens=tokens(_found(_MAX_TOKENS, arguments)),
+            ttft_us=None if first_us is None else first_us - sent_us,
+            e2e_us=None if end_us is None else end_us - sent_us,
+            ignore_eos=None if ignored is None else ignored == "True",
+            **known,
+        )
         return row, ()
 
 
@@ -133,9 +136,8 @@ def recognises(head: bytes) -> bool:
 def read_requests(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     """The requests in file order, a load stage for each benchmark, and the tool's own aggregates.
 
-    Requests that the end of a benchmark cut off are ``aborted``.  Lengths are the server's
-    from 0.4 on; 0.3 always asks for the configured length with EOS ignored, and of an aborted
-    request it reports the configured prompt length, which is not kept.
+    Requests that the end of a benchmark cut off are ``aborted``.  Lengths are the server's from 0.4 on; 0.3 always
+    asks for the configured length with EOS ignored.
     """
     results = _Results()
     rows, _events = gathered(file, _records(file, results), results.request)
@@ -147,7 +149,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
         text(results.top.get("model")) or _backend_model(results) or results.model,
         version=_version(results),
         stages=tuple(stage for i in sorted(results.benchmarks) if (stage := _stage(i, results))),
-        aggregates=aggregate_frame(_aggregates(file, results)),
+        aggregates=documents.aggregate_frame(_aggregates(file, results)),
         configured_output_tokens=length,
         ignore_eos=True if length else None,
         prefix=_prefix_of(results, rows.height),
@@ -167,7 +169,7 @@ def _wanted(path: JsonPath) -> bool:
         return len(path) == 6 and path[4] in _STATUS and isinstance(path[5], int)
     if path[3] == "request_totals":  # 0.3: beside the metrics
         return path[4:] == ("successful",)
-    return len(path) == 6 and path[3:6:2] == ("metrics", "successful") and path[4] in (*_METRICS, "request_totals")
+    return len(path) == 6 and path[3:6:2] == ("metrics", "successful") and path[4] in _REPORTED
 
 
 def _records(file: RecordedFile, results: _Results) -> Iterator[tuple[str, tuple[JsonPath, Any]]]:
@@ -271,30 +273,22 @@ def _version(results: _Results) -> str:
 def _aggregates(file: RecordedFile, results: _Results) -> Iterator[tuple[int, str, str, float]]:
     """What each benchmark reports; for the whole run that of the only one, or means over all of them."""
     tpot = TPOT if results.timed else TPOT_OF_0_3
-    rows = [
-        (number, tpot if metric == "tpot" else metric, statistic, value)
-        for number, benchmark in sorted(results.benchmarks.items())
-        for metric, statistic, value in _reported(file, benchmark)
-    ]
-    yield from rows
-    if len(results.benchmarks) == 1:
-        yield from ((WHOLE_RUN, *row[1:]) for row in rows)
-    else:
-        for metric, value in _pooled_means(list(results.benchmarks.values())):
-            yield WHOLE_RUN, tpot if metric == "tpot" else metric, "mean", value
+    metrics = [metric._replace(name=tpot) if metric.name == "tpot" else metric for metric in _REPORT]
+    for number, benchmark in sorted(results.benchmarks.items()):
+        for row in documents.reported(file, benchmark, metrics):
+            yield number, *row
+            if len(results.benchmarks) == 1:
+                yield WHOLE_RUN, *row
+    if len(results.benchmarks) > 1:
+        yield from _pooled_means(list(results.benchmarks.values()), metrics)
 
 
-def _reported(file: RecordedFile, benchmark: Mapping[str, Any]) -> Iterator[Reported]:
-    for key, (metric, unit) in _METRICS.items():
-        found = section(benchmark, key)
-        yield from distribution(file, metric, {**found, **section(found, "percentiles")}, unit)
-    yield from reported_number(file, "requests", "succeeded", benchmark.get("request_totals"))
-
-
-def _pooled_means(benchmarks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+def _pooled_means(
+    benchmarks: Sequence[Mapping[str, Any]], metrics: Sequence[Metric]
+) -> Iterator[tuple[int, str, str, float]]:
     """Means over all benchmarks, from the sums and counts that each reports."""
-    for key, (metric, unit) in _METRICS.items():
+    for name, (key,), unit, _statistic in metrics:
         counted = [b[key] for b in benchmarks if at(b, f"{key}.count")]
         totals, counts = [finite(c.get("total_sum")) for c in counted], [whole(c["count"]) for c in counted]
         if counted and all(counts) and None not in totals:
-            yield metric, unit * sum(filter(None, totals)) / sum(filter(None, counts))
+            yield WHOLE_RUN, name, "mean", (unit or 1.0) * sum(filter(None, totals)) / sum(filter(None, counts))

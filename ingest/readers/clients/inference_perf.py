@@ -1,19 +1,17 @@
-"""inference-perf's per-request records, ``per_request_lifecycle_metrics.json``, one array of any size; its reports.
+"""inference-perf: ``per_request_lifecycle_metrics.json``, one array of any size, and its reports.
 
-Three generations: up to 0.4 (``info.output_token_times``: one stamp per
-stream event, up to two per token), 0.5 (``info.response_info``), from 0.6
-(``info.response_metrics``).  The later ones also have ``chunk_times``, the plain arrival
-times, and the server's usage.  Stamps are kept as recorded.  Of prompts hashes are kept, of
-responses nothing.
+Three generations: up to 0.4 (``info.output_token_times``: a stamp per stream event, up to two per token), 0.5
+(``info.response_info``), from 0.6 (``info.response_metrics``).  The later ones also have ``chunk_times``, the plain
+arrival times, and the server's usage.  Stamps are kept as recorded; of prompts hashes are kept, of responses nothing.
 
 Of its reports (``summary_lifecycle_metrics.json``, ``stage_N_lifecycle_metrics.json``) values are kept as reported,
-including an inter-token latency that counted two events a token; the checks correct it.
+including an inter-token latency that counted two events per token; the checks correct it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -23,30 +21,34 @@ import msgspec
 import numpy as np
 import polars as pl
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.ingest.readers import documents
 from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
 from blis_replay.ingest.readers.documents import (
     DECODE_ERRORS,
     MAX_INTEGER,
     US_PER_S,
     WHOLE_RUN,
-    Reported,
-    aggregate_frame,
-    at,
-    distribution,
-    json_mapping,
+    Metric,
     microseconds,
-    reported_number,
-    section,
     text,
     tokens,
     whole,
 )
 from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.records import json_objects
-from blis_replay.ingest.readers.requests import NONE, Request, RequestsRead, Row, UnusableError, failure, gathered
+from blis_replay.ingest.readers.requests import (
+    NONE,
+    Request,
+    RequestsRead,
+    UnusableError,
+    columns_of,
+    failure,
+    field_at,
+    gathered,
+    request_row,
+)
 from blis_replay.ingest.recording import SCHEDULE_DELAY, Stage
 
 # A token of a captured stream takes some 700 bytes.
@@ -55,21 +57,11 @@ MAX_RECORD_BYTES = 64 << 20
 MAX_DECODED_BYTES = 16 << 20
 
 
-class _Details(Struct):
-    cached_tokens: Any = None
-
-
-class _Usage(Struct):
-    prompt_tokens: Any = None
-    completion_tokens: Any = None
-    prompt_tokens_details: _Details | None = None
-
-
 class _Response(Struct):
     output_tokens: Any = None
     output_token_times: list[float] | None = None
     chunk_times: list[float] | None = None
-    server_usage: _Usage | None = None
+    server_usage: dict[str, Any] | None = None
 
 
 class _Info(Struct):
@@ -99,6 +91,23 @@ class _Body(Struct):
     cache_salt: msgspec.Raw = msgspec.Raw()
 
 
+def _of_response(*names: str) -> list[str]:
+    return [f"info.{response}.{name}" for name in names for response in ("response_metrics", "response_info")]
+
+
+_FIELDS = {
+    "prompt_tokens": field_at(tokens, *_of_response("server_usage.prompt_tokens"), "info.input_tokens"),
+    "output_tokens_reported": field_at(whole, *_of_response("output_tokens"), "info.output_tokens"),
+    "usage_output_tokens": field_at(tokens, *_of_response("server_usage.completion_tokens")),
+    "cached_prompt_tokens": field_at(whole, *_of_response("server_usage.prompt_tokens_details.cached_tokens")),
+}
+_BODY_FIELDS = {
+    "max_tokens": field_at(tokens, "max_tokens", "max_completion_tokens"),
+    "ignore_eos": field_at(documents.switch, "ignore_eos"),
+}
+_stamps_s = field_at(
+    lambda times: times or None, *_of_response("chunk_times", "output_token_times"), "info.output_token_times"
+)
 _RECORD = msgspec.json.Decoder(_Record)
 _NULL = msgspec.Raw(b"null")
 _MODEL = msgspec.json.Decoder(str)
@@ -142,14 +151,6 @@ def _body_of(request: str | None) -> _Body:
         return _BODY.decode(request) if request else _Body()
     except DECODE_ERRORS:
         return _Body()
-
-
-def _message_of(error: object) -> str | None:
-    """An error in words, if it has any."""
-    if isinstance(error, dict):
-        parts = (text(error.get(key)) for key in ("error_type", "error_msg"))
-        return text(": ".join(part for part in parts if part))
-    return text(error)
 
 
 recognises = begins_with(b"[", "start_time", "end_time")
@@ -203,91 +204,67 @@ class _Reading:
         return row, stamps_us
 
 
-def _request(record: _Record, body: _Body) -> tuple[Row, Int64s]:
+def _request(record: _Record, body: _Body) -> Request:
     start_us, end_us = microseconds(record.start_time), microseconds(record.end_time)
     if start_us is None or end_us is None:
         raise UnusableError("a start or end that is not a usable time")
-    if end_us < start_us:
-        raise UnusableError(f"ends {start_us - end_us} us before it starts")
-    info = record.info
-    response = info.response_metrics or info.response_info or _Response()
-    usage = response.server_usage or _Usage()
-    stamps_s = np.array(
-        response.chunk_times or response.output_token_times or info.output_token_times or [], np.float64
-    )
+    stamps_s = np.array(_stamps_s(record) or [], np.float64)
     if not (np.abs(stamps_s) < MAX_INTEGER / 1e6).all():
         raise UnusableError("a stream stamp that is not a usable time")
     stamps_us = np.rint(stamps_s * 1e6).astype(np.int64)
     if len(stamps_us) and stamps_us.min() < start_us:
         raise UnusableError(f"a stream event {start_us - int(stamps_us.min())} us before the start")
-    error, ok = record.error, not record.error
-    named = error.get("error_type") if isinstance(error, dict) else error
-    reported = response.output_tokens if response.output_tokens is not None else info.output_tokens
-    row: Row = {
-        "prompt_tokens": tokens(usage.prompt_tokens) or tokens(info.input_tokens),
-        "output_tokens_reported": whole(reported) if ok else None,
-        "max_tokens": tokens(body.max_tokens) or tokens(body.max_completion_tokens),
-        "ttft_us": int(stamps_us[0]) - start_us if ok and len(stamps_us) else None,
-        "e2e_us": end_us - start_us,
-        "cached_prompt_tokens": whole((usage.prompt_tokens_details or _Details()).cached_tokens),
-        "status": "ok" if ok else failure(named),
-        "error": None if ok else _message_of(error),
-        "sent_us": start_us,
-        "usage_output_tokens": tokens(usage.completion_tokens) if ok else None,
-        "ignore_eos": body.ignore_eos if isinstance(body.ignore_eos, bool) else None,
-    }
+    error = record.error
+    named = isinstance(error, dict)
+    row = request_row(
+        start_us,
+        failure(error.get("error_type") if named else error) if error else "ok",
+        documents.texts(error, "error_type", "error_msg") if named else text(error),
+        ttft_us=int(stamps_us[0]) - start_us if len(stamps_us) else None,
+        e2e_us=end_us - start_us,
+        **columns_of(record, _FIELDS),
+        **columns_of(body, _BODY_FIELDS),
+    )
     return row, stamps_us
 
 
 # -- Reports: latencies are in seconds there and in microseconds here -----------------------
 
-_LATENCIES = {
-    "request_latency": "e2e",
-    "time_to_first_token": "ttft",
-    "inter_token_latency": "itl_reported",
-    "time_per_output_token": "tpot_reported",
-    "normalized_time_per_output_token": "normalized_tpot_reported",
-}
-_LENGTHS = {"prompt_len": "prompt_tokens", "output_len": "output_tokens_reported"}
+_REPORT = (
+    *(
+        Metric("requests", (f"{path}.count",), statistic=statistic)
+        for statistic, path in (("sent", "load_summary"), ("succeeded", "successes"), ("failed", "failures"))
+    ),
+    *(Metric(rate, (f"load_summary.{rate}",), statistic="mean") for rate in ("requested_rate", "achieved_rate")),
+    Metric("send_duration", ("load_summary.send_duration",), US_PER_S, "mean"),
+    Metric(SCHEDULE_DELAY, (f"load_summary.{SCHEDULE_DELAY}",), US_PER_S),
+    # 0.1 has no level "latency" between.
+    *(
+        Metric(name, (f"successes.latency.{key}", f"successes.{key}"), US_PER_S)
+        for name, key in (
+            ("e2e", "request_latency"),
+            ("ttft", "time_to_first_token"),
+            ("itl_reported", "inter_token_latency"),
+            ("tpot_reported", "time_per_output_token"),
+            ("normalized_tpot_reported", "normalized_time_per_output_token"),
+        )
+    ),
+    Metric("prompt_tokens", ("successes.prompt_len",)),
+    Metric("output_tokens_reported", ("successes.output_len",)),
+)
 
 
 def read_aggregates(file: RecordedFile, stage: int = WHOLE_RUN) -> pl.DataFrame:
     """The report as ``AGGREGATE_SCHEMA`` rows; ``stage`` -1 is the whole run.
 
-    Metrics: e2e, ttft, itl_reported, tpot_reported, normalized_tpot_reported,
-    schedule_delay, send_duration (us); prompt_tokens, output_tokens_reported (tokens);
-    requests (``succeeded``, ``failed``, ``sent``); requested_rate, achieved_rate (1/s).
-    Raises :class:`RecordingError` if the file is not a JSON object.  A statistic that is not
-    a finite number is rejected and counted.
+    Metrics: those of ``_REPORT`` in us, tokens and 1/s.  Raises :class:`RecordingError` if the file is not a JSON
+    object.  A statistic that is not a finite number is rejected and counted.
     """
-    document = json_mapping(file)
+    document = documents.json_mapping(file)
     file.tally.records = 0
-    rows = [(stage, *row) for row in _rows(file, document)]
+    rows = [(stage, *row) for row in documents.reported(file, document, _REPORT)]
     file.tally.records = len(rows)
-    return aggregate_frame(rows)
-
-
-def count_of(aggregates: pl.DataFrame, stage: int) -> int | None:
-    """How many requests a stage sent, by its report, or ``None``."""
-    found = aggregates.filter(
-        (pl.col("stage") == stage) & (pl.col("metric") == "requests") & (pl.col("statistic") == "sent")
-    )
-    return int(found["value"][0]) if len(found) else None
-
-
-def _rows(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Reported]:
-    load, good = section(document, "load_summary"), section(document, "successes")
-    for statistic, path in (("sent", "load_summary"), ("succeeded", "successes"), ("failed", "failures")):
-        yield from reported_number(file, "requests", statistic, at(document, f"{path}.count"))
-    for rate in ("requested_rate", "achieved_rate"):
-        yield from reported_number(file, rate, "mean", load.get(rate))
-    yield from reported_number(file, "send_duration", "mean", load.get("send_duration"), US_PER_S)
-    yield from distribution(file, SCHEDULE_DELAY, load.get(SCHEDULE_DELAY), US_PER_S)
-    for key, metric in _LATENCIES.items():
-        # 0.1 has no level "latency" between.
-        yield from distribution(file, metric, at(good, f"latency.{key}", key), US_PER_S)
-    for key, metric in _LENGTHS.items():
-        yield from distribution(file, metric, good.get(key))
+    return documents.aggregate_frame(rows)
 
 
 # inference-perf pauses 4 to 7 s between two stages, and its stages end late rather than early.
@@ -296,25 +273,23 @@ _LATE_US = 15_000_000
 _PAUSE_US = 1_000_000
 
 
-def stage_of_requests(
-    arrival_us: NDArray[np.int64], stages: Sequence[Stage], counts: Sequence[int | None]
-) -> NDArray[np.int64] | None:
+def stage_of_requests(arrival_us: Int64s, stages: Sequence[Stage], counts: Sequence[float | None]) -> Int64s | None:
     """The stage number of each request in send order, or ``None`` if no stages are configured.
 
-    ``counts``: the requests of each stage by its own report.  Where they add up, they
-    decide; else time does: a stage ends at the pause nearest to its configured end.
+    ``counts``: requests of each stage by its own report.  If they add up, they decide; else a stage ends at the pause
+    nearest to its configured end.
     """
     if not stages:
         return None
     numbers = np.array([stage.stage for stage in stages], np.int64)
-    known = [count for count in counts if count is not None]
+    known = [int(count) for count in counts if count is not None]
     if len(known) == len(stages) and sum(known) == len(arrival_us):
         return np.repeat(numbers, known)
     starts = _stage_starts(arrival_us, stages)
     return numbers[np.searchsorted(starts, arrival_us, side="right") - 1]
 
 
-def _stage_starts(arrival_us: NDArray[np.int64], stages: Sequence[Stage]) -> list[int]:
+def _stage_starts(arrival_us: Int64s, stages: Sequence[Stage]) -> list[int]:
     starts = [0]
     for stage in stages[:-1]:
         end_us = starts[-1] + stage.duration_us

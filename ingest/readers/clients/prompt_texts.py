@@ -1,9 +1,8 @@
 """Distinct prompts of a file by hashes of their text: which are repeated, and how far others begin alike.
 
-No tokenizer is at hand, so what two texts share is turned into tokens at the ratio of
-text to tokens of the prompts that share it.  The text is that of the request's body, in JSON:
-of a chat, its messages.  Prompts for different models, with different tools or salts,
-share nothing.
+No tokenizer is at hand, so what two texts share is turned into tokens at the ratio of text to tokens of the prompts
+that share it.  The text is that of the request's body, in JSON: of a chat, its messages.  Prompts for different models,
+with different tools or salts, share nothing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""``vllm bench serve --save-result --save-detailed``: one object a run, with an array for each column.
+"""``vllm bench serve --save-result --save-detailed``: one object per run, with an array for each column.
 
-``--append-result`` puts one object after the other; each is a load stage here.  Arrays are in
-seconds, aggregates in milliseconds.  A stream event is stamped once, and E2E goes to the
-last one: ``ttft + sum(itls)``, which later releases (0.32) also write as ``latencies``.  For chat the
-first event carries the role and no token, and ``itls`` begins with the gap behind it.  The prompt
-length is the server's from 0.20 on; up to 0.15 it is the client's own count, without the tokens that a
-server puts before a prompt (BOS).  ``queue_times`` (0.32) is how long the client held a request back.
+``--append-result`` puts one object after the other; each is a load stage here.  Arrays are in seconds, aggregates in
+milliseconds.  A stream event is stamped once, and E2E goes to the last one: ``ttft + sum(itls)``, which later releases
+(0.32) also write as ``latencies``.  For chat the first event carries the role and no token, and ``itls`` begins with
+the gap behind it.  The prompt length is the server's from 0.20 on; up to 0.15 it is the client's own count, without the
+tokens that a server puts before a prompt (BOS).  ``queue_times`` (0.32) is how long the client held a request back.
 
-Start times are written since January 2026.  Where a file has none, but its client held N requests in
-flight (``--max-concurrency``), they follow: requests take free slots in file order.
+Start times are written since January 2026.  Where a file has none, but its client held N requests in flight
+(``--max-concurrency``), they follow: requests take free slots in file order.
 """
 
 from __future__ import annotations
@@ -21,21 +20,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import RecordingError
+from blis_replay.ingest.readers import documents
 from blis_replay.ingest.readers.documents import (
     US_PER_MS,
     US_PER_S,
     WHOLE_RUN,
     Reported,
-    aggregate_frame,
-    at,
-    distribution,
     finite,
     microseconds,
-    reported_number,
     text,
     tokens,
     whole,
@@ -45,11 +40,11 @@ from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
 from blis_replay.ingest.readers.requests import (
     Request,
     RequestsRead,
-    Row,
     ServerFacts,
     UnusableError,
     failure,
     gathered,
+    request_row,
     stage_of_sends,
 )
 from blis_replay.ingest.recording import REBUILT, REBUILT_E2E, Stage
@@ -121,21 +116,17 @@ def read_sglang(file: RecordedFile, stamps_path: Path) -> RequestsRead:
 def sglang_server(file: RecordedFile) -> ServerFacts:
     """What SGLang's server says of itself in the first result of a file (``server_info``)."""
     read_again = RecordedFile(file.path, file.name)  # what is wrong with the file is counted when its requests are read
-    said: object = next(
-        (value for _path, value in wanted_values(read_again, lambda path: path == (0, "server_info"))), {}
-    )
-    return ServerFacts(
-        text(at(said, "served_model_name", "model_path")), tokens(at(said, "tp_size")), name="server_info of SGLang"
-    )
+    said = next((value for _path, value in wanted_values(read_again, lambda path: path == (0, "server_info"))), {})
+    model = text(documents.at(said, "served_model_name", "model_path"))
+    return ServerFacts(model, tokens(documents.at(said, "tp_size")), name="server_info of SGLang")
 
 
 def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
     """The requests in file order, a load stage for each object; stamps go to the flat file ``stamps_path``.
 
-    Times are on the client's monotonic clock.  The E2E of a failed request is the time to its
-    last stream event, null if it had none.  Without ``--save-detailed`` there are only
-    aggregates; requests without ``start_times`` that cannot be rebuilt are rejected.
-    A length is the server's where it is not below the count of events.
+    Times are on the client's monotonic clock.  The E2E of a failed request is the time to its last stream event, null
+    if it had none.  Without ``--save-detailed`` there are only aggregates; requests without ``start_times`` that cannot
+    be rebuilt are rejected.  A length is the server's where it is not below the count of events.
     """
     gaps_path = stamps_path.with_suffix(".gaps")
     with gaps_path.open("wb") as stream:
@@ -153,7 +144,7 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
     rows, events = gathered(
         file, records, lambda place: _request(runs[place[0]], *place, gaps_s, by_server[place[0]]), stamps_path
     )
-    aggregates = aggregate_frame(
+    aggregates = documents.aggregate_frame(
         (stage, *reported)
         for number, run in enumerate(runs)
         for reported in _reported(file, run.scalars)
@@ -202,15 +193,12 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
                 stream.write(gaps.tobytes())
                 written += len(gaps)
         elif column == "queue_times":
-            _hold_back(run, finite(value) or 0.0)
+            queued_s = finite(value) or 0.0
+            run.held_back += queued_s > _HELD_BACK_S
+            run.longest_s = max(run.longest_s, queued_s)
         else:
             run.columns[column].append(_plain(value))
     return runs
-
-
-def _hold_back(run: _Run, queued_s: float) -> None:
-    run.held_back += queued_s > _HELD_BACK_S
-    run.longest_s = max(run.longest_s, queued_s)
 
 
 def _rebuild(run: _Run, gaps_s: Floats, begin_s: float) -> float:
@@ -268,7 +256,7 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, int | float) else ()
 
 
-def _gaps(value: object) -> NDArray[np.float64] | None:
+def _gaps(value: object) -> Floats | None:
     """Seconds from the event before to each stream event, 0 for the first; ``None`` if one is not a usable time."""
     if not isinstance(value, list) or not all(type(gap) in (int, float) and 0 <= gap < _LONGEST_S for gap in value):
         return None
@@ -277,11 +265,8 @@ def _gaps(value: object) -> NDArray[np.float64] | None:
 
 
 def _request(run: _Run, stage: int, i: int, gaps_s: Floats, by_server: bool) -> Request:
-    sent_us, ttft_us, placed = (
-        microseconds(run.value("start_times", i)),
-        microseconds(run.value("ttfts", i)),
-        run.value("itls", i),
-    )
+    sent_us, ttft_us = (microseconds(run.value(column, i)) for column in ("start_times", "ttfts"))
+    placed = run.value("itls", i)
     if run.scalars.get("total_input_sequences") is not None:
         raise UnusableError("a pooling request, which has no output tokens")
     if not sent_us or sent_us < 0:  # 0: it was never sent
@@ -292,21 +277,21 @@ def _request(run: _Run, stage: int, i: int, gaps_s: Floats, by_server: bool) -> 
         raise UnusableError("itls that are not usable times")
     first, count = placed if placed and ttft_us else (0, 0)  # without a TTFT no event came
     after_us = np.rint(np.cumsum(gaps_s[first : first + count]) * US_PER_S).astype(np.int64)
-    error, reported = text(run.value("errors", i)), whole(run.value("output_lens", i))
+    error, counted = text(run.value("errors", i)), whole(run.value("output_lens", i))
     # A failed request has length 0, also where the file was cut off before the errors.
-    ok = error is None and bool(reported)
-    e2e_us = ttft_us + int(after_us[-1]) if count else microseconds(run.e2es_s[i]) if run.e2es_s and ok else None
-    row: Row = {
-        "stage": stage,
-        "prompt_tokens": tokens(run.value("input_lens", i)),
-        "output_tokens_reported": reported if ok else None,
-        "usage_output_tokens": reported if ok and by_server else None,
-        "ttft_us": ttft_us if ok else None,
-        "e2e_us": e2e_us,
-        "status": "ok" if ok else failure(error),
-        "error": error,
-        "sent_us": sent_us,
-    }
+    status = "ok" if error is None and counted else failure(error)
+    rebuilt_us = microseconds(run.e2es_s[i]) if run.e2es_s and status == "ok" else None
+    row = request_row(
+        sent_us,
+        status,
+        error,
+        stage=stage,
+        prompt_tokens=tokens(run.value("input_lens", i)),
+        output_tokens_reported=counted,
+        usage_output_tokens=counted if by_server else None,
+        ttft_us=ttft_us,
+        e2e_us=ttft_us + int(after_us[-1]) if count else rebuilt_us,
+    )
     return row, sent_us + ttft_us + after_us
 
 
@@ -362,25 +347,22 @@ def _sent(scalars: dict[str, Any]) -> Any:
 
 
 def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]:
-    for statistic, count in (
-        ("sent", _sent(scalars)),
-        ("succeeded", scalars.get("completed")),
-        ("failed", scalars.get("failed")),
-    ):
-        yield from reported_number(file, "requests", statistic, count)
+    counts = {"sent": _sent(scalars), "succeeded": scalars.get("completed"), "failed": scalars.get("failed")}
+    for statistic, count in counts.items():
+        yield from documents.reported_number(file, "requests", statistic, count)
     # `inf`: all at once, or as many as are allowed.
     if isinstance(scalars.get("request_rate"), str) or _cap_held(scalars):
         clients = scalars.get("max_concurrency") or _sent(scalars)
-        yield from reported_number(file, "concurrency", "asked", clients)
-    yield from reported_number(file, "burstiness", "asked", scalars.get("burstiness"))
+        yield from documents.reported_number(file, "concurrency", "asked", clients)
+    yield from documents.reported_number(file, "burstiness", "asked", scalars.get("burstiness"))
     shortest = finite(scalars.get("random_range_ratio"))
     if scalars.get("dataset_name") == "random" and shortest is not None and 0 <= shortest <= 1:
         # SGLang draws lengths between this share of the longest and the longest, evenly.
-        yield from reported_number(file, "lengths", "spread", (1 - shortest) / (1 + shortest))
+        yield from documents.reported_number(file, "lengths", "spread", (1 - shortest) / (1 + shortest))
     completed = tokens(scalars.get("completed"))
     for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):
         if completed:
-            yield from reported_number(file, metric, "mean", scalars.get(key), 1 / completed)
+            yield from documents.reported_number(file, metric, "mean", scalars.get(key), 1 / completed)
     for key, value in scalars.items():
         if match := _STATISTIC.fullmatch(key):
-            yield from distribution(file, _METRICS[match[2]], {match[1]: value}, US_PER_MS)
+            yield from documents.distribution(file, _METRICS[match[2]], {match[1]: value}, US_PER_MS)

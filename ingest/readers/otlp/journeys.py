@@ -1,8 +1,7 @@
 """Journeys: what the API server and the engine noted about one request, joined (trace-formats, section 2).
 
-The engine's span (scope ``vllm.scheduler``) is a child of the API server's (``vllm.api``); ids are
-never cut up to find each other.  Times are ns on the server's monotonic clock until the
-experiment's zero is known (:func:`on_zero`).
+The engine's span (scope ``vllm.scheduler``) is a child of the API server's (``vllm.api``); ids are never cut up to find
+each other.  Times are ns on the server's monotonic clock until the experiment's zero is known (:func:`on_zero`).
 """
 
 from __future__ import annotations

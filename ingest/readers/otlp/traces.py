@@ -39,10 +39,9 @@ class TracesRead:
 
     ``steps``: ``READ_STEP_SCHEMA``, by step id, none twice; ``snapshots``: ``SNAPSHOT_SCHEMA``, none twice.
     ``journeys``: ``None`` without any.  ``requests``: those of the journeys, else upstream ``llm_request`` spans, else
-    ``None``.  ``bridge_ns``: epoch less monotonic clock, ``None`` if no
-    event has both.  ``dropped_events``: step events that the tracing SDK says it discarded.  ``other_spans``:
-    spans that are not read, by scope and name with ``*`` for its numbers, from 100 of these on together.
-    ``remarks``: what else is missing or odd, in words.
+    ``None``.  ``bridge_ns``: epoch less monotonic clock, ``None`` if no event has both.  ``dropped_events``: step
+    events that the tracing SDK says it discarded.  ``other_spans``: spans that are not read, by scope and name with
+    ``*`` for its numbers, from 100 of these on together.  ``remarks``: what else is missing or odd, in words.
     """
 
     steps: Rows

@@ -67,11 +67,10 @@ def server_times(
     """The server's clock beside the requests', ``None`` if nothing was stamped by it.
 
     ``steps``: ``READ_STEP_SCHEMA`` by step id; ``arrivals_ns``: of journeys, on the server's clock; ``client``: the
-    clock of ``requests`` (``REQUEST_SCHEMA``).  Stamps bridge the clocks unless they were
-    constructed or, where there are only steps, running depth contradicts them; then depth says
-    the offset.  ``of_pairs``: the server's clock (monotonic or epoch) as requests have it that client and
-    server both recorded, which overrules them.  Where nothing tells, the first journey's arrival, else
-    the first sampled step, is put at the experiment's zero.
+    clock of ``requests`` (``REQUEST_SCHEMA``).  Stamps bridge the clocks unless they were constructed or, where there
+    are only steps, running depth contradicts them; then depth says the offset.  ``of_pairs``: the server's clock
+    (monotonic or epoch) as requests have it that client and server both recorded, which overrules them.  Where nothing
+    tells, the first journey's arrival, else the first sampled step, is put at the experiment's zero.
     """
     journeys_us = arrivals_ns.drop_nulls() // 1000
     begun = steps.aggregate(first="min(ts_start_ns // 1000)", last="max(ts_start_ns // 1000)")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from blis_replay.base.document import nearest
 from blis_replay.base.errors import RecordingError, printable
-from blis_replay.ingest.readers.documents import quoted, text
+from blis_replay.ingest.readers.documents import at, quoted, text
 
-# us in one of each; a date and time of ISO 8601 says its unit itself.
-UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+# A date and time of ISO 8601 states its unit itself.
+UNITS = ("ns", "us", "ms", "s")
 ISO = "iso"
 _UNIT_NAMES = {
     **{unit: unit for unit in UNITS},
@@ -35,54 +35,41 @@ class Field:
     names: tuple[str, ...]
 
 
-FIELDS: dict[str, Field] = {
-    "arrival": Field(
-        STAMP,
-        (
-            *("arrival_time", "arrived", "arrived_at", "start", "start_time", "started_at", "request_start"),
-            *("request_start_time", "send_time", "sent", "sent_at", "submit_time", "request_time", "timestamp", "ts"),
-        ),
-    ),
-    "scheduled": Field(STAMP, ("scheduled_time", "scheduled_at", "scheduled_ts")),
-    "first_token": Field(STAMP, ("first_token_time", "first_token_at", "first_token_ts", "first_chunk_time")),
-    "end": Field(
-        STAMP, ("end_time", "ended_at", "finish_time", "finished_at", "last_token_time", "last_token_ts", "request_end")
-    ),
-    "ttft": Field(DURATION, ("time_to_first_token", "first_token_latency", "ttft_latency")),
-    "e2e": Field(
-        DURATION,
-        (
-            *("e2e_latency", "e2el", "end_to_end", "end_to_end_latency", "latency", "request_latency"),
-            *("total_latency", "total_time", "e2e_time", "response_time"),
-        ),
-    ),
-    "queue": Field(DURATION, ("queue_time", "queue_wait", "queueing_time", "time_in_queue", "wait_time")),
-    "token_times": Field(STAMPS, ("token_timestamps", "token_stamps")),
-    "token_gaps": Field(DURATIONS, ("itls", "inter_token_latencies", "token_latencies")),
-    "prompt_tokens": Field(
-        COUNT,
-        (
-            *("input_tokens", "prompt_len", "prompt_length", "input_len", "input_length", "num_prompt_tokens"),
-            *("num_input_tokens", "number_input_tokens", "input_toks", "isl", "input_sequence_length"),
-        ),
-    ),
-    "output_tokens": Field(
-        COUNT,
-        (
-            *("completion_tokens", "generated_tokens", "output_len", "output_length", "num_output_tokens"),
-            *("num_completion_tokens", "number_output_tokens", "output_toks", "osl", "output_sequence_length"),
-        ),
-    ),
-    "max_tokens": Field(COUNT, ("max_output_tokens", "max_new_tokens", "requested_output_tokens")),
-    "cached_prompt_tokens": Field(COUNT, ("cached_tokens", "num_cached_tokens", "prefix_hit_tokens")),
-    "prefix_tokens": Field(COUNT, ("prefix_length", "prefix_len", "shared_prefix_tokens")),
-    "stage": Field(COUNT, ("load_stage",)),
-    "prefix": Field(WORD, ("prefix_group", "prefix_id", "shared_prefix")),
-    "request_id": Field(WORD, ("id", "req_id", "request")),
-    "status": Field(WORD, ("state", "outcome", "success")),
-    "error": Field(WORD, ("error_message", "error_msg", "exception")),
-    "model": Field(WORD, ("model_name", "model_id")),
+_NAMES = {
+    STAMP: {
+        "arrival": "arrival_time arrived arrived_at start start_time started_at request_start request_start_time "
+        "send_time sent sent_at submit_time request_time timestamp ts",
+        "scheduled": "scheduled_time scheduled_at scheduled_ts",
+        "first_token": "first_token_time first_token_at first_token_ts first_chunk_time",
+        "end": "end_time ended_at finish_time finished_at last_token_time last_token_ts request_end",
+    },
+    DURATION: {
+        "ttft": "time_to_first_token first_token_latency ttft_latency",
+        "e2e": "e2e_latency e2el end_to_end end_to_end_latency latency request_latency total_latency total_time "
+        "e2e_time response_time",
+        "queue": "queue_time queue_wait queueing_time time_in_queue wait_time",
+    },
+    STAMPS: {"token_times": "token_timestamps token_stamps"},
+    DURATIONS: {"token_gaps": "itls inter_token_latencies token_latencies"},
+    COUNT: {
+        "prompt_tokens": "input_tokens prompt_len prompt_length input_len input_length num_prompt_tokens "
+        "num_input_tokens number_input_tokens input_toks isl input_sequence_length",
+        "output_tokens": "completion_tokens generated_tokens output_len output_length num_output_tokens "
+        "num_completion_tokens number_output_tokens output_toks osl output_sequence_length",
+        "max_tokens": "max_output_tokens max_new_tokens requested_output_tokens",
+        "cached_prompt_tokens": "cached_tokens num_cached_tokens prefix_hit_tokens",
+        "prefix_tokens": "prefix_length prefix_len shared_prefix_tokens",
+        "stage": "load_stage",
+    },
+    WORD: {
+        "prefix": "prefix_group prefix_id shared_prefix",
+        "request_id": "id req_id request",
+        "status": "state outcome success",
+        "error": "error_message error_msg exception",
+        "model": "model_name model_id",
+    },
 }
+FIELDS = {name: Field(kind, tuple(known.split())) for kind, of in _NAMES.items() for name, known in of.items()}
 # By these a table is known to be one of requests, if nobody says that it is.
 _TELLTALES = ("arrival", "prompt_tokens", "output_tokens")
 
@@ -204,14 +191,7 @@ def tells(sample: Mapping[str, object], _given: Columns) -> bool:
 
 def value_of(record: Mapping[str, object], name: str) -> object:
     """A value by its name; dots lead into nested JSON, ``None`` where nothing is."""
-    return record[name] if name in record else _nested(record, name) if "." in name else None
-
-
-def _nested(record: Mapping[str, object], name: str) -> object:
-    found: object = record
-    for key in name.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+    return record[name] if name in record else at(record, name) if "." in name else None
 
 
 def listed(names: Iterable[str]) -> str:

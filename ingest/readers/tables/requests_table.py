@@ -7,27 +7,36 @@ stamps are of one clock, that of the arrivals.  Lengths are taken as the server'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
-from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, quoted_value, text, tokens, whole
+from blis_replay.ingest.readers.documents import MAX_INTEGER, MAX_TOKENS, US_OF, finite, quoted_value, text, whole
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import (
-    EARLIEST_EPOCH_US,
     Request,
     RequestsRead,
     Row,
     UnusableError,
+    clock_kind_of,
     failure,
     gathered,
     prefixes_of_groups,
+    request_row,
 )
 from blis_replay.ingest.readers.tables.columns import (
+    COUNT,
+    DURATION,
+    DURATIONS,
+    FIELDS,
     ISO,
-    UNITS,
+    STAMP,
+    STAMPS,
+    WORD,
+    Column,
     Columns,
     TableColumns,
     date_us,
@@ -68,7 +77,7 @@ def read_requests(file: RecordedFile, stamps_path: Path, columns: Columns | None
     return RequestsRead(
         rows,
         "client",
-        "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= EARLIEST_EPOCH_US else "relative",
+        clock_kind_of(rows),
         reading.model,
         events,
         version=f"table ({reading.table.said()})",
@@ -96,11 +105,10 @@ class _Reading:
 
     def request(self, record: Record) -> Request:
         """The row of a record and its stamps; :class:`UnusableError` if it has none."""
-        columns = self.table.by_field
-        row, stamps_us = _request(record, columns)
-        self.model = self.model or text(_word(record, columns, "model"))
-        group = _word(record, columns, "prefix") or ""
-        self.groups.append((group, tokens(_plain(record, columns, "prefix_tokens")) if group else None))
+        row, stamps_us, of = _request(record, self.table.by_field)
+        self.model = self.model or text(of.get("model"))
+        group = of.get("prefix") or ""
+        self.groups.append((group, of.get("prefix_tokens") or None if group else None))
         return row, stamps_us
 
 
@@ -115,55 +123,45 @@ def _remarks(file: RecordedFile, table: TableColumns) -> Iterator[str]:
         yield f"{', '.join(absent)} of the requests: no column of {file.name} has them"
 
 
-def _request(record: Record, columns: Columns) -> tuple[Row, list[int]]:
-    """A row of ``READ_SCHEMA``, and the stamps of its tokens."""
-    sent_us = _stamp(record, columns, "arrival")
+def _request(record: Record, columns: Columns) -> tuple[Row, list[int], dict[str, Any]]:
+    """A row of ``READ_SCHEMA``, the stamps of its tokens, and the values of the fields that it has."""
+    of = {
+        name: _READ[FIELDS[name].kind](value, name, column.unit)
+        for name, column in columns.items()
+        if (value := _plain(record, column)) is not None
+    }
+    sent_us = of.get("arrival")
     if sent_us is None:
         raise UnusableError("no arrival")
-    scheduled_us, first_us, end_us = (_stamp(record, columns, name) for name in ("scheduled", "first_token", "end"))
-    ttft_us, e2e_us, queue_us = (_duration(record, columns, name) for name in ("ttft", "e2e", "queue"))
-    stamps_us = _token_stamps(record, columns, sent_us, ttft_us)
-    first_us = stamps_us[0] if first_us is None and stamps_us else first_us
-    end_us = stamps_us[-1] if end_us is None and stamps_us else end_us
-    ttft_us = _since(sent_us, first_us, "the first token") if ttft_us is None else ttft_us
-    e2e_us = _since(sent_us, end_us, "the end") if e2e_us is None else e2e_us
-    if queue_us is None:
-        queue_us = _since(sent_us, scheduled_us, "the scheduling")
-    if ttft_us is not None and e2e_us is not None and ttft_us > e2e_us:
+    stamps_us = _token_stamps(of, sent_us)
+    if stamps_us:
+        of = {"first_token": stamps_us[0], "end": stamps_us[-1]} | of
+    since_us = {name: of[name] - sent_us for name in ("first_token", "end", "scheduled") if name in of}
+    ttft_us, e2e_us = of.get("ttft", since_us.get("first_token")), of.get("e2e", since_us.get("end"))
+    if ttft_us is not None and e2e_us is not None and ttft_us > e2e_us >= 0:
         raise UnusableError(f"the first token comes {ttft_us - e2e_us} us after the end")
-    status, error = _status(record, columns)
-    ok = status == "ok"
-    output_tokens = _count(record, columns, "output_tokens")
-    row: Row = {
-        "request_id": text(_word(record, columns, "request_id")),
-        "stage": _count(record, columns, "stage"),
-        "prompt_tokens": _count(record, columns, "prompt_tokens") or None,
-        "output_tokens_reported": output_tokens if ok else None,
-        "usage_output_tokens": output_tokens or None if ok else None,
-        "max_tokens": _count(record, columns, "max_tokens") or None,
-        "cached_prompt_tokens": _count(record, columns, "cached_prompt_tokens"),
-        "ttft_us": ttft_us if ok else None,
-        "e2e_us": e2e_us,
-        "queue_us": queue_us,
-        "status": status,
-        "error": error,
-        "sent_us": sent_us,
-    }
-    return row, stamps_us
+    status, error = _status(of)
+    row = request_row(
+        sent_us,
+        status,
+        error,
+        request_id=text(of.get("request_id")),
+        stage=of.get("stage"),
+        prompt_tokens=of.get("prompt_tokens") or None,
+        output_tokens_reported=of.get("output_tokens"),
+        usage_output_tokens=of.get("output_tokens") or None,
+        max_tokens=of.get("max_tokens") or None,
+        cached_prompt_tokens=of.get("cached_prompt_tokens"),
+        ttft_us=ttft_us,
+        e2e_us=e2e_us,
+        queue_us=of.get("queue", since_us.get("scheduled")),
+    )
+    return row, stamps_us, of
 
 
-def _since(sent_us: int, then_us: int | None, what: str) -> int | None:
-    if then_us is None:
-        return None
-    if then_us < sent_us:
-        raise UnusableError(f"{what} comes {sent_us - then_us} us before the arrival")
-    return then_us - sent_us
-
-
-def _plain(record: Record, columns: Columns, name: str) -> object:
-    """The value of a field, ``None`` where the table has no column or nothing in it."""
-    column = columns.get(name)
-    value = None if column is None else value_of(record, column.name)
+def _plain(record: Record, column: Column) -> object:
+    """The value of a column, ``None`` where nothing is in it."""
+    value = value_of(record, column.name)
     if isinstance(value, str) and value.strip().lower() in _ABSENT:
         return None
     if isinstance(value, float) and value != value:  # NaN is how data frames write "unknown"
@@ -171,39 +169,30 @@ def _plain(record: Record, columns: Columns, name: str) -> object:
     return float(value) if isinstance(value, Decimal) else value
 
 
-def _word(record: Record, columns: Columns, name: str) -> str | None:
-    value = _plain(record, columns, name)
-    return None if value is None or isinstance(value, list | Mapping) else str(value)[:500]
+# -- What each kind of field is read as: ``(value, name of the field, unit)`` ---------------------
 
 
-def _count(record: Record, columns: Columns, name: str) -> int | None:
-    value = _plain(record, columns, name)
-    if value is None:
-        return None
+def _word(value: object, _name: str, _unit: str) -> str | None:
+    return None if isinstance(value, list | Mapping) else str(value)[:500]
+
+
+def _count(value: object, name: str, _unit: str) -> int:
     count = whole(float(value) if isinstance(value, str) and value.strip().endswith(".0") else value)
-    if count is None or count >= 1 << 31:
-        raise UnusableError(
-            f"{name} {quoted_value(value)} is not a number of tokens" if name != "stage" else "no stage number"
-        )
+    if count is None or count >= MAX_TOKENS:
+        of = "number of tokens" if name != "stage" else "number"
+        raise UnusableError(f"{name} {quoted_value(value)} is not a {of}")
     return count
 
 
 def _us(value: object, name: str, unit: str) -> float:
     number = finite(value)
-    if number is None or abs(number * UNITS[unit]) >= MAX_INTEGER:
+    if number is None or abs(number * US_OF[unit]) >= MAX_INTEGER:
         raise UnusableError(f"{name} {quoted_value(value)} is not a number of {unit}")
     # Whole nanoseconds of the epoch have more digits than a float.
-    return (value + 500) // 1000 if unit == "ns" and isinstance(value, int) else number * UNITS[unit]
+    return (value + 500) // 1000 if unit == "ns" and isinstance(value, int) else number * US_OF[unit]
 
 
-def _stamp(record: Record, columns: Columns, name: str) -> int | None:
-    value = _plain(record, columns, name)
-    if value is None:
-        return None
-    return _stamp_us(value, name, columns[name].unit)
-
-
-def _stamp_us(value: object, name: str, unit: str) -> int:
+def _stamp(value: object, name: str, unit: str) -> int:
     if unit == ISO or not isinstance(value, int | float | str):
         stamp_us = date_us(value)
         if stamp_us is None:
@@ -215,34 +204,11 @@ def _stamp_us(value: object, name: str, unit: str) -> int:
     return stamp_us
 
 
-def _duration(record: Record, columns: Columns, name: str) -> int | None:
-    value = _plain(record, columns, name)
-    if value is None:
-        return None
-    duration_us = round(_us(value, name, columns[name].unit))
+def _duration(value: object, name: str, unit: str) -> int:
+    duration_us = round(_us(value, name, unit))
     if not 0 <= duration_us < _LONGEST_US:
         raise UnusableError(f"{name} {quoted_value(value)} is not a duration")
     return duration_us
-
-
-def _token_stamps(record: Record, columns: Columns, sent_us: int, ttft_us: int | None) -> list[int]:
-    """When each token came: as stamped, or by the gaps behind the first."""
-    name = next((name for name in ("token_times", "token_gaps") if name in columns), "")
-    value = _plain(record, columns, name) if name else None
-    if value is None or (name == "token_gaps" and ttft_us is None):
-        return []
-    values = _listed(value, name)
-    unit = columns[name].unit
-    if name == "token_times":
-        stamps_us = [_stamp_us(one, name, unit) for one in values]
-    else:
-        gaps_us = [_us(one, name, unit) for one in values]
-        if gaps_us and not (min(gaps_us) >= 0 and sum(gaps_us) < _LONGEST_US):
-            raise UnusableError("token_gaps that are not durations")
-        stamps_us = [sent_us + round((ttft_us or 0) + after_us) for after_us in accumulate(gaps_us, initial=0.0)]
-    if any(later < earlier for earlier, later in zip([sent_us, *stamps_us], stamps_us, strict=False)):
-        raise UnusableError(f"{name} that are not in order, or begin before the arrival")
-    return stamps_us
 
 
 def _listed(value: object, name: str) -> list[object]:
@@ -254,18 +220,40 @@ def _listed(value: object, name: str) -> list[object]:
     return value
 
 
-def _status(record: Record, columns: Columns) -> tuple[str, str | None]:
+_READ: dict[str, Callable[[object, str, str], Any]] = {
+    STAMP: _stamp,
+    DURATION: _duration,
+    STAMPS: lambda value, name, unit: [_stamp(one, name, unit) for one in _listed(value, name)],
+    DURATIONS: lambda value, name, unit: [_us(one, name, unit) for one in _listed(value, name)],
+    COUNT: _count,
+    WORD: _word,
+}
+
+
+def _token_stamps(of: Mapping[str, Any], sent_us: int) -> list[int]:
+    """When each token came: as stamped, or by the gaps behind the first."""
+    stamps_us, gaps_us = of.get("token_times"), of.get("token_gaps")
+    if stamps_us is None and (gaps_us is None or "ttft" not in of):
+        return []
+    if stamps_us is None:
+        if gaps_us and not (min(gaps_us) >= 0 and sum(gaps_us) < _LONGEST_US):
+            raise UnusableError("token_gaps that are not durations")
+        stamps_us = [sent_us + round(of["ttft"] + after_us) for after_us in accumulate(gaps_us, initial=0.0)]
+    if any(later < earlier for earlier, later in zip([sent_us, *stamps_us], stamps_us, strict=False)):
+        raise UnusableError("token times that are not in order, or begin before the arrival")
+    return stamps_us
+
+
+def _status(of: Mapping[str, Any]) -> tuple[str, str | None]:
     """The status and the error; where no column has a status, a request with an error is one that failed."""
-    error, said = text(_word(record, columns, "error")), _word(record, columns, "status")
+    error, said = text(of.get("error")), of.get("status")
     status = "error" if error else "ok"
     if said is not None:
         word = said.strip().lower().replace(" ", "_").replace("-", "_")
         code = whole(word)
         known = _STATUS.get(word) or (("ok" if code < 400 else "error") if code and 100 <= code < 600 else None)
         if known is None:
-            raise UnusableError(
-                f"status {quoted_value(said)} is not one of {', '.join(dict.fromkeys(_STATUS.values()))}"
-            )
+            names = ", ".join(dict.fromkeys(_STATUS.values()))
+            raise UnusableError(f"status {quoted_value(said)} is not one of {names}")
         status = known
-    status = failure(error) if status == "error" else status
-    return status, None if status == "ok" else error
+    return (failure(error) if status == "error" else status), error

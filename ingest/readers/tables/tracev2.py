@@ -16,16 +16,8 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.errors import RecordingError
-from blis_replay.ingest.readers.documents import (
-    WHOLE_RUN,
-    aggregate_frame,
-    quoted,
-    section,
-    text,
-    tokens,
-    whole,
-    yaml_mapping,
-)
+from blis_replay.ingest.readers import documents
+from blis_replay.ingest.readers.documents import WHOLE_RUN, quoted, section, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import named_rows
 from blis_replay.ingest.readers.requests import (
@@ -36,8 +28,10 @@ from blis_replay.ingest.readers.requests import (
     Row,
     ServerFacts,
     UnusableError,
+    clock_kind_of,
     gathered,
     prefixes_of_groups,
+    request_row,
 )
 
 _ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
@@ -47,7 +41,7 @@ _STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "ab
 
 def read_header(file: RecordedFile) -> ServerFacts:
     """The header; :class:`RecordingError` if it is not a YAML mapping or its time unit is not microseconds."""
-    document = yaml_mapping(file)
+    document = documents.yaml_mapping(file)
     unit = document.get("time_unit", "us")
     if unit not in ("us", "microseconds"):
         raise RecordingError(
@@ -70,15 +64,14 @@ def recognises(head: bytes) -> bool:
 def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
     """The requests of ``trace.csv`` in file order; the table has no stream stamps.
 
-    Failed requests have no TTFT, and as E2E the time for which the client held on.  The
-    column ``output_tokens`` is kept as reported.  Raises :class:`RecordingError` if a needed
+    The E2E of a failed request is the time for which the client held on.  Raises :class:`RecordingError` if a needed
     column is missing; rows that cannot be used are rejected and counted by line.
     """
     reading = _Reading()
     rows, _events = gathered(file, named_rows(file, _REQUIRED, "write it as TraceV2"), reading.request)
-    kind = "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= EARLIEST_EPOCH_US else "relative"
     prefix, remarks = prefixes_of_groups(reading.groups, "prefix_group and prefix_length of TraceV2")
-    delays = aggregate_frame(_delays(reading.scheduled, reading.sent))
+    delays = documents.aggregate_frame(_delays(reading.scheduled, reading.sent))
+    kind = clock_kind_of(rows)
     return RequestsRead(rows, "client", kind, reading.model, aggregates=delays, prefix=prefix, remarks=remarks)
 
 
@@ -180,29 +173,25 @@ def _row(values: dict[str, str]) -> Row:
         raise UnusableError("a time that is not a whole number of microseconds")
     ok = status == "ok"
     served = first_us > 0 or last_us > 0 or sent_us >= EARLIEST_EPOCH_US
-    if last_us < sent_us and ((ok and served) or last_us > 0):
+    if last_us < sent_us and ok and served:
         raise UnusableError(f"the last chunk comes {sent_us - last_us} us before the send")
     if ok and first_us and not sent_us <= first_us <= last_us:
         raise UnusableError("the first chunk does not lie between the send and the last chunk")
-    output_tokens = whole(values["output_tokens"]) if ok else None
-    events = whole(values.get("num_chunks"))
+    output_tokens, events = whole(values["output_tokens"]), whole(values.get("num_chunks"))
     # An event beyond the tokens, and that of the role, carries the usage: then the length is the server's.
-    counted = output_tokens is not None and events in (
-        output_tokens + _WITH_USAGE,
-        output_tokens + _WITH_ROLE_AND_USAGE,
-    )
+    beyond = None if output_tokens is None or events is None else events - output_tokens
     incomplete = "not finished at the horizon" if values["status"] == "incomplete" else None
-    return {
-        "request_id": text(values.get("request_id")),
-        "prompt_tokens": tokens(values.get("server_input_tokens")) or _requested_tokens(values),
-        "output_tokens_reported": output_tokens,
-        "usage_output_tokens": output_tokens if counted else None,
-        "ttft_us": first_us - sent_us if ok and first_us else None,
-        "e2e_us": last_us - sent_us if last_us else None,
-        "sent_us": sent_us,
-        "status": status,
-        "error": None if ok else text(values.get("error_message")) or incomplete,
-    }
+    return request_row(
+        sent_us,
+        status,
+        text(values.get("error_message")) or incomplete,
+        request_id=text(values.get("request_id")),
+        prompt_tokens=tokens(values.get("server_input_tokens")) or _requested_tokens(values),
+        output_tokens_reported=output_tokens,
+        usage_output_tokens=output_tokens if beyond in (_WITH_USAGE, _WITH_ROLE_AND_USAGE) else None,
+        ttft_us=first_us - sent_us if ok and first_us else None,
+        e2e_us=last_us - sent_us if last_us else None,
+    )
 
 
 def _requested_tokens(values: dict[str, str]) -> int | None:

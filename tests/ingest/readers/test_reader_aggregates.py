@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from mutations import damaged, mutated
 
 from blis_replay.base.errors import RecordingError
-from blis_replay.ingest.readers.clients.inference_perf import count_of, read_aggregates
+from blis_replay.ingest.readers.clients.inference_perf import read_aggregates
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.served import published
 
 
 def recorded(folder: Path, content: bytes) -> RecordedFile:
@@ -47,8 +48,8 @@ def test_every_number_has_stage_metric_statistic_and_its_unit(tmp_path: Path) ->
         (0, "prompt_tokens", "mean", 12.0),
         (0, "output_tokens_reported", "p50", 7.0),
     }
-    assert count_of(frame, 0) == 3
-    assert count_of(frame, 1) is None
+    assert published(frame, 0, "requests", "sent") == 3
+    assert published(frame, 1, "requests", "sent") is None
 
 
 def test_what_is_no_number_is_rejected_by_name(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_the_published_summary_of_34b_general(data_pack: Path) -> None:
     assert mean["e2e"] == pytest.approx(4_092_500, abs=100)
     assert mean["ttft"] == pytest.approx(51_600, abs=50)
     assert mean["itl_reported"] == pytest.approx(8127.4, abs=0.1)
-    assert count_of(frame, -1) == 16_800
+    assert published(frame, -1, "requests", "sent") == 16_800
 
 
 def test_a_time_that_is_infinite_in_microseconds_is_rejected(tmp_path: Path) -> None:
