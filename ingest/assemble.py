@@ -74,11 +74,10 @@ def read_recording(
 ) -> Iterator[Recording]:
     """Every known file of a source as one :class:`Recording`, with what was found when it was read.
 
-    ``source``: a directory, or what ``discovery.sources_of`` makes of a command line.  ``profile``: the bundled profile
-    of the slug (optional keys ``model``, ``hardware``, ``tensor_parallelism``, ``vllm_version``, ``engine``);
-    ``given``: engine arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.  Files of
-    token events, journey events and snapshots live until the context ends.  Raises :class:`RecordingError` if a file
-    cannot be read at all, or if there is nothing to judge.
+    ``profile``: the bundled profile of the slug (``model``, ``hardware``, ``tensor_parallelism``, ``vllm_version``,
+    ``engine``); ``given``: engine arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
+    Files of token events live until the context ends.  Raises :class:`RecordingError` if a file cannot be read at all,
+    or if there is nothing to judge.
     """
     if isinstance(source, Path):
         source = discovery.only_source(source)
@@ -98,9 +97,8 @@ def parts_of(source: Source, by: str) -> list[Source]:
             stages = recording.requests["stage"].drop_nulls().unique().sort().to_list()
         parts = [replace(of, stage=stage) for stage in stages]
     if not parts:
-        raise RecordingError(
-            source.root, "", f"it has no {by} to divide it by", "leave --by out, or use --from and --to"
-        )
+        remedy = "leave --by out, or use --from and --to"
+        raise RecordingError(source.root, "", f"it has no {by} to divide it by", remedy)
     names = [Part(client=part.client, stage=part.stage).name() for part in parts]
     return [replace(source, part=part, slug=f"{source.slug}-{name}") for part, name in zip(parts, names, strict=True)]
 
@@ -139,12 +137,8 @@ class _Configured:
 
     def prefix_hit_rate(self) -> float | None:
         """Over all prompt tokens between two snapshots of metrics, else from the last lines of the server's log."""
-        return None if self.hits_of_preempted else self._hit_rate
-
-    @property
-    def _hit_rate(self) -> float | None:
         counted = self.metrics.prefix_hit_rate
-        return self.log.prefix_hit_rate if counted is None else counted
+        return None if self.hits_of_preempted else self.log.prefix_hit_rate if counted is None else counted
 
     @property
     def hits_of_preempted(self) -> bool:
@@ -244,20 +238,19 @@ class _Assembly:
     def _nothing_found(self) -> RecordingError:
         """Why there is nothing to judge: every record was rejected, or no file has requests."""
         files = self._files()
-        lost = next((f" ({file.loss()})" for file in files if file.rejected_count), "")
-        unknown = "" if self.known else " (none of its files is of a known format)"
-        unknown = unknown if files else " (it has no files)"
-        problem = f"no requests, no aggregates and no steps in it{lost or unknown}"
-        remedy = "repair the file, or copy it again" if lost else "give the directory of one experiment"
-        if unknown and not lost:
-            remedy = discovery.how_to_go_on(self.source, self.others)
-        if self.known and not lost:
+        problem = "no requests, no aggregates and no steps in it"
+        if lost := next((file.loss() for file in files if file.rejected_count), ""):
+            problem, remedy = f"{problem} ({lost})", "repair the file, or copy it again"
+        elif self.known:
             read = ", ".join(f"{file.name} ({kind})" for kind, found in self.known.items() for file in found[:1])
             problem += f", but {read} was read"
             remedy = (
                 "name with it what says how requests fared: a load generator's result "
                 "(vllm bench, SGLang, GuideLLM, AIPerf, inference-perf), a table of requests, traces or a step log"
             )
+        else:
+            problem += " (none of its files is of a known format)" if files else " (it has no files)"
+            remedy = discovery.how_to_go_on(self.source, self.others)
         paths = self.source.paths or ()
         return RecordingError(paths[0] if len(paths) == 1 else self.source.root, "", problem, remedy)
 
@@ -265,9 +258,8 @@ class _Assembly:
         return next(iter(self.known.get(kind, [])), None)
 
     def _configured(self) -> _Configured:
-        experiment_file, resolved_file, profile_file = map(
-            self._one, (formats.EXPERIMENT, formats.RESOLVED, formats.PROFILE)
-        )
+        kinds = (formats.EXPERIMENT, formats.RESOLVED, formats.PROFILE)
+        experiment_file, resolved_file, profile_file = map(self._one, kinds)
         log = server_log.ServerLog()
         for part in discovery.oldest_first(self.known.get(formats.SERVER_LOG, [])):
             log = server_log.read_server_log(part, self.iterations, log)
@@ -281,15 +273,11 @@ class _Assembly:
                 "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
             )
             load = replace(_NO_LOAD, model=asked.model, prefix_tokens=asked.prefix_tokens)
-        return _Configured(
-            experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
-            load=load,
-            declared=declared,
-            log=log,
-            header=self._header(),
-            aggregates=self._aggregates(),
-            metrics=self._metrics(),
-        )
+        experiment = experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG
+        header, aggregates = self._header(), self._aggregates()
+        metrics = read_metrics(self.known.get(formats.METRICS, []))
+        self.missing += metrics.remarks
+        return _Configured(experiment, load, declared, log, header, aggregates, metrics)
 
     def _header(self) -> ServerFacts:
         """What a file beside the requests says of the server: the header of a trace, or another file that tells."""
@@ -297,11 +285,6 @@ class _Assembly:
             if kind.server is not None and (file := self._one(kind.name)):
                 return kind.server(file)
         return ServerFacts()
-
-    def _metrics(self) -> MetricsRead:
-        read = read_metrics(self.known.get(formats.METRICS, []))
-        self.missing += read.remarks
-        return read
 
     def _aggregates(self) -> pl.DataFrame:
         frames = [empty_frame(AGGREGATE_SCHEMA)]
@@ -324,9 +307,8 @@ class _Assembly:
                 self.unused[file.name] = f"the requests are those of {used}"
                 continue
             if form.name == TABLE and traces.requests is not None and not self._table_is_meant():
-                self.unused[file.name] = (
-                    "the server traced its requests; --columns says that this table is the client's"
-                )
+                why = "the server traced its requests; --columns says that this table is the client's"
+                self.unused[file.name] = why
                 continue
             read = self._read(form, self.known[form.name])
             if best is not None and sums_up:
@@ -381,9 +363,8 @@ class _Assembly:
         }
         named = {where: model for where, model in candidates.items() if model}
         if not named and self.server.log is not None and self.server.log.model:
-            named = {
-                "the step log": self.server.log.model
-            }  # by its path, where others have the name that it is served by
+            # By its path, where others have the name that it is served by.
+            named = {"the step log": self.server.log.model}
         if not named:
             self.missing.append(
                 "model: it can be simulated as any, and compared with none"
@@ -431,12 +412,11 @@ class _Assembly:
             requests = with_counted_lengths(requests, events)
         else:
             self.missing.append("token times")
-        identities = best.prefix
-        if identities is None and load.prefix_tokens is not None:
+        prompts = best.prefix
+        if prompts is None and load.prefix_tokens is not None:
             source = f"{load.prefix_tokens:,} prompt tokens that all share, by the load profile (prefix_tokens)"
-            identities = shared_by_all(requests.height, load.prefix_tokens, source)
-        prefix = None if identities is None else identities.in_order(order)
-        return requests, client, events, prefix
+            prompts = shared_by_all(requests.height, load.prefix_tokens, source)
+        return requests, client, events, prompts and prompts.in_order(order)
 
     def _engine(self, configured: _Configured, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
         evidence = EngineEvidence(
@@ -452,38 +432,33 @@ class _Assembly:
             configured.header.name,
         )
         settings, findings = engine_of(evidence, self.given)
-        self.missing += [
-            f"engine argument {name}" for name in ("max_model_len", "num_gpu_blocks") if name not in settings
-        ]
+        unknown = (name for name in ("max_model_len", "num_gpu_blocks") if name not in settings)
+        self.missing += [f"engine argument {name}" for name in unknown]
         return settings, findings
 
     def _hardware(self, configured: _Configured) -> str | None:
         return configured.experiment.hardware or configured.header.hardware or text(self.profile.get("hardware"))
 
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
+        log = configured.log.given | configured.log.resolved
         candidates = (
-            tokens(self.given.arguments.get("tensor_parallel_size")) if self.given else None,
+            self.given and self.given.arguments.get("tensor_parallel_size"),
             configured.experiment.tensor_parallelism,
-            tokens(configured.experiment.engine.get("tensor_parallel_size")),
+            configured.experiment.engine.get("tensor_parallel_size"),
             configured.header.tensor_parallelism,
-            tokens(
-                configured.log.resolved.get("tensor_parallel_size", configured.log.given.get("tensor_parallel_size"))
-            ),
-            tokens(self.profile.get("tensor_parallelism")),
+            log.get("tensor_parallel_size"),
+            self.profile.get("tensor_parallelism"),
         )
-        return next((value for value in candidates if value), None)
+        return next((count for count in map(tokens, candidates) if count), None)
 
     def _files(self) -> tuple[SourceFile, ...]:
-        read = [
-            file.source(
-                f"{kind} (not used: {self.unused[file.name]})"
-                if file.name in self.unused
-                else self.versions.get(file.name) or kind
-            )
-            for kind, files in self.known.items()
-            for file in files
-        ]
-        return tuple(sorted((*read, *self.others), key=lambda file: file.name))
+        read = list(self.others)
+        for kind, files in self.known.items():
+            for file in files:
+                why = self.unused.get(file.name)
+                used_as = self.versions.get(file.name) or kind
+                read.append(file.source(f"{kind} (not used: {why})" if why else used_as))
+        return tuple(sorted(read, key=lambda file: file.name))
 
 
 def _ground_truth(best: RequestsRead | None, aggregates: pl.DataFrame) -> GroundTruth:

@@ -38,10 +38,9 @@ if TYPE_CHECKING:
 class IngestOutcome:
     """What an ingest did, in numbers.
 
-    ``rejected``: records that could not be used; ``bytes``: of all files.
-    ``engine_given_before``: file and names of engine arguments that an earlier ingest was given and this one reuses.
-    ``left_out``: directories and files beside this one that belong to no experiment.  ``not_used``: files
-    that were named, or have requests, and are not read, with the reason.
+    ``rejected``: records that could not be used; ``bytes``: of all files.  ``engine_given_before``: file and names of
+    engine arguments of an earlier ingest.  ``left_out``: what lies beside this experiment and belongs to none.
+    ``not_used``: files with requests, or named by the user, that are not read, with the reason.
     """
 
     slug: str
@@ -76,11 +75,10 @@ def ingest_source(
 ) -> IngestOutcome:
     """Read an experiment directory, or files of one experiment, check them, and store them in one transaction.
 
-    ``source``, ``profile`` and ``progress`` as in ``assemble.read_recording``; ``engine_file``: YAML of engine
-    arguments that overrule all others.  Columns, model and engine arguments given at an earlier ingest hold until
-    others are given.  Bytes that this version of the program has stored already are hashed, not parsed.  A copy with
-    fewer requests or steps, or more rejected records, replaces what is stored only if ``even_worse``.  Raises
-    ``RecordingError`` (nothing to judge, unreadable file, a worse copy) or ``StoreError``; the store is then as it was.
+    ``source``, ``profile``, ``progress``: as in ``assemble.read_recording``; ``engine_file``: YAML of engine arguments
+    that overrule all others.  What an earlier ingest was given holds until something else is given.  Bytes that this
+    program has stored already are hashed, not parsed.  ``even_worse``: store also a copy that has fewer requests or
+    steps, or more rejected records.  Raises ``RecordingError`` or ``StoreError``; the store is then as it was.
     """
     from blis_replay.ingest.assemble import read_recording
     from blis_replay.ingest.readers.discovery import Source, only_source
@@ -138,13 +136,9 @@ def _refuse_worse(store: Store, recording: Recording, source: Source) -> None:
     before = [name for name, kind in stored_files(store, recording.slug) if not kind.startswith(GIVEN_KIND)]
     now = {file.name for file in recording.files if not file.kind.startswith(GIVEN_KIND)}
     if source.paths is not None and not now & {*before}:
-        raise RecordingError(
-            source.root,
-            "",
-            f"{recording.slug} is stored from {', '.join(before[:3])}{', ...' if len(before) > 3 else ''}, and these "
-            "are other files",
-            "give --name NAME for an experiment of its own, or --replace",
-        )
+        named = f"{', '.join(before[:3])}{', ...' if len(before) > 3 else ''}"
+        problem = f"{recording.slug} is stored from {named}, and these are other files"
+        raise RecordingError(source.root, "", problem, "give --name NAME for an experiment of its own, or --replace")
     has = _outcome(recording, "replaced", 0.0)
     worse = [
         f"{getattr(has, name):,} {what} where the stored one has {getattr(stored, name):,}"
@@ -152,12 +146,8 @@ def _refuse_worse(store: Store, recording: Recording, source: Source) -> None:
         if (getattr(has, name) - getattr(stored, name)) * (1 if name == "rejected" else -1) > 0
     ]
     if worse:
-        raise RecordingError(
-            source.root,
-            "",
-            f"it has {', '.join(worse)}; {recording.slug} stays as it is stored",
-            "copy it again, or give --replace if it is another run",
-        )
+        problem = f"it has {', '.join(worse)}; {recording.slug} stays as it is stored"
+        raise RecordingError(source.root, "", problem, "copy it again, or give --replace if it is another run")
 
 
 def _given_before(store: Store, slug: str) -> GivenArguments | None:

@@ -109,11 +109,10 @@ class Growth:
 def growths(requests: pl.DataFrame) -> tuple[Growth, ...]:
     """The load stages that are overloaded, of requests with ``stage``, ``arrival_us``, ``ttft_us`` and ``e2e_us``.
 
-    The queue is counted at the ends of twenty equal lengths of time.  If the server keeps up, what is added to it in
-    one of them is taken away later, so it ends where it began; at the limit of its capacity it walks at random, by the
-    standard deviation of what is added times the square root of twenty.  More than three times that is no chance.  A
-    queue that grew and then stands is not overload either: its last half must hold a quarter of the growth.  A burst is
-    shorter than its parts can tell: there most of what came still waits, for longer than the whole stage took.
+    The queue is counted at the ends of twenty equal lengths of time.  At the limit of its capacity it is a random walk:
+    it moves by the standard deviation of one length times the square root of twenty.  More than three times that is
+    growth, if the last half of the stage holds a quarter of it.  A burst is shorter than a length: then most of the
+    requests still wait when the last one comes, for longer than the stage took.
     """
     found = []
     for stage, counts in _counted(requests):

@@ -1,11 +1,9 @@
 """What a recording is once it has been read: the form that every reader fills in.
 
-A reader turns one kind of file into one of the frames below and never guesses:
-what a file does not say stays null.  ``assemble.read_recording`` joins the readers'
-output into a :class:`Recording`, the checks add findings, the store keeps it.
-
-All times are int64 microseconds from the experiment's own zero, which is the send
-time of its first request.  The clocks they were read from are kept in ``clocks``.
+A reader turns one kind of file into one of the frames below and never guesses: what a file does not say stays null.
+``assemble.read_recording`` joins them into a :class:`Recording`, the checks add findings, the store keeps it.  Times
+are int64 us from the experiment's own zero, the send time of its first request; ``clocks`` has those they were read
+from.
 """
 
 from __future__ import annotations
@@ -215,9 +213,8 @@ class SharedPrefix:
 class LoadProfile:
     """The load as it was declared, which is not always what ran.
 
-    ``source``: the file that declares it.  ``arrivals``: the load generator's word (``constant``,
-    ``poisson``), null if it has none.  ``stage_gap_us``: the pause after a stage.  ``multi_turn``: each
-    prompt of ``shared_prefix`` is a user who goes on with one conversation.
+    ``source``: the file.  ``arrivals``: the load generator's word (``constant``, ``poisson``).  ``stage_gap_us``: the
+    pause after a stage.  ``multi_turn``: each prompt of ``shared_prefix`` is a user who goes on with one conversation.
     """
 
     source: str
@@ -250,11 +247,9 @@ class PromptTree:
 class Clock:
     """A clock of the recording: the value it showed at the experiment's zero, in us.
 
-    ``constructed``: the stamps were made up by whoever published the file, so the offset to the other clocks is not
-    known from them.  ``placed``: how ``zero_us`` was found, one of the placements below, empty for the clock of the
-    requests, which makes the zero, unless it is REBUILT or REBUILT_E2E.  ``uncertainty_us``: of an estimate, half its
-    interval.  ``stamped_zero_us``: what the recording's own stamps say it showed, believed or not; null where they say
-    nothing.
+    ``constructed``: whoever published the file made the stamps up, so they do not place other clocks.  ``placed``: how
+    ``zero_us`` was found, one of the placements below; of the requests' own clock empty, REBUILT or REBUILT_E2E.
+    ``uncertainty_us``: of an estimate, half its interval.  ``stamped_zero_us``: what the stamps say, believed or not.
     """
 
     name: str  # client | server | step
@@ -277,11 +272,10 @@ REBUILT_E2E = f"{REBUILT}; the E2E of each from its TTFT and the mean TPOT"
 
 @dataclass(frozen=True)
 class TokenEvents:
-    """Stream events as the client stamped them (before any correction), in a flat file of int64.
+    """Stream events as the client stamped them (before any correction), in a flat file of int64, never all in memory.
 
-    There can be a hundred million of them, so they are never in memory at once.  Request
-    ``i`` (its ``request_index``) owns ``counts[i]`` stamps from ``offsets[i]``, in us on the
-    client's clock, which shows ``zero_us`` at the experiment's zero.
+    Request ``i`` (its ``request_index``) owns ``counts[i]`` stamps from ``offsets[i]``, in us on the client's clock,
+    which shows ``zero_us`` at the experiment's zero.
     """
 
     path: Path

@@ -207,6 +207,11 @@ def rows_of(frame: pl.DataFrame) -> Rows:
     return Rows(frame.schema, f"SELECT * FROM {name}", frames={name: frame}, held=frame)
 
 
+def shaped(frame: pl.DataFrame, schema: Schema, columns: Mapping[str, pl.Expr]) -> pl.DataFrame:
+    """The ``columns`` of a frame in the order and types of a schema; those without an expression are null."""
+    return frame.select(columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in schema.items())
+
+
 def no_rows(schema: Schema) -> Rows:
     """An empty table of that schema."""
     return rows_of(pl.DataFrame(schema=schema))
@@ -318,8 +323,12 @@ class Scratch:
 
     def kept(self, rows: Rows) -> Rows:
         """A copy of the rows in this scratch, so that their query runs once."""
-        writer = self.writer(rows.schema)
-        for batch in rows.batches():
+        return self.gathered(rows.schema, rows.batches())
+
+    def gathered(self, schema: Schema, batches: Iterable[pl.DataFrame]) -> Rows:
+        """The rows of all batches in this scratch."""
+        writer = self.writer(schema)
+        for batch in batches:
             writer.add(batch)
         return writer.done()
 

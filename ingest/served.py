@@ -155,9 +155,8 @@ def true_mean_gap_us(aggregates: pl.DataFrame, stage: int, output_tokens: float 
 def published_itl(aggregates: pl.DataFrame, stage: int = -1, output_tokens: float | None = None) -> dict[str, float]:
     """True ITL quantiles of a stage in us, by name (``p50``, ``p80``, ``p90``, ``p98``, ``p99.8``, ``max``).
 
-    ``aggregates``: AGGREGATE_SCHEMA; ``output_tokens``: the true decode length, needed only
-    to tell pairing where quantiles are missing.  Not paired: the published quantiles as they
-    are.  The mean is not among them, see ``true_mean_gap_us``.
+    ``output_tokens``: the true decode length, needed only to tell pairing where quantiles are missing.  Not paired: the
+    published quantiles as they are.  The mean is not among them, see ``true_mean_gap_us``.
     """
     rows = aggregates.filter((pl.col("stage") == stage) & (pl.col("metric") == "itl_reported"))
     reported = {s: float(v) for s, v in rows.select("statistic", "value").iter_rows() if v is not None and s != "mean"}

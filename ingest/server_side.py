@@ -221,9 +221,7 @@ def _with_ends(journeys: Journeys, spans: RequestsRead | None, bridge_ns: int | 
 
 def journeys_of_requests(journeys: Journeys) -> Int64s:
     """int64[requests]: the journey of each request that :func:`requests_of` makes of them."""
-    known = journeys.lifecycles.where("coalesce(arrived_ns, queued_ns) IS NOT NULL")
-    numbers: Int64s = known["journey"].to_numpy()
-    return numbers
+    return journeys.lifecycles.where("coalesce(arrived_ns, queued_ns) IS NOT NULL")["journey"].to_numpy()
 
 
 def prompts_of_rows(prompts: RawPrompts, journeys: Int64s, rows: Int64s, count: int) -> RawPrompts:

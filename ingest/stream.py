@@ -1,9 +1,8 @@
 """Which of a client's stream stamps are output tokens (trace-formats, section 4.4).
 
-Load generators have stamped every line of a server-sent-event stream: the data line of a token, the blank line after
-it, and the closing ``[DONE]`` with its own blank line.  A chat stream begins with an event that has only the role.  A
-layout says which stamps are tokens; it belongs to the load generator's version, so it is decided once for a run, by
-majority of its requests.
+Load generators have stamped every line of a server-sent-event stream: a token's data line, the blank line after it, and
+the closing ``[DONE]`` with its own.  A chat stream begins with an event that has only the role.  A layout says which
+stamps are tokens; it belongs to the client's version, so it is decided once for a run, by majority of its requests.
 """
 
 from __future__ import annotations
@@ -33,16 +32,10 @@ FASTEST_STEP_US = 1_000
 ONE_BY_ONE = 0.98
 _SAMPLED_REQUESTS = 500
 _FEWEST_STAMPS = 8
+_GAPS = ("even_gap_us", "odd_gap_us", "last_odd_gap_us", "gap_us", "first_gap_us", "last_gap_us")
 _GAP_SCHEMA: dict[str, type[pl.DataType]] = {
-    "request_index": pl.Int64,
-    "stamps": pl.Int64,
-    "even_tiny_share": pl.Float64,
-    "even_gap_us": pl.Float64,
-    "odd_gap_us": pl.Float64,
-    "last_odd_gap_us": pl.Float64,
-    "gap_us": pl.Float64,
-    "first_gap_us": pl.Float64,
-    "last_gap_us": pl.Float64,
+    **dict.fromkeys(("request_index", "stamps"), pl.Int64),
+    **dict.fromkeys(("even_tiny_share", *_GAPS), pl.Float64),
 }
 # Gaps of a few hundred requests, to tell how a client stamped its stream.
 _SAMPLED_GAPS = """
@@ -87,18 +80,8 @@ PAIRED = TokenLayout("paired", 2, 0)
 PAIRED_WITH_DONE = TokenLayout("paired_with_done", 2, 1)
 SEVERAL_TOKENS_PER_EVENT = TokenLayout("several_tokens_per_event", 1, 0, identified=False)
 
-LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        NO_EVENTS,
-        PLAIN,
-        SINGLE_WITH_DONE,
-        ROLE_FIRST,
-        PAIRED,
-        PAIRED_WITH_DONE,
-        SEVERAL_TOKENS_PER_EVENT,
-    )
-}
+_EVENT_BY_EVENT = (PLAIN, SINGLE_WITH_DONE, ROLE_FIRST, PAIRED, PAIRED_WITH_DONE)
+LAYOUTS = {layout.name: layout for layout in (NO_EVENTS, *_EVENT_BY_EVENT, SEVERAL_TOKENS_PER_EVENT)}
 
 
 @dataclass(frozen=True)
@@ -344,10 +327,9 @@ _SOURCES = [name for name in OUTPUT_LENGTH_SOURCES if name != COUNTED]
 def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, ignore_eos: bool | None) -> pl.DataFrame:
     """``frame`` (``READ_SCHEMA``) with ``output_tokens`` and ``output_tokens_source`` filled in.
 
-    Sources, best first: the server's usage; ``max_tokens`` where EOS is ignored (by the request itself, else by the
-    load configuration ``ignore_eos``); the configured length ``configured_tokens`` where EOS is ignored; the client's
-    re-tokenised count.  A count of 0 is how tools write "unknown".  What the reader itself filled in stays.  Failed
-    requests get the requested length: it is what the server would have decoded.
+    Sources, best first: the server's usage; where EOS is ignored (by the request, else by ``ignore_eos``)
+    ``max_tokens``, then ``configured_tokens``; the client's re-tokenised count.  A count of 0 means "unknown".  What
+    the reader filled in stays.  A failed request gets the length it asked for: the server would have decoded that.
     """
     eos_ignored = pl.coalesce("ignore_eos", pl.lit(ignore_eos, dtype=pl.Boolean)).fill_null(False)
     candidates = (

@@ -69,13 +69,10 @@ class Part:
 class Source:
     """What is read as one recording: a directory with all in it, or the files named (``paths``).
 
-    ``part``: the requests of it that are meant, of all client's files; None: all of the first of these files.
-
-    ``form``: the format that its data files have, whatever they look like; ``""``: found out.  ``columns``: what the
-    columns of its table are, as ``--columns`` has it; ``model``: what was served.  ``None``: not said.
-    ``point``: of a table of load levels, the one that it is, from 1; 0: all there is.  ``left_out``: directories and
-    files beside the experiments of a directory, which are read as none; the first of these has their names.
-    ``alone``: whether it is all that was named; of several some may have no table with the columns given.
+    ``form``: the format of its data files; empty: by their content.  ``columns`` and ``model``: as the options state
+    them, or None.  ``point``: the level of a table of load levels, from 1; 0: there are none.  ``left_out``: what lies
+    beside the experiments of a directory and is not read, noted with the first of them.  ``alone``: it is all that was
+    named.  ``part``: the requests that are meant, of all clients; None: all, of the first client's file.
     """
 
     slug: str
@@ -126,12 +123,10 @@ def sources_of(
 ) -> list[Source]:
     """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
 
-    A directory is one recording; one that holds several with an ``exp-config.yaml`` or a load generator's result
-    each, and none of its own, stands for those.  Files of one folder are one, called like the folder, and those in
-    its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one; ``columns`` and
-    ``model`` are said of each, and ``part`` is taken of each.  A table of several load levels stands for a recording
-    of each.  ``one``: a directory is one recording in any case.
-    Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
+    A directory is one recording, or stands for several that have an ``exp-config.yaml`` or a load generator's result
+    each.  Files of one folder (with its ``results`` or ``reports``) are one, called like the folder.  A table of load
+    levels stands for a recording of each.  ``slug``: the name of the only one.  ``one``: a directory is always one.
+    Raises :class:`RecordingError` where two would have one name.
     """
     sources: list[Source] = []
     files: dict[Path, list[Path]] = {}
@@ -151,14 +146,11 @@ def sources_of(
                 for place, folder in enumerate(folders)
             ]
     if form and any(source.paths is None for source in sources):
-        raise RecordingError(
-            f"--input-format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
-        )
+        problem = "a format is given to files, and here is a directory"
+        raise RecordingError(f"--input-format {form}", "", problem, "name the files in it")
     if taken := [sign for sign in "/*?[" if sign in slug]:
-        what = "path" if "/" in taken else "pattern"
-        raise RecordingError(
-            f"--name {slug}", "", f"a name with {taken[0]} in it is taken for a {what}", "give one without"
-        )
+        problem = f"a name with {taken[0]} in it is taken for a {'path' if '/' in taken else 'pattern'}"
+        raise RecordingError(f"--name {slug}", "", problem, "give one without")
     given_columns(columns or "")
     model = model if model is None else text(model) or ""
     whole = [
@@ -207,20 +199,14 @@ def _of_different_names(sources: list[Source]) -> list[Source]:
 def refuse_unnamable(source: Source) -> None:
     """Raise :class:`RecordingError` if the name of a source cannot stand for an experiment."""
     if not source.slug or printable(source.slug) != source.slug:
-        raise RecordingError(
-            source.root,
-            "",
-            "its name becomes the name of the experiment, and is not plain text",
-            "rename the directory",
-        )
+        problem = "its name becomes the name of the experiment, and is not plain text"
+        raise RecordingError(source.root, "", problem, "rename the directory")
 
 
 def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
-    """The known files of a recording by kind, in the order of their names, and the others.
+    """The known files of a recording by kind (``formats.file_kinds``), in the order of their names, and the others.
 
-    Kinds are those of the names above, and for request records the names of ``request_formats``.  Others have kind
-    ``unknown``, or ``duplicate of NAME`` next to its compressed twin.  Raises :class:`RecordingError` for a missing
-    directory, and for a name that cannot be that of an experiment.
+    Raises :class:`RecordingError` for a missing directory, and for a name that cannot be that of an experiment.
     """
     refuse_unnamable(source)
     known: dict[str, list[RecordedFile]] = {}
@@ -235,8 +221,9 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
         twin = _twin(known.get(kind, []), kind, file.name, several)
         if kind and not twin:
             known.setdefault(kind, []).append(file)
-        else:
-            others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
+            continue
+        size, why = path.stat().st_size, f"{kind} (not used: {twin} is read)" if twin else "unknown"
+        others.append(SourceFile(file.name, why, size, file.sha256() if size <= MAX_UNKNOWN_HASHED_BYTES else ""))
     given = source.given()
     if source.columns and not any(form.fields and form.name in known for form in request_formats()):
         if source.alone or not any(form.name in known for form in request_formats()):
@@ -326,6 +313,10 @@ def _kind_of(file: RecordedFile, form: str) -> str:
     return form or next(by_content, named.name if named else "")
 
 
+def _kind_at(path: Path, name: str, columns: str) -> str:
+    return _kind_of(RecordedFile(path, printable(name), columns=columns), "")
+
+
 def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
     """Each path, and the paths that a pattern stands for; a pattern that matches nothing stays, to be complained of."""
     for name in named:
@@ -353,30 +344,25 @@ def _left_out(root: Path, experiments: Sequence[Path], columns: str) -> Iterator
     """What else in this directory somebody recorded or set up: folders of no experiment, and files beside them."""
     for path in sorted(root.iterdir()):
         if path.is_file():
-            if path.suffix in (".yaml", ".yml") or _kind_of(_named(path, path.name, columns), ""):
+            if path.suffix in (".yaml", ".yml") or _kind_at(path, path.name, columns):
                 yield printable(path.name)
         elif path not in experiments and (below := [one for one in experiments if path in one.parents]):
             yield from (f"{printable(path.name)}/{name}" for name in _left_out(path, below, columns))
-        elif path not in experiments and any(_kind_of(_named(p, p.name, columns), "") for p in _walk(path)):
+        elif path not in experiments and any(_kind_at(p, p.name, columns) for p in _walk(path)):
             yield printable(path.name)
-
-
-def _named(path: Path, name: str, columns: str) -> RecordedFile:
-    return RecordedFile(path, printable(name), columns=columns)
 
 
 def _recordings_in(root: Path, columns: str) -> list[Path]:
     """The subdirectories that are recordings: configured ones, and those with a load generator's result each.
 
-    None if the root has a result itself; a table beside several recordings does not count.  Server files in a
-    subdirectory of their own are of the run whose result lies beside it.
-    Raises :class:`RecordingError` where such files could belong to any of several results.
+    None if the root has a result itself; a table beside several recordings does not count.  Raises
+    :class:`RecordingError` where files of a server could belong to any of several results.
     """
     of_kind: dict[str, list[tuple[str, str]]] = {}
     for path in _walk(root):
         inside = path.relative_to(root)
         folder = "" if _recording_folder(path.parent) == root else inside.parts[0]
-        kind = _kind_of(_named(path, inside.relative_to(folder).as_posix(), columns), "")
+        kind = _kind_at(path, inside.relative_to(folder).as_posix(), columns)
         of_kind.setdefault(kind, []).append((folder, inside.as_posix()))
     of_kind.pop("", None)
     folders = {kind: {folder for folder, _name in found} for kind, found in of_kind.items()}
@@ -393,13 +379,10 @@ def _recordings_in(root: Path, columns: str) -> list[Path]:
         return []
     beside = [name for kind in folders for folder, name in of_kind[kind] if folder not in parts]
     if beside and not with_server:
-        raise RecordingError(
-            root,
-            "",
-            f"a load generator's result in each of {listed(sorted(parts))}, and {listed(sorted(beside))} beside them",
-            "give --by client if these are clients of one server, or ingest each folder by itself: blis-replay ingest "
-            f"{printable(str(root))}/*",
-        )
+        each_of, others = listed(sorted(parts)), listed(sorted(beside))
+        problem = f"a load generator's result in each of {each_of}, and {others} beside them"
+        each = f"ingest each folder by itself: blis-replay ingest {printable(str(root))}/*"
+        raise RecordingError(root, "", problem, f"give --by client if these are clients of one server, or {each}")
     return [root / folder for folder in sorted(parts)]
 
 
@@ -436,9 +419,3 @@ def _walk(directory: Path) -> list[Path]:
     # what lies deeper is of a part of the run.
     names_of = {path: path.relative_to(directory).as_posix() for path in paths}
     return sorted(paths, key=lambda path: ("/" not in names_of[path], names_of[path].count("/"), names_of[path]))
-
-
-def _unread(file: RecordedFile, kind: str) -> SourceFile:
-    size = file.path.stat().st_size
-    hashed = file.sha256() if size <= MAX_UNKNOWN_HASHED_BYTES else ""
-    return SourceFile(name=file.name, kind=kind, bytes=size, sha256=hashed)

@@ -71,24 +71,22 @@ class Step:
     preempted: Sequence[int]
 
 
-def _no_rows() -> dict[str, list[Row]]:
-    return {"steps": [], "snapshots": [], "events": [], "requests": []}
-
-
 @dataclass
 class Engine:
     """The state of a recorded engine between two lines; ``rows`` gathers what is known, by table.
 
-    ``blocks``: of the KV cache, without the one that is reserved, null if not known.  ``speculates``: a step may
-    yield several tokens, which the lines then say.  ``conserved`` and ``unequal``: requests that
-    ended in good order whose computed tokens are those of prompt and output, and others.
+    ``blocks``: of the KV cache, without the reserved one.  ``speculates``: a step may yield several tokens, which the
+    lines then state.  ``conserved``, ``unequal``: requests whose computed tokens are those of prompt and output, and
+    others.
     """
 
     path: str
     blocks: int | None
     speculates: bool
     tells_preemptions: bool = True
-    rows: dict[str, list[Row]] = field(default_factory=_no_rows)
+    rows: dict[str, list[Row]] = field(
+        default_factory=lambda: {name: [] for name in ("steps", "snapshots", "events", "requests")}
+    )
     live: dict[int, Live] = field(default_factory=dict)
     in_flight: dict[int, list[tuple[int, bool]]] = field(default_factory=dict)
     last_step: int = 0
@@ -107,7 +105,7 @@ class Engine:
         """A step begins."""
         if self.rows["steps"] and step.number > self.last_step:
             for waiting in self.live.values():
-                waiting.torn |= "first_token" not in waiting.stamps
+                waiting.torn |= "first_token_ns" not in waiting.stamps
         # Steps are numbered from 1 in all recordings, and a request that comes before the first has 0.
         self.last_step = step.number + 1
         for number in step.preempted:
@@ -166,7 +164,7 @@ class Engine:
         has_all = 0 < output_tokens == live.output_tokens
         step = live.output_step if has_all else min(self.in_flight, default=None)
         step = self.last_step if given_up else step
-        if output_tokens and step is not None and "first_token" not in live.stamps:
+        if output_tokens and step is not None and "first_token_ns" not in live.stamps:
             self._output(live, 0, at_ns, step)
         live.output_tokens = output_tokens
         if ended in ("stopped", "length") and live.admitted and live.arrival.prompt_tokens and not self.speculates:
@@ -197,7 +195,7 @@ class Engine:
         live.target_tokens = (live.arrival.prompt_tokens or 0) + live.output_tokens
         if not live.admitted:
             live.hit_tokens, live.torn = computed, False
-            live.stamps |= {"scheduled": step.begin_ns, "scheduled_step": self.last_step}
+            live.stamps |= {"scheduled_ns": step.begin_ns, "scheduled_step": self.last_step}
         self._event(live, "journey.SCHEDULED", step.begin_ns, self.last_step)
         live.admitted, live.waits_again = True, False
 
@@ -222,8 +220,8 @@ class Engine:
 
     def _output(self, live: Live, count: int, at_ns: int, step: int) -> None:
         live.output_tokens, live.output_step = live.output_tokens + count, step
-        if "first_token" not in live.stamps and not live.torn:
-            live.stamps |= {"first_token": at_ns, "first_token_step": step}
+        if "first_token_ns" not in live.stamps and not live.torn:
+            live.stamps |= {"first_token_ns": at_ns, "first_token_step": step}
             self._event(live, "journey.FIRST_TOKEN", at_ns, step, output_tokens=max(live.output_tokens, 1))
 
     def _judge(self, live: Live, computed: int) -> None:
@@ -249,7 +247,7 @@ class Engine:
         self.rows["events"].append(row | values)
 
     def _end(self, live: Live, status: str, at_ns: int | None, step: int | None) -> None:
-        arrival, stamps = live.arrival, live.stamps
+        arrival = live.arrival
         self.rows["requests"].append(
             {
                 "span_key": live.number,
@@ -261,10 +259,7 @@ class Engine:
                 "arrived_stamp": None if arrival.arrived_ns is None else ARRIVAL_TIME,
                 "queued_ns": arrival.queued_ns,
                 "queued_step": None if arrival.queued_ns is None else live.queued_step,
-                "scheduled_ns": stamps.get("scheduled"),
-                "scheduled_step": stamps.get("scheduled_step"),
-                "first_token_ns": stamps.get("first_token"),
-                "first_token_step": stamps.get("first_token_step"),
+                **live.stamps,
                 "finished_ns": at_ns,
                 "finished_step": step,
                 "preemptions": live.preemptions,

@@ -18,6 +18,7 @@ from blis_replay.ingest.readers.documents import (
     microseconds,
     quoted,
     section,
+    switch,
     text,
     tokens,
     whole,
@@ -79,9 +80,8 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
     document = yaml_mapping(file)
     engine = document.get("engine") or {}
     if not isinstance(engine, Mapping):
-        raise RecordingError(
-            file.path, "field engine", "not key: value pairs of engine arguments", "write `engine: {NAME: VALUE}`"
-        )
+        problem = "not key: value pairs of engine arguments"
+        raise RecordingError(file.path, "field engine", problem, "write `engine: {NAME: VALUE}`")
     above = {key: value for key, value in document.items() if key not in _EXPERIMENT_KEYS}
     said_twice = [str(key) for key in engine if key in above]
     if said_twice:
@@ -110,13 +110,12 @@ def read_load_config(file: RecordedFile) -> LoadConfig:
     """
     document = yaml_mapping(file)
     asked, load = section(document, "data.shared_prefix"), section(document, "load")
-    ignore_eos = section(document, "server").get("ignore_eos")
     return LoadConfig(
         model=text(section(document, "server").get("model_name")),
         stages=_stages(file, load.get("stages")),
         shared_prefix=_shared_prefix(asked),
         configured_output_tokens=tokens(asked.get("output_len")),
-        ignore_eos=ignore_eos if isinstance(ignore_eos, bool) else None,
+        ignore_eos=switch(section(document, "server").get("ignore_eos")),
         arrivals=text(load.get("type")),
         stage_gap_us=microseconds(load.get("interval")),
         multi_turn=asked.get("enable_multi_turn_chat") is True,
@@ -133,10 +132,9 @@ def declared_load(
     """
     for config, source in ((profile, profile_name), (resolved, resolved_name)):
         if config.stages or config.shared_prefix:
-            gaps_us = [gap_us for gap_us in (config.stage_gap_us, resolved.stage_gap_us) if gap_us is not None]
-            stage_gap_us = next(iter(gaps_us), 0)
+            gap_us = resolved.stage_gap_us if config.stage_gap_us is None else config.stage_gap_us
             return LoadProfile(
-                source, config.arrivals, config.stages, stage_gap_us, config.shared_prefix, config.multi_turn
+                source, config.arrivals, config.stages, gap_us or 0, config.shared_prefix, config.multi_turn
             )
     return None
 

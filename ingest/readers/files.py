@@ -125,12 +125,8 @@ class RecordedFile:
             parts.append(chunk)
             size += len(chunk)
             if size > limit_bytes:
-                raise RecordingError(
-                    self.path,
-                    "",
-                    f"larger than the {limit_bytes:,} bytes such a file can have",
-                    "check that it is what its name says",
-                )
+                problem = f"larger than the {limit_bytes:,} bytes such a file can have"
+                raise RecordingError(self.path, "", problem, "check that it is what its name says")
         if self.damage:
             raise RecordingError(self.path, f"byte {size}", self.damage, "copy the file again")
         return b"".join(parts)
@@ -144,16 +140,9 @@ class RecordedFile:
 
     def source(self, kind: str) -> SourceFile:
         """What is kept about this file, under the name of its format."""
-        tally = self.tally
-        return SourceFile(
-            name=self.name,
-            kind=kind,
-            sha256=self.sha256(),
-            bytes=self.bytes_read,
-            records=tally.records,
-            rejected_count=tally.rejected_count,
-            rejected=tuple(tally.rejected),
-        )
+        tally, sha256 = self.tally, self.sha256()
+        rejected = tally.rejected_count, tuple(tally.rejected)
+        return SourceFile(self.name, kind, self.bytes_read, sha256, tally.records, *rejected)
 
     def _raw(self) -> Iterator[bytes]:
         digest = hashlib.sha256()
@@ -189,8 +178,7 @@ class RecordedFile:
             self.damage = f"the gzip stream is broken after {expanded_bytes} bytes of content"
 
     def _unzstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
-        packed = Pieces(raw)
-        expanded_bytes = 0
+        packed, expanded_bytes = Pieces(raw), 0
         try:
             for piece in zstd_pieces(io.BufferedReader(packed)):
                 expanded_bytes += len(piece)
@@ -202,12 +190,8 @@ class RecordedFile:
     def _check_expansion(self, packed_bytes: int, expanded_bytes: int) -> None:
         ratio_broken = expanded_bytes > max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * packed_bytes)
         if ratio_broken or expanded_bytes > MAX_EXPANDED_BYTES:
-            raise RecordingError(
-                self.path,
-                "",
-                f"its content is more than {MAX_EXPANSION_RATIO} times its size or {MAX_EXPANDED_BYTES >> 30} GB",
-                "unpack it yourself if you trust it",
-            )
+            most = f"more than {MAX_EXPANSION_RATIO} times its size or {MAX_EXPANDED_BYTES >> 30} GB"
+            raise RecordingError(self.path, "", f"its content is {most}", "unpack it yourself if you trust it")
 
 
 def is_large(file: RecordedFile) -> bool:
@@ -293,10 +277,7 @@ def lines_of(file: RecordedFile, chunks: Iterable[bytes], limit_bytes: int, numb
                 )
         head, *rest = chunk.split(b"\n")
         pending_bytes += len(head)
-        if pending_bytes <= limit_bytes:
-            pending.append(head)
-        else:
-            pending = []
+        pending = [*pending, head] if pending_bytes <= limit_bytes else []
         for following in rest:
             if pending_bytes <= limit_bytes:
                 yield number, b"".join(pending)

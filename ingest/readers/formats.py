@@ -36,10 +36,10 @@ SERVER_LOG = "server log"
 class FileKind:
     """A kind of file.
 
-    ``recognises(head)``: whether these are the first bytes (decompressed, up to ``HEAD_BYTES``) of such a file; it
-    never raises; None: it is known by its name alone.  ``usual``: a pattern of its path inside the recording, without
-    ``.gz`` or ``.zst``.  Where damage hides the content the name says what it was, and its records are counted as lost.
-    ``several``: a recording can have more than one.  ``server``: what the file says of the server.
+    ``recognises(head)``: whether a file begins like this (decompressed, up to ``HEAD_BYTES``); it never raises; None:
+    known by its name alone.  ``usual``: a pattern of its path inside the recording, without ``.gz`` or ``.zst``, which
+    also tells a damaged file.  ``several``: a recording can have more than one.  ``server``: what the file says of the
+    server.
     """
 
     name: str
@@ -57,13 +57,11 @@ class FileKind:
 class RequestFormat(FileKind):
     """One tool's form of per-request records; ``name`` is in lower case, for ``--input-format``.
 
-    ``read(file, stamps_path)``: the requests; stream stamps go to the flat file ``stamps_path`` (``RawEvents``), if
-    there are any.  ``latencies``: false for traces that say when requests came and how long they were, and nothing
-    else.  ``sums_up``: the format whose requests such a file sums up; it has none of its own.  ``levels``: of a file
-    with a load level a row, the name of each, ``""`` without one; each is a recording (``file.point``).
-    ``stamps``: the kind of a file with the stream stamps of such requests, which ``with_stamps(requests, file,
-    stamps_path)`` adds.  ``fields``: of a table, what ``--columns`` can say of it; ``tells(first row, given)``: whether
-    a table with such columns, some of them given, is of this format.
+    ``read(file, stamps_path)``: the requests; stream stamps go to the flat file ``stamps_path``.  ``latencies``: false
+    for traces of arrivals and lengths.  ``sums_up``: the format whose requests such a file sums up.  ``levels``: the
+    names of the load levels of a table of these; each is a recording (``file.point``).  ``with_stamps(requests, file,
+    stamps_path)`` adds the stream stamps of a file of kind ``stamps``.  ``fields``: what ``--columns`` can say of a
+    table; ``tells(first row, given)``: whether a table with such columns is of this format.
     """
 
     read: Callable[[RecordedFile, Path], RequestsRead] = requests_table.read_requests

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch
-
-Int64s = NDArray[np.int64]
 
 # What only a server measures of a request.
 SERVER_COLUMNS = ("queue_us", "prefill_us", "decode_us", "cached_prompt_tokens")
@@ -92,13 +90,10 @@ def paired(client: pl.DataFrame, server: pl.DataFrame, clock_kind: str, one_cloc
     exactly one offset between the clocks fits.  ``one_clock``: both may have read the monotonic clock of one
     host, which holds if nearly every request then came right after it was sent.
     """
-    ways = [
-        (BY_IDS, _by_ids),
-        (BY_NUMBERS, _by_numbers),
-        *([(BY_CLOCK, _by_clock)] * one_clock),
-        (BY_CONTENT, _by_content),
-    ]
-    for how, rows_of in ways:
+    ways = {BY_IDS: _by_ids, BY_NUMBERS: _by_numbers, BY_CLOCK: _by_clock, BY_CONTENT: _by_content}
+    for how, rows_of in ways.items():
+        if how == BY_CLOCK and not one_clock:
+            continue
         rows = rows_of(client, server)
         if (rows >= 0).sum() >= _FEWEST:
             joined = _joined(client, server, rows)
@@ -261,10 +256,7 @@ def with_request_indices(lifecycles: Rows, requests: Rows, scratch: Scratch) -> 
     ids = ids.filter(pl.col("id").is_unique())
     if lifecycles.held is not None:
         return scratch.hold(_indexed(lifecycles.held, ids))
-    writer = scratch.writer(LIFECYCLE_SCHEMA)
-    for batch in lifecycles.batches():
-        writer.add(_indexed(batch, ids))
-    return writer.done()
+    return scratch.gathered(LIFECYCLE_SCHEMA, (_indexed(batch, ids) for batch in lifecycles.batches()))
 
 
 def _indexed(lifecycles: pl.DataFrame, ids: pl.DataFrame) -> pl.DataFrame:

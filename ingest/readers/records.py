@@ -27,8 +27,7 @@ def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, by
     cuts off and one beyond the limit are rejected.
     """
     scan = ObjectScan(file.tally, limit_bytes)
-    held: list[bytes] = []
-    held_bytes = 0
+    held, held_bytes = [], 0
     for chunk in file.chunks():
         held.append(chunk)
         held_bytes += len(chunk)
@@ -86,12 +85,8 @@ class ObjectScan:
     def check_size(self, file: RecordedFile, size: int) -> None:
         """:class:`RecordingError` if an object that has ``size`` bytes and no end yet is beyond the limit."""
         if size > self.limit_bytes:
-            raise RecordingError(
-                file.path,
-                self.place(),
-                f"a record of more than {self.limit_bytes} bytes",
-                "check that the file is whole",
-            )
+            problem = f"a record of more than {self.limit_bytes} bytes"
+            raise RecordingError(file.path, self.place(), problem, "check that the file is whole")
 
     def place(self) -> str:
         """The place of the object that is next, for a rejection."""
@@ -207,8 +202,7 @@ def _next_row(file: RecordedFile, reader: Any) -> list[str] | None:
     while True:
         limit = csv.field_size_limit(_MAX_CELL_CHARS)
         try:
-            row: list[str] | None = next(reader, None)
-            return row
+            return next(reader, None)  # type: ignore[no-any-return]
         except csv.Error as error:
             file.tally.reject(f"line {reader.line_num}", f"no valid CSV ({error})")
         finally:
@@ -316,9 +310,8 @@ class _Bounded:
             piece = self._finite(self.rest + read, last=not read)
         self.since_token += len(piece)
         if self.since_token > MAX_TOKEN_BYTES:
-            raise RecordingError(
-                self.file.path, "", f"a text of more than {MAX_TOKEN_BYTES >> 20} MB in it", "check that it is whole"
-            )
+            problem = f"a text of more than {MAX_TOKEN_BYTES >> 20} MB in it"
+            raise RecordingError(self.file.path, "", problem, "check that it is whole")
         return piece
 
     def _finite(self, content: bytes, last: bool) -> bytes:

@@ -387,9 +387,8 @@ NONE = -1
 def shared_units(offsets: Int64s, counts: Int64s, units: NDArray[Any]) -> tuple[Int64s, Int64s]:
     """For each sequence the first that shares the most leading units with it, and how many these are.
 
-    Sequence i has ``counts[i]`` of ``units`` from ``offsets[i]``; only sequences before it are
-    looked at, and the first has none (``NONE``, 0).  All sequences are followed unit by
-    unit for as long as they share them, so memory is that of a few numbers a sequence.
+    Sequence i has ``counts[i]`` of ``units`` from ``offsets[i]``; only sequences before it count, and the first has
+    none (``NONE``, 0).  All are followed unit by unit while they share them: memory is a few numbers per sequence.
     """
     parent, shared = np.full(len(counts), NONE, np.int64), np.zeros(len(counts), np.int64)
     active = np.flatnonzero(counts > 0)

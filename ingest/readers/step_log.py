@@ -6,7 +6,7 @@ since the header's ``started``.  A log that breaks off is read as far as it goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,10 +40,10 @@ _BROKEN = (*DECODE_ERRORS, ValueError, TypeError, LookupError)
 class StepLog:
     """What the logs of one engine hold, in the forms of a trace's steps and journeys.
 
-    ``steps``: ``READ_STEP_SCHEMA`` by step; ``snapshots``: ``SNAPSHOT_SCHEMA``, of prefills alone.  ``settings``:
-    engine arguments as the scheduler had them.  ``prompts``: which prompts begin alike, a prompt a journey,
-    by the server's block hashes; None where it had none.  ``measured``: what the log says of
-    itself and what was counted of it.  ``remarks``: what is missing or odd, in words.
+    ``steps``: ``READ_STEP_SCHEMA``; ``snapshots``: ``SNAPSHOT_SCHEMA``, of prefills alone.  ``settings``: engine
+    arguments as the scheduler had them.  ``prompts``: one per journey, by the server's block hashes, None without
+    those.  ``measured``: what the log says of itself and what was counted.  ``remarks``: what is missing or odd, in
+    words.
     """
 
     steps: StoredRows
@@ -74,15 +74,13 @@ def read_step_log(files: Sequence[RecordedFile], scratch: Scratch) -> StepLog | 
     header, file = starts[-1]
     remarks = []
     if engines[1:]:
-        remarks.append(
-            f"step logs of {len(engines) - 1} further engines (data parallel): not used, engine {engines[0]} is"
-        )
+        further = f"{len(engines) - 1} further engines (data parallel)"
+        remarks.append(f"step logs of {further}: not used, engine {engines[0]} is")
     if starts[1:]:
         remarks.append(f"step logs of {len(starts) - 1} earlier starts of the server: the last one is used")
     if header.absent:
-        remarks.append(
-            f"in the step log what vLLM {header.settings.get('vllm_version')} lacks: {', '.join(header.absent)}"
-        )
+        version = header.settings.get("vllm_version")
+        remarks.append(f"in the step log what vLLM {version} lacks: {', '.join(header.absent)}")
     return _Reading(file, header, scratch).log(tuple(remarks))
 
 
@@ -226,10 +224,9 @@ class _Reading:
         elif kind == "f":
             number, at, status, *counts = values[1:7]
             numbers_of([number, at])
-            output_tokens, preemptions, computed = (whole(count) for count in counts)
-            self.engine.finish(
-                number, self.header.zero_ns + at, str(text(status)), output_tokens or 0, preemptions, computed or 0
-            )
+            made, preemptions, computed = (whole(count) for count in counts)
+            at_ns, ended = self.header.zero_ns + at, str(text(status))
+            self.engine.finish(number, at_ns, ended, made or 0, preemptions, computed or 0)
         elif kind in ("c", "end"):
             said = section(values, "2")
             self.said = {name: whole(said.get(name)) or 0 for name in _COUNTERS}
@@ -249,12 +246,8 @@ class _Reading:
         self.gaps += max(step - self.next_step, 0)
         self.next_step = step + 1
         self.tokens += sum(count for _number, count in counts)
-        self.engine.schedule(
-            Step(
-                *(step, begin_ns, begin_ns + took, running, waiting, free, counts),
-                *(tuple(pairs_of(admitted)), numbers_of(preempted)),
-            )
-        )
+        of_step = (step, begin_ns, begin_ns + took, running, waiting, free, counts)
+        self.engine.schedule(Step(*of_step, tuple(pairs_of(admitted)), numbers_of(preempted)))
 
     def _arrival(self, values: list[Any]) -> None:
         number, name = whole(values[1]), text(values[2])
@@ -270,9 +263,8 @@ class _Reading:
         arrived_ns = None if whole(arrived) is None else arrived - offset_ns
         if arrived_ns is not None and arrived_ns > zero_ns + queued:
             arrived_ns = None  # another host's clock
-        self.engine.arrive(
-            number, Arrival(name, zero_ns + queued, arrived_ns, offset_ns, prompt_tokens, whole(max_tokens))
-        )
+        arrival = Arrival(name, zero_ns + queued, arrived_ns, offset_ns, prompt_tokens, whole(max_tokens))
+        self.engine.arrive(number, arrival)
         self.shares_known |= bool(self.header.settings.get("enable_prefix_caching"))
         self.prompts.add(number, prompt_tokens, whole(parent), shared)
 
@@ -290,20 +282,15 @@ class _Reading:
             "ended_in_order": int(self.ended),
             "requests_conserved": self.engine.conserved,
             "requests_not_conserved": self.engine.unequal,
-            **{
-                f"{part}_us_per_step": self.said.get(f"{part}_ns", 0) / steps / 1e3 if steps else None
-                for part in ("wrapper", "writer")
-            },
+            "wrapper_us_per_step": self.said.get("wrapper_ns", 0) / steps / 1e3 if steps else None,
+            "writer_us_per_step": self.said.get("writer_ns", 0) / steps / 1e3 if steps else None,
         }
 
-    def _remarks(self) -> tuple[str, ...]:
-        remarks = []
+    def _remarks(self) -> Iterator[str]:
         if self.gaps:
-            remarks.append(f"{counted(self.gaps, 'engine step')} that the step log dropped")
+            yield f"{counted(self.gaps, 'engine step')} that the step log dropped"
         if self.engine.unequal:
-            torn = counted(self.engine.unequal, "request")
-            remarks.append(f"steps of {torn}: the step log has not all that they computed")
-        return tuple(remarks)
+            yield f"steps of {counted(self.engine.unequal, 'request')}: the step log has not all that they computed"
 
 
 _SCHEMAS: dict[str, Schema] = {

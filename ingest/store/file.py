@@ -61,10 +61,9 @@ class Store:
 def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
-    While another process has it open, this one waits, and says so.
-    Raises ``StoreError`` (one line, with the remedy) if it is absent and ``read_only``,
-    is locked for longer than ``LOCK_TIMEOUT_S``, is not a store of this program or has another schema version.
-    Also if it is damaged (even when that shows later, inside the context), or its folder cannot be written.
+    While another process has it open, this one waits, and says so.  Raises ``StoreError`` (one line, with the remedy)
+    if it is absent and ``read_only``, locked for longer than ``LOCK_TIMEOUT_S``, not a store of this schema version,
+    damaged (even when that shows later, inside the context), or if its folder cannot be written.
     """
     path = Path(path)
     _refuse_no_file(path)

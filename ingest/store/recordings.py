@@ -332,23 +332,19 @@ def given_engine(store: Store, slug: str) -> dict[str, Setting]:
 
 def _read_files(store: Store, slug: str) -> tuple[SourceFile, ...]:
     rejected: dict[int, list[tuple[str, str]]] = {}
-    for file_position, place, reason in _rows(
-        store, "file_position, place, reason", "rejected_records", slug, "file_position, position"
-    ):
-        rejected.setdefault(file_position, []).append((place, reason))
-    rows = _rows(
-        store, "position, name, kind, bytes, sha256, records, rejected_count", "source_files", slug, "position"
-    )
+    columns = "file_position, place, reason"
+    for position, *record in _rows(store, columns, "rejected_records", slug, "file_position, position"):
+        rejected.setdefault(position, []).append((record[0], record[1]))
+    columns = "position, name, kind, bytes, sha256, records, rejected_count"
+    rows = _rows(store, columns, "source_files", slug, "position")
     return tuple(replace(SourceFile(*row[1:]), rejected=tuple(rejected.get(row[0], ()))) for row in rows)
 
 
-SHARED_PREFIX = ("num_groups", "num_prompts_per_group", "system_prompt_tokens", "question_tokens", "output_tokens")
+SHARED_PREFIX = tuple(field.name for field in fields(SharedPrefix))
 
 
 def _shared_prefix(row: dict[str, Any]) -> SharedPrefix | None:
-    if row["num_groups"] is None:
-        return None
-    return SharedPrefix(*(row[name] for name in SHARED_PREFIX))
+    return None if row["num_groups"] is None else SharedPrefix(*(row[name] for name in SHARED_PREFIX))
 
 
 def _load_profile(stored: str | None) -> LoadProfile | None:
@@ -399,20 +395,18 @@ SELECT gap_us, count(*) AS count FROM gaps WHERE gap_us IS NOT NULL GROUP BY gap
 def inter_token_gaps(
     store: Store, slug: str, chosen: NDArray[np.bool_] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pooled gaps between consecutive output tokens of completed requests: ``(gap_us, count)``.
+    """Pooled gaps between output tokens of completed requests: ``(gap_us, count)``, int64, gaps ascending and distinct.
 
-    ``chosen``: bool[n] by ``request_index``, the requests to pool; all of them without it.
-    int64 arrays of one length, gaps ascending and distinct; empty without token times.
-    Pooled in SQL, so memory grows with distinct gaps, not with tokens.
+    ``chosen``: bool[n] by ``request_index``, the requests to pool; None: all.  Empty without token times.  Pooled in
+    SQL, so memory grows with distinct gaps, not with tokens.
     """
-    schema: dict[str, type[pl.DataType]] = {"gap_us": pl.Int64, "count": pl.Int64}
-    if chosen is None or chosen.all():
-        gaps = fetch(store.connection, _POOLED_OUTPUT_GAPS.format(of_chosen="true"), {"slug": slug}, schema)
-    else:
+    of_chosen = chosen is not None and not chosen.all()
+    if of_chosen:
         indices = pl.DataFrame({"request_index": np.flatnonzero(chosen)})
         store.connection.register("chosen_requests", indices.to_arrow())
-        sql = _POOLED_OUTPUT_GAPS.format(of_chosen=_OF_CHOSEN)
-        gaps = fetch(store.connection, sql, {"slug": slug}, schema)
+    sql = _POOLED_OUTPUT_GAPS.format(of_chosen=_OF_CHOSEN if of_chosen else "true")
+    gaps = fetch(store.connection, sql, {"slug": slug}, {"gap_us": pl.Int64, "count": pl.Int64})
+    if of_chosen:
         store.connection.unregister("chosen_requests")
     return gaps["gap_us"].to_numpy(), gaps["count"].to_numpy()
 

@@ -38,10 +38,9 @@ def write_recording(
 ) -> WriteOutcome:
     """Store a recording whole, or not at all: one transaction.
 
-    ``read_by``: hash of the program that read its files (see :func:`stored_unchanged`), ``None`` if it has none.
-    ``unchanged`` if the same content with the same findings and settings is there, or if
-    published aggregates met a recorded experiment of that slug, which they never replace.
-    Raises ``StoreError`` if the store cannot be written; it is then as it was.
+    ``read_by``: hash of the program that read its files, if it has any.  ``unchanged``: the same content with the same
+    findings and settings is there, or published aggregates met a recorded experiment, which they never replace.  Raises
+    ``StoreError`` if the store cannot be written; it is then as it was.
     """
     derived_hash = _derived_hash(recording, token_layout)
     with transaction(store) as connection:
@@ -90,11 +89,7 @@ def _insert(
         [(slug, name, json.dumps(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items())],
     )
     _insert_rows(connection, "stages", [(slug, s.stage, s.rate_per_s, s.duration_us) for s in recording.stages])
-    _insert_rows(
-        connection,
-        "clocks",
-        [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
-    )
+    _insert_rows(connection, "clocks", [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)])
     _insert_files(connection, recording)
     _insert_table(connection, "aggregates", slug, rows_of(typed(recording.aggregates, AGGREGATE_SCHEMA)))
     for table in TABLES:
@@ -137,25 +132,15 @@ def _insert_token_events(
     connection: duckdb.DuckDBPyConnection, recording: Recording, events: TokenEvents, layout: TokenLayout
 ) -> None:
     """Copy every stamp into the store, with what tells which of them are tokens."""
-    bound = {
-        "slug": recording.slug,
-        "stamps_per_token": layout.stamps_per_token,
-        "leading_events": layout.leading_events,
-    }
+    bound = {"slug": recording.slug, **{name: getattr(layout, name) for name in ("stamps_per_token", "leading_events")}}
     stamps = runs(events, token_counts(events, recording.requests, layout))
     insert_stream(connection, _INSERT_STAMPS, bound, stamps)
 
 
 def _insert_files(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
     slug = recording.slug
-    _insert_rows(
-        connection,
-        "source_files",
-        [
-            (slug, i, f.name, f.kind, f.bytes, f.sha256, f.records, f.rejected_count)
-            for i, f in enumerate(recording.files)
-        ],
-    )
+    files = ((f.name, f.kind, f.bytes, f.sha256, f.records, f.rejected_count) for f in recording.files)
+    _insert_rows(connection, "source_files", [(slug, i, *file) for i, file in enumerate(files)])
     rejected = [
         (slug, i, j, place, reason)
         for i, file in enumerate(recording.files)
@@ -185,23 +170,18 @@ def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, 
         insert_stream(connection, sql, [slug], stream)
 
 
+_SETTINGS = (
+    *("stages", "shared_prefix", "load_profile", "ignore_eos", "prefix_hit_rate"),
+    *("missing", "clocks", "findings"),
+)
+
+
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
     """What this program made of the content: changes with settings, findings and layout."""
     parts = (
-        recording.alias,
-        recording.workload,
-        recording.model,
-        recording.hardware,
-        recording.tensor_parallelism,
+        *(getattr(recording, name) for name in IDENTITY[1:6]),
         sorted(recording.engine.items()),
-        recording.stages,
-        recording.shared_prefix,
-        recording.load_profile,
-        recording.ignore_eos,
-        recording.prefix_hit_rate,
-        recording.missing,
-        recording.clocks,
-        recording.findings,
+        *(getattr(recording, name) for name in _SETTINGS),
         recording.prefix and (recording.prefix.source, recording.prefix.prompts.height),
         layout,
     )

@@ -78,10 +78,9 @@ MAX_REQUESTS = 2_000_000
 class _Run:
     """One object of the file: its scalars, and its columns by request.
 
-    The column ``itls`` has, per request, the place of its gaps in the flat file and their number.
-    ``held_back``: requests that the client itself delayed; ``longest_s``: the longest such delay.
-    ``placed``: how start times were rebuilt; empty if they are recorded.  ``e2es_s``: rebuilt with them if the file
-    lacks gaps.  ``unplaced``: why requests could not be placed.
+    The column ``itls`` has, per request, the place of its gaps in the flat file and their number.  ``held_back``:
+    requests that the client itself delayed, the longest by ``longest_s``.  ``placed``: how start times were rebuilt;
+    ``e2es_s``: rebuilt with them if there are no gaps; ``unplaced``: why requests have no place.
     """
 
     scalars: dict[str, Any] = field(default_factory=dict)

@@ -34,9 +34,8 @@ from blis_replay.ingest.scan.otlp_columns import (
 )
 
 BATCH_ROWS = 50_000  # spans or events
-LARGE_BYTES = (
-    4 << 20
-)  # a longer list is split member by member: decoded at once, empty objects take 60 times their size
+# A longer list is split member by member: decoded at once, empty objects take 60 times their size.
+LARGE_BYTES = 4 << 20
 
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -213,10 +212,9 @@ def _add_span(text: Raw, scope: str, record: int, number: int, rows: BatchRows, 
             events.append(of_event)
         except (*DECODE_ERRORS, Malformed) as error:
             tally.reject(f"{place}, event {index}", str(error))
-    status = span.status or _Status()
-    head = (span.name or "", span.traceId, span.spanId, span.parentSpanId)
-    row[3:7] = head
-    row[7:11] = span.startTimeUnixNano or None, status.message or None, span.droppedEventsCount or 0, others
+    message = (span.status or _Status()).message or None
+    row[3:7] = span.name or "", span.traceId, span.spanId, span.parentSpanId
+    row[7:11] = span.startTimeUnixNano or None, message, span.droppedEventsCount or 0, others
     _fill(row, span.attributes, _OF_SPAN)
     rows.spans.append(row)
     rows.events += events
@@ -244,9 +242,8 @@ def _fill(row: list[_Scalar], attributes: Iterable[_Attribute] | None, places: M
 
 
 def _scalar(key: str, value: _Value, kind: _Kind) -> _Scalar:
-    scalar: _Scalar = value.intValue
-    scalar = value.doubleValue if scalar is None else scalar
-    scalar = value.stringValue if scalar is None else scalar
+    scalars = (value.intValue, value.doubleValue, value.stringValue)
+    scalar: _Scalar = next((scalar for scalar in scalars if scalar is not None), None)
     if scalar is None:
         others = (value.boolValue, value.bytesValue, value.arrayValue, value.kvlistValue)
         if all(other is UNSET for other in others):

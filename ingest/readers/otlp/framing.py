@@ -2,8 +2,7 @@
 
 A record is one JSON object with ``resourceSpans``.  Records stand in lines, in an array, one after the other, or behind
 their length (4 bytes, big-endian), each compressed with zstd (``otelcol``'s file exporter with ``compression: zstd``).
-Protobuf, behind a length or as one message, becomes JSON.  Compression of the whole stream is ``RecordedFile``'s
-business.
+Protobuf, behind a length or as one message, becomes JSON.
 """
 
 from __future__ import annotations
@@ -138,28 +137,23 @@ def _unpacked(file: RecordedFile, number: int, content: bytes) -> Iterator[tuple
         yield from _as_json(file, number, content)
         return
     limit_bytes = min(MAX_RECORD_BYTES, max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * len(content)))
-    parts: list[bytes] = []
-    expanded_bytes = 0
+    unpacked = bytearray()
     try:
         for piece in zstd_pieces(io.BytesIO(content)):
-            parts.append(piece)
-            expanded_bytes += len(piece)
-            if expanded_bytes > limit_bytes:
+            unpacked += piece
+            if len(unpacked) > limit_bytes:
                 file.tally.reject(f"frame {number}", f"its zstd content is more than {limit_bytes} bytes")
                 return
     except OSError as error:
         file.tally.reject(f"frame {number}", f"its zstd content is broken ({error})")
         return
-    yield from _as_json(file, number, b"".join(parts))
+    yield from _as_json(file, number, bytes(unpacked))
 
 
 def _as_json(file: RecordedFile, number: int, content: bytes, unit: str = "frame") -> Iterator[tuple[int, bytes]]:
     """A record, from protobuf if it is not JSON already; what is neither is rejected."""
-    if content.lstrip(_BEFORE_JSON)[:1] == b"{" or not content:
-        if content:
-            yield number, content
-        return
-    if (text := json_of(content)) is not None:
+    text = content if content.lstrip(_BEFORE_JSON)[:1] == b"{" else json_of(content) if content else b""
+    if text:
         yield number, text
-    else:
+    elif text is None:
         file.tally.reject(f"{unit} {number}", file.damage or "no OTLP message: it is damaged, or cut off")

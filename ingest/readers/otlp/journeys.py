@@ -24,7 +24,7 @@ from blis_replay.ingest.readers.otlp.spans import (
     with_texts_on_one_line,
 )
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
-from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, whole_groups
+from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, shaped, whole_groups
 from blis_replay.ingest.scan.otlp_columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
@@ -251,16 +251,11 @@ def on_zero(journeys: Journeys, zero_us: int, scratch: Scratch) -> tuple[Rows, R
         # Events of one time in the sequence that they have in the server, which is that of their type.
         of_batch = of_batch.sort("journey", "time_ns", "event", nulls_last=True, maintain_order=True)
         events.add(of_batch.select(JOURNEY_EVENT_SCHEMA.keys()))
-    moved_us = {name: pl.col(_ns(name)) // 1000 - zero_us for name in LIFECYCLE_SCHEMA if name.endswith("_us")}
-    lifecycles = scratch.writer(LIFECYCLE_SCHEMA)
-    for batch in journeys.lifecycles.batches():
-        lifecycles.add(batch.select(moved_us.get(name, pl.col(name)).alias(name) for name in LIFECYCLE_SCHEMA))
-    return lifecycles.done(), events.done()
-
-
-def _ns(name: str) -> str:
-    """The column of the time ``*_us`` as it was read."""
-    return f"{name.removesuffix('_us')}_ns"
+    columns = {name: pl.col(name) for name in LIFECYCLE_SCHEMA}
+    times = [name.removesuffix("_us") for name in columns if name.endswith("_us")]
+    columns |= {f"{name}_us": pl.col(f"{name}_ns") // 1000 - zero_us for name in times}
+    of = (shaped(batch, LIFECYCLE_SCHEMA, columns) for batch in journeys.lifecycles.batches())
+    return scratch.gathered(LIFECYCLE_SCHEMA, of), events.done()
 
 
 def _monotonic_ns() -> pl.Expr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -88,8 +89,8 @@ class ScannedBatch:
         span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
         # Memory of its own: columns of texts are views of it, and there the next ones are filled in.
         texts = self.texts[: self.state[otlp_rows.TEXT_BYTES]].copy()
-        spans, events = _Rows(self.spans[:span_count], texts), _Rows(self.events[:event_count], texts)
-        batch = TraceBatch(_UNIT, _spans(spans), *_events(events))
+        spans, events = self.spans[:span_count], self.events[:event_count]
+        batch = TraceBatch(_UNIT, _spans(spans, texts), *_events(events, texts))
         if self.decoded.spans:
             batch = _in_file_order(batch, self.decoded.batch(_UNIT))
         self.state[: otlp_rows.TEXT_BYTES + 1] = 0
@@ -116,16 +117,7 @@ def _in_file_order(scanned: TraceBatch, decoded: TraceBatch) -> TraceBatch:
     )
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """BatchRows of spans or events, and what their columns of texts and floats are made of (:class:`ScannedBatch`)."""
-
-    rows: Int64s
-    texts: Bytes
-
-
-@dataclass(frozen=True)
-class _Columns:
+class _Columns(NamedTuple):
     """Columns of a schema: the counts, the texts, and their fields in a row (of a text: begin and end)."""
 
     schema: _Schema
@@ -135,8 +127,7 @@ class _Columns:
 
 
 def _columns(schema: _Schema, all_counts: tuple[str, ...], place: Callable[[str], int]) -> _Columns:
-    counts = tuple(name for name in schema if name in all_counts)
-    texts = tuple(name for name in schema if name not in all_counts)
+    counts, texts = (tuple(n for n in schema if (n in all_counts) is counted) for counted in (True, False))
     fields = [*map(place, counts), *(field for name in texts for field in (place(name), place(name) + 1))]
     return _Columns(schema, counts, texts, np.array(fields))
 
@@ -151,33 +142,33 @@ _JOURNEY_NAMES = pl.Series(
 )
 
 
-def _spans(rows: _Rows) -> pl.DataFrame:
+def _spans(rows: Int64s, texts: Bytes) -> pl.DataFrame:
     message = pl.col("status_message")
-    frame = _frame(_SPAN, rows, np.arange(len(rows.rows)))
+    frame = _frame(_SPAN, rows, texts, np.arange(len(rows)))
     return with_plain_ids(frame.with_columns(pl.when(message != "").then(message)))
 
 
-def _events(rows: _Rows) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+def _events(rows: Int64s, texts: Bytes) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """The steps, the snapshots and the events of journeys."""
-    names = rows.rows[:, event_field("name")]
+    names = rows[:, event_field("name")]
     steps, snapshots = (EVENTS.index(name) for name in (STEP_EVENT, SNAPSHOT_EVENT))
     chosen = names == steps, names == snapshots, (names != steps) & (names != snapshots)
     of_steps, of_snapshots, of_journeys = (
-        _frame(columns, rows, np.flatnonzero(which))
+        _frame(columns, rows, texts, np.flatnonzero(which))
         for columns, which in zip((_STEP, _SNAPSHOT, _JOURNEY), chosen, strict=True)
     )
     return of_steps, of_snapshots, of_journeys.with_columns(_JOURNEY_NAMES[of_journeys["name"]])
 
 
-def _frame(wanted: _Columns, rows: _Rows, chosen: Int64s) -> pl.DataFrame:
+def _frame(wanted: _Columns, rows: Int64s, texts: Bytes, chosen: Int64s) -> pl.DataFrame:
     if not len(chosen):
         return pl.DataFrame(schema=wanted.schema)
-    counts, known = _turned(rows.rows, chosen, wanted.fields[: len(wanted.counts)])
+    counts, known = _turned(rows, chosen, wanted.fields[: len(wanted.counts)])
     series = [_counts(name, counts[place], known[place]) for place, name in enumerate(wanted.counts)]
-    places, known = _turned(rows.rows, chosen, wanted.fields[len(wanted.counts) :])
+    places, known = _turned(rows, chosen, wanted.fields[len(wanted.counts) :])
     for place, name in enumerate(wanted.texts):
         begins, ends = places[2 * place : 2 * place + 2]
-        series.append(_texts(name, begins, ends, known[2 * place], rows.texts))
+        series.append(_texts(name, begins, ends, known[2 * place], texts))
     named = {one.name: one for one in series}
     # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
     return pl.DataFrame(

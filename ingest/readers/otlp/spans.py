@@ -11,7 +11,7 @@ from blis_replay.ingest.readers.documents import MAX_INTEGER, MAX_TOKENS
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import READ_SCHEMA
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, SNAPSHOT_SCHEMA
-from blis_replay.ingest.rows import Rows, query
+from blis_replay.ingest.rows import Rows, query, shaped
 from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_EVENT_SCHEMA, TraceBatch
 
 # Where a row came from: the number of its file, what a record of that file is called, and which one it is in.
@@ -138,7 +138,7 @@ def steps_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
         (no_share, pl.format("kv.usage_gpu_ratio is {}, expected a share from 0 to 1", "kv_usage")),
         no_time("time_ns"),
     ]
-    return _stamped(sound(batch, batch.steps, problems, file)).select(READ_STEP_SCHEMA.keys())
+    return sound(batch, batch.steps, problems, file).rename({"time_ns": "epoch_ns"}).select(READ_STEP_SCHEMA.keys())
 
 
 def snapshots_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
@@ -150,11 +150,7 @@ def snapshots_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
         (incomplete, pl.lit("a snapshot without step.id or request.id")),
         no_time("time_ns"),
     ]
-    return _stamped(sound(batch, events, problems, file)).select(READ_SNAPSHOT_SCHEMA.keys())
-
-
-def _stamped(events: pl.DataFrame) -> pl.DataFrame:
-    return events.rename({"time_ns": "epoch_ns"})
+    return sound(batch, events, problems, file).rename({"time_ns": "epoch_ns"}).select(READ_SNAPSHOT_SCHEMA.keys())
 
 
 _RESTARTS = """
@@ -228,9 +224,7 @@ def without_repeats(rows: pl.DataFrame, key: Sequence[str], repeats: Repeats) ->
 
 
 REQUEST_SPAN = "llm_request"
-_LATENCIES = {"ttft_us": "ttft_s", "e2e_us": "e2e_s", "queue_us": "queue_s", "prefill_us": "prefill_s"} | {
-    "decode_us": "decode_s"
-}
+_LATENCIES = {f"{name}_us": f"{name}_s" for name in ("ttft", "e2e", "queue", "prefill", "decode")}
 
 
 def is_request_span() -> pl.Expr:
@@ -266,8 +260,8 @@ def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.D
         "status": pl.lit("ok"),
         **{name: pl.col(name) for name in _LATENCIES},
     }
-    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    return kept.select(*PLACE_COLUMNS, "trace_id", "span_id", pl.lit(1).alias("records"), *read)
+    place = kept.select(*PLACE_COLUMNS, "trace_id", "span_id", pl.lit(1).alias("records"))
+    return place.hstack(shaped(kept, READ_SCHEMA, columns))
 
 
 def tokens(column: str) -> pl.Expr:
@@ -301,5 +295,5 @@ def lifecycles_of_spans(spans: pl.DataFrame, request_index: pl.Series, zero_us: 
         "output_tokens": pl.col("usage_output_tokens"),
         "cached_prompt_tokens": pl.col("cached_prompt_tokens"),
     }
-    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in LIFECYCLE_SCHEMA.items()]
-    return spans.with_columns(request_index.alias("owner")).sort("sent_us", maintain_order=True).select(read)
+    owned = spans.with_columns(request_index.alias("owner")).sort("sent_us", maintain_order=True)
+    return shaped(owned, LIFECYCLE_SCHEMA, columns)

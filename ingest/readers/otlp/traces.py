@@ -25,7 +25,7 @@ from blis_replay.ingest.readers.otlp.spans import (
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.clock import bridge_of
 from blis_replay.ingest.recording import ARRIVAL_TIME, SNAPSHOT_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, whole_groups
+from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, shaped, whole_groups
 from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_SCOPE, TraceBatch
 
 MAX_OTHER_NAMES = 100  # names of unread spans, without their numbers, that are counted apart
@@ -37,11 +37,10 @@ _NUMBER = re.compile(r"\d+")
 class TracesRead:
     """What OTLP files hold.
 
-    ``steps``: ``READ_STEP_SCHEMA``, by step id, none twice; ``snapshots``: ``SNAPSHOT_SCHEMA``, none twice.
-    ``journeys``: ``None`` without any.  ``requests``: those of the journeys, else upstream ``llm_request`` spans, else
-    ``None``.  ``bridge_ns``: epoch less monotonic clock, ``None`` if no event has both.  ``dropped_events``: step
-    events that the tracing SDK says it discarded.  ``other_spans``: spans that are not read, by scope and name with
-    ``*`` for its numbers, from 100 of these on together.  ``remarks``: what else is missing or odd, in words.
+    ``steps`` (``READ_STEP_SCHEMA``, by id) and ``snapshots`` (``SNAPSHOT_SCHEMA``): none twice.  ``requests``: those of
+    the journeys, else of upstream ``llm_request`` spans.  ``bridge_ns``: epoch less monotonic clock, None if no event
+    has both.  ``dropped_events``: step events that the tracing SDK discarded.  ``other_spans``: spans that are not
+    read, by scope and name with ``*`` for its numbers.  ``remarks``: what else is missing or odd, in words.
     """
 
     steps: Rows
@@ -157,11 +156,10 @@ def _snapshots(rows: Rows, ended_ns: int | None, file: RecordedFile, scratch: Sc
 
 def _once(rows: Rows, key: Sequence[str], scratch: Scratch, file: RecordedFile, what: str) -> Rows:
     """Rows in order of a key that begins with the step, none twice; what is left out is rejected."""
-    writer, repeats = scratch.writer(rows.schema), Repeats()
-    for batch in whole_groups(rows.ordered(", ".join(key)).batches(), key[0]):
-        writer.add(spans.without_repeats(batch, key, repeats))
+    repeats, groups = Repeats(), whole_groups(rows.ordered(", ".join(key)).batches(), key[0])
+    once = scratch.gathered(rows.schema, (spans.without_repeats(batch, key, repeats) for batch in groups))
     repeats.reject(file, what)
-    return writer.done()
+    return once
 
 
 def _whole(frames: list[pl.DataFrame]) -> pl.DataFrame:
@@ -246,11 +244,8 @@ def requests_of(journeys: Journeys, scratch: Scratch) -> RequestsRead | None:
         "status": pl.when(status == "ok").then(pl.lit("ok")).otherwise(pl.lit("error")),
         "error": pl.when(status != "ok").then(pl.concat_str(status, pl.format(": {}", "reason"), ignore_nulls=True)),
     }
-    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    writer = scratch.writer(READ_SCHEMA)
-    for batch in journeys.lifecycles.batches():
-        writer.add(batch.filter(arrived).select(read))
-    requests = writer.done()
+    batches = journeys.lifecycles.batches()
+    requests = scratch.gathered(READ_SCHEMA, (shaped(batch.filter(arrived), READ_SCHEMA, columns) for batch in batches))
     return RequestsRead(requests, "server", "monotonic", model=journeys.model) if requests.height else None
 
 

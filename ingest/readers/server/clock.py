@@ -26,9 +26,8 @@ STAMPS_MAY_MISS_BY_US = 10_000
 def bridge_of(of_journeys: pl.Series, steps: Rows) -> int | None:
     """Epoch less monotonic clock, ns: the median over journey events, else over steps; ``None`` without two stamps.
 
-    ``of_journeys``: epoch less monotonic time of each event, in ns; ``steps``: ``READ_STEP_SCHEMA``.  A journey event's
-    two stamps are read one after the other; a step's epoch stamp is taken when its summary has been put
-    together, some time after the end of ``schedule()`` (trace-formats 0.1).
+    ``of_journeys``: the difference at each event, in ns, whose two stamps are read one after the other; ``steps``:
+    ``READ_STEP_SCHEMA``, whose epoch stamp is taken some time after the end of ``schedule()`` (trace-formats 0.1).
     """
     known = of_journeys.drop_nulls()
     if known.is_empty():
@@ -66,11 +65,10 @@ def server_times(
 ) -> ServerTimes | None:
     """The server's clock beside the requests', ``None`` if nothing was stamped by it.
 
-    ``steps``: ``READ_STEP_SCHEMA`` by step id; ``arrivals_ns``: of journeys, on the server's clock; ``client``: the
-    clock of ``requests`` (``REQUEST_SCHEMA``).  Stamps bridge the clocks unless they were constructed or, where there
-    are only steps, running depth contradicts them; then depth says the offset.  ``of_pairs``: the server's clock
-    (monotonic or epoch) as requests have it that client and server both recorded, which overrules them.  Where nothing
-    tells, the first journey's arrival, else the first sampled step, is put at the experiment's zero.
+    ``steps``: ``READ_STEP_SCHEMA``; ``arrivals_ns``: of journeys, on the server's clock; ``client``: the clock of
+    ``requests``.  ``of_pairs``: the server's clock by requests that both sides recorded, which goes first.  Then stamps
+    bridge the clocks, unless they were constructed or running depth contradicts them; then depth places the steps.
+    Where nothing tells, the first journey's arrival, else the first sampled step, is put at the experiment's zero.
     """
     journeys_us = arrivals_ns.drop_nulls() // 1000
     begun = steps.aggregate(first="min(ts_start_ns // 1000)", last="max(ts_start_ns // 1000)")

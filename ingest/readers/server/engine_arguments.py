@@ -12,7 +12,7 @@ from msgspec import convert
 
 from blis_replay.base.document import yaml_values
 from blis_replay.base.errors import RecordingError
-from blis_replay.ingest.readers.documents import MAX_TOKENS, finite, quoted, text, tokens, whole
+from blis_replay.ingest.readers.documents import MAX_TOKENS, finite, quoted, switch, text, tokens, whole
 
 Argument = int | float | bool | str
 
@@ -21,14 +21,6 @@ _MAX_POSITIONS = 64  # draft tokens of a step
 _ENUM_MEMBER = re.compile(r"<\w{1,80}\.(\w{1,80}): [^>]*>")  # how Python prints one
 # Names of one data type; "auto" is whatever the model's own files say.
 _DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": None}
-
-
-def _switch(raw: object) -> bool | None:
-    return raw if isinstance(raw, bool) else None
-
-
-def _word(raw: object) -> str | None:
-    return text(str(raw)) if isinstance(raw, str | float) else None
 
 
 def _cache_dtype(raw: object) -> str:
@@ -40,11 +32,6 @@ def _dtype(raw: object) -> str | None:
     """A data type as vLLM names it, or the quantization of the weights (``fp8``)."""
     name = _cache_dtype(raw)
     return _DTYPES.get(name, name)
-
-
-def _share(raw: object) -> float | None:
-    share = finite(raw)
-    return share if share is not None and 0 <= share < 1 else None
 
 
 def _printed(raw: object) -> str | None:
@@ -95,9 +82,12 @@ class Kind:
 KINDS = {
     "count": Kind(tokens, f"a positive whole number below {MAX_TOKENS:,}"),
     "count or zero": Kind(whole, "a whole number"),
-    "share": Kind(_share, "a number from 0 to below 1"),
-    "switch": Kind(_switch, "true or false"),
-    "word": Kind(_word, "a text"),
+    "share": Kind(
+        lambda raw: share if (share := finite(raw)) is not None and 0 <= share < 1 else None,
+        "a number from 0 to below 1",
+    ),
+    "switch": Kind(switch, "true or false"),
+    "word": Kind(lambda raw: text(str(raw)) if isinstance(raw, str | float) else None, "a text"),
     "dtype": Kind(_dtype, "a text"),
     "cache dtype": Kind(_cache_dtype, "a text"),
     "anything": Kind(_printed, "a text"),
@@ -145,9 +135,8 @@ def checked_arguments(path: Path, given: Mapping[str, object], also: tuple[str, 
             continue
         value = argument_value(name, raw)
         if value is None:
-            raise RecordingError(
-                path, f"field {written[:60]}", f"{quoted(raw)} is not usable", f"give {ARGUMENTS[name].expected}"
-            )
+            expected = f"give {ARGUMENTS[name].expected}"
+            raise RecordingError(path, f"field {written[:60]}", f"{quoted(raw)} is not usable", expected)
         if arguments.get(name, value) != value:
             problem = f"{name} is given twice, as {quoted(arguments[name])} and {quoted(value)}"
             raise RecordingError(path, f"field {written[:60]}", problem, "give it once")

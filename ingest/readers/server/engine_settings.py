@@ -59,9 +59,8 @@ def profile_arguments(profile: Mapping[str, object] | None) -> Mapping[str, obje
     """The ``engine`` mapping of a bundled profile; the same errors as :func:`read_engine_file`."""
     given = (profile or {}).get("engine") or {}
     if not isinstance(given, Mapping):
-        raise RecordingError(
-            "profile", "field engine", "not key: value pairs of engine arguments", "correct the profile"
-        )
+        problem = "not key: value pairs of engine arguments"
+        raise RecordingError("profile", "field engine", problem, "correct the profile")
     arguments = {str(key): value for key, value in given.items()}
     if version := text((profile or {}).get("vllm_version")):
         arguments.setdefault("vllm_version", version)
@@ -213,10 +212,9 @@ def _findings_of_release(settings: Mapping[str, Setting]) -> list[Finding]:
 
 def _machine(said: EngineEvidence) -> Machine:
     """The machine by the name of its hardware, serving requests unless the log says otherwise."""
-    hardware = said.hardware
-    named_cpu = hardware is not None and any(word in hardware.upper() for word in ("CPU", "XEON", "EPYC"))
+    hardware, log = said.hardware, said.log
+    named_cpu = any(word in (hardware or "").upper() for word in ("CPU", "XEON", "EPYC"))
     device = None if hardware is None else "cpu" if named_cpu else "gpu"
-    log = said.log
     return Machine(device=device, gpu_gib=gpu_gib_of(hardware), offline=bool(log.offline), listed=log.listed)
 
 
@@ -225,7 +223,6 @@ def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Sourc
     if log.kv_tokens is None:
         return ("derived", "", {}), []
     block_size = int(known["block_size"].value)
-    blocks = log.num_gpu_blocks(block_size)
     if log.hybrid:
         message = (
             f"KV blocks cannot be derived from the {log.kv_tokens:,} tokens of KV cache in the server log: the model "
@@ -233,22 +230,20 @@ def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Sourc
             "they are also 2 to 4 times too few (vllm-project/vllm#40384)"
         )
         return ("derived", "", {}), [_finding(message, argument="num_gpu_blocks", kv_tokens=log.kv_tokens)]
-    if blocks is None:
-        return ("derived", "", {}), []
+    blocks = log.num_gpu_blocks(block_size)
     detail = f"{log.kv_tokens:,} tokens of KV cache in the server log / block size {block_size}"
-    return ("derived", detail, {"num_gpu_blocks": blocks}), []
+    return ("derived", detail, {} if blocks is None else {"num_gpu_blocks": blocks}), []
 
 
 def _findings_of_log(log: ServerLog) -> list[Finding]:
     """What of the line of arguments is not known."""
     findings = []
-    kept = {name: said for name, said in log.as_text.items() if name in ARGUMENTS}
-    if kept:
-        said = ", ".join(f"{name} {quoted(value)}" for name, value in list(kept.items())[:5])
-        findings.append(_finding(f"engine arguments in the server log that are kept as text: {said}"))
+    if kept := [f"{name} {quoted(value)}" for name, value in log.as_text.items() if name in ARGUMENTS]:
+        findings.append(_finding(f"engine arguments in the server log that are kept as text: {', '.join(kept[:5])}"))
     if log.cut:
-        cut = "the line of engine arguments in the server log is cut off: what follows is not known"
-        findings.append(_finding(cut))
+        findings.append(
+            _finding("the line of engine arguments in the server log is cut off: what follows is not known")
+        )
     return findings
 
 

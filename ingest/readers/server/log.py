@@ -76,12 +76,10 @@ _COMPILED_FIELDS = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_
 class ServerLog:
     """What the last start in the log says; engine arguments by vLLM's names.
 
-    ``given``: the arguments that the server was started with; ``resolved``: those that its engine says it runs with.
-    ``listed``: the given ones are known in full.  ``as_text``: those whose value is not a literal, as printed; ``cut``:
-    their line has no end.
-    ``kv_tokens``: KV cache in tokens; ``hybrid``: what shows that the model keeps several kinds of KV cache.
-    ``offline``: not a server but vLLM's ``LLM`` class.  ``prefix_hit_rate``: that of the last throughput line, 0..1;
-    it is over a sliding window of recent queries and not per request.  ``kv_full``: the KV cache was, at some time.
+    ``given``: what the server was started with, in full if ``listed``; ``resolved``: what its engine runs with.
+    ``as_text``: those whose value is not a literal; ``cut``: their line has no end.  ``kv_tokens``: KV cache in tokens;
+    ``hybrid``: what shows that the model keeps several kinds of it.  ``offline``: vLLM's ``LLM`` class.
+    ``prefix_hit_rate``: 0..1, of the last throughput line, over recent queries.  ``kv_full``: the KV cache was, once.
     """
 
     version: str | None = None
@@ -204,10 +202,8 @@ def _start(file: RecordedFile, log: ServerLog, place: str, line: str, at: int) -
     log.listed, log.cut = entries.whole, not entries.whole
     log.as_text = {name: str(value)[:80] for name, value in list(arguments.items())[:1000] if isinstance(value, Text)}
     log.given = {name: arguments[name] for name in ARGUMENTS if arguments.get(name) is not None}
-    for named in (arguments.get("quantization"), arguments.get("dtype")):
-        if named not in (None, "auto"):
-            log.given["dtype"] = named
-            break
+    named = [name for key in ("quantization", "dtype") if (name := arguments.get(key)) not in (None, "auto")]
+    log.given |= {"dtype": named[0]} if named else {}
     served = arguments.get("served_model_name")
     log.model = text(served[0] if isinstance(served, list) and served else served) or text(arguments.get("model"))
     of_a_server = any(name in arguments for name in ("model_tag", "host", "port", "served_model_name"))
@@ -227,18 +223,13 @@ def _read_config(file: RecordedFile, log: ServerLog, place: str, config: str) ->
     log.resolved["dtype"] = next((said[k] for k in ("quantization", "dtype") if said.get(k) is not None), None)
     log.resolved["device"] = text(said.get("device_config"))
     log.resolved = {name: value for name, value in log.resolved.items() if value is not None}
-    if log.model is None:
-        log.model = text(said.get("model"))
+    log.model = log.model or text(said.get("model"))
 
 
 def _see_concurrency(log: ServerLog, match: re.Match[str]) -> None:
     """Up to some 0.20 the tokens of a hybrid model do not fit the concurrency, which is right (vllm#40384, #40691)."""
     longest = int(match[1].replace(",", "") or 0)
     fitting = float(match[2]) * longest
-    if (
-        longest
-        and log.kv_tokens
-        and log.context_parallel == 1
-        and abs(fitting - log.kv_tokens) > 0.02 * fitting + 0.01 * longest
-    ):
-        log.hybrid = f"{log.kv_tokens:,} tokens of KV cache against a {match[0][0].lower()}{match[0][1:]}"
+    counted = log.kv_tokens if longest and log.context_parallel == 1 else None
+    if counted and abs(fitting - counted) > 0.02 * fitting + 0.01 * longest:
+        log.hybrid = f"{counted:,} tokens of KV cache against a {match[0][0].lower()}{match[0][1:]}"

@@ -44,8 +44,6 @@ _SUCCESS = "request_success_total"
 _FAILED_REASONS = ("abort", "error")
 _DRAFTS, _ACCEPTED = "spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_per_pos_total"
 _MAX_POSITIONS = 100
-_CACHE_SWITCHES = ("enable_prefix_caching",)
-_CACHE_COUNTS = ("block_size", "num_gpu_blocks")
 
 
 @dataclass
@@ -126,13 +124,11 @@ def _snapshot(file: RecordedFile) -> Snapshot:
             continue
         match = _SAMPLE.fullmatch(raw.decode("utf-8", "replace").rstrip())
         value = finite(match[3]) if match else None
-        if match is None or value is None or value < 0 or file.tally.records >= MAX_SAMPLES:
-            if raw.rstrip().lower().endswith(b"nan"):
-                continue
+        if match is not None and value is not None and value >= 0 and file.tally.records < MAX_SAMPLES:
+            file.tally.records += 1
+            _take(snapshot, match[1], dict(_LABEL.findall(match[2] or "")), value)
+        elif not raw.rstrip().lower().endswith(b"nan"):
             file.tally.reject(f"line {number}", "not a sample of Prometheus text with a value")
-            continue
-        file.tally.records += 1
-        _take(snapshot, match[1], dict(_LABEL.findall(match[2] or "")), value)
     return snapshot
 
 
@@ -161,8 +157,7 @@ def _rows(first: Snapshot, last: Snapshot) -> Iterator[tuple[int, str, str, floa
         yield WHOLE_RUN, "server_requests", "succeeded", sum(ended.values()) - failed
         yield WHOLE_RUN, "server_requests", "failed", failed
     for metric, names in _COUNTERS.items():
-        name = next((name for name in names if name in last.totals), "")
-        if name:
+        if name := next((name for name in names if name in last.totals), ""):
             yield WHOLE_RUN, metric, "sum", last.totals[name] - first.totals.get(name, 0)
     for metric, names in _LATENCIES.items():
         name = next((name for name in names if f"{name}_count" in last.totals), "")
@@ -198,7 +193,7 @@ def _speculation(first: Snapshot, last: Snapshot) -> dict[str, object]:
 
 def _arguments(cache: Mapping[str, str]) -> dict[str, object]:
     """Engine arguments as the server resolved them; what it writes as ``None`` is not known."""
-    counts = {name: count for name in _CACHE_COUNTS if (count := tokens(cache.get(name))) is not None}
-    switches = {name: cache[name] == "True" for name in _CACHE_SWITCHES if cache.get(name) in ("True", "False")}
-    named = {"kv_cache_dtype": text(cache.get("cache_dtype"))}
-    return {**counts, **switches, **{name: said for name, said in named.items() if said}}
+    caching = {"True": True, "False": False}.get(cache.get("enable_prefix_caching", ""))
+    arguments: dict[str, object] = {name: tokens(cache.get(name)) for name in ("block_size", "num_gpu_blocks")}
+    arguments |= {"enable_prefix_caching": caching, "kv_cache_dtype": text(cache.get("cache_dtype"))}
+    return {name: value for name, value in arguments.items() if value is not None}

@@ -101,9 +101,9 @@ def recognises_chunks(head: bytes) -> bool:
 def with_chunks(read: RequestsRead, file: RecordedFile, stamps_path: Path) -> RequestsRead:
     """The requests with the stamps of their tokens, which go to the flat file ``stamps_path``.
 
-    A stream has an event for the role before its tokens, if it is a chat, and one for the server's usage behind them:
-    these are left out.  A row that cannot be used, or of a request that the table does not have, is rejected.
-    Stamps of some requests only are not used: gaps of a part of the run would be compared with those of all.
+    The events of a chat's role and of the server's usage are left out.  A row that cannot be used, or belongs to no
+    request, is rejected.  Stamps of only some requests are not used: gaps of a part would be compared with those of
+    all.
     """
     try:
         content = io.BytesIO(file.content(MAX_CHUNK_BYTES))
