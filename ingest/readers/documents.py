@@ -182,11 +182,12 @@ def reported(file: RecordedFile, document: object, metrics: Iterable[Metric]) ->
     """What a report says of these metrics; what cannot be used is rejected and counted."""
     for metric in metrics:
         value, unit = at(document, *metric.paths), metric.unit
-        if unit is None and value is not None:
-            unit = US_OF.get(str(at(value, "unit"))[:20])
-        if value is not None and unit is None:
-            file.tally.reject(metric.paths[0], "a unit that is not a unit of time")
-        elif metric.statistic:
+        if unit is None and isinstance(value, Mapping):
+            unit = US_OF.get(str(value.get("unit"))[:20])
+            if unit is None:
+                file.tally.reject(metric.paths[0], "a unit that is not a unit of time")
+                continue
+        if metric.statistic:
             yield from reported_number(file, metric.name, metric.statistic, value, unit or 1.0)
         else:
             yield from distribution(file, metric.name, value, unit or 1.0)

@@ -303,7 +303,7 @@ def field_at(kind: Read, *paths: str) -> Read:
         for steps in ways:
             value = record
             for step in steps:
-                value = value.get(step) if isinstance(value, dict) else getattr(value, step, None)
+                value = value.get(step) if type(value) is dict else getattr(value, step, None)
             if (usable := kind(value)) is not None:
                 return usable
         return None
@@ -324,8 +324,10 @@ def request_row(sent_us: int, status: str, error: str | None, **columns: Any) ->
     for name, what in (("ttft_us", "its first token comes"), ("e2e_us", "it ends"), ("queue_us", "it is scheduled")):
         if (after_us := columns.get(name)) is not None and after_us < 0:
             raise UnusableError(f"{what} {-after_us} us before it was sent")
-    known = columns | {"error": None} if status == "ok" else columns | _OF_COMPLETED | {"error": error}
-    return known | {"sent_us": sent_us, "status": status}
+    columns |= {"sent_us": sent_us, "status": status, "error": None}
+    if status != "ok":
+        columns |= _OF_COMPLETED | {"error": error}
+    return columns
 
 
 def clock_kind_of(requests: Rows) -> str:
@@ -432,10 +434,6 @@ def tree_of_blocks(source: str, block_tokens: int, counts: Int64s, keys: Int64s)
 def prompt_tree(source: str, prompt: Int64s, parent: Int64s, shared_tokens: Int64s, tokens: Int64s) -> PromptTree:
     """A tree from the prompt of each request, in send order, and what is known of prompt 0, 1, ..."""
     columns = {"prompt": np.arange(len(parent)), "parent": parent, "shared_tokens": shared_tokens, "tokens": tokens}
-    prompts = pl.DataFrame(columns, schema=PROMPT_SCHEMA).with_columns(_null_if_none("parent"))
+    prompts = pl.DataFrame(columns, schema=PROMPT_SCHEMA).with_columns(pl.col("parent").replace(NONE, None))
     requests = pl.DataFrame({"request_index": np.arange(len(prompt)), "prompt": prompt}, schema=REQUEST_PROMPT_SCHEMA)
     return PromptTree(source, prompts, requests.filter(pl.col("prompt") != NONE))
-
-
-def _null_if_none(column: str) -> pl.Expr:
-    return pl.when(pl.col(column) != NONE).then(column).alias(column)

@@ -400,13 +400,12 @@ def inter_token_gaps(
     ``chosen``: bool[n] by ``request_index``, the requests to pool; None: all.  Empty without token times.  Pooled in
     SQL, so memory grows with distinct gaps, not with tokens.
     """
-    of_chosen = chosen is not None and not chosen.all()
-    if of_chosen:
-        indices = pl.DataFrame({"request_index": np.flatnonzero(chosen)})
-        store.connection.register("chosen_requests", indices.to_arrow())
-    sql = _POOLED_OUTPUT_GAPS.format(of_chosen=_OF_CHOSEN if of_chosen else "true")
+    some = None if chosen is None or chosen.all() else pl.DataFrame({"request_index": np.flatnonzero(chosen)})
+    if some is not None:
+        store.connection.register("chosen_requests", some.to_arrow())
+    sql = _POOLED_OUTPUT_GAPS.format(of_chosen="true" if some is None else _OF_CHOSEN)
     gaps = fetch(store.connection, sql, {"slug": slug}, {"gap_us": pl.Int64, "count": pl.Int64})
-    if of_chosen:
+    if some is not None:
         store.connection.unregister("chosen_requests")
     return gaps["gap_us"].to_numpy(), gaps["count"].to_numpy()
 
