@@ -41,12 +41,9 @@ from blis_replay.ingest.recording import Stage
 MAX_LINE_BYTES = 16 << 20
 _LONGEST_US = 1e15
 _FIELDS = {
-    "request_id": field_at(text, "metadata.x_request_id"),
-    "prompt_tokens": field_at(
-        tokens, *(f"metrics.{name}.value" for name in ("usage_prompt_tokens", "input_sequence_length", "error_isl"))
-    ),
-    "output_tokens_reported": field_at(whole, "metrics.output_sequence_length.value"),
-    "usage_output_tokens": field_at(tokens, "metrics.usage_completion_tokens.value"),
+    "prompt_tokens": field_at(tokens, "usage_prompt_tokens", "input_sequence_length", "error_isl"),
+    "output_tokens_reported": field_at(whole, "output_sequence_length"),
+    "usage_output_tokens": field_at(tokens, "usage_completion_tokens"),
 }
 
 
@@ -108,15 +105,17 @@ def _request(record: _Record) -> Request:
     ok, sent_us = status == "ok", _us(start_ns)
     if ok and not len(latency_us):
         raise UnusableError("completed, and no request_latency")
+    values = {name: metric.value for name, metric in metrics.items()}
     after_us = np.rint(np.cumsum([*ttft_us, *gaps_us] if len(ttft_us) else [])).astype(np.int64)
     row = request_row(
         sent_us,
         status,
         "cancelled by the client" if error is None else documents.texts(error, "type", "message"),
-        max_tokens=_requested_tokens(metrics),
+        request_id=text(metadata.x_request_id),
+        max_tokens=_requested_tokens(values),
         ttft_us=int(after_us[0]) if len(after_us) else None,
         e2e_us=round(float(latency_us[0])) if ok else None if end_ns is None else _us(end_ns) - sent_us,
-        **columns_of(record, _FIELDS),
+        **columns_of(values, _FIELDS),
     )
     return row, sent_us + after_us
 
@@ -136,10 +135,9 @@ def _times_us(metric: _Metric) -> NDArray[np.float64]:
     return times_us
 
 
-def _requested_tokens(metrics: Mapping[str, _Metric]) -> int | None:
+def _requested_tokens(values: Mapping[str, Any]) -> int | None:
     """The length asked for, from the percentage by which the count differs from it (from 0.6)."""
-    percent = finite(metrics.get("osl_mismatch_diff_pct", _NONE).value)
-    counted = whole(metrics.get("output_sequence_length", _NONE).value)
+    percent, counted = finite(values.get("osl_mismatch_diff_pct")), whole(values.get("output_sequence_length"))
     if percent is None or not counted or percent <= -100:
         return None
     requested = counted / (1 + percent / 100)
