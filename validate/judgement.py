@@ -21,6 +21,11 @@ Verdict = Literal["FAIL", "NOT JUDGED", "UNDECIDED", "FITS", "PASS"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # ``within`` or ``beyond`` its limit with its whole interval; ``undecided``: with a part of it; ``absent``: no error.
 State = Literal["within", "beyond", "undecided", "absent"]
+# What a number alone makes of a check.
+OUTCOMES: Mapping[State, Verdict] = {
+    **{"within": "PASS", "beyond": "FAIL"},
+    **{"undecided": "UNDECIDED", "absent": "NOT JUDGED"},
+}
 # What the coefficients were fitted on, as far as a recording is concerned.
 Use = Literal["fitted on this run", "fitted on part of this run", "held out", "fitted on no recording", "unknown"]
 FITTED: tuple[Use, ...] = ("fitted on this run", "fitted on part of this run")

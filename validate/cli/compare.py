@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.base.addons import needed_addon
+from blis_replay.base.errors import printable
 from blis_replay.validate.cli.answers import form_options, print_answer
 from blis_replay.validate.cli.options import (
     bounds_option,
@@ -23,6 +24,8 @@ from blis_replay.validate.cli.options import (
 if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
     from blis_replay.validate.comparison.bounds import Bound
+    from blis_replay.validate.comparison.differences import Differences
+    from blis_replay.validate.comparison.named_sides import Choice
     from blis_replay.validate.text.answer import Answer
 
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     metavar="all|NAME,...",
     help="Each of these simulators on the experiments (a lab).",
 )
-@click.option("--explain", is_flag=True, help="With --simulators: what costs each most (slow).")
+@click.option("--explain", is_flag=True, help="Why B differs, or each simulator (slow).")
 @timeout_option
 @history_option
 @bounds_option
@@ -62,23 +65,27 @@ def compare_verb(
 ) -> int:
     """Two of anything side by side: what differs, by how much, and why.
 
-    A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now), a
-    coefficient release or a simulator (embedded, blis; both with --experiment).  Shown are
-    all metrics with bootstrap intervals of the difference, and the inputs that differ.
+    A and B are each an experiment (several recordings of one server: old-1,old-2),
+    EXPERIMENT@RELEASE, or with --experiment a release or a simulator (embedded, blis).
 
-    With --simulators, how far every simulator is from every experiment that is named,
-    what it was fitted on, and what it took; exit code 4 if none of them answered.
+    --fail-if holds B over A, or the growth of an error, against a limit: exit code 1 if all
+    of its 95 % interval is beyond, 3 if a part of it.
+
+    With --simulators, how far each is from every experiment; 4 if none answered.
 
     \b
     Examples:
-      blis-replay compare 34b-general 34b-general@h100-vllm-0.15.1
       blis-replay compare old.yaml new.yaml --experiment 34b-general
-      blis-replay compare embedded blis -e 34b-general --blis-binary ./blis
+      blis-replay compare old-1,old-2 new-1,new-2 --fail-if p99.ttft=+5%
+      blis-replay compare --history history.jsonl --fail-if e2e=+2%
       blis-replay compare 7b-train --simulators embedded,floor:line -o board.md
       blis-replay compare --published --held-out
     """
     from blis_replay.ingest.store import open_for_reading
+    from blis_replay.validate.comparison.named_sides import Choice
 
+    if bounds and (asked or published):
+        raise click.UsageError("--fail-if goes with A and B, or with --history; leave other choices out")
     if asked:
         if published or unseen or experiment:
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
@@ -92,8 +99,6 @@ def compare_verb(
         from blis_replay.validate.history_text import history_answer
 
         return print_answer(history_answer(str(history), history_of(read(history), sides), bounds), "history")
-    if explain:
-        raise click.UsageError("--explain goes with --simulators; name both")
     if unseen and not published:
         raise click.UsageError("--held-out goes with --published; name both")
     if (len(sides) == 2) == published or len(sides) not in (0, 2):
@@ -102,24 +107,52 @@ def compare_verb(
         beside = needed_addon("compare", "published", "--published")
         return print_answer(beside(store_path, coefficients, unseen=unseen))
     with open_for_reading(store_path) as store:
-        return print_answer(_two(store, sides, experiment, coefficients, blis_binary))
+        choice = Choice(experiment, coefficients, blis_binary)
+        return print_answer(_two(store, sides, choice, bounds, explain=explain))
 
 
 def _two(
-    store: Store, sides: tuple[str, ...], experiment: str | None, coefficients: str | None, blis_binary: str | None
+    store: Store,
+    names: tuple[str, ...],
+    choice: Choice,
+    bounds: tuple[Bound, ...],
+    *,
+    explain: bool,
 ) -> Answer:
     from blis_replay.base.errors import NothingToJudgeError
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.comparison.differences import differences, differences_answer
-    from blis_replay.validate.comparison.named_sides import Choice, side_of
+    from blis_replay.validate.comparison.named_sides import sides_of
     from blis_replay.validate.comparison.validated import judged_replay
     from blis_replay.validate.comparison.verdict_text import below_verdicts
 
-    choice = Choice(experiment, coefficients, blis_binary)
-    a, b = (side_of(store, side, choice) for side in sides)
+    (a, *others_a), (b, *others_b) = (sides_of(store, name, choice) for name in names)
     judged = []
     for run in filter(None, (a.run, b.run)):
         with suppress(NothingToJudgeError):  # of an arrival trace
             own = EmbeddedEngine(run.release) if run.simulator == EmbeddedEngine.name else None
             judged.append(judged_replay(store, run, own))
-    return below_verdicts(differences_answer(differences(a, b)), judged)
+    compared = differences(a, b, (others_a, others_b))
+    answer = differences_answer(compared, bounds)
+    if (explain or answer.exit_code == 1) and a.run is None and b.run is None:
+        answer = _why(compared, answer, choice.coefficients, bounds)
+    return below_verdicts(answer, judged)
+
+
+def _why(compared: Differences, answer: Answer, coefficients: str | None, bounds: tuple[Bound, ...]) -> Answer:
+    """The answer with what the difference of two recordings comes from, if that can be said."""
+    from blis_replay.base.errors import ExperimentError
+    from blis_replay.validate.comparison.bounds import parse_bound
+    from blis_replay.validate.experiment import release_for
+    from blis_replay.validate.explain.between import why_different, with_why
+
+    a, b = compared.a.recording, compared.b.recording
+    names = {one.cell: one.name for one in (*bounds, *map(parse_bound, ("e2e=0%", "ttft=0%", "itl=0%")))}
+    errors = {(m, s): compared.comparison.metrics[m][s].error for m, s in names}
+    changes = {cell: error for cell, error in errors.items() if error is not None}
+    try:
+        why = why_different(a, b, release_for(coefficients, [a.slug, b.slug]), changes)
+    except ExperimentError as error:
+        click.echo(f"why they differ is not known: {printable(str(error))}", err=True)
+        return answer
+    return with_why(answer, why, names)

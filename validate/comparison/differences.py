@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import hypot, isfinite
+
+import numpy as np
 
 from blis_replay.base.arrays import Bools
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
+from blis_replay.validate.comparison.bounds import Bound
 from blis_replay.validate.comparison.compare import compare, requests_of_both
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell
 from blis_replay.validate.comparison.named_sides import changed_inputs, inputs_of, only_on_one_side
 from blis_replay.validate.comparison.pages import pairs_sentence
 from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.comparison.sides import Side
+from blis_replay.validate.comparison.verdict_text import toned
+from blis_replay.validate.judgement import OUTCOMES, Verdict, exit_code, what_decides
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, MetricStatistic, of_requests
-from blis_replay.validate.metrics.observed import Selection
-from blis_replay.validate.metrics.uncertainty import half_width, request_order
+from blis_replay.validate.metrics.observed import Selection, overloaded
+from blis_replay.validate.metrics.uncertainty import (
+    Estimate,
+    change_of_runs,
+    half_width,
+    of_requests_alone,
+    request_order,
+)
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
-from blis_replay.validate.text.cells import in_ms, number_text
+from blis_replay.validate.text.cells import in_ms, number_text, percent, percent_span
+from blis_replay.validate.text.messages import words
 
 CELLS: tuple[MetricStatistic, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
 
@@ -27,6 +40,7 @@ CELLS: tuple[MetricStatistic, ...] = tuple((metric, statistic) for metric in MET
 class Differences:
     """Two sides compared, and what explains how they differ.
 
+    ``runs``: how many recordings stand on each side.  ``changes``: B over A less one with its 95 % interval, by number.
     ``intervals_us``: 95 % of B less A, by number, where there are requests; ``resampled``: in words, what
     they rest on.  ``changed``: inputs that differ, as ``(what, A, B)``; ``one_sided``: those that one side does not
     say.  ``both_replays``: no side is a recording.
@@ -35,6 +49,8 @@ class Differences:
     a: Side
     b: Side
     comparison: Comparison
+    runs: tuple[int, int]
+    changes: dict[MetricStatistic, Estimate]
     intervals_us: dict[MetricStatistic, tuple[float, float]]
     resampled: str
     changed: list[tuple[str, str, str]]
@@ -42,22 +58,39 @@ class Differences:
     both_replays: bool
 
 
-def differences(a: Side, b: Side) -> Differences:
+def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]] = ((), ())) -> Differences:
     """Compare two sides, with intervals.
 
-    If both are of the same recorded requests, intervals are of the differences of each request.  Else each side has its
-    own; published numbers stand fixed.
+    If both are of the same requests, one by one, intervals are of the differences of each request.  Else each side has
+    its own; published numbers stand fixed.  ``repeats``: further recordings of A's server and of B's, which the
+    ``changes`` are of as well.
     """
     comparison = compare(a, b)
-    both = requests_of_both(a, b, Selection())
+    both = _same_requests(a, b)
     chosen = (a.requests, b.requests) if both is None else (both, both)
     samples = [None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True)]
     inputs = inputs_of(a), inputs_of(b)
+    half = partial(_half, (a, b), chosen, samples, paired=both is not None)
+    numbers = [[_numbers_us(side) for side in sides] for sides in ((a, *repeats[0]), (b, *repeats[1]))]
+    intervals_us, changes = {}, {}
+    for cell in filter(of_requests, CELLS):
+        known = comparison.metrics[cell[0]][cell[1]]
+        if known.a_us is None or known.b_us is None or not known.a_us or samples == [None, None]:
+            continue
+        wide_us, _ = half(cell, (-1.0, 1.0))
+        if isfinite(wide_us):
+            intervals_us[cell] = known.b_us - known.a_us - wide_us, known.b_us - known.a_us + wide_us
+        wide, blocks = half(cell, (-(known.b_us / known.a_us) / known.a_us, 1 / known.a_us))
+        once = of_requests_alone(known.b_us / known.a_us - 1, wide, blocks)
+        runs_us = [[run[cell] for run in of if run.get(cell)] for of in numbers]
+        changes[cell] = change_of_runs(once, runs_us[0], runs_us[1])
     return Differences(
         a=a,
         b=b,
         comparison=comparison,
-        intervals_us=_intervals(comparison, (a, b), chosen, samples, both is not None),
+        runs=(len(numbers[0]), len(numbers[1])),
+        changes=changes,
+        intervals_us=intervals_us,
         resampled=_words(samples, both is not None),
         changed=changed_inputs(*inputs),
         one_sided=only_on_one_side(*inputs),
@@ -65,27 +98,45 @@ def differences(a: Side, b: Side) -> Differences:
     )
 
 
-def _intervals(
-    comparison: Comparison,
+def _same_requests(a: Side, b: Side) -> Bools | None:
+    """bool[n]: requests that both sides have; None unless each request of one is that of the other.
+
+    Of two recordings they are if all lengths are equal: the same load, sent again.
+    """
+    if (both := requests_of_both(a, b, Selection())) is not None or a.requests is None or b.requests is None:
+        return both
+    rows = a.recording.requests, b.recording.requests
+    lengths = [[part[name].fill_null(-1).to_numpy() for name in ("prompt_tokens", "output_tokens")] for part in rows]
+    same = all(np.array_equal(one, other) and one.min() >= 0 for one, other in zip(*lengths, strict=True))
+    both = a.requests & b.requests if same else None
+    return both if both is not None and both.any() else None
+
+
+def _numbers_us(side: Side) -> dict[MetricStatistic, float]:
+    """What a side has; absent without a number that may be used."""
+    samples = None if side.requests is None else side.latencies(side.requests)
+    numbers = side.measure(side.requests, samples, Selection())
+    return {(m, s): number.value_us for m, of in numbers.items() for s, number in of.items() if number.value_us}
+
+
+def _half(
     sides: Sequence[Side],
     chosen: Sequence[Bools | None],
     samples: Sequence[LatencySamples | None],
+    cell: MetricStatistic,
+    weights: tuple[float, float],
+    *,
     paired: bool,
-) -> dict[MetricStatistic, tuple[float, float]]:
+) -> tuple[float, float]:
+    """Half of the interval of a weighted sum of both numbers, and how many stretches of time it rests on."""
     known = [
         ((weight, side), request_order(of.recording, part, side.e2e_us))
-        for weight, of, part, side in zip((-1.0, 1.0), sides, chosen, samples, strict=True)
+        for weight, of, part, side in zip(weights, sides, chosen, samples, strict=True)
         if side is not None and part is not None
     ]
     together = [([side for side, _ in known], known[0][1])] if paired else [([side], order) for side, order in known]
-    intervals = {}
-    for metric, statistic in filter(of_requests, CELLS):
-        middle = comparison.metrics[metric][statistic].difference_us
-        if known and middle is not None:
-            half = hypot(*(half_width((metric, statistic), of, order)[0] for of, order in together))
-            if isfinite(half):
-                intervals[metric, statistic] = middle - half, middle + half
-    return intervals
+    halves = [half_width(cell, of, order) for of, order in together]
+    return hypot(*(half for half, _ in halves)), min(blocks for _, blocks in halves)
 
 
 def _words(samples: Sequence[LatencySamples | None], paired: bool) -> str:
@@ -110,12 +161,15 @@ _DATA_COLUMNS = (
 )
 
 
-def differences_answer(compared: Differences) -> Answer:
+def differences_answer(compared: Differences, bounds: Sequence[Bound] = ()) -> Answer:
     """Head, metric table, what changed in the inputs, how single requests agree; times in ms.
 
+    ``bounds``: of the changes; the worst of them is the exit code, 0 without any.
     The rows are the metrics: bounds are those of the difference's 95 % interval, ``change`` is B over A less one.
     """
+    judged = [_judged(compared, bound) for bound in bounds]
     page: list[Part] = [
+        *([Block([line for _, line in judged])] if judged else []),
         _head(compared),
         Table(
             "",
@@ -136,7 +190,32 @@ def differences_answer(compared: Differences) -> Answer:
         ]
         for m, s, cell, within in _cells(compared)
     ]
-    return Answer(page, _document(compared), Table("", _DATA_COLUMNS, rows))
+    verdicts = [verdict for verdict, _ in judged]
+    held = [
+        {"name": bound.name, "bound": bound.text, "verdict": verdict, "message": line.text}
+        for bound, (verdict, line) in zip(bounds, judged, strict=True)
+    ]
+    code = exit_code(verdicts) if verdicts else 0
+    return Answer(page, {"bounds": held, **_document(compared)}, Table("", _DATA_COLUMNS, rows), code)
+
+
+def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
+    """A bound held against the change of its number, with the reason or what would decide."""
+    metric, statistic = bound.cell
+    change, cell = compared.changes.get(bound.cell), compared.comparison.metrics[metric][statistic]
+    queue = metric in ("e2e", "ttft") and any(overloaded(side.recording.findings) for side in (compared.a, compared.b))
+    if change is None or queue:
+        why = "of an overloaded recording it measures the queue" if queue else cell.reason or "nothing observed"
+        verdict, said = OUTCOMES["absent"], f"{bound.name}: {why}"
+    else:
+        verdict = OUTCOMES[bound.state(change.low, change.high)]
+        known = f" ({percent_span(change.low, change.high)})" if isfinite(change.half) else ""
+        said = f"{bound.name} {percent(change.error)}{known}, {bound.text}"
+        if verdict == "UNDECIDED":
+            missing = min(abs(end - change.error) for end in (bound.low, bound.high))
+            needs = what_decides(bound.name, change, missing, compared.comparison.requests)
+            said += "; record more runs of either side" if "repeats" in change.parts else f"; {words(needs)}"
+    return verdict, Line(f"{verdict}  {said}", mark=toned(verdict))
 
 
 def _cells(compared: Differences) -> list[tuple[str, str, MetricCell, tuple[float, float] | None]]:
@@ -170,6 +249,15 @@ def _remarks(compared: Differences) -> Block:
         if cell.reason:
             reasons.setdefault(cell.reason, []).append(f"{metric.upper()} {statistic}")
     lines += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    if max(compared.runs) > 1:
+        lines.append(
+            "bounds: of {} recordings of A and {} of B; the table is of the first of each".format(*compared.runs)
+        )
+    elif compared.a.run is None and compared.b.run is None:
+        lines.append(
+            "one recording a side: what a server differs by from run to run is in no interval; "
+            "record both again and name them A1,A2 B1,B2"
+        )
     overloads = dict.fromkeys(overload_sentence(side.recording) for side in (compared.a, compared.b))
     return Block([*lines, *filter(None, overloads)])
 
@@ -191,10 +279,13 @@ def _inputs(compared: Differences) -> list[Part]:
 def _document(compared: Differences) -> dict[str, object]:
     metrics: dict[str, dict[str, object]] = {}
     for metric, statistic, cell, within in _cells(compared):
-        metrics.setdefault(metric, {})[statistic] = _difference(cell, within)
+        change = compared.changes.get((metric, statistic))
+        entry = {} if change is None else {"change": change.error, "change_interval": [change.low, change.high]}
+        metrics.setdefault(metric, {})[statistic] = _difference(cell, within) | entry
     return {
         "a": _side(compared.a, compared.comparison.compared[0]),
         "b": _side(compared.b, compared.comparison.compared[1]),
+        "runs": list(compared.runs),
         "metrics": metrics,
         "resampled": compared.resampled,
         "inputs_changed": [{"input": name, "a": one, "b": other} for name, one, other in compared.changed],

@@ -16,7 +16,12 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
-from blis_replay.validate.experiment import find_experiment, release_that_ships
+from blis_replay.validate.experiment import (
+    WILDCARDS,
+    find_experiment,
+    release_that_ships,
+    select_experiments,
+)
 from blis_replay.validate.metrics.observed import pooled_gaps
 
 # What a side rests on, by name: two of them can be told apart by it.
@@ -71,6 +76,16 @@ def side_of(store: Store, name: str, choice: Choice) -> Side:
     if side.requests is None and not side.recording.is_summed_up:
         raise NothingToJudgeError(f"{side.recording.alias}: the recording has no latencies to compare")
     return side
+
+
+def sides_of(store: Store, name: str, choice: Choice) -> list[Side]:
+    """The side that a name stands for; of several recordings (``old-1,old-2`` or ``old-*``) each.
+
+    Raises as ``side_of`` and ``select_experiments`` do.
+    """
+    if "," not in name and not set(name) & WILDCARDS:
+        return [side_of(store, name, choice)]
+    return [side_of(store, slug, choice) for slug in select_experiments(store, name.split(","))]
 
 
 def _experiment(choice: Choice, what: str) -> str:

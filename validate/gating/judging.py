@@ -18,7 +18,7 @@ from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.comparison.spread import Repeats
 from blis_replay.validate.comparison.verdict_text import held_text
 from blis_replay.validate.gating.policy import Check, Gated, Ordered, Policy, Standing
-from blis_replay.validate.judgement import FITTED, HELD_OUT, Judgement, State, Verdict, quantity_decides, what_decides
+from blis_replay.validate.judgement import FITTED, HELD_OUT, OUTCOMES, Judgement, quantity_decides, what_decides
 from blis_replay.validate.metrics.latency import METRIC_NAMES, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
 from blis_replay.validate.metrics.uncertainty import Estimate, half_width, request_order
@@ -123,12 +123,6 @@ def _standing(job: GateJob, judgement: Judgement) -> tuple[Standing, str]:
     return "gated", ""
 
 
-_OUTCOMES: dict[State, Verdict] = {
-    **{"within": "PASS", "beyond": "FAIL"},
-    **{"undecided": "UNDECIDED", "absent": "NOT JUDGED"},
-}
-
-
 def _judged(judgement: Judgement, comparison: Comparison, policy: Policy) -> list[Check]:
     """The judgement as checks: why there is none, what must not be used, each number.
 
@@ -151,7 +145,7 @@ def _judged(judgement: Judgement, comparison: Comparison, policy: Policy) -> lis
             message = f"{quantity.name}: {why or 'nothing observed'}"
         elif quantity.state == "undecided":
             message += f"; {words(quantity_decides(quantity, judgement.subject.requests))}"
-        outcome = _OUTCOMES[quantity.state]
+        outcome = OUTCOMES[quantity.state]
         checks.append(Check(rule, alias, *cell, outcome, message, quantity.error, quantity.limit, quantity.interval))
     if judgement.subject.use == "unknown":
         why = f"{judgement.subject.release} does not say what it was fitted on"

@@ -83,13 +83,35 @@ class Estimate:
         runs, degrees = len(numbers), once.blocks - 1
         between = float(errors.var(ddof=1))
         within = (once.half / student_t(degrees)) ** 2 if isfinite(once.half) else inf
-        if isfinite(within) and between <= within * _largest_ratio(runs - 1, degrees):
-            variance = (degrees * within + (runs - 1) * between) / (degrees + runs - 1)
-            degrees += runs - 1
-        else:
-            variance, degrees = between, runs - 1
+        variance, degrees = _of_runs(within, degrees, between, runs - 1)
         middle, half = float(errors.mean()), student_t(degrees) * sqrt(variance / runs)
         return Estimate(self.error, middle - half, middle + half, degrees + 1, {"repeats": half}).beyond(unsure)
+
+
+def _of_runs(within: float, degrees: float, between: float, free: int) -> tuple[float, float]:
+    """Variance of a run with its degrees of freedom: of both together if runs differ by no more than one explains."""
+    if isfinite(within) and between <= within * _largest_ratio(free, degrees):
+        return (degrees * within + free * between) / (degrees + free), degrees + free
+    return between, free
+
+
+def change_of_runs(once: Estimate, a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """The change from one server to another of which several runs were recorded: mean of b over mean of a, less one.
+
+    ``once``: the change from the first of a to the first of b, by their requests.  ``a``, ``b``: what each run
+    observed.  How far the runs of a side differ counts for both.
+    """
+    free = len(a) + len(b) - 2
+    if not free:
+        return once
+    middles = float(np.mean(a)), float(np.mean(b))
+    ratio = middles[1] / middles[0]
+    apart = np.concatenate([np.array(side) / middle - 1 for side, middle in zip((a, b), middles, strict=True)])
+    degrees = once.blocks - 1
+    within = (once.half / student_t(degrees) / (1 + once.error)) ** 2 / 2 if isfinite(once.half) else inf
+    variance, degrees = _of_runs(within, degrees, float((apart**2).sum()) / free, free)
+    half = ratio * student_t(degrees) * sqrt(variance * (1 / len(a) + 1 / len(b)))
+    return Estimate(ratio - 1, ratio - 1 - half, ratio - 1 + half, degrees + 1, {"repeats": half})
 
 
 def student_t(degrees: float, confidence: float = CONFIDENCE) -> float:

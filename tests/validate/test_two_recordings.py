@@ -1,0 +1,161 @@
+"""Two recordings of servers: is B worse by more than a bound, and what of it is pace, arguments, load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import Run
+from gating_cases import FILES, SMALL, release
+from scipy import stats
+
+from blis_replay.base.errors import NothingToJudgeError, UnknownNameError
+from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.store import Store, open_store
+from blis_replay.validate.comparison.bounds import parse_bound
+from blis_replay.validate.comparison.differences import Differences, differences, differences_answer
+from blis_replay.validate.comparison.named_sides import Choice, sides_of
+from blis_replay.validate.explain.between import LOAD, OTHERS, Why, why_different
+from blis_replay.validate.explain.parts import PACE_OF_STEPS
+from blis_replay.validate.metrics.uncertainty import Estimate, change_of_runs
+from blis_replay_labs.planted.files import write_experiment
+from blis_replay_labs.planted.generate import generate
+
+# The same requests with every step 20 % longer, and with a limit of 4 sequences.
+SLOW = replace(
+    SMALL, slug="20260302-120000-slow-1b-tp1-general", latency=LatencyModel("blackbox", 9_600_000, 36_000, 72_000)
+)
+NARROW = replace(SMALL, slug="20260304-120000-narrow-1b-tp1-general", engine=replace(SMALL.engine, max_num_seqs=4))
+_E2E = ("e2e", "mean")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("two")
+    for spec in (SMALL, SLOW, NARROW):
+        write_experiment(generate(spec), folder / spec.slug, files=(*FILES, "traces.json.gz"))
+        seqs = spec.engine.max_num_seqs
+        (folder / "engine.yaml").write_text(f"async_scheduling: true\nnum_gpu_blocks: 10001\nmax_num_seqs: {seqs}\n")
+        ingest_source(folder / "s.duckdb", folder / spec.slug, engine_file=folder / "engine.yaml")
+    with open_store(folder / "s.duckdb") as opened:
+        yield opened
+
+
+def compared(store: Store, a: str, b: str) -> Differences:
+    (one, *more), (other, *others) = (sides_of(store, name, Choice(None)) for name in (a, b))
+    return differences(one, other, (more, others))
+
+
+def why(store: Store, b: str) -> Why:
+    sides = [sides_of(store, name, Choice(None))[0].recording for name in (SMALL.slug, b)]
+    change = compared(store, SMALL.slug, b).changes[_E2E].error
+    return why_different(sides[0], sides[1], release("true"), {_E2E: change})
+
+
+@pytest.mark.slow
+def test_a_server_whose_steps_take_20_percent_longer(store: Store) -> None:
+    """E2E is steps but for 5.4 ms, so it is 18 to 25 % longer; of the same requests the interval is narrow."""
+    found = compared(store, SMALL.slug, SLOW.slug)
+    change = found.changes[_E2E]
+    assert 0.18 < change.low < change.error < change.high < 0.25
+    codes = [differences_answer(found, [parse_bound(f"e2e={limit}")]).exit_code for limit in ("+15%", "+30%", "-5%")]
+    assert codes == [1, 0, 0]
+    (explained,) = why(store, SLOW.slug).found
+    assert explained.cause == PACE_OF_STEPS
+    assert explained.shares[PACE_OF_STEPS] == pytest.approx(change.error, abs=0.02)
+    assert abs(explained.left) < 0.02
+
+
+@pytest.mark.slow
+def test_a_server_that_runs_fewer_requests_at_once(store: Store) -> None:
+    explanation = why(store, NARROW.slug)
+    (explained,) = explanation.found
+    assert (explained.cause, explanation.what[OTHERS]) == (OTHERS, f"max_num_seqs {SMALL.engine.max_num_seqs:,} and 4")
+    assert 0.05 < explained.shares[OTHERS] < explained.change
+    assert abs(explained.left) < 0.01
+    assert abs(explained.shares[LOAD]) < 0.01
+
+
+@pytest.mark.slow
+def test_a_recording_beside_itself_is_no_worse(store: Store) -> None:
+    answer = differences_answer(compared(store, SMALL.slug, SMALL.slug), [parse_bound("p99.ttft=0.01%")])
+    assert (answer.exit_code, answer.document["bounds"][0]["verdict"]) == (0, "PASS")
+
+
+@pytest.mark.slow
+def test_several_recordings_of_a_side(store: Store) -> None:
+    """Two of A that differ by 20 % leave open whether B, like the first of them, is 5 % worse."""
+    found = compared(store, f"{SMALL.slug},{SLOW.slug}", SMALL.slug)
+    assert found.runs == (2, 1)
+    assert differences_answer(found, [parse_bound("e2e=+5%")]).exit_code == 3
+
+
+@pytest.mark.slow
+def test_other_models_are_not_explained(store: Store) -> None:
+    (side,) = sides_of(store, SMALL.slug, Choice(None))
+    other = replace(side.recording, model="another/model")
+    with pytest.raises(NothingToJudgeError, match="another/model"):
+        why_different(side.recording, other, release("true"), {_E2E: 0.1})
+
+
+def test_the_interval_of_runs_is_that_of_a_t_test() -> None:
+    """Runs that differ by far more than requests explain: Student's t of the runs alone, relative to each mean."""
+    a, b = [100.0, 108.0, 97.0], [115.0, 122.0, 110.0]
+    once = Estimate(0.15, 0.1499, 0.1501, 12, {"requests": 0.0001})
+    found = change_of_runs(once, a, b)
+    relative = [np.array(side) / np.mean(side) for side in (a, b)]
+    test = stats.ttest_ind(*relative).confidence_interval()
+    half = (test.high - test.low) / 2
+    assert found.error == pytest.approx(np.mean(b) / np.mean(a) - 1)
+    assert found.half == pytest.approx(half * np.mean(b) / np.mean(a))
+
+
+def test_one_run_a_side_keeps_its_interval() -> None:
+    once = Estimate(0.15, 0.10, 0.20, 12, {"requests": 0.05})
+    assert change_of_runs(once, [100.0], [115.0]) is once
+
+
+@pytest.mark.parametrize(
+    ("text", "cell", "low", "high"),
+    [
+        ("p99.ttft=+5%", ("ttft", "p99"), -np.inf, 0.05),
+        ("ttft.p99=+5%", ("ttft", "p99"), -np.inf, 0.05),
+        ("e2e=2.5%", ("e2e", "mean"), -0.025, 0.025),
+        ("mean.itl=-1%", ("itl", "mean"), -0.01, np.inf),
+    ],
+)
+def test_a_bound_is_read(text: str, cell: tuple[str, str], low: float, high: float) -> None:
+    bound = parse_bound(text)
+    assert (bound.cell, bound.low, bound.high) == (cell, low, high)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "p99=+5%", "ttft=5", "ttft=+5 ms", "p98.ttft=5%", "p99.itl=5%", "e2e=++1"]
+)
+def test_what_is_no_bound_is_refused(text: str) -> None:
+    with pytest.raises(UnknownNameError):
+        parse_bound(text)
+
+
+def test_bounds_need_two_sides_or_a_history(run: Run) -> None:
+    assert run("compare", "--published", "--fail-if", "e2e=+5%").code == 2
+    assert run("compare", "a", "b", "--fail-if", "e2e").code == 2
+
+
+@pytest.mark.heavy
+def test_real_servers_differ_by_what_their_records_say(run: Run, data_pack: Path) -> None:
+    """The README of these recordings: `again` has steps 1.15 times as long, the other runs two requests at once."""
+    folder = data_pack / "live-vllm-0.29"
+    for name in ("q8c", "again", "max-num-seqs-2"):
+        columns = "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms"
+        assert run("ingest", folder / name, "--columns", columns, "--name", name, "-q").code == 0
+    causes = {}
+    for name in ("again", "max-num-seqs-2"):
+        options = ("--explain", "--json", "--coefficients", folder / "q8c-coefficients.yaml")
+        found = run("compare", "q8c", name, *options).json["why"]
+        causes[name] = next(one["cause"] for one in found if (one["metric"], one["statistic"]) == _E2E)
+    assert causes == {"again": PACE_OF_STEPS, "max-num-seqs-2": OTHERS}
