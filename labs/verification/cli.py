@@ -70,8 +70,9 @@ def _word(passed: bool) -> Toned:
 @click.option("--faults", is_flag=True, help="Check blame on planted faults.")
 @click.option("--calibration", is_flag=True, help="Check fits to known servers.")
 @click.option("--verdicts", is_flag=True, help="Check verdicts on noisy servers.")
+@click.option("--changes", is_flag=True, help="Check what changes are found.")
 @form_options
-def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdicts: bool) -> int:
+def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdicts: bool, changes: bool) -> int:
     """Check the simulator itself: no recording is needed.
 
     Conservation, determinism, liveness, overload, causality, the limits of every step, phase
@@ -81,6 +82,7 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdict
     Of them 86 need the data pack (BLIS_REPLAY_DATA).
     --calibration: fits to 50 servers whose coefficients are known.
     --verdicts: `validate` and `gate` on 42 noisy servers whose true error is known.
+    --changes: change points in histories, and two recordings held to a bound.
     docs/how-it-works.md says what each must show.
 
     \b
@@ -109,6 +111,12 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdict
         with progress_line("judging") as progress:
             rows = verdict_rows(seed, quick, progress)
         return print_answer(verification_answer(rows, seed, quick, "each bar with its bounds and how many recordings."))
+    if changes:
+        from blis_replay_labs.verification.changes import history_rows, recording_rows
+
+        with progress_line("finding changes") as progress:
+            rows = [*history_rows(quick, progress), *recording_rows(seed, quick, progress)]
+        return print_answer(verification_answer(rows, seed, quick, "each bar with its bounds and how many series."))
     from blis_replay_labs.verification.suite import verify
 
     with progress_line("verifying") as progress:

@@ -106,7 +106,7 @@ def _disturbance(noisy: NoisyServer, at_us: Int64s, rng: np.random.Generator) ->
     return cold + 0.02 * _correlated(at_us, some_steps_us, rng)
 
 
-class _Draws:
+class Draws:
     """Loads of a server, what it served of each, and what a scaled simulator says."""
 
     def __init__(self, noisy: NoisyServer, count: int) -> None:
@@ -114,7 +114,7 @@ class _Draws:
         self._simulated: dict[tuple[float, int], LatencySamples] = {}
         rngs = [np.random.default_rng([noisy.server.seed, draw, 7]) for draw in range(count)]
         self.traces = [self._load(rng) for rng in rngs]
-        self.observed = [self._served(trace, rng) for trace, rng in zip(self.traces, rngs, strict=True)]
+        self.observed = [self.served(trace, rng) for trace, rng in zip(self.traces, rngs, strict=True)]
 
     def _load(self, rng: np.random.Generator) -> RequestTrace:
         trace = load_of(self.noisy.server, rng)
@@ -125,12 +125,13 @@ class _Draws:
     def _stage(self, trace: RequestTrace) -> Int64s:
         return np.arange(len(trace)) * self.noisy.stages // len(trace)
 
-    def _served(self, trace: RequestTrace, rng: np.random.Generator) -> LatencySamples:
+    def served(self, trace: RequestTrace, rng: np.random.Generator, factor: float = 1.0) -> LatencySamples:
+        """What the noisy server made of a load; ``factor``: how many times as long its steps take by the model."""
         server = self.noisy.server
         until_us = int(2 * trace.arrival_us[-1] + 40 * residence_us(server))
         at_us = np.arange(0, until_us, max(int(step_us(server) / 2), 1))
         extra_us = np.rint(step_us(server) * _disturbance(self.noisy, at_us, rng)).astype(np.int64)
-        return self._answered(trace, CorrectedModel(server.latency, (0, 0, 0, 0), at_us, extra_us))
+        return self._answered(trace, CorrectedModel(self._scaled(factor), (0, 0, 0, 0), at_us, extra_us))
 
     def _answered(self, trace: RequestTrace, latency: Latency) -> LatencySamples:
         result = simulate(trace, self.noisy.server.engine, latency, self.noisy.server.lifecycle)
@@ -171,7 +172,7 @@ Measures = dict[str, list[float]]
 
 def judged(noisy: NoisyServer, draws: int) -> Measures:
     """By name, a value for each recording: 1 where the verdict came, a width over the ideal one."""
-    found, measures = _Draws(noisy, _TRUTH_DRAWS), Measures()
+    found, measures = Draws(noisy, _TRUTH_DRAWS), Measures()
     factors = found.factors_of(_errors())
 
     def note(name: str, value: float) -> None:
@@ -244,7 +245,7 @@ def _errors() -> list[float]:
     return sorted({*_TARGETS, *(error for pair in pairs for error in pair)})
 
 
-def _errors_of(found: _Draws, factor: float, cell: MetricStatistic) -> Floats:
+def _errors_of(found: Draws, factor: float, cell: MetricStatistic) -> Floats:
     """float64[draws]: the error of each recording, whose spread no interval can do without."""
     pairs = ((found.simulated(factor, draw), observed) for draw, observed in enumerate(found.observed))
     return np.array([number(simulated, cell) / number(observed, cell) - 1 for simulated, observed in pairs])

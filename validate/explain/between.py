@@ -22,7 +22,7 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import with_engine
 from blis_replay.replay.pace import at_pace, recorded_pace
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.explain.attribute import WORTH_NAMING, Subset, all_subsets, shapley_values
+from blis_replay.validate.explain.attribute import WORTH_NAMING, all_subsets, shapley_weights
 from blis_replay.validate.explain.inputs import ARGUMENTS
 from blis_replay.validate.explain.parts import PACE_OF_STEPS, PREFIX_CACHE
 from blis_replay.validate.explain.rule import explains
@@ -90,17 +90,16 @@ def why_different(
             what[PREFIX_CACHE] = " and ".join(f"{int(one.sum()):,}" for one in hits) + " prompt tokens cached"
     what[LOAD] = "when requests come, and their lengths"
     names = (LOAD, *arguments, *([PACE_OF_STEPS] if paces else ()))
-    values = {
-        subset: _numbers(a, b, release, {names[i] for i in subset}, arguments, paces, [*changes])
-        for subset in all_subsets(len(names))
-    }
-    none, every = values[frozenset()], values[frozenset(range(len(names)))]
-    relative: dict[Subset, Floats] = {subset: value / none for subset, value in values.items()}
-    shares = shapley_values(len(names), relative)
+    subsets = all_subsets(len(names))
+    values_us = [
+        _numbers(a, b, release, {names[i] for i in subset}, arguments, paces, [*changes]) for subset in subsets
+    ]
+    relative = np.stack(values_us) / values_us[0]
+    shares = shapley_weights(len(names)) @ relative
     found = []
     for i, (cell, change) in enumerate(changes.items()):
         of = dict(zip(names, map(float, shares[:, i]), strict=True))
-        left = change - float(every[i] / none[i] - 1)
+        left = change - float(relative[-1, i] - 1)
         largest = max(of, key=lambda name: of[name] * np.sign(change))
         found.append(Between(cell, change, of, left, largest if explains(abs(change), abs(left)) else None))
     return Why(tuple(found), what, tuple(unknown))
