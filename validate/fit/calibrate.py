@@ -280,9 +280,10 @@ def _searched(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data
     begin, fitted_until, chosen_until, _end = options.edges
     measured = measured_delays(recordings, options.seed)
     basis = Basis(prior_for(options.prior, recordings[0]), measured, options.seed)
-    scheduling, fitted, start = _first_fit(recordings, basis, options)
+    gathered = _gathered(recordings, (begin, fitted_until), options)
+    scheduling, fitted, start = _first_fit(recordings, gathered, basis, options)
     asynchronous = (scheduling.used if scheduling else configured_scheduling(recordings[0])[0]) == "asynchronous"
-    gathered = _gathered(recordings, (begin, fitted_until), options).with_scheduling(asynchronous)
+    gathered = gathered.with_scheduling(asynchronous)
     others: tuple[Fitted, ...] = ()
     if chosen_until > fitted_until:
         later = _gathered(recordings, (fitted_until, chosen_until), options, needed=False).with_scheduling(asynchronous)
@@ -454,12 +455,10 @@ def _measured(recordings: Sequence[Recording], line: Measured, options: Options)
 
 
 def _first_fit(
-    recordings: Sequence[Recording], basis: Basis, options: Options
+    recordings: Sequence[Recording], gathered: Gathered, basis: Basis, options: Options
 ) -> tuple[SchedulingEvidence | None, Fitted, Start]:
     """The scheduling mode that the latencies identify, the line under the mode to use, and where its search began."""
-    window = options.edges[:2]
-    gathered = _gathered(recordings, window, options)
-    start = line_start(recordings, window, basis, gathered)
+    start = line_start(recordings, options.edges[:2], basis, gathered)
     if not gathered.latencies:
         return None, fit_form(gathered, StepForm(), start, basis), start
     modes = {"asynchronous": gathered.with_scheduling(True), "synchronous": gathered.with_scheduling(False)}
