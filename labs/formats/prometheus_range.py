@@ -1,0 +1,149 @@
+"""A range of vLLM's ``/metrics`` as a Prometheus server answers it (``/api/v1/query_range``): production counters.
+
+Nothing says when a single request came.  Each window of time is a load stage: how many requests came, and their mean
+lengths and latencies, all as the server counted them.  Ask for all of it in one answer, e.g.
+``query={__name__=~"vllm:.*"}&start=...&end=...&step=5s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import RecordingError
+from blis_replay.ingest.readers.documents import US_PER_S, WHOLE_RUN, Reported, aggregate_frame, finite, text
+from blis_replay.ingest.readers.files import RecordedFile, begins_with
+from blis_replay.ingest.readers.formats import RequestFormat
+from blis_replay.ingest.readers.records import wanted_values
+from blis_replay.ingest.readers.requests import RequestsRead, no_requests
+from blis_replay.ingest.recording import Stage
+
+_SUCCESS, _FAILED = "request_success_total", ("abort", "error")
+_IN_FLIGHT = ("num_requests_running", "num_requests_waiting")
+# Histogram -> the metric of its mean; times in seconds, lengths in tokens.
+_TIMES = {
+    "ttft": "time_to_first_token_seconds",
+    "e2e": "e2e_request_latency_seconds",
+    "server_queue": "request_queue_time_seconds",
+    "server_prefill": "request_prefill_time_seconds",
+    "server_decode": "request_decode_time_seconds",
+}
+_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens_reported": "request_generation_tokens"}
+_SHORTEST_WINDOW_S = 15.0  # of fewer requests a window says little
+_MOST_WINDOWS = 100
+_MOST_SAMPLES = 5_000_000
+
+recognises = begins_with(b"{", "resultType", "matrix", "__name__")
+
+
+def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
+    """Aggregates by window and of the whole range, and a load stage for each window.
+
+    Raises :class:`RecordingError` for a range without two common samples, without requests, or in which a counter
+    falls (the server was started again).
+    """
+    series, model = _series(file)
+    wanted = [f"{name}_{part}" for name in (*_TIMES.values(), *_LENGTHS.values()) for part in ("sum", "count")]
+    lacking = [name for name in (_SUCCESS, *wanted[:4], *wanted[-4:]) if name not in series]
+    if lacking:
+        problem = f"no samples of vllm:{lacking[0]}"
+        raise RecordingError(file.path, "", problem, 'ask for all of the server: query={__name__=~"vllm:.*"}')
+    common = sorted(set.intersection(*(set(of) for of in series.values())))
+    if fallen := [name for name, of in series.items() if name not in _IN_FLIGHT and _falls([of[t] for t in common])]:
+        problem = f"vllm:{fallen[0]} falls: the server was started again in this range"
+        raise RecordingError(file.path, "", problem, "ask for a range without a restart")
+    edges = _edges(common, series)
+    if len(edges) < 2:
+        raise RecordingError(file.path, "", "fewer than two samples, or no requests", "ask for a longer range")
+    at = {name: np.array([of[time_s] for time_s in edges]) for name, of in series.items()}
+    stages = tuple(
+        Stage(i, count / (end_s - start_s), round((end_s - start_s) * US_PER_S))
+        for i, (start_s, end_s, count) in enumerate(zip(edges, edges[1:], _arrivals(at), strict=False))
+    )
+    rows = [(i, *row) for i in range(len(stages)) for row in _reported(at, slice(i, i + 2), slice(None))]
+    rows += [(WHOLE_RUN, *row) for row in _reported(at, slice(None, None, len(stages)), slice(None))]
+    in_flight = sum(float(at[name][0]) for name in _IN_FLIGHT if name in at)
+    lacks = [f"requests: {file.name} counts them in {len(stages)} windows", "the client's side: times are the server's"]
+    lacks += [f"what {in_flight:g} requests were that were in flight when the range began"] if in_flight else []
+    return no_requests("range of /metrics", aggregate_frame(rows), *lacks, stages=stages, model=model)
+
+
+def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | None]:
+    """Samples by name and time, summed over engines and labels; of requests that ended only those that succeeded."""
+    series: dict[str, dict[float, float]] = {}
+    model, name = None, ""
+    for path, value in wanted_values(file, lambda path: len(path) == 5 and path[-1] in ("metric", "values")):
+        if path[-1] == "metric":
+            labels = value if isinstance(value, Mapping) else {}
+            name = str(labels.get("__name__", "")).removeprefix("vllm:")
+            failed = name == _SUCCESS and labels.get("finished_reason") in _FAILED
+            name = "" if failed or name.endswith("_bucket") else name
+            model = model or text(labels.get("model_name"))
+            continue
+        for sample in value if isinstance(value, list) and name else ():
+            time_s, number = (finite(_number(part)) for part in sample) if _is_pair(sample) else (None, None)
+            if time_s is None or number is None or number < 0 or file.tally.records >= _MOST_SAMPLES:
+                file.tally.reject(name, "not a sample: [time, value]")
+                continue
+            file.tally.records += 1
+            of = series.setdefault(name, {})
+            of[time_s] = of.get(time_s, 0.0) + number
+    known = {
+        _SUCCESS,
+        *_IN_FLIGHT,
+        *(f"{n}_{p}" for n in (*_TIMES.values(), *_LENGTHS.values()) for p in ("sum", "count")),
+    }
+    return {name: of for name, of in series.items() if name in known}, model
+
+
+def _is_pair(sample: object) -> bool:
+    return isinstance(sample, list) and len(sample) == 2
+
+
+def _number(value: object) -> object:
+    """Prometheus writes values as texts."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+
+
+def _falls(values: list[float]) -> bool:
+    return any(after < before for before, after in pairwise(values))
+
+
+def _edges(common: list[float], series: Mapping[str, Mapping[float, float]]) -> list[float]:
+    """Where windows begin and end: as short as they may be, each with a request that came and one that ended."""
+    edges = common[:1]
+    window_s = max(_SHORTEST_WINDOW_S, (common[-1] - common[0]) / _MOST_WINDOWS) if common else 0.0
+    for time_s in common[1:]:
+        at = {name: np.array([of[edges[-1]], of[time_s]]) for name, of in series.items()}
+        if time_s - edges[-1] >= window_s and _arrivals(at)[0] >= 1 and np.diff(at[_SUCCESS])[0] >= 1:
+            edges.append(time_s)
+    return edges
+
+
+def _arrivals(at: Mapping[str, Floats]) -> Floats:
+    """Requests that came between samples: those that ended and those that are in flight more than before."""
+    return np.asarray(np.diff(at[_SUCCESS] + sum(at[name] for name in _IN_FLIGHT if name in at)), np.float64)
+
+
+def _reported(at: Mapping[str, Floats], window: slice, whole: slice) -> Iterator[Reported]:
+    """What the counters say of a window; lengths of the ``whole`` range where nothing ended in it."""
+    edges = {name: of[window] for name, of in at.items()}
+    yield "requests", "sent", float(_arrivals(edges).sum())
+    yield "requests", "succeeded", float(np.ptp(edges[_SUCCESS]))
+    for metric, name in {**_TIMES, **_LENGTHS}.items():
+        unit = US_PER_S if metric in _TIMES else 1
+        for of in (edges, {known: values[whole] for known, values in at.items()} if metric in _LENGTHS else {}):
+            counts = of.get(f"{name}_count")
+            if counts is not None and np.ptp(counts) > 0:
+                yield metric, "mean", float(np.ptp(of[f"{name}_sum"]) / np.ptp(counts) * unit)
+                break
+
+
+FORMAT = RequestFormat("prometheus-range", recognises, read=read_range)

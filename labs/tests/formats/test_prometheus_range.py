@@ -1,0 +1,122 @@
+"""A range of /metrics samples of a server whose requests are known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blis_runs import release_of
+
+from blis_replay.base.errors import RecordingError
+from blis_replay.blis.closed_loop import simulate_load
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.ingest import ingest_recording
+from blis_replay.ingest.recording import PUBLISHED
+from blis_replay.ingest.served import published
+from blis_replay.ingest.store import open_store
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.comparison.validated import compare_experiment
+
+# 10 ms a step, 40 us a prefill token, 50 us a decode.
+SERVER, NO_DELAY = LatencyModel("blackbox", 10_000_000, 40_000, 50_000), Lifecycle(pre_queue_us=0.0)
+ENGINE = EngineConfig(max_num_seqs=64, max_num_batched_tokens=2_048, max_model_len=4_096, async_scheduling=False)
+EACH_S = 5
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[RequestTrace, SimResult]:
+    """2 requests per second in the first two minutes, 6 in the next two: prompts of 300 and outputs of 80 tokens."""
+    random = np.random.default_rng(3)
+    arrival_us = np.concatenate([np.sort(random.uniform(0, 120e6, 240)), np.sort(random.uniform(120e6, 240e6, 720))])
+    count = len(arrival_us)
+    prompt, output = random.integers(280, 321, count), random.integers(75, 86, count)
+    trace = RequestTrace(arrival_us.astype(np.int64), prompt, prompt, output, np.full(count, NEVER_US))
+    return trace, simulate_load(trace, ENGINE, SERVER, NO_DELAY, None, None)
+
+
+def answer(served: tuple[RequestTrace, SimResult], first_s: int = 0, last_s: int = 245) -> dict[str, object]:
+    """What Prometheus answers: samples each 5 s, those of two engines apart."""
+    trace, result = served
+    times = np.arange(first_s, last_s + 1, EACH_S)
+    first_us, end_us = trace.arrival_us + result.ttft_us, trace.arrival_us + result.e2e_us
+    series: list[dict[str, object]] = []
+
+    def add(name: str, values: list[float], **labels: str) -> None:
+        metric = {"__name__": f"vllm:{name}", "model_name": "some/Model", **labels}
+        series.append({"metric": metric, "values": [[float(t), str(v)] for t, v in zip(times, values, strict=True)]})
+
+    for engine in (0, 1):
+        mine = np.arange(len(trace)) % 2 == engine
+        label = {"engine": str(engine)}
+        done = [mine & (end_us <= t * 1e6) for t in times]
+        begun = [mine & (first_us <= t * 1e6) for t in times]
+        add("request_success_total", [float(d.sum()) for d in done], finished_reason="length", **label)
+        add("request_success_total", [float(t) for t in times], finished_reason="abort", **label)
+        running = [float((mine & (trace.arrival_us <= t * 1e6) & (end_us > t * 1e6)).sum()) for t in times]
+        add("num_requests_running", running, **label)
+        for name, of, when, unit in (
+            ("time_to_first_token_seconds", result.ttft_us, begun, 1e6),
+            ("e2e_request_latency_seconds", result.e2e_us, done, 1e6),
+            ("request_prompt_tokens", trace.prompt_tokens, done, 1),
+            ("request_generation_tokens", trace.output_tokens, done, 1),
+        ):
+            add(f"{name}_sum", [float(of[chosen].sum() / unit) for chosen in when], **label)
+            add(f"{name}_count", [float(chosen.sum()) for chosen in when], **label)
+    return {"status": "success", "data": {"resultType": "matrix", "result": series}}
+
+
+def written(folder: Path, document: dict[str, object]) -> Path:
+    (folder / "range.json").write_text(json.dumps(document))
+    (folder / "engine.yaml").write_text(
+        "max_num_seqs: 64\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: false\n"
+    )
+    return folder
+
+
+def test_windows_are_stages_with_what_came_in_them(served: tuple[RequestTrace, SimResult], tmp_path: Path) -> None:
+    """Windows of 15 s: 240 requests in the first 8, 720 in the next 8; means over all are those of the requests."""
+    trace, result = served
+    with read_recording(written(tmp_path, answer(served))) as recording:
+        assert (recording.ground_truth, recording.model) == (PUBLISHED, "some/Model")
+        sent = [published(recording.aggregates, stage.stage, "requests", "sent") or 0 for stage in recording.stages]
+        assert {stage.duration_us for stage in recording.stages} == {15_000_000}
+        assert (len(sent), sum(sent[:8]), sum(sent)) == (16, 240, 960)
+        rates = [stage.rate_per_s * 15 for stage in recording.stages]
+        assert rates == pytest.approx(sent)
+        whole = {m: published(recording.aggregates, -1, m, "mean") for m in ("ttft", "output_tokens_reported")}
+    seen = trace.arrival_us + result.e2e_us <= 240e6
+    assert whole["output_tokens_reported"] == pytest.approx(trace.output_tokens[seen].mean(), rel=1e-6)
+    assert whole["ttft"] == pytest.approx(result.ttft_us[trace.arrival_us + result.ttft_us <= 240e6].mean(), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_server_itself_predicts_what_it_counted(served: tuple[RequestTrace, SimResult], tmp_path: Path) -> None:
+    """Requests are rebuilt from rates and mean lengths, so the same coefficients give nearly the same means."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    with read_recording(written(folder, answer(served))) as recording, open_store(tmp_path / "s.duckdb") as store:
+        ingest_recording(store, replace(recording, slug="mine", alias="mine"))
+    with open_store(tmp_path / "s.duckdb", read_only=True) as store:
+        comparison = compare_experiment(store, "mine", release_of(SERVER, NO_DELAY), ReplayMode())
+    assert comparison.metrics["e2e"]["mean"].error == pytest.approx(0, abs=0.03)
+    assert comparison.metrics["ttft"]["mean"].error == pytest.approx(0, abs=0.10)
+
+
+def test_what_is_no_range_of_one_server_is_refused(served: tuple[RequestTrace, SimResult], tmp_path: Path) -> None:
+    document = answer(served)
+    series = document["data"]["result"]  # type: ignore[index]
+    restarted = [one | {"values": one["values"][:20] + [[t, "0"] for t, _ in one["values"][20:]]} for one in series]
+    for result, problem in (
+        (restarted, "falls: the server was started again"),
+        (series[:1], "no samples of vllm:time_to_first_token_seconds_sum"),
+        ([one | {"values": one["values"][:1]} for one in series], "fewer than two samples, or no requests"),
+    ):
+        changed = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+        with pytest.raises(RecordingError, match=problem), read_recording(written(tmp_path, changed)):
+            pass
