@@ -247,7 +247,7 @@ def _cells(row: dict[str, Any]) -> list[Cell]:
         row["requests"],
         row["failed"],
         str(row["ground_truth"]).split()[0],  # recorded, published, arrival
-        Toned("overloaded", "caution") if row["overloaded"] else "",
+        Toned("overloaded", "heading") if row["overloaded"] else "",
         row["workload"],
         row["findings"],
         row["slug"],

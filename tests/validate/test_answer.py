@@ -7,6 +7,7 @@ import json
 import pytest
 
 from blis_replay.ingest.tables import Column, Kind, Number, Table, Toned, Value, columns_named, table_of
+from blis_replay.validate.comparison.verdict_text import toned as coloured_word
 from blis_replay.validate.report.html import html
 from blis_replay.validate.text.answer import Answer, Block, Line, csv, frame, markdown, page_json
 from blis_replay.validate.text.cells import cell_text
@@ -93,3 +94,15 @@ def test_names_of_others_are_no_formulas_of_a_spreadsheet() -> None:
     """Numbers stay as they are, negative ones too, and so does the sign of nothing."""
     table = Table("", columns_named("name", "n", kind="data"), [["=HYPERLINK(1)", -2], ["@x", 3], ["-5", 4], ["-", 5]])
     assert csv(table).splitlines() == ["name,n", "'=HYPERLINK(1),-2", "'@x,3", "-5,4", "-,5"]
+
+
+@pytest.mark.parametrize(
+    ("word", "tone"),
+    [
+        *(("PASS", "good"), ("within", "good"), ("FAIL", "bad"), ("beyond", "bad")),
+        *(("UNDECIDED", "caution"), ("undecided", "caution"), ("FITS", "heading"), ("NOT JUDGED", "heading")),
+    ],
+)
+def test_a_colour_has_one_meaning(word: str, tone: str) -> None:
+    """Green is within, red beyond, magenta undecided; what is none of them is bold."""
+    assert coloured_word(word).tone == tone

@@ -30,6 +30,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.timeline import window as module
 from blis_replay.validate.timeline.lanes import SIDES, simulated_lanes, simulated_preemptions, with_preemptions
 from blis_replay.validate.timeline.steps import (
+    ERROR,
     KV_USE,
     RUNNING,
     WAITING,
@@ -161,7 +162,8 @@ def test_only_steps_and_values_of_the_window_become_rows(planted: Planted, run: 
     """
     whole = timeline(run, 0, ALL_US)
     window = 5_000_000, 5_200_000
-    inside = whole.counters.filter(pl.col("at_us").is_between(*window)).group_by("side", "counter").len()
+    counters = whole.counters.filter(pl.col("counter") != ERROR)
+    inside = counters.filter(pl.col("at_us").is_between(*window)).group_by("side", "counter").len()
     made = pl.concat([observed_counters(planted.recording, window), simulated_counters(run, window)])
     assert made.height == int(inside["len"].sum()) + inside.height
     steps = simulated_steps(run, window)
@@ -285,6 +287,10 @@ def test_a_window_begins_with_the_send_of_the_worst_request(planted: Planted, ru
     lanes = [name for name in names if name.startswith("request")]
     assert lanes[:2] == [f"request 57 {side}, largest error" for side in SIDES]
     assert not any("57" in name for name in lanes[2:])
+    errors = shown.counters.filter(pl.col("counter") == ERROR)
+    off_ms = dict(errors.select("at_us", "value").iter_rows())
+    assert off_ms.pop(chosen.from_us) == -900, "the track of errors begins with it"
+    assert len(off_ms) > 3 and set(off_ms.values()) == {0.0}
 
 
 def test_the_window_of_a_request_holds_it_and_no_lane_of_another(run: ReplayRun) -> None:

@@ -199,7 +199,7 @@ def timeline_verb(
     """Write a window of a run for a trace viewer, observed and simulated on one clock.
 
     Open the file at ui.perfetto.dev or in chrome://tracing.  It has the steps of either side with
-    their batches, running and waiting requests and KV cache use, and two lanes a request: queue wait,
+    their batches, running and waiting requests, KV cache use and errors, and two lanes per request: queue wait,
     prefill, decode, preempted.  What was not recorded is absent, and named on standard error.
 
     \b

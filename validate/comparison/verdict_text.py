@@ -18,7 +18,10 @@ from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import limit_text, percent, percent_span, predicted, quantity_text
 from blis_replay.validate.text.messages import words
 
-_TONES: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad", "within": "good", "beyond": "bad"}
+_TONES: Mapping[str, Tone] = {
+    **{"PASS": "good", "within": "good", "FAIL": "bad", "beyond": "bad"},
+    **{"UNDECIDED": "caution", "undecided": "caution"},
+}
 # Remarks that only -v shows: ``draws`` are in the intervals, and ``predicted`` decides nothing.
 _NOT_BRIEF = ("draws", "predicted")
 INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
@@ -29,8 +32,8 @@ _JUDGED = (
 
 
 def toned(word: str) -> Toned:
-    """A verdict or a state in its colour: red is a failure and nothing else."""
-    return Toned(word, _TONES.get(word, "caution"))
+    """A verdict or a state in its colour: red is a failure, magenta is undecided, and each is nothing else."""
+    return Toned(word, _TONES.get(word, "heading"))
 
 
 def command_text(command: Command, options: str = "") -> str:
@@ -118,7 +121,7 @@ def tail_lines(judgement: Judgement) -> list[Line]:
     if not off:
         return []
     said = f"TAIL OFF  {'; '.join(map(held_text, off))} (not part of the verdict)"
-    return [Line(said, mark=Toned("TAIL OFF", "caution"))]
+    return [Line(said, mark=Toned("TAIL OFF", "heading"))]
 
 
 def judged_table(judgement: Judgement) -> Table:
@@ -157,7 +160,7 @@ def below_verdicts(answer: Answer, judged: Sequence[Comparison]) -> Answer:
 def with_use(answer: Answer, release: CoefficientRelease, recording: Recording) -> Answer:
     """An answer about a replay that says what the coefficients were fitted on, as far as the recording is concerned."""
     use = use_of(release, recording)
-    said = Line(f"coefficients: {release.name}, {use}", mark=Toned(use, "caution") if use in FITTED else None)
+    said = Line(f"coefficients: {release.name}, {use}", mark=Toned(use, "heading") if use in FITTED else None)
     return replace(answer, page=[said, *answer.page], document={**answer.document, "use": use})
 
 
@@ -169,7 +172,7 @@ def cause_lines(judgement: Judgement) -> list[Line]:
 
 def marked(one: Remark) -> Line:
     """A remark; that of saturation stands out."""
-    return Line(words(one), mark=Toned("saturation:", "caution") if one.code == "saturation" else None)
+    return Line(words(one), mark=Toned("saturation:", "heading") if one.code == "saturation" else None)
 
 
 def error_cell(judgement: Judgement, cell: tuple[str, str], error: float | None) -> Cell:

@@ -106,7 +106,7 @@ def severity_mark(text: str, finding: Finding) -> Toned | None:
     """How a text about a finding stands out: by its severity, a note not at all."""
     if finding.severity == "note":
         return None
-    return Toned(text, "bad" if finding.severity == "unusable" else "caution")
+    return Toned(text, "bad" if finding.severity == "unusable" else "heading")
 
 
 def one_line(text: str, document: Mapping[str, Any]) -> Answer:

@@ -49,6 +49,8 @@ COUNTER_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 RUNNING, WAITING, KV_USE = "running requests", "waiting requests", "KV cache use (%)"
 COUNTERS = (RUNNING, WAITING, KV_USE)
+# Simulated less observed, at the send of each request.
+ERROR = "error of E2E (ms)"
 _COUNTED = ["step_id", "start_us", "running_depth", "waiting_depth", "kv_blocks_free", "kv_blocks_total", "kv_usage"]
 # Source of the start of an iteration: worked out from the requests that it served.
 LOGGED = "iteration of the log"

@@ -23,6 +23,7 @@ from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import time_text
 from blis_replay.validate.timeline.lanes import (
     SIDES,
+    SIMULATED,
     observed_lanes,
     observed_preemptions,
     simulated_lanes,
@@ -30,7 +31,9 @@ from blis_replay.validate.timeline.lanes import (
     with_preemptions,
 )
 from blis_replay.validate.timeline.steps import (
+    COUNTER_SCHEMA,
     COUNTERS,
+    ERROR,
     LOGGED,
     observed_counters,
     observed_steps,
@@ -88,6 +91,7 @@ def timeline(
     spans = [observed, simulated_lanes(run), steps, simulated_steps(run, window)]
     if request_index is not None:
         spans[:2] = (lanes.filter(pl.col("request_index") == request_index) for lanes in spans[:2])
+    counters = pl.concat([counters, _errors(*spans[:2])])
     _refuse(recording.alias, window, spans, counters)
     observed, simulated, steps, simulated_batches = (_reaching_into(frame, window) for frame in spans)
     lanes = pl.concat(
@@ -109,6 +113,23 @@ def timeline(
         absent=(*absent, *_absent(observed_spans, counters)),
         remarks=_remarks(recording, observed_spans),
     )
+
+
+def _errors(observed: pl.DataFrame, simulated: pl.DataFrame) -> pl.DataFrame:
+    """``COUNTER_SCHEMA``: the error of E2E of every request with lanes on both sides, at its send."""
+    ends = [
+        lanes.group_by("request_index").agg(pl.col("start_us").min(), pl.col("end_us").max())
+        for lanes in (observed, simulated)
+    ]
+    both = ends[0].join(ends[1], on="request_index", suffix="_simulated").sort("start_us", "request_index")
+    error_us = pl.col("end_us_simulated") - pl.col("start_us_simulated") - pl.col("end_us") + pl.col("start_us")
+    values = {
+        "side": pl.lit(SIMULATED),
+        "counter": pl.lit(ERROR),
+        "at_us": pl.col("start_us"),
+        "value": error_us / 1000,
+    }
+    return both.select(value.cast(COUNTER_SCHEMA[name]).alias(name) for name, value in values.items())
 
 
 def _of(request_index: int | None, frame: pl.DataFrame) -> pl.DataFrame:
