@@ -9,7 +9,8 @@ before.
   (:class:`ArgumentDefault`).  The first one that applies holds.
 - ``differs``: arguments (``name``, or ``name=value``) with which these releases do what is not simulated, and what.
 - ``compared``: releases whose own scheduler was run and compared with the simulated one.
-- ``grouped``: those of them that were compared with several groups of KV blocks too.
+- ``grouped``: those of them that were compared with several groups of KV blocks too, and with which: ``windows``
+  (and chunks), ``states``, ``drafts`` beside windows.
 - ``unequal``: workloads (``0.11.0 rand-3-00003``) on which the two differed, and why.
 """
 
@@ -66,7 +67,7 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended: tuple[Text, ...] = ()
     arguments: dict[str, Value | tuple[ArgumentDefault, ...]] = {}  # msgspec copies these
     differs: dict[str, Text] = {}
-    grouped: tuple[Text, ...] = ()
+    grouped: dict[str, tuple[Text, ...]] = {}
     unequal: dict[str, Text] = {}
 
     def value_of(self, name: str) -> Value:

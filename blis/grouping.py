@@ -9,7 +9,8 @@ from blis_replay.blis.kernel import flight as f
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.trace import MOST_BLOCKS, MOST_TABLE_CELLS, EngineConfig, KvCacheGroup
 
-_KINDS = {"full": f.FULL, "window": f.WINDOW, "chunk": f.CHUNK}
+# A state is one block of as many tokens as there can be.
+_KINDS = {"full": f.FULL, "window": f.WINDOW, "chunk": f.CHUNK, "state": f.FULL}
 
 
 def grouped(state: k.State, flight: f.Flight, engine: EngineConfig) -> tuple[k.State, f.Flight]:
@@ -27,8 +28,8 @@ def grouped(state: k.State, flight: f.Flight, engine: EngineConfig) -> tuple[k.S
     table = np.zeros(count, f.GROUP)
     for i, group in enumerate(groups):
         most = most_admitted(group, engine)
-        kind = _KINDS[group.kind]
-        table[i] = (kind, engine.block_size, group.size, most, 1, groups.index(group), i * width)
+        size = engine.max_model_len if group.kind == "state" else engine.block_size
+        table[i] = (_KINDS[group.kind], size, group.size, most, groups.index(group), i * width)
     _refuse_unservable(state, engine, table, usable)
     config["num_blocks"] = at["free_blocks"] = at["free_before"] = usable
     # vLLM counts the reserved block here.
@@ -55,7 +56,7 @@ def grouped(state: k.State, flight: f.Flight, engine: EngineConfig) -> tuple[k.S
 
 def most_admitted(group: KvCacheGroup, engine: EngineConfig) -> int:
     """Blocks of a request that an admission counts at most, ``NONE``: all (``max_admission_blocks_per_request``)."""
-    if group.kind == "full" or not engine.behaviours.window_admission_bounded:
+    if group.kind in ("full", "state") or not engine.behaviours.window_admission_bounded:
         return k.NONE
     flights = 2 if engine.async_scheduling and engine.behaviours.windows_wait_for_flight else 1
     tokens = group.size + flights * engine.max_num_batched_tokens - (group.kind == "window")
@@ -79,7 +80,7 @@ def _refuse_unservable(state: k.State, engine: EngineConfig, table: k.Table, usa
     prompts = state.facts["prompt_tokens"]
     needed = np.zeros(len(prompts), np.int64)
     for group in table:
-        blocks = -(-prompts // engine.block_size)
+        blocks = -(-prompts // group["block_size"])
         needed += blocks if group["most_admitted"] == k.NONE else np.minimum(blocks, group["most_admitted"])
     if len(needed) and needed.max() > usable:
         i = int(np.argmax(needed))

@@ -199,15 +199,18 @@ class Behaviours:
 class KvCacheGroup:
     """Layers with blocks of their own.
 
-    ``kind``: ``full``, ``window`` or ``chunk`` attention.  ``size``: tokens of the window or chunk, 0 for ``full``.
+    ``kind``: ``full``, ``window`` or ``chunk`` attention, or a ``state`` of one block a request (linear attention).
+    ``size``: tokens of the window or chunk, else 0.
     """
 
-    kind: Literal["full", "window", "chunk"]
+    kind: Literal["full", "window", "chunk", "state"]
     size: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("full", "window", "chunk") or (self.size < 1) != (self.kind == "full"):
-            raise TraceError(f"kv_cache_groups: {self.kind} of {self.size} tokens; use full, window N or chunk N")
+        if self.kind not in ("full", "window", "chunk", "state") or (self.size > 0) != (
+            self.kind in ("window", "chunk")
+        ):
+            raise TraceError(f"kv_cache_groups: {self.kind} {self.size}; use full, window N, chunk N or state")
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,17 @@ class EngineConfig:
         drops = self.speculation is not None and self.speculation.drops_last_hit
         return 1 if drops and self.behaviours.hashes_look_ahead and self.enable_prefix_caching else 0
 
+    def _why_not_grouped(self) -> str:
+        """With what the groups are not simulated; empty if they are."""
+        keeps_state = any(group.kind == "state" for group in self.kv_cache_groups)
+        if not self.kv_cache_groups:
+            return ""
+        if self.data_parallel_size > 1:
+            return "ranks"
+        if self.speculation is not None and (self.speculation.lookahead_tokens or keeps_state):
+            return "these drafts"
+        return "a prefix cache of states" if keeps_state and self.enable_prefix_caching else ""
+
     def __post_init__(self) -> None:
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
@@ -280,8 +294,8 @@ class EngineConfig:
                 raise TraceError(f"{name} is {value}; at most {most} can be simulated")
         if self.speculation is not None and self.data_parallel_size > 1:
             raise TraceError("speculative decoding is simulated without ranks; leave out data_parallel_size")
-        if self.kv_cache_groups and (self.speculation is not None or self.data_parallel_size > 1):
-            raise TraceError("kv_cache_groups are simulated without drafts and without ranks")
+        if why := self._why_not_grouped():
+            raise TraceError(f"kv_cache_groups are not simulated with {why}; leave out one of the two")
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         if self.max_num_seqs * (1 + drafts) > MOST_SEQUENCES:
             raise TraceError(

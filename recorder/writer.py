@@ -131,7 +131,7 @@ def _fields(config: Any) -> Iterator[tuple[str, Any]]:
 def _groups(scheduler: Any) -> list[dict[str, Any]]:
     """Kind and sizes of each group of layers that has blocks of its own; more than one is a hybrid model."""
     specs = [getattr(group, "kv_cache_spec", None) for group in _at(scheduler, "kv_cache_config.kv_cache_groups") or ()]
-    sizes = ("block_size", "sliding_window", "attention_chunk_size")
+    sizes = ("block_size", "sliding_window", "attention_chunk_size", "mamba_cache_mode")
     return [
         {"kind": type(spec).__name__} | {n: _plain(v) for n in sizes if (v := getattr(spec, n, None)) is not None}
         for spec in specs[:64]

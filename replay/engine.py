@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.base.engine_packs import choose_pack
@@ -143,7 +144,7 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
         scheduling_policy="priority" if policy == "priority" else "fcfs",
         speculation=speculation,
-        kv_cache_groups=() if speculation is not None or ranks > 1 else _groups(recording),
+        kv_cache_groups=_groups(recording, speculation),
         data_parallel_size=ranks,
         api_server_count=None if fronts is None else int(fronts),
         mixture_of_experts=_has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False)),
@@ -227,15 +228,27 @@ def _speculation(arguments: Mapping[str, object]) -> Speculation | None:
     return speculation_of(arguments)
 
 
-def _groups(recording: Recording) -> tuple[KvCacheGroup, ...]:
-    """The groups of KV blocks that the layers keep, if they are known, and the release was compared with such ones."""
-    kinds, version = kinds_of_cache(recording), recording.engine.get("vllm_version")
-    choice = None if kinds is None or version is None else choose_pack(str(version.value))
-    if kinds is None or choice is None or choice.release not in choice.pack.grouped:
-        return ()
-    from blis_replay.replay.cache_groups import groups_of
+def _groups(recording: Recording, speculation: Speculation | None) -> tuple[KvCacheGroup, ...]:
+    """The groups of KV blocks that the layers keep, if they are known, and the release was compared with such ones.
 
-    return groups_of(kinds) or ()
+    None where something else that the server used goes with one group only.
+    """
+    kinds, version = kinds_of_cache(recording), recording.engine.get("vllm_version")
+    if kinds is None or version is None:
+        return ()
+    from blis_replay.ingest.readers.server.layers import groups_in_words
+
+    choice, values = choose_pack(str(version.value)), engine_values(recording)
+    groups = tuple(starmap(KvCacheGroup, groups_in_words(kinds) or ()))
+    states = any(group.kind == "state" for group in groups)
+    asked = {"windows"} | ({"states"} if states else set()) | ({"drafts"} if speculation is not None else set())
+    refused = (
+        not asked <= set(choice.pack.grouped.get(choice.release, ()))
+        or (speculation is not None and (speculation.lookahead_tokens > 0 or states))
+        or (states and bool(values.get("enable_prefix_caching", True)))
+        or int(values.get("data_parallel_size", 1)) > 1
+    )
+    return () if refused else groups
 
 
 def kinds_of_cache(recording: Recording) -> str | None:

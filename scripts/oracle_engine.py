@@ -93,10 +93,12 @@ def simulate(spec: dict[str, Any], max_steps: int | None = None) -> Recording:
     """
     check_spec(spec)
     spec["engine_args"] = known_args(spec["engine_args"])
-    engine = _build_engine(spec, max_steps)
     try:
+        engine = _build_engine(spec, max_steps)
         _run(engine)
-    except (AssertionError, TypeError) as error:
+    except SpecError:
+        raise
+    except (AssertionError, TypeError, ValueError) as error:
         raise FailedError(f"this release fails: {error.__class__.__name__}: {error}") from error
     rows = [_request_row(track) for track in engine.tracks.values()]
     steps, tokens = [list(row.values()) for row in engine.step_rows], _in_request_order(engine)

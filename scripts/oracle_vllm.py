@@ -214,7 +214,7 @@ class Device:
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
         groups = self.args.get("kv_cache_groups", [["full", 0]])
-        return [{f"layer{i}": _layer(kind, size, self.args["block_size"]) for i, (kind, size) in enumerate(groups)}]
+        return [{f"layer{i}": _layer(kind, size, self.args) for i, (kind, size) in enumerate(groups)}]
 
     def __getattr__(self, name: str) -> Any:
         """Any other question at the start goes to the one worker that there is not."""
@@ -240,11 +240,16 @@ class Device:
         return self.sampling if non_block else self.sampling.result()
 
 
-def _layer(kind: str, size: int, block_size: int) -> Any:
-    """vLLM's description of a layer's KV cache."""
+def _layer(kind: str, size: int, args: dict[str, Any]) -> Any:
+    """vLLM's description of a layer's KV cache; all pages are of one size."""
     import torch
     from vllm.v1 import kv_cache_interface as specs
 
+    block_size = args["block_size"]
+    if kind == "state":
+        # As vllm/platforms/interface.py has it where no prefix is cached.
+        page = ((2 * 4 * 16 * block_size,),)
+        return specs.MambaSpec(shapes=page, dtypes=(torch.float16,), block_size=args["max_model_len"])
     name, own = {
         "full": ("FullAttentionSpec", {}),
         "window": ("SlidingWindowSpec", {"sliding_window": size}),
@@ -260,7 +265,8 @@ def _groups_of(core: Any) -> list[list[Any]]:
     found = []
     for group in core.scheduler.kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
-        kind = {"FullAttentionSpec": "full", "SlidingWindowSpec": "window"}.get(type(spec).__name__, "chunk")
+        kinds = {"FullAttentionSpec": "full", "SlidingWindowSpec": "window", "MambaSpec": "state"}
+        kind = kinds.get(type(spec).__name__, "chunk")
         size = getattr(spec, {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(kind, ""), 0)
         found.append([kind, size])
     return found

@@ -135,8 +135,35 @@ def grouped_spec(seed: int, index: int) -> Spec:
     return spec
 
 
+def state_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`, with states beside full attention, or drafts beside windows."""
+    drafts = index % 2 == 1
+    spec = grouped_spec(seed, index)
+    args, rng = spec["engine_args"], np.random.default_rng([seed, index, 5])
+    if drafts:
+        drafting = drafting_spec(seed, index)
+        args |= {"speculative_method": "ngram"}
+        args["num_speculative_tokens"] = drafting["engine_args"]["num_speculative_tokens"]
+        for request, drafted in zip(spec["requests"], drafting["requests"], strict=True):
+            request |= {name: drafted[name] for name in ("drafted", "accepted")}
+        args["num_gpu_blocks"] += 8 * len(args["kv_cache_groups"])
+    else:
+        args["enable_prefix_caching"] = False
+        args.pop("prefix_cache_retention_interval", None)
+        args["kv_cache_groups"] = [["state", 0]] * _pick(rng, [1, 3]) + [["full", 0]]
+        args["num_gpu_blocks"] += len(args["kv_cache_groups"])
+    spec["scenario"] = f"states-{seed}-{index:05d}"
+    return spec
+
+
 # The random series, by the first part of a workload's name.
-SERIES = {"rand": random_spec, "draft": drafting_spec, "paced": paced_spec, "groups": grouped_spec}
+SERIES = {
+    "rand": random_spec,
+    "draft": drafting_spec,
+    "paced": paced_spec,
+    "groups": grouped_spec,
+    "states": state_spec,
+}
 
 
 def _random_args(rng: np.random.Generator) -> dict[str, Any]:

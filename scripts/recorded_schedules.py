@@ -66,7 +66,9 @@ def table() -> str:
             kept = json.loads((FOLDER / f"{release}.json").read_text("utf-8"))
             causes = [why for name, why in pack.unequal.items() if name.split()[0] == release]
             why = "; ".join(f"{count} {cause}" for cause, count in Counter(causes).items())
-            drafting, grouped = (sum(name.startswith(kind) for name in kept) for kind in ("draft", "groups"))
+            drafting, grouped = (
+                sum(name.startswith(kinds) for name in kept) for kinds in ("draft", ("groups", "states"))
+            )
             row = (str(len(kept)), str(drafting), str(grouped), str(len(kept) - len(causes)), why)
             rows.setdefault(row, []).append(release)
     lines = [f"| {', '.join(releases)} | {' | '.join(row)} |" for row, releases in rows.items()]

@@ -63,7 +63,6 @@ class Group:
     block_size: i64
     window: i64  # tokens of the window or of the chunk
     most_admitted: i64  # blocks of a request that an admission counts at most, NONE: all
-    keys_per_block: i64
     first_alike: i64  # the first group of the same layers: they are looked up together
     column: i64  # of its blocks in State.table
 

@@ -28,12 +28,11 @@ def skipped_tokens(kind: int, window: int, computed: int) -> int:
 def key_of(state: State, flight: Flight, request: int, g: int, i: int) -> int:
     """Place in ``State.extent_of_key`` of a request's i-th full block of a group; UNFINDABLE if it has no key."""
     this, facts, groups = state.requests[request], state.facts[request], len(flight.groups)
-    at = (i + 1) * flight.groups[g].keys_per_block - 1
-    if at < facts.key_count:
-        return state.keys[facts.key_start + at] * groups + g
+    if i < facts.key_count:
+        return state.keys[facts.key_start + i] * groups + g
     if this.dynamic_key == NONE:
         return UNFINDABLE
-    return this.dynamic_key + (at - facts.key_count) * groups + g
+    return this.dynamic_key + (i - facts.key_count) * groups + g
 
 
 @compiled

@@ -10,6 +10,7 @@ import pytest
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, KvCacheGroup, RequestTrace, release_arguments
 
 A_MS = LatencyModel("blackbox", intercept_ns=1_000_000, per_prefill_token_ns=0, per_decode_token_ns=0)
@@ -113,9 +114,24 @@ def test_groups_need_memory_for_all_of_them() -> None:
         simulate(trace, engine(FULL, FULL, num_gpu_blocks=21), A_MS)
 
 
-def test_groups_go_with_no_drafts_and_no_ranks_yet() -> None:
-    with pytest.raises(TraceError, match="kv_cache_groups"):
-        replace(engine(FULL, WINDOW), data_parallel_size=2)
+def test_a_state_is_one_block_for_the_whole_request() -> None:
+    """Three groups of linear attention beside ceil(299 / 16) = 19 blocks of full attention at the end."""
+    config = replace(engine(FULL), enable_prefix_caching=False, kv_cache_groups=(*[KvCacheGroup("state")] * 3, FULL))
+    result = simulate(one_after_another([200], 100), config, A_MS)
+    assert 400 - result.steps["free_blocks"][-1] == 19 + 3
+
+
+def test_what_groups_do_not_go_with_yet() -> None:
+    grouped = engine(FULL, WINDOW)
+    eagle, ngram = Speculation(2, "eagle"), Speculation(2, "ngram")
+    for change in (
+        {"data_parallel_size": 2},
+        {"speculation": eagle},
+        {"kv_cache_groups": (FULL, KvCacheGroup("state"))},
+    ):
+        with pytest.raises(TraceError, match="kv_cache_groups"):
+            replace(grouped, **change)  # type: ignore[arg-type]
+    assert replace(grouped, speculation=ngram).walked
     with pytest.raises(TraceError, match="window"):
         KvCacheGroup("window")
 

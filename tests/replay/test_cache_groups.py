@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from recordings import make_recording
 
-from blis_replay.blis.trace import KvCacheGroup
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.server.engine_settings import given_arguments
-from blis_replay.replay.cache_groups import groups_of
 from blis_replay.replay.engine import left_out, replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import check_schedule
@@ -22,20 +20,13 @@ from blis_replay.replay.schedule.recorded import recorded_schedule
 GROUPS = "window 256 x3, full"
 
 
-def test_groups_are_said_in_words() -> None:
-    window = KvCacheGroup("window", 512)
-    assert groups_of("window 512 x5, full") == (*[window] * 5, KvCacheGroup("full"))
-    assert groups_of("chunk 8192 x3, full") == (*[KvCacheGroup("chunk", 8192)] * 3, KvCacheGroup("full"))
-    for unclear in ("several", "4", "window", "full 3", "window 512; full"):
-        assert groups_of(unclear) is None
-
-
 @pytest.mark.parametrize(
     ("version", "groups", "simulated"),
     [
         ("0.32.0", GROUPS, True),
         ("0.32.0", "4", False),  # the sizes of the windows are not known
         ("0.32.0", "several", False),
+        ("0.32.0", "state x3, full", False),  # states with a prefix cache
         ("0.11.0", GROUPS, False),  # this release was not compared with several groups
         (None, GROUPS, False),
     ],

@@ -305,3 +305,13 @@ def test_json_has_changes_as_fractions() -> None:
     assert point["change"]["e2e_mean_ms"] == pytest.approx(0.5)  # 75 for 50 ms
     assert document["recorded"]["engine"] == {"max_num_seqs": 128}  # type: ignore[index]
     assert WhatIfPoint((), document["recorded"]["values"]).values == document["recorded"]["values"]  # type: ignore[index]
+
+
+def test_an_answer_names_what_is_not_simulated() -> None:
+    """As ``validate`` does: 14 blocks of 20 are held, and four groups would hold four times as many."""
+    recording = two_at_once()
+    recording = replace(recording, engine=recording.engine | {"kv_cache_groups": Setting("4", "recorded")})
+    found = what_if(recording, RELEASE, [(("max_num_seqs", 64),)], workers=1)
+    assert [len(point.not_simulated) for point in (found.recorded, *found.points)] == [1, 1]
+    document = whatif_answer(found).document
+    assert document["points"][0]["not_simulated"][0].startswith("kv_cache_groups 4")  # type: ignore[index]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from blis_replay.base.engine_packs import choose_pack, known_release
+from blis_replay.base.engine_packs import choose_pack, known_release, release_numbers
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
@@ -223,6 +223,11 @@ def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Sourc
     if log.kv_tokens is None:
         return ("derived", "", {}), []
     block_size = int(known["block_size"].value)
+    groups = known.get("kv_cache_groups")
+    of_groups = None if groups is None else _blocks_of_groups(log, str(groups.value), known)
+    if groups is not None and of_groups is not None:
+        detail = f"{log.kv_tokens:,} tokens of KV cache in the server log, of {groups.value}"
+        return ("derived", detail, {"num_gpu_blocks": of_groups}), []
     if log.hybrid:
         message = (
             f"KV blocks cannot be derived from the {log.kv_tokens:,} tokens of KV cache in the server log: the model "
@@ -233,6 +238,19 @@ def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Sourc
     blocks = log.num_gpu_blocks(block_size)
     detail = f"{log.kv_tokens:,} tokens of KV cache in the server log / block size {block_size}"
     return ("derived", detail, {} if blocks is None else {"num_gpu_blocks": blocks}), []
+
+
+def _blocks_of_groups(log: ServerLog, groups: str, known: Mapping[str, Setting]) -> int | None:
+    """KV blocks of a server whose layers keep several groups of them; None where that is not known."""
+    from blis_replay.ingest.readers.server.layers import blocks_of_tokens
+
+    longest, version = known.get("max_model_len"), known.get("vllm_version")
+    if longest is None or version is None or log.kv_tokens is None or log.contradicts_itself or groups == "1":
+        return None
+    # Windows make room for the steps in flight from 0.26 on (VllmConfig.max_in_flight_tokens).
+    steps = 2 if known["async_scheduling"].value and release_numbers(str(version.value)) >= (0, 26, 0) else 1
+    in_flight = steps * int(known["max_num_batched_tokens"].value)
+    return blocks_of_tokens(groups, log.kv_tokens, int(longest.value), int(known["block_size"].value), in_flight)
 
 
 def _findings_of_log(log: ServerLog) -> list[Finding]:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 from blis_replay.ingest.readers.documents import section, text, whole
 
 SEVERAL = "several"  # groups that are not told apart
-_ATTENTION = {"full_attention": "full", "sliding_attention": "window"}
+_GROUP = re.compile(r"(full|window|chunk|state)(?: (\d{1,9}))?(?: x ?(\d{1,2}))?")
+_ATTENTION = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "state"}
 # Of layers whose numbers are within these factors of each other, releases make one or more groups a kind.
 _PADDED, _SPLIT = 1.25, 1.5
 # Layers of other sizes, or without a cache of their own: how they are grouped depends on more than their kinds.
@@ -35,10 +37,10 @@ def groups_of_model(config: Mapping[str, object]) -> str:
         return "1"
     ratio = max(counts.values()) / min(counts.values())
     known = set(counts) <= set(_ATTENTION.values()) and not any(config.get(name) for name in _UNLIKE)
-    if not known or not window or _PADDED <= ratio < _SPLIT:
+    if not known or ("window" in counts and not window) or _PADDED <= ratio < _SPLIT:
         return SEVERAL
     size = max(counts.values()) if ratio < _PADDED else min(counts.values())
-    names = {"full": "full", "window": f"window {window}"}
+    names = {"full": "full", "window": f"window {window}", "state": "state"}
     return in_words(names[kind] for kind, count in counts.items() for _ in range(-(-count // size)))
 
 
@@ -61,6 +63,9 @@ def groups_of_specs(specs: object, block_size: int | None) -> str:
         kind, window = section({"spec": spec}, "spec").get("kind"), None
         if kind == "SlidingWindowSpec":
             window = whole(spec.get("sliding_window"))
+        if kind == "MambaSpec" and spec.get("mamba_cache_mode") == "none":
+            names.append("state")
+            continue
         if spec.get("block_size") != block_size or (kind != "FullAttentionSpec" and window is None):
             return SEVERAL
         names.append("full" if window is None else f"window {window}")
@@ -71,3 +76,30 @@ def in_words(names: Iterable[str]) -> str:
     """The names of groups, those that follow each other counted."""
     counted = ((name, len(list(alike))) for name, alike in groupby(names))
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counted)
+
+
+def groups_in_words(said: str) -> list[tuple[str, int]] | None:
+    """The kind and the tokens of each group that a text names, 0 for none; None if it is not of that form."""
+    groups: list[tuple[str, int]] = []
+    for part in said.split(","):
+        match = _GROUP.fullmatch(part.strip())
+        if match is None or (match[2] is not None) != (match[1] in ("window", "chunk")):
+            return None
+        groups += [(match[1], int(match[2] or 0))] * int(match[3] or 1)
+    return groups
+
+
+def blocks_of_tokens(said: str, kv_tokens: int, longest: int, block_size: int, in_flight: int) -> int | None:
+    """KV blocks of a server whose log has this many tokens of KV cache; None where the groups do not tell.
+
+    The log has the blocks over those of a request of ``longest`` tokens, times ``longest``
+    (vllm/v1/core/kv_cache_utils.py, get_kv_cache_capacity).  ``in_flight``: tokens of all steps that run at once.
+    """
+    each = 0
+    for kind, size in groups_in_words(said) or [("", 0)]:
+        if kind not in ("full", "window"):
+            return None
+        window = kind == "window"
+        held = min(size - 1 + in_flight, longest) if window else longest
+        each += -(-held // block_size) + window
+    return -(-kv_tokens * each // longest)

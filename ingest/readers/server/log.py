@@ -77,8 +77,9 @@ class ServerLog:
     """What the last start in the log says; engine arguments by vLLM's names.
 
     ``given``: what the server was started with, in full if ``listed``; ``resolved``: what its engine runs with.
-    ``as_text``: those whose value is not a literal; ``cut``: their line has no end.  ``kv_tokens``: KV cache in tokens;
-    ``hybrid``: what shows that the model keeps several kinds of it.  ``offline``: vLLM's ``LLM`` class.
+    ``as_text``: those whose value is not a literal; ``cut``: their line has no end.  ``kv_tokens``: KV cache in tokens,
+    wrong if the log ``contradicts_itself``.  ``hybrid``: what shows that the model keeps several kinds of it.
+    ``offline``: vLLM's ``LLM`` class.
     ``prefix_hit_rate``: 0..1, of the last throughput line, over recent queries.  ``kv_full``: the KV cache was, once.
     """
 
@@ -92,6 +93,7 @@ class ServerLog:
     kv_tokens: int | None = None
     context_parallel: int = 1
     hybrid: str = ""
+    contradicts_itself: bool = False
     offline: bool | None = None
     prefix_hit_rate: float | None = None
     kv_full: bool = False
@@ -232,4 +234,5 @@ def _see_concurrency(log: ServerLog, match: re.Match[str]) -> None:
     fitting = float(match[2]) * longest
     counted = log.kv_tokens if longest and log.context_parallel == 1 else None
     if counted and abs(fitting - counted) > 0.02 * fitting + 0.01 * longest:
+        log.contradicts_itself = True
         log.hybrid = f"{counted:,} tokens of KV cache against a {match[0][0].lower()}{match[0][1:]}"
