@@ -6,6 +6,7 @@ server.  Which column is what is said by its name, or by ``--columns``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ from blis_replay.ingest.recording import Stage
 
 # For each row the table is read again.
 MOST_LEVELS = 500
+MOST_BYTES_OF_A_LEVEL = 1 << 20  # of a file that is one level; such a summary has a few KB
 # Requests that are assumed where a row does not say how many there were: per client, or at a rate.
 REQUESTS_PER_CLIENT = 10
 REQUESTS_AT_A_RATE = 1_000
@@ -82,7 +84,7 @@ _FIELDS: dict[str, Field] = {
         COUNT, ("clients", "num_concurrency", "max_concurrency", "concurrent_requests", "streams", "users")
     ),
     "rate": Field(COUNT, ("request_rate", "rps", "qps", "rate_per_s", "requests_per_second")),
-    "requests": Field(COUNT, ("num_requests", "num_prompts", "request_count", "completed")),
+    "requests": Field(COUNT, ("num_requests", "num_prompts", "request_count", "completed", "completed_turns")),
     "prompt_tokens": FIELDS["prompt_tokens"],
     "output_tokens": FIELDS["output_tokens"],
     **{_field(metric, name): _stated(metric, name) for metric in _METRICS for name in _STATISTICS},
@@ -226,7 +228,8 @@ def _levels(file: RecordedFile) -> Iterator[_Level]:
     columns: dict[str, Column] = {}
     seen: object = None
     with TemporaryDirectory(prefix="blis-replay-") as scratch:
-        for place, record in table_of(file, Path(scratch) / "rows").rows:
+        whole = _one_object(file)
+        for place, record in [("the object", whole)] if whole else table_of(file, Path(scratch) / "rows").rows:
             if record.keys() == seen:
                 yield _Level(place, record, columns)
                 continue
@@ -239,6 +242,27 @@ def _levels(file: RecordedFile) -> Iterator[_Level]:
                     say = f"add --columns {name}={column.name}:UNIT with one of {', '.join(UNITS)}"
                     raise RecordingError(file.path, "", f"column {quoted(column.name)} says no unit of time", say)
             yield _Level(place, record, columns)
+
+
+def _one_object(file: RecordedFile) -> Record | None:
+    """A file that is one object over several lines, with the statistics of ``{"ttft_ms": {"p99": 1}}`` as columns.
+
+    They are called ``p99_ttft_ms``; the mean is called like the object.
+    """
+    head = file.head(1 << 16).lstrip()
+    if not head.startswith(b"{") or head.partition(b"\n")[0].rstrip().endswith(b"}"):
+        return None
+    try:
+        document = json.loads(file.content(MOST_BYTES_OF_A_LEVEL))
+    except (ValueError, RecursionError):
+        return None
+    flat: Record = {}
+    for name, value in document.items() if isinstance(document, dict) else ():
+        if isinstance(value, dict):
+            flat |= {name if inner == "mean" else f"{inner}_{name}": of for inner, of in value.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _chosen(file: RecordedFile) -> _Level:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,28 @@ def test_a_table_of_too_many_levels_is_refused(tmp_path: Path) -> None:
     """Each reads all of it again."""
     with pytest.raises(RecordingError, match="more than 500 load levels; split the file"):
         names_of_levels(levels(tmp_path, HEAD + FIRST * 501))
+
+
+def test_one_level_over_several_lines(tmp_path: Path) -> None:
+    """Statistics of a metric in an object of their own; a list of one such object on a line each is a table."""
+    text = '{\n "clients": 4, "completed": 9,\n "isl": {"mean": 700, "p95": 900}, "osl": {"mean": 51},\n'
+    text += ' "ttft_ms": {"mean": 50, "p99": 80},\n "tpot_ms": {"mean": 10}\n}\n'
+    assert recognises(text.encode())
+    said = figures(levels(tmp_path, text))
+    assert (said["ttft", "mean"], said["ttft", "p99"], said["tpot_reported", "mean"]) == (50_000, 80_000, 10_000)
+    assert (said["prompt_tokens", "mean"], said["output_tokens_reported", "mean"]) == (700, 51)
+    assert (said["requests", "sent"], said["e2e", "mean"]) == (9, 50_000 + 50 * 10_000)
+
+
+@pytest.mark.parametrize("name", ["dsv4_b1_conc64", "dsv4_b1_sglang_conc64"])
+def test_a_published_summary_of_turns(data_pack: Path, name: str) -> None:
+    """DeepSeek-V4 on four GB300s, 64 clients: the numbers of the file, times in us."""
+    path = data_pack / "inferencex" / "gb300-dsv4" / f"{name}.json"
+    stated = json.loads(path.read_text())
+    said = figures(RecordedFile(path, path.name))
+    for metric in ("ttft", "e2e"):
+        for statistic in ("mean", "p50", "p99"):
+            assert said[metric, statistic] == pytest.approx(stated[f"{metric}_ms"][statistic] * 1_000)
+    assert said["concurrency", "asked"] == 64
+    assert said["requests", "sent"] == stated["completed_turns"]
+    assert said["output_tokens_reported", "mean"] == stated["osl"]["mean"]
