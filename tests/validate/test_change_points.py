@@ -43,9 +43,15 @@ def test_too_few_values_and_equal_ones_have_no_change(values: list[float]) -> No
 
 
 def test_without_noise_the_first_other_value_is_a_change() -> None:
-    """A deterministic simulator on one recording: three equal errors, then another one."""
-    (found,) = changes([0.01, 0.01, 0.01, 0.06])
-    assert (found.at, found.earliest, found.latest) == (3, 3, 3)
+    """A deterministic simulator on one recording: equal errors, then another one."""
+    (found,) = changes([0.01] * 9 + [0.06])
+    assert (found.at, found.earliest, found.latest) == (9, 9, 9)
+
+
+def test_a_simulator_that_gives_one_of_two_answers_by_chance_does_not_change() -> None:
+    """Of 100 series one may have a change by the test, and one in 10,000 looks like a simulator without noise."""
+    answers = np.random.default_rng(7).choice([0.01, 0.03], (100, 60))
+    assert sum(bool(changes(one)) for one in answers) <= 3
 
 
 def test_a_change_below_half_a_point_is_not_reported() -> None:

@@ -105,12 +105,12 @@ def test_a_line_that_is_none_is_one_error(tmp_path: Path, text: str, said: str) 
 
 
 def test_a_stretch_beyond_the_limit_has_its_commits() -> None:
-    errors = [0.01] * 3 + [0.20] * 3 + [0.01]
+    errors = [0.01] * 6 + [0.20] * 6 + [0.01]
     (series,) = history_of([entry(day, error) for day, error in enumerate(errors)]).series
     (stretch,) = series.beyond()
     days = (stretch.after, stretch.first, stretch.last, stretch.fixed)
-    assert [one and int(one.commit, 16) for one in days] == [2, 3, 5, 6]
-    assert [int(one.first.commit, 16) for one in series.moved] == [3, 6]
+    assert [one and int(one.commit, 16) for one in days] == [5, 6, 11, 12]
+    assert [int(one.first.commit, 16) for one in series.moved] == [6, 12]
 
 
 def test_what_else_changed_at_a_change_is_named() -> None:
