@@ -43,7 +43,7 @@ def history_answer(file: str, history: History, bounds: Sequence[Bound] = ()) ->
     changed = [line for one in history.series for line in _changed_lines(one)]
     verdicts: list[Verdict] = [verdict for verdict, _ in bounded]
     parts: list[Part] = [
-        Block([_head(file, history), *(line for _, lines in bounded for line in lines)]),
+        Block([*(line for _, lines in bounded for line in lines), _head(file, history)]),
         _table(history, all_of=False),
         Block(judged),
         Block(changed, "changes of an error (E-divisive, 1 % false alarms per number)" if changed else ""),
@@ -147,16 +147,16 @@ def _held(history: History, bound: Bound) -> tuple[Verdict, list[Line]]:
     found = [one for one in history.series if (one.newest.metric, one.newest.statistic) == bound.cell and one.known]
     if not found:
         raise ValidateError(f"the history has no {bound.name}; leave that bound out")
-    lines = []
+    lines, most = [], f"{100 * bound.high:.4g}"
     for one in found:
         grown = one.grown()
         if grown is not None and grown[0] > bound.high:
             by, moved = grown
-            said = f"FAIL  {_of(one)}: |error| grew by {100 * by:.1f} points ({bound.text}): {moved_text(moved)}"
+            said = f"FAIL  {_of(one)}: |error| grew by {100 * by:.1f} points, at most {most}: {moved_text(moved)}"
             lines.append(Line(said, mark=toned("FAIL")))
     if lines:
         return "FAIL", lines
-    said = f"PASS  {bound.name}: no |error| grew by more than {100 * bound.high:.4g} points"
+    said = f"PASS  {bound.name}: no |error| grew by more than {most} points"
     return "PASS", [Line(said, mark=toned("PASS"))]
 
 

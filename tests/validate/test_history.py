@@ -17,6 +17,7 @@ from blis_replay.validate.comparison.bounds import parse_bound
 from blis_replay.validate.history import Entry, append, commit_here, history_of, read
 from blis_replay.validate.history_text import history_answer
 from blis_replay.validate.judgement import State
+from blis_replay.validate.report.history_chart import history_chart
 
 _FIRST = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -155,3 +156,14 @@ def test_the_document_is_as_its_schema_says() -> None:
     (series,) = document["series"]
     fields = {*document, *series, *series["points"][0], *series["beyond"][0], *series["changes"][0]}
     assert sorted(fields - documented("compare --history")) == []
+
+
+def test_the_report_draws_what_is_judged_and_where_it_changed() -> None:
+    """A row per commit, a panel per number, and the short id at each change."""
+    errors = [0.01] * 6 + [0.06] * 6
+    history = history_of([entry(day, error) for day, error in enumerate(errors)])
+    chart = history_chart(history, "mine")
+    assert chart is not None
+    assert [row[2] for row in chart.numbers.rows] == errors
+    assert f">{history.commits[6].commit[:8]}<" in chart.svg
+    assert history_chart(history, "another") is None

@@ -18,6 +18,7 @@ from blis_replay.validate.cli.options import (
     coefficients_option,
     experiment_option,
     experiments_options,
+    history_option,
     release_option,
     replay_option,
     store_option,
@@ -107,6 +108,7 @@ def explain_verb(
 @release_option("--baseline", help_text="Another one, shown below it in the overview.")
 @replay_option
 @click.option("--out", "-o", type=OUT_FILE, default="report.html", help="The page.  [default: report.html]")
+@history_option
 @click.option("--open", "browse", is_flag=True, help="Show the page in a browser.")
 @workers_option
 @store_option
@@ -116,6 +118,7 @@ def report_verb(
     everything: bool,
     out: Path,
     browse: bool,
+    history: Path | None,
     coefficients: str | None,
     baseline: str | None,
     mode_text: str,
@@ -144,12 +147,15 @@ def report_verb(
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release
         from blis_replay.validate.experiment import given_options, named_experiments, release_for
+        from blis_replay.validate.history import history_of, read
         from blis_replay.validate.report.report import report, report_answer
 
         release = release_for(coefficients)
         mode = parse_mode(mode_text)
         asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
-        given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
+        shown = None if history is None else str(history)
+        given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--history": shown}
+        given["--out"] = out.name
         chosen = [part for option, value in given.items() if value for part in (option, value)]
         command = shlex.join(["blis-replay", "report", *asked, *chosen])
         with open_for_reading(store_path) as store:
@@ -162,6 +168,7 @@ def report_verb(
             release,
             mode,
             baseline=before,
+            history=None if history is None else history_of(read(history)),
             ships=coefficients is None,
             command=command,
             options=replayed + given_options(coefficients, store_path),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -17,7 +17,9 @@ from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_for, release_that_ships
+from blis_replay.validate.history import History
 from blis_replay.validate.report.evidence import Evidence, gather
+from blis_replay.validate.report.history_chart import history_chart
 from blis_replay.validate.report.page import Before, Section, before_of, page, section_of
 from blis_replay.validate.text.answer import Answer, Verbatim
 
@@ -54,6 +56,7 @@ def report(
     mode: ReplayMode | None = None,
     *,
     baseline: CoefficientRelease | None = None,
+    history: History | None = None,
     ships: bool = False,
     command: str = "",
     options: str = "",
@@ -62,9 +65,10 @@ def report(
     """One self-contained HTML page over these stored experiments, the same for the same input.
 
     ``store``: the file, which this process must not have open: several processes read it side by side.
-    ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``ships``: take the
-    release that ships for each experiment in place of ``release``.  ``command``: what the page gives as the way to
-    make it again.  ``options``: what its next commands repeat of that.  ``pool``: of ``map_jobs``.
+    ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``history``: what
+    was judged before, drawn in the section of each experiment that it has.  ``ships``: take the release that ships for
+    each experiment in place of ``release``.  ``command``: what the page gives as the way to make it again.
+    ``options``: what its next commands repeat of that.  ``pool``: of ``map_jobs``.
     Those that cannot be judged are named with the reason; raises ``NothingToJudgeError`` if that is all of them,
     ``ReleaseError`` for an invalid release.
     """
@@ -77,6 +81,7 @@ def report(
     # An error names its experiment, and so does each place that shows one.
     not_judged = {slug: why.removeprefix(f"{slug}: ") for slug, why in answers.items() if isinstance(why, str)}
     sections = [answer for answer in answers.values() if isinstance(answer, Section)]
+    sections = [_with_history(section, history) for section in sections]
     if not sections:
         raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))
     names = dict.fromkeys(release_that_ships([slug]) for slug in answers) if ships else [release.name]
@@ -104,6 +109,13 @@ def _answer(job: _Job, slug: str) -> Section | str:
                 return section_of(evidence, job.command, _before(store, slug, job, evidence), job.options)
         except ExperimentError as error:
             return str(error)
+
+
+def _with_history(section: Section, history: History | None) -> Section:
+    chart = None if history is None else history_chart(history, section.judgement.subject.slug)
+    if chart is None:
+        return section
+    return replace(section, charts=replace(section.charts, shown=(chart, *section.charts.shown)))
 
 
 def _before(store: Store, slug: str, job: _Job, evidence: Evidence) -> Before | str | None:
