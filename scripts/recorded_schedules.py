@@ -72,7 +72,7 @@ def table() -> str:
             row = (str(len(kept)), str(drafting), str(grouped), str(len(kept) - len(causes)), why)
             rows.setdefault(row, []).append(release)
     lines = [f"| {', '.join(releases)} | {' | '.join(row)} |" for row, releases in rows.items()]
-    head = ["| releases | workloads each | speculating | several KV-cache groups | equal | unequal, and why |"]
+    head = ["| releases | workloads each | speculating | KV-cache groups | equal | unequal, and why |"]
     head.append("|---|---|---|---|---|---|")
     return "\n".join([*head, *lines])
 
