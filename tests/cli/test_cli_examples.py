@@ -57,8 +57,8 @@ SLOW = (
     *("calibrate '7b-*'", "report 34b-general --out"),
 )
 # The published calibration is 69 % off in TTFT here.
-# A program that does not say what it was fitted to is not held out.
-CODES = {"validate 34b-general --coefficients stepml-direct": 1, "validate 34b-general --simulator 'cmd:./mine": 3}
+# Of a line, max_num_seqs is no limit, which breaks a law.
+CODES = {"validate 34b-general --coefficients stepml-direct": 1, "validate 34b-general --simulator 'cmd:./mine": 1}
 
 
 def examples() -> list[str]:

@@ -98,7 +98,7 @@ def validate_verb(
     \b
     Examples:
       blis-replay validate 34b-general
-      blis-replay validate 7b-train --coefficients mine.yaml --slo ttft.p99=90ms
+      blis-replay validate 34b-general --coefficients mine.yaml --slo itl.p90=9ms
       blis-replay validate 34b-general --simulator blis --blis-binary ./blis
       blis-replay validate 34b-general --simulator 'cmd:./mine --fast' --laws
       blis-replay validate --all --csv
