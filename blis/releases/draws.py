@@ -13,7 +13,7 @@ from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Re
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 
 # Bounds of 95 % lie this many standard deviations from the middle of a normal distribution.
-_OF_95_PERCENT = 1.96
+OF_95_PERCENT = 1.96
 _ABOVE = "per_decode_token_above_"
 
 
@@ -27,9 +27,9 @@ def draws(
     """
     unsure = [fit for fit in record.coefficients if fit.high_us > fit.low_us]
     random = np.random.default_rng(seed)
-    z = random.standard_normal((n, len(unsure))) @ np.linalg.cholesky(_correlation(record, unsure)).T
+    z = random.standard_normal((n, len(unsure))) @ np.linalg.cholesky(correlation(record, unsure)).T
     below, above = (
-        np.array([max(side, 0.0) for side in sides]) / _OF_95_PERCENT
+        np.array([max(side, 0.0) for side in sides]) / OF_95_PERCENT
         for sides in ([f.value_us - f.low_us for f in unsure], [f.high_us - f.value_us for f in unsure])
     )
     by_us = np.where(z < 0, z * below, z * above)
@@ -38,11 +38,11 @@ def draws(
     drawn = []
     for form, row in zip(random.choice(len(forms), n, p=[1 - sum(others), *others]), by_us.tolist(), strict=True):
         by = {fit.name: us for fit, us in zip(unsure, row, strict=True)}
-        drawn.append((_moved(forms[form][0], by), _delayed(forms[form][1], by)))
+        drawn.append((moved(forms[form][0], by), _delayed(forms[form][1], by)))
     return drawn
 
 
-def _correlation(record: FitRecord, unsure: list[CoefficientFit]) -> Floats:
+def correlation(record: FitRecord, unsure: list[CoefficientFit]) -> Floats:
     """float64[unsure, unsure], positive definite: what the record has of fitted ones, none for the others."""
     matrix = np.eye(len(unsure))
     places = [i for i, fit in enumerate(unsure) if fit.status == "fitted"]
@@ -64,7 +64,7 @@ def _delayed(lifecycle: Lifecycle, by_us: Mapping[str, float]) -> Lifecycle:
     return replace(lifecycle, **{name: max(getattr(lifecycle, name) + us, 0.0) for name, us in fields.items()})
 
 
-def _moved(latency: Latency, by_us: Mapping[str, float]) -> Latency:
+def moved(latency: Latency, by_us: Mapping[str, float]) -> Latency:
     """A model with what ``by_us`` has of its coefficients added; none below 0.  Itself where it has none of them."""
     if isinstance(latency, LatencyModel):
         fields: dict[str, Any] = {f"{name}_ns": us for name, us in by_us.items() if hasattr(latency, f"{name}_ns")}

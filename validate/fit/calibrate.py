@@ -58,6 +58,7 @@ from blis_replay.validate.fit.evidence import (
 )
 from blis_replay.validate.fit.linear import Prior
 from blis_replay.validate.fit.model_fit import Basis, Fitted, Start, choose_form, fit_form, line_start, prior_for
+from blis_replay.validate.fit.next_recording import NextRecording, next_recording
 from blis_replay.validate.fit.refused import (
     DATA_WORDS,
     Data,
@@ -105,6 +106,7 @@ class ModelFit:
     ``rows``: windows (or steps) fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
     ``e2e``, ``ttft``.  ``scheduling``: None without latencies.  ``missed``: training data that it misses by more than
     allowed, in words.  ``remarks``: in words, what was left out, and limits of the scores.
+    ``next``: what to record next.
     """
 
     entry: ModelEntry
@@ -115,6 +117,7 @@ class ModelFit:
     scheduling: SchedulingEvidence | None
     missed: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    next: NextRecording | None = None
 
 
 def training_recordings(
@@ -152,7 +155,7 @@ def calibrate(
     whatever the pool.  Raises ``ValidateError`` as ``fit_model``, and for recordings of several kinds of GPU.
     """
     _refuse_two_gpus(recordings)
-    fitted = map_jobs(partial(fit_model, options=options), groups_of(recordings), **pool)
+    fitted = map_jobs(partial(_fit_and_next, options=options), groups_of(recordings), **pool)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = stated_fits(used for fit in fits for used in fit.used)
@@ -259,6 +262,11 @@ def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:
     if len(kinds) > 1:
         named = "; ".join(f"{kind}: {', '.join(aliases)}" for kind, aliases in kinds.items())
         raise ValidateError(f"the recordings are of {len(kinds)} kinds of GPU ({named}); calibrate each by itself")
+
+
+def _fit_and_next(recordings: Sequence[Recording], options: Options) -> ModelFit:
+    fit = fit_model(recordings, options)
+    return replace(fit, next=next_recording(fit.entry, [recording for recording, _data in fit.used]))
 
 
 def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:

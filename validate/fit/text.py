@@ -13,12 +13,15 @@ from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named,
 from blis_replay.validate.fit.calibrate import CalibratedFile, ModelFit
 from blis_replay.validate.fit.every_step import FORM, ROOFLINE_FORM
 from blis_replay.validate.fit.evidence import cold_start_of, is_load_level
+from blis_replay.validate.fit.next_recording import MINUTES, Load
 from blis_replay.validate.fit.scores import MOST_MISSED
 from blis_replay.validate.fit.step_errors import StepError
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import percent_plain
 
 _COEFFICIENT_COLUMNS = columns_named("coefficient", "us", "95 % from", "to", "status")
+# Halves of 95 % intervals of a mean step: certain enough for any limit, and as far as one can be foreseen.
+_WORTH_RECORDING, _CERTAIN = 0.02, 0.01
 _SCORED = ("e2e", "e2e_p99", "ttft", "ttft_p99", "itl")
 _SCORE_COLUMNS = (
     *columns_named("experiment", "part", kind="text"),
@@ -55,7 +58,7 @@ def calibration_answer(
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
         scores = [_score(score, aliases) for score in fit.record.scores]
-        page += [Block(_fit(fit)), *([Table("", _SCORE_COLUMNS, scores)] if scores else [])]
+        page += [Block(_fit(fit)), *([Table("", _SCORE_COLUMNS, scores)] if scores else []), *_next(fit)]
     page.append(Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), ended]))
     document |= {"fits": [_document(fit) for fit in fits]}
     return Answer(page, document, table_of(rows), int(not written), tuple(misses))
@@ -89,6 +92,7 @@ def _document(fit: ModelFit) -> dict[str, Any]:
         "scores": [{name: getattr(score, name) for name in fields} for score in fit.record.scores],
         "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
         "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,
+        "next_recording": None if fit.next is None else fit.next.document(),
     }
 
 
@@ -108,6 +112,27 @@ def _fit(fit: ModelFit) -> list[Part]:
         *(Line(f"  {remark}", "    ") for remark in fit.remarks),
         *_scheduling(fit),
     ]
+
+
+def _next(fit: ModelFit) -> list[Part]:
+    """The load to record next, where it narrows something worth the while."""
+    asked = fit.next
+    if asked is None or asked.now < _WORTH_RECORDING:
+        return []
+    load = "that load" if asked.load == asked.least_certain else _load(asked.load)
+    restart = "".join(f" with {name} {value}" for name, value in asked.load.engine.items())
+    then = f"±{percent_plain(asked.then)}" if asked.then > _CERTAIN else f"less than ±{percent_plain(_CERTAIN)}"
+    why = (
+        f"least certain: the mean step under {_load(asked.least_certain)}, ±{percent_plain(asked.now)}; "
+        f"{MINUTES} minutes of {load}{restart} would leave {then}"
+    )
+    command = " \\\n    ".join(asked.load.command)
+    return [Block([Line(f"  {why}:", "    "), Verbatim(f"  {command}")])]
+
+
+def _load(load: Load) -> str:
+    lengths = f"{load.prompt_tokens:,} prompt and {load.output_tokens:,} output tokens"
+    return f"{load.requests_per_s:g} requests/s of {lengths}"
 
 
 def _scheduling(fit: ModelFit) -> list[Line]:
