@@ -416,7 +416,7 @@ class _Assembly:
         if prompts is None and load.prefix_tokens is not None:
             source = f"{load.prefix_tokens:,} prompt tokens that all share, by the load profile (prefix_tokens)"
             prompts = shared_by_all(requests.height, load.prefix_tokens, source)
-        return requests, client, events, prompts and prompts.in_order(order)
+        return requests, client, events, None if prompts is None else prompts.in_order(order)
 
     def _engine(self, configured: _Configured, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
         evidence = EngineEvidence(

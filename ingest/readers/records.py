@@ -202,7 +202,7 @@ def _next_row(file: RecordedFile, reader: Any) -> list[str] | None:
     while True:
         limit = csv.field_size_limit(_MAX_CELL_CHARS)
         try:
-            return next(reader, None)  # type: ignore[no-any-return]
+            return next(reader, None)
         except csv.Error as error:
             file.tally.reject(f"line {reader.line_num}", f"no valid CSV ({error})")
         finally:

@@ -115,7 +115,8 @@ def read_sglang(file: RecordedFile, stamps_path: Path) -> RequestsRead:
 def sglang_server(file: RecordedFile) -> ServerFacts:
     """What SGLang's server says of itself in the first result of a file (``server_info``)."""
     read_again = RecordedFile(file.path, file.name)  # what is wrong with the file is counted when its requests are read
-    said = next((value for _path, value in wanted_values(read_again, lambda path: path == (0, "server_info"))), {})
+    found = wanted_values(read_again, lambda path: path == (0, "server_info"))
+    said: object = next((value for _path, value in found), {})
     model = text(documents.at(said, "served_model_name", "model_path"))
     return ServerFacts(model, tokens(documents.at(said, "tp_size")), name="server_info of SGLang")
 

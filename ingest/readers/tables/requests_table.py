@@ -232,10 +232,11 @@ _READ: dict[str, Callable[[object, str, str], Any]] = {
 
 def _token_stamps(of: Mapping[str, Any], sent_us: int) -> list[int]:
     """When each token came: as stamped, or by the gaps behind the first."""
-    stamps_us, gaps_us = of.get("token_times"), of.get("token_gaps")
-    if stamps_us is None and (gaps_us is None or "ttft" not in of):
-        return []
+    stamps_us: list[int] | None = of.get("token_times")
+    gaps_us: list[float] | None = of.get("token_gaps") if "ttft" in of else None
     if stamps_us is None:
+        if gaps_us is None:
+            return []
         if gaps_us and not (min(gaps_us) >= 0 and sum(gaps_us) < _LONGEST_US):
             raise UnusableError("token_gaps that are not durations")
         stamps_us = [sent_us + round(of["ttft"] + after_us) for after_us in accumulate(gaps_us, initial=0.0)]
