@@ -256,7 +256,7 @@ def _one_object(file: RecordedFile) -> Record | None:
         document = json.loads(file.content(MOST_BYTES_OF_A_LEVEL))
     except (ValueError, RecursionError):
         return None
-    flat: Record = {}
+    flat: dict[str, object] = {}
     for name, value in document.items() if isinstance(document, dict) else ():
         if isinstance(value, dict):
             flat |= {name if inner == "mean" else f"{inner}_{name}": of for inner, of in value.items()}

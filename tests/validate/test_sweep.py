@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 from blis_runs import release_of
 from load_levels import DELAY, SERVER, level, measured
@@ -83,9 +84,19 @@ def test_one_level_that_is_off_decides(tmp_path: Path) -> None:
 
 
 def test_what_does_not_belong_together(exact: Validated) -> None:
-    """Other lengths, another engine, and levels of one load only are no sweep."""
+    """Other lengths, another GPU, unstated lengths of another workload, and one load only are no sweep."""
     one, four, most = exact.comparisons
     longer = replace(four, recording=replace(level(4, 400, 60, {}), engine=four.recording.engine))
     other = replace(most, recording=replace(most.recording, hardware="H200-SXM"))
     assert sweeps_of([one, longer, other]) == []
     assert sweeps_of([one, one]) == []
+    stated = four.recording.aggregates.filter(pl.col("metric") == "concurrency")
+    chat, code = (
+        replace(level, recording=replace(level.recording, aggregates=rows, workload=name))
+        for level, rows, name in (
+            (one, one.recording.aggregates.filter(pl.col("metric") == "concurrency"), "chat"),
+            (four, stated, "code"),
+        )
+    )
+    assert sweeps_of([chat, code]) == []
+    assert len(sweeps_of([chat, replace(code, recording=replace(code.recording, workload="chat"))])) == 1

@@ -79,7 +79,8 @@ def sweeps_of(comparisons: Sequence[Comparison]) -> list[Sweep]:
             continue
         of, lengths = comparison.recording, _lengths(comparison.recording)
         engine = frozenset((name, str(setting.value)) for name, setting in of.engine.items())
-        kind = (load[0], of.model, of.hardware, of.tensor_parallelism, engine, comparison.run.release.name)
+        unstated = of.workload if 0 in lengths else ""  # then the name of the workload has to be the same
+        kind = (load[0], of.model, of.hardware, of.tensor_parallelism, engine, comparison.run.release.name, unstated)
         for group, (same, near) in zip(groups, kinds, strict=True):
             if same == kind and _near(near, lengths):
                 group.append((load[1], comparison))
