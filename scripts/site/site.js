@@ -12,6 +12,24 @@ const unfold = () => {
 };
 addEventListener("hashchange", unfold);
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+// Of a console the commands are copied, without prompts and what they print.
+const commands = (text) => {
+  const kept = [];
+  let continued = false;
+  for (const line of text.split("\n")) {
+    if (continued || line.startsWith("$ ")) kept.push(continued ? line : line.slice(2));
+    continued = (continued || line.startsWith("$ ")) && line.endsWith("\\");
+  }
+  return kept.join("\n");
+};
+const copyCommands = (event) => {
+  const button = event.target.closest("button");
+  const code = button && button.closest(".language-console")?.querySelector("code");
+  if (!code) return;
+  event.stopImmediatePropagation();
+  navigator.clipboard.writeText(commands(code.textContent));
+};
+addEventListener("click", copyCommands, true);
 unfold();
 complete();
 new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import docs_browser
 import docs_site
 import plain_english
 import pytest
@@ -262,3 +263,18 @@ def test_docstrings_do_not_get_harder_to_read() -> None:
     assert len(plain_english.hard_docstrings()) <= HARD_DOCSTRINGS
     checked = plain_english._of_paragraphs("m.py:1", "What is told, of which nothing is used.\n\n    a told table")
     assert [one.text for one in checked] == ["What is told, of which nothing is used."]
+
+
+@pytest.mark.skipif(docs_browser.CHROMIUM is None, reason="no chromium on the path; install the system's package")
+def test_of_a_console_the_commands_are_copied() -> None:
+    """Without the prompt and what they print; a command goes on behind a backslash."""
+    script = (ROOT / "scripts" / "site" / "site.js").read_text("utf-8")
+    shown = "$ blis-replay list \\\n    --json\nalias  model\n$ true\n"
+    with docs_browser.browser_page("light", 1440) as page:
+        page.set_content(f'<div class="language-console"><pre><code>{shown}</code></pre><button>Copy</button></div>')
+        page.evaluate(
+            "Object.defineProperty(navigator, 'clipboard', { value: { writeText: (t) => (window.said = t) } })"
+        )
+        page.add_script_tag(content=script)
+        page.click("button")
+        assert page.evaluate("window.said") == "blis-replay list \\\n    --json\ntrue"
