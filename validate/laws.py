@@ -20,13 +20,13 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.tables import Column, Table, Tone, Toned
+from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import Simulated, Simulator, model_of
 from blis_replay.validate.comparison.verdict_text import toned
 from blis_replay.validate.judgement import Verdict, exit_code
-from blis_replay.validate.text.answer import Answer, Block, Line
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 _LOAD = 100  # requests of the recording that are tried
 _BURST = 64  # of them, those that are sent at once
@@ -161,8 +161,9 @@ def _requests(arrival_us: Any, prompts: Any, outputs: Any, blocks: BlockKeys | N
 
 def _release(recording: Recording, scale: float) -> CoefficientRelease:
     """Step times and delays, as of an 8 GB model on an H100, all ``scale`` times as long."""
-    ns = [round(scale * value) for value in (6_000_000, 40_000, 20_000, 100)]
-    latency, delays = LatencyModel("blackbox", *ns), Lifecycle(pre_queue_us=2_000 * scale, post_token_us=200 * scale)
+    step, prefill, decode, context = (round(scale * ns) for ns in (6_000_000, 40_000, 20_000, 100))
+    latency = LatencyModel("blackbox", step, prefill, decode, context)
+    delays = Lifecycle(pre_queue_us=2_000 * scale, post_token_us=200 * scale)
     entry = ModelEntry(model_of(recording), recording.tensor_parallelism or 1, latency=latency, lifecycle=delays)
     return CoefficientRelease("laws", "valid", "To try laws with.", "blis-replay", "any", models=(entry,))
 
@@ -294,7 +295,7 @@ def _scaled(t: Trial) -> float:
 
 def _faster(t: Trial) -> float:
     means = ((float(of.ttft_us.mean()), float(of.e2e_us.mean())) for of in (t.load, t.faster))
-    return max(0.0, *(after / max(before, 1.0) - 1 for before, after in zip(*means, strict=True)))
+    return float(max(0.0, *(after / max(before, 1.0) - 1 for before, after in zip(*means, strict=True))))
 
 
 def _more_memory(t: Trial) -> float:
@@ -505,16 +506,16 @@ def laws_answer(simulator: str, recording: Recording, found: list[Ruling]) -> An
     apart = f"; not applicable: {len(found) - len(tried)}" if len(tried) < len(found) else ""
     head = Line(f"{verdict}  {simulator}: {counts}{apart}", mark=toned(verdict))
     lent = f"engine arguments and requests of {recording.alias}"
-    rows = [
+    rows: list[list[Cell]] = [
         [one.law.name, one.error, one.law.tolerance, Toned(one.verdict, _TONES.get(one.verdict, "caution"))]
         for one in found
     ]
-    records = [
+    records: list[dict[str, str | float | None]] = [
         {"law": one.law.name, "verdict": one.verdict, "error": one.error, "tolerance": one.law.tolerance}
         | {"claim": one.law.claim, "source": one.law.source, "unless": one.law.unless, "reason": one.reason}
         for one in found
     ]
-    start = [Block([head, lent]), Table("", _COLUMNS, rows)]
+    start: list[Part] = [Block([head, lent]), Table("", _COLUMNS, rows)]
     return Answer(
         [*start, Block([_said(one) for one in found], "laws")],
         {"verdict": verdict, "simulator": simulator, "experiment": recording.alias, "laws": records},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,7 +31,7 @@ class Fidelity:
 def blis_replay() -> Callable[..., Fidelity]:
     """A function that judges a simulator on an experiment, with the arguments of ``blis_replay.validate.validate``."""
 
-    def judged(name: str, simulator: str = "embedded", **options: str | None) -> Fidelity:
+    def judged(name: str, simulator: str = "embedded", **options: Any) -> Fidelity:
         from blis_replay.validate.face import validate
 
         return Fidelity(validate(name, simulator=simulator, **options))
