@@ -100,7 +100,7 @@ def cold_start(requests: pl.DataFrame) -> Stalls | None:
     if len(ttft_us) < _FEWEST_COLD:
         return None
     usual_us = float(np.quantile(ttft_us, 0.1))
-    begin_us, longer_us = _waits(arrival_us, ttft_us, usual_us)
+    begin_us, longer_us = token_waits(arrival_us, ttft_us, usual_us)
     begun_long = longer_us > max(MIN_COLD_US, MIN_TIMES_FASTEST * usual_us)
     count = int(np.argmin(begun_long)) if not begun_long.all() else len(begun_long)
     return Stalls(begin_us[:count].astype(np.int64), longer_us[:count].astype(np.int64)) if count else None
@@ -160,21 +160,22 @@ def _slow(observed_us: Floats, simulated_us: Floats) -> int:
 
 def _stalls(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> Stalls | None:
     """A step stalls where requests wait and none gets a first token for much longer than ``usual_us``."""
-    begin_us, longer_us = _waits(arrival_us, ttft_us, usual_us)
+    begin_us, longer_us = token_waits(arrival_us, ttft_us, usual_us)
     stalled = longer_us > MIN_STALL * usual_us
     if not stalled.any():
         return None
     return Stalls(begin_us[stalled].astype(np.int64), longer_us[stalled].astype(np.int64))
 
 
-def _waits(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> tuple[Floats, Floats]:
-    """float64[n] each, in order of first tokens: since when one was due, and how much longer than usual it took.
+def token_waits(arrival_us: Floats, late_us: Floats, usual_us: float) -> tuple[Floats, Floats]:
+    """float64[n] each, in order of tokens: since when one was due, and how much longer than usual it took.
 
-    It is due with the first token before it, or with the first request that waits.
+    ``late_us``: from its arrival to a token of a request.  A token is due with the token before it, or with the first
+    request that waits.
     """
-    first_us = arrival_us + ttft_us
-    order = np.argsort(first_us, kind="stable")
+    token_us = arrival_us + late_us
+    order = np.argsort(token_us, kind="stable")
     since_us = np.minimum.accumulate(arrival_us[order][::-1])[::-1]
-    before_us = np.concatenate([since_us[:1], first_us[order][:-1]])
+    before_us = np.concatenate([since_us[:1], token_us[order][:-1]])
     begin_us = np.maximum(since_us, before_us)
-    return begin_us, first_us[order] - begin_us - usual_us
+    return begin_us, token_us[order] - begin_us - usual_us

@@ -28,7 +28,7 @@ _SEQS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 2
 _BUDGETS = (128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384)
 _THRESHOLDS = (0, 64, 128, 256, 512, 1024, 2048)
 _RANK_COUNTS = (1, 2, 4)
-_BLOCK_SIZES = (16, 32, 64, 128)
+BLOCK_SIZES = (16, 32, 64, 128)
 BLOCK_RATIO, BLOCK_RUNGS = 1.15, 28  # a ladder from the blocks of the longest request to 44 times as many
 MIN_OF_BUDGET = 0.9  # a budget below this share of the fullest step is not tried
 DEFAULT_BUDGET = 2048  # max_num_batched_tokens that vLLM takes for a server
@@ -158,7 +158,7 @@ ARGUMENTS = (
     Argument(
         "block_size",
         "the server's start-up log",
-        lambda _seen, _recording, stated: _BLOCK_SIZES if stated.get(_CACHING, True) else (),
+        lambda _seen, _recording, stated: BLOCK_SIZES if stated.get(_CACHING, True) else (),
         default=16,
         last=True,
     ),

@@ -23,7 +23,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RecordedSchedule, recorded_schedule
 from blis_replay.validate.explain.hypothesis import Hypothesis
-from blis_replay.validate.explain.inputs import BLOCKS, argument_hypothesis, stated_as
+from blis_replay.validate.explain.inputs import BLOCK_SIZES, BLOCKS, argument_hypothesis, stated_as
 from blis_replay.validate.explain.rule import best_first
 
 ARGUMENT, PREFIX, ABORTED, VERSION = "engine argument", "prefix cache", "aborted request", "version"
@@ -31,7 +31,6 @@ NOT_IDENTIFIED = "not identified"
 MAX_STEPS = 5_000  # steps after the first that differs: to score a hypothesis takes as long as its steps
 MAX_REQUESTS = 64  # requests that may have been given up
 MAX_NAMED = 3  # causes that a sentence lists
-_BLOCK_SIZES = (16, 32, 64, 128)
 _BLOCKS_TO_SPARE = 1 << 20
 VLLM_VERSION = "vllm_version"
 # The arguments that go by the release, each without one.
@@ -209,7 +208,7 @@ def _releases(recording: Recording, check: ScheduleCheck) -> Iterator[Hypothesis
 def _memory(_recording: Recording, check: ScheduleCheck) -> Iterator[Hypothesis]:
     """The KV blocks that the recorded usage allows, in blocks of the assumed size and of others."""
     engine = check.engine
-    for size in dict.fromkeys((engine.block_size, *_BLOCK_SIZES)):
+    for size in dict.fromkeys((engine.block_size, *BLOCK_SIZES)):
         sized = replace(engine, block_size=size, num_gpu_blocks=engine.num_gpu_blocks or _BLOCKS_TO_SPARE)
         same = size == engine.block_size and engine.num_gpu_blocks
         blocks = _blocks(check if same else _served(check.schedule, sized))

@@ -15,7 +15,7 @@ from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.base.errors import ReplayError, TraceError, counted
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.replay.observed import observed_cycles
-from blis_replay.replay.warm_up import Stalls
+from blis_replay.replay.warm_up import Stalls, token_waits
 from blis_replay.validate.explain.cycles import stalled_us
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.rule import explains
@@ -84,16 +84,10 @@ def _seen_by_client(replayed: Replayed) -> Stalls | None:
     if trial is None or not trial.has_first_tokens or not chosen.any():
         return None
     requests = replayed.recording.requests.frame(["arrival_us", "ttft_us", "e2e_us"]).filter(chosen)
-    sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.int64) for name in requests.columns)
-    end_us = np.sort(sent_us + e2e_us)
-    seen_us = np.sort(np.concatenate([sent_us[:1] - 1, sent_us + ttft_us, end_us]))
-    sent = np.searchsorted(sent_us, seen_us, side="right")
-    is_open = sent > np.searchsorted(end_us, seen_us, side="right")
-    next_sent_us = np.append(sent_us, seen_us[-1])[sent]
-    begin_us = np.where(is_open, seen_us, next_sent_us)[:-1]
-    longer_us = seen_us[1:] - begin_us - int(np.median(ttft_us))
-    long = longer_us > STALL_US
-    begin_us, longer_us = begin_us[long], longer_us[long]
+    sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.float64) for name in requests.columns)
+    first_and_last = np.tile(sent_us, 2), np.concatenate([ttft_us, e2e_us])
+    begin_us, longer_us = (us.astype(np.int64) for us in token_waits(*first_and_last, float(np.median(ttft_us))))
+    begin_us, longer_us = begin_us[longer_us > STALL_US], longer_us[longer_us > STALL_US]
     # Requests that are open meanwhile, bool[gaps, requests]: of one alone it may be the decode that is slow.
     waits = (sent_us < (begin_us + longer_us)[:, None]) & (sent_us + e2e_us > begin_us[:, None])
     still = waits.sum(axis=1) >= MIN_WAITING

@@ -114,41 +114,38 @@ def _by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {why: ", ".join(names) for why, names in named.items()}
 
 
-def _document(attribution: Attribution) -> dict[str, Any]:
+def _document(found: Attribution) -> dict[str, Any]:
     return {
-        "experiment": attribution.slug,
-        "alias": attribution.alias,
-        "coefficients": attribution.release,
-        "replay": attribution.mode,
-        "requests": attribution.requests,
-        "replays": attribution.replays,
-        "errors": [_quantity(attribution, i) for i in range(len(QUANTITIES))],
+        "experiment": found.slug,
+        "alias": found.alias,
+        "coefficients": found.release,
+        "replay": found.mode,
+        "requests": found.requests,
+        "replays": found.replays,
+        "errors": [
+            {
+                "metric": metric,
+                "statistic": statistic,
+                "observed_ms": _ms(found.observed_us[i]),
+                "simulated_ms": _ms(found.simulated_us[i]),
+                "error_ms": _in_ms(found.error[i]),
+                "shares_ms": {cause.component.name: _in_ms(cause.shares[i]) for cause in found.causes},
+                "residual_ms": _in_ms(found.residual[i]),
+            }
+            for i, (metric, statistic) in enumerate(QUANTITIES)
+        ],
         "components": [
             {"name": cause.component.name, "basis": cause.component.basis, "mend": cause.component.advice}
-            for cause in attribution.causes
+            for cause in found.causes
         ],
-        "hypotheses": [asdict(one) for one in attribution.standings],
-        "unusable": attribution.unusable,
-        "explanations": explanations(attribution),
+        "hypotheses": [asdict(one) for one in found.standings],
+        "unusable": found.unusable,
+        "explanations": explanations(found),
     }
 
 
-def _quantity(attribution: Attribution, i: int) -> dict[str, Any]:
-    metric, statistic = QUANTITIES[i]
-    return {
-        "metric": metric,
-        "statistic": statistic,
-        "observed_ms": _ms(attribution.observed_us[i]),
-        "simulated_ms": _ms(attribution.simulated_us[i]),
-        "error_ms": _estimate_json(attribution.error[i]),
-        "shares_ms": {cause.component.name: _estimate_json(cause.shares[i]) for cause in attribution.causes},
-        "residual_ms": _estimate_json(attribution.residual[i]),
-    }
-
-
-def _estimate_json(estimate: Estimate) -> dict[str, float | None]:
-    values = {"value": estimate.value_us, "low": estimate.low_us, "high": estimate.high_us}
-    return {name: _ms(value) for name, value in values.items()}
+def _in_ms(estimate: Estimate) -> dict[str, float | None]:
+    return {name.removesuffix("_us"): _ms(value) for name, value in vars(estimate).items()}
 
 
 def _ms(value_us: float) -> float | None:
