@@ -18,10 +18,10 @@ def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> 
     assert (answer.code, answer.err) == (0, "")
     text = " ".join(answer.out.split())
     assert re.search(
-        r"TTFT mean is under-predicted by 32\.\d %; 31\.\d points come from scheduling mode: the simulator lacks one",
+        r"TTFT mean is under-predicted by 32\.\d %; 31\.\d points come from scheduling mode: the simulator schedules sync",
         text,
     )
-    assert text.endswith("asynchronous scheduling; replay it as recorded: --replay scheduling=recorded")
+    assert text.endswith("; replay it as recorded: --replay scheduling=recorded")
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 

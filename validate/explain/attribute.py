@@ -197,10 +197,9 @@ def attribute(
     observed = replace(observed, numbers_us=np.where(usable, observed.numbers_us, nan))
     subsets, first = _replays(components), _answer(run, chosen)
     job = partial(_replayed, replayed, tuple(components), chosen)
-    answers = dict(zip(subsets, [first, *map_jobs(job, subsets[1:], **pool)], strict=True))
-    components, answers, followers = _not_followers(components, answers, observed.numbers_us)
+    answers = (first, *map_jobs(job, subsets[1:], **pool))
     e2e_us = next(one.samples.e2e_us for one in (observed, first) if one.samples is not None)
-    estimates = partial(_estimates, request_order(run.recording, chosen, e2e_us), tuple(answers.values()), observed)
+    estimates = partial(_estimates, request_order(run.recording, chosen, e2e_us), answers, observed)
     causes = tuple(
         Cause(component, estimates(-weights))
         for component, weights in zip(components, _weights(components), strict=True)
@@ -218,7 +217,7 @@ def attribute(
         error=_errors(first, observed, errors or {}),
         causes=causes,
         residual=estimates(np.eye(len(answers))[-1], less_observed=True),
-        standings=(*(_standing(cause, observed.numbers_us) for cause in causes), *followers, *standings),
+        standings=(*(_standing(cause, observed.numbers_us) for cause in causes), *standings),
         unusable={f"{m} {s}": forbidden[m, s].message for m, s in QUANTITIES if (m, s) in forbidden},
         lost=lost,
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
@@ -280,32 +279,6 @@ def _errors(
         ends = (nan, nan) if compared is None else (compared.low * observed_us, compared.high * observed_us)
         found.append(Estimate.between(error, *map(float, ends)))
     return tuple(found)
-
-
-def _not_followers(
-    components: list[Hypothesis],
-    answers: dict[Subset, _Replay],
-    observed_us: Floats,
-) -> tuple[list[Hypothesis], dict[Subset, _Replay], tuple[Standing, ...]]:
-    """The components and replays without scheduling decisions, if those follow from the others; then says so.
-
-    Whom a scheduler passes over follows from its queue, and that from how long steps and delays are.  With both as they
-    are, forcing it makes half of an error good that has another cause; with all others replaced it changes nothing.
-    """
-    place = next((i for i, component in enumerate(components) if "schedule" in component.mode), None)
-    if place is None or len(components) == 1:
-        return components, answers, ()
-    every = frozenset(range(len(components)))
-    share_us = _weights(components)[place] @ np.stack([answer.numbers_us for answer in answers.values()])
-    last_us = answers[every].numbers_us - answers[every - {place}].numbers_us
-    means = [i for i in MEANS if not isnan(observed_us[i])]
-    if any(abs(last_us[i]) > max(MIN_BESIDE * abs(share_us[i]), WORTH_NAMING * observed_us[i]) for i in means):
-        return components, answers, ()
-    why = "they follow from the other components; with those replaced they change no mean"
-    follows = Standing(components[place].name, PROVED_RIGHT, why)
-    fewer = {frozenset(i - (i > place) for i in one): it for one, it in answers.items() if place not in one}
-    kept = [*components[:place], *components[place + 1 :]]
-    return kept, {subset: fewer[subset] for subset in _replays(kept)}, (follows,)
 
 
 def _standing(cause: Cause, observed_us: Floats) -> Standing:

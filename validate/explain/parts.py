@@ -16,8 +16,8 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.observed import observed_cycles, recorded_delays
 from blis_replay.replay.prefix import prefix_identity
 from blis_replay.validate.explain.cycles import recorded_nature
-from blis_replay.validate.explain.hypothesis import OPEN, Hypothesis, Replayed, Standing, stalled
-from blis_replay.validate.explain.rule import MAX_LEFT, explains, worsens
+from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, Hypothesis, Replayed, Standing, stalled
+from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, explains, worsens
 from blis_replay.validate.explain.trial import (
     OUTPUT_COSTS,
     PRE_QUEUE_COST,
@@ -96,7 +96,24 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
             found.append(step_time)
         else:
             unable[STEP_TIME] = step_time
-    return found, _open(unable, server)
+    others = [one for one in found if one.name != DECISIONS]
+    if others == found or not others or not _follow(server, others, found):
+        return found, _open(unable, server)
+    why = "they follow from the other components; with those replaced they explain no further error"
+    return others, [Standing(DECISIONS, PROVED_RIGHT, why), *_open(unable, server)]
+
+
+def _follow(server: Replayed, others: list[Hypothesis], found: list[Hypothesis]) -> bool:
+    """Whether scheduling decisions, which are ``found`` as well, follow from the other parts.
+
+    Whom a scheduler passes over follows from its queue, and that from how long steps and delays are.  With both as they
+    are, forcing it makes half of an error good that has another cause; with all others replaced it changes nothing.
+    """
+    trial = trial_of(server)
+    if trial is None:
+        return False
+    without, having = (Trial(server.put_right(parts), trial.target).left for parts in (others, found))
+    return without - having < MIN_GAIN
 
 
 def _open(unable: Mapping[str, str], server: Replayed) -> list[Standing]:

@@ -19,9 +19,9 @@ from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain import inputs
 from blis_replay.validate.explain.candidates import counted_alike
-from blis_replay.validate.explain.hypothesis import Replayed
+from blis_replay.validate.explain.hypothesis import PROVED_RIGHT, Replayed
 from blis_replay.validate.explain.inputs import ARGUMENTS, LENGTHS, Argument, contradicted, stated_as, to_try
-from blis_replay.validate.explain.parts import DECISIONS, PROMPTS, parts_of
+from blis_replay.validate.explain.parts import DECISIONS, OUTPUT, PRE_QUEUE, PROMPTS, STEP_TIME, parts_of
 from blis_replay.validate.explain.rule import best_first, explains, worsens
 from blis_replay.validate.explain.schedule import said_by_schedule
 from blis_replay.validate.explain.search import best_input
@@ -69,13 +69,16 @@ def test_an_argument_that_makes_the_schedule_equal_is_a_hypothesis() -> None:
 
 
 def test_what_is_proved_right_is_not_blamed() -> None:
-    """Scheduling decisions, which journeys could replace, are left; the other parts are not."""
+    """A proof takes one part out and leaves the others; decisions follow from the others in a replay without queues."""
     planted = planted_recording(seed=3)
     replayed = Replayed(planted.recording, ReplayMode(), planted.release.models[0], planted.release)
-    names = {one.name for one in parts_of(replayed, {})[0]}
-    assert DECISIONS in names
-    found, _left = parts_of(replayed, {DECISIONS: "equal in all 100 steps"})
-    assert {one.name for one in found} == names - {DECISIONS}
+    parts, standings = parts_of(replayed, {})
+    names = {one.name for one in parts}
+    assert names == {STEP_TIME, PRE_QUEUE, OUTPUT}
+    assert [(one.name, one.state) for one in standings] == [(DECISIONS, PROVED_RIGHT)]
+    for proved in (PRE_QUEUE, DECISIONS):
+        parts, _standings = parts_of(replayed, {proved: "equal in all 100 steps"})
+        assert {one.name for one in parts} == names - {proved}
 
 
 def test_lengths_that_the_server_counts_alike_are_proved_right(recording: Recording) -> None:
