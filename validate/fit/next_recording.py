@@ -105,10 +105,11 @@ def next_recording(entry: ModelEntry, recordings: Sequence[Recording]) -> NextRe
     v = _variance([shown for shown, _mean in fitted_on], covariance, coefficients)
     if v is None:
         return None
-    before, weighed = np.linalg.inv(covariance), []
+    before = np.linalg.inv(covariance)
+    weighed = []
     for load, steps in _loads(plans[0].engine, latency):
         shown, mean = _shown(latency, coefficients, steps)
-        after = np.linalg.inv(before + shown * (MINUTES / _SIMULATED_MINUTES) / v)
+        after = np.asarray(np.linalg.inv(before + shown * (MINUTES / _SIMULATED_MINUTES) / v), np.float64)
         weighed.append(_Weighed(load, after, mean, _of_forms(latency, record, steps)))
     if not weighed:
         return None
@@ -216,21 +217,23 @@ def _steps(trace: RequestTrace, engine: EngineConfig, latency: Latency) -> np.nd
 
 def _loads(engine: EngineConfig, latency: Latency) -> Iterator[tuple[Load, np.ndarray]]:
     """Loads that a server can carry for ``MINUTES``, each with its steps."""
-    cut = max(_FEWER_BATCHED_TOKENS, engine.max_num_seqs)
-    others: list[dict[str, int]] = [{"max_num_batched_tokens": cut}] if cut < engine.max_num_batched_tokens else []
-    for arguments, prompt, output, in_flight in product(({}, *others), _PROMPTS, _OUTPUTS, _IN_FLIGHT):
+    now, cut = engine.max_num_batched_tokens, max(_FEWER_BATCHED_TOKENS, engine.max_num_seqs)
+    budgets = (now, cut) if cut < now else (now,)
+    for budget, prompt, output, in_flight in product(budgets, _PROMPTS, _OUTPUTS, _IN_FLIGHT):
         longest = (1 + SPREAD) * (prompt + output)
         room = np.inf if engine.num_gpu_blocks is None else engine.num_gpu_blocks * engine.block_size
         if longest > engine.max_model_len or in_flight > engine.max_num_seqs or in_flight * longest > room:
             continue
-        if any(prompt < most for most in arguments.values()):  # changes hardly a step
+        if budget != now and prompt < budget:  # changes hardly a step
             continue
-        server = replace(engine, **arguments)
+        server = replace(engine, max_num_batched_tokens=budget)
         per_s = _rate(server, latency, prompt, output, in_flight)
         requests = round(per_s * 60 * MINUTES)
         if requests < _FEWEST_REQUESTS:
             continue
-        load = Load(float(f"{per_s:.2g}"), prompt, output, requests, arguments)
+        load = Load(
+            float(f"{per_s:.2g}"), prompt, output, requests, {} if budget == now else {"max_num_batched_tokens": budget}
+        )
         try:
             steps = _steps(_trace(load), server, latency)
         except SimulatorError:

@@ -71,7 +71,8 @@ def _attributed(comparison: Comparison, gaps: Gaps | None, options: str) -> tupl
     run = comparison.run
     try:
         with faults_named(run.recording.alias):
-            known = {"token_gaps": gaps, "errors": comparison.estimates, "options": options}
-            return attribute(run.recording, run.release, run.mode, **known), ""
+            return attribute(
+                run.recording, run.release, run.mode, token_gaps=gaps, errors=comparison.estimates, options=options
+            ), ""
     except ExperimentError as error:
         return None, str(error)

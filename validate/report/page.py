@@ -326,8 +326,8 @@ def _explained(evidence: Evidence, options: str) -> tuple[str, tuple[str, ...], 
     sentences = [advice.problem for advice in advised]
     if remedies:
         sentences[0] += f". Next, {remedies[0].remedy}."
-    following = remedies[0].command if remedies else _following(comparison.judgement.next, options)
-    return cause, (*sentences, *queue), following
+    command = remedies[0].command if remedies else _following(comparison.judgement.next, options)
+    return cause, (*sentences, *queue), command
 
 
 def _following(command: Command, options: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.segments import OF_CLIENT, OF_SERVER, segments_of
@@ -32,15 +32,15 @@ class Worst:
     simulated; they sum to E2E.  ``left_out``: requests without all stamps, which cannot be among them.
     """
 
-    index: Floats
-    sent_us: Floats
+    index: Int64s
+    sent_us: Int64s
     segments: dict[str, Floats]
     left_out: int
 
     @property
     def e2e_us(self) -> Floats:
         """float64[2, k]: observed and simulated."""
-        return np.sum([*self.segments.values()], axis=0)
+        return np.asarray(np.sum([*self.segments.values()], axis=0), np.float64)
 
 
 def worst_requests(run: ReplayRun) -> Worst:
