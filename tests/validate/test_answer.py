@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -106,3 +107,9 @@ def test_names_of_others_are_no_formulas_of_a_spreadsheet() -> None:
 def test_a_colour_has_one_meaning(word: str, tone: str) -> None:
     """Green is within, red beyond, magenta undecided; what is none of them is bold."""
     assert coloured_word(word).tone == tone
+
+
+def test_a_row_without_a_name_has_no_header_without_a_text() -> None:
+    """A screen reader would announce it."""
+    table = Table("", columns_named("of", "value"), [["a", 1], ["", 2]])
+    assert re.findall(r"<t([hd])\b", html(table)) == [*"hh", *"hd", *"dd"]

@@ -68,7 +68,7 @@ def _cells(table: Table, row: Sequence[Cell]) -> str:
         if column.wide:
             continue
         value = plain(cell)
-        tag, of = ("td", "") if shown else ("th", ' scope="row"')
+        tag, of = ("td", "") if shown or value == "" else ("th", ' scope="row"')
         text = "text" if column.kind == "text" else ""
         long = "long" if isinstance(value, str) and len(value) > _LONG_CELL else ""
         kinds = f' class="{" ".join(filter(None, (text, long)))}"' if text or long else ""
