@@ -5,20 +5,30 @@ Few servers draft, so this and the third of the kernel behind it are loaded for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel.flight import DRAFT_CONFIG, DRAFTED, GROUP, GROUPING, HELD, Flight
-from blis_replay.blis.kernel.state import NONE
+from blis_replay.blis.kernel.state import NONE, State
 from blis_replay.blis.kernel.step_time import KernelModel, step_duration_us
+from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.blis.speculation import Drafts
-from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
-if TYPE_CHECKING:
-    from blis_replay.blis.engine import Engine
+
+class Stepped(Protocol):
+    """An engine that is driven a step at a time (``engine.Engine``)."""
+
+    state: State
+
+    def schedule(self, until_us: int = NEVER_US) -> BatchFeatures | None:
+        """Build the next batch, if one can be scheduled before ``until_us``."""
+
+    def run(self, duration_us: int) -> None:
+        """Let it take this long."""
 
 
 def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight:
@@ -56,7 +66,7 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
     )
 
 
-def advance_to_answer(engine: Engine, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
+def advance_to_answer(engine: Stepped, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
     """As ``Engine.advance_to_answer``."""
     while True:
         batch = engine.schedule(until_us)
@@ -73,7 +83,7 @@ def advance_to_answer(engine: Engine, model: KernelModel, until_us: int, seen: i
             return False, seen
 
 
-def serve_rows(engine: Engine, row: int, last: int, table: Int64s) -> None:
+def serve_rows(engine: Stepped, row: int, last: int, table: Int64s) -> None:
     """As ``kernel.loop.serve_rows``."""
     at, requests, facts = engine.state.at, engine.state.requests, engine.state.facts
     preempted = 0

@@ -18,7 +18,7 @@ def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> 
     assert (answer.code, answer.err) == (0, "")
     text = " ".join(answer.out.split())
     assert re.search(
-        r"TTFT mean is under-predicted by 32\.\d %; 31\.\d points come from scheduling mode: the simulator schedules sync",
+        r"TTFT mean is under-predicted by 32\.\d %; 31\.\d points come from scheduling mode: the simulator schedules",
         text,
     )
     assert text.endswith("; replay it as recorded: --replay scheduling=recorded")
