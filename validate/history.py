@@ -310,11 +310,13 @@ class History:
 def history_of(entries: Sequence[Entry], experiments: Sequence[str] = ()) -> History:
     """What the lines say of these experiments (slugs or aliases), of all without any.
 
-    Raises ``ValidateError`` if they say nothing of one.
+    Raises ``ValidateError`` if they say nothing of one, or there is none.
     """
+    if not entries:
+        raise ValidateError("the history has no line; add some with `validate --record FILE`")
     for name in experiments:
         if not any(name in (entry.experiment, entry.alias) for entry in entries):
-            known = ", ".join(sorted({entry.alias for entry in entries})) or "it is empty"
+            known = ", ".join(sorted({entry.alias for entry in entries}))
             raise ValidateError(f"the history has nothing of {name}; it has: {known}")
     chosen = [e for e in entries if not experiments or {e.experiment, e.alias} & {*experiments}]
     by_key: dict[Key, list[Entry]] = {}

@@ -162,7 +162,7 @@ def _held(history: History, bound: Bound) -> tuple[Verdict, list[Line]]:
 
 def _row(entry: Entry) -> list[Cell]:
     return [
-        *(entry.experiment, entry.simulator, entry.release, entry.replay, entry.metric, entry.statistic),
+        *entry.key,
         *(entry.commit, entry.date.isoformat(), entry.verdict, entry.state),
         *(entry.error, *(entry.interval or (None, None)), entry.limit),
     ]
@@ -173,37 +173,21 @@ def _commit(commit: Commit) -> dict[str, object]:
 
 
 def _document(series: Series) -> dict[str, object]:
+    def ids(one: Stretch | Moved, *names: str) -> dict[str, object]:
+        commits = {name: getattr(one, name) for name in names}
+        return {name: commit and commit.commit for name, commit in commits.items()}
+
     names = ("experiment", "simulator", "release", "replay", "metric", "statistic")
+    of_point = ("commit", "verdict", "state", "error", "interval", "limit")
     return {
         **dict(zip(names, series.newest.key, strict=True)),
         "alias": series.newest.alias,
         "judged": series.newest.judged,
-        "points": [
-            {
-                "commit": entry.commit,
-                "verdict": entry.verdict,
-                "state": entry.state,
-                "error": entry.error,
-                "interval": entry.interval and list(entry.interval),
-                "limit": entry.limit,
-            }
-            for entry in series.entries
-        ],
-        "beyond": [
-            {
-                "first": one.first.commit,
-                "last": one.last.commit,
-                "after": one.after and one.after.commit,
-                "fixed": one.fixed and one.fixed.commit,
-            }
-            for one in series.beyond()
-        ],
+        "points": [{name: getattr(entry, name) for name in of_point} for entry in series.entries],
+        "beyond": [ids(one, "first", "last", "after", "fixed") for one in series.beyond()],
         "changes": [
             {
-                "after": one.after.commit,
-                "first": one.first.commit,
-                "earliest": one.earliest.commit,
-                "latest": one.latest.commit,
+                **ids(one, "after", "first", "earliest", "latest"),
                 "error_before": one.change.before,
                 "error_after": one.change.after,
                 "also": list(one.also),

@@ -147,6 +147,13 @@ def test_a_commit_at_which_nothing_was_judged_is_marked() -> None:
 def test_an_experiment_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ValidateError, match="mine"):
         history_of([entry(0, 0.0)], ["yours"])
+    with pytest.raises(ValidateError, match="no line"):
+        history_of([])
+
+
+def test_a_history_of_nothing_that_was_judged_is_shown() -> None:
+    nothing = entry(0, 0.0, metric="", error=None, state="absent", verdict="NOT JUDGED", judged=False)
+    assert str(history_answer("h.jsonl", history_of([nothing]))).startswith("NOT JUDGED  h.jsonl: 1 commit")
 
 
 def test_the_document_is_as_its_schema_says() -> None:
