@@ -152,7 +152,7 @@ def test_an_experiment_that_is_not_there_is_an_error() -> None:
 
 
 def test_a_history_of_nothing_that_was_judged_is_shown() -> None:
-    nothing = entry(0, 0.0, metric="", error=None, state="absent", verdict="NOT JUDGED", judged=False)
+    nothing = entry(0, 0.0, metric="", state="absent", verdict="NOT JUDGED", judged=False)
     assert str(history_answer("h.jsonl", history_of([nothing]))).startswith("NOT JUDGED  h.jsonl: 1 commit")
 
 
