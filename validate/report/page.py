@@ -293,7 +293,9 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
         remedy=remedy,
         notes=(*(sentence for sentence in beside if sentence), *map(words, notes(comparison))),
         metrics=replace(metric_table(comparison), note=INTERVALS) if latencies else None,
-        stages=stages_table(comparison, evidence.stages) if latencies and evidence.stages else None,
+        stages=replace(stages_table(comparison, evidence.stages), title="errors by load stage")
+        if latencies and evidence.stages
+        else None,
         charts=charts,
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),

@@ -432,7 +432,7 @@ def test_what_scrolls_can_be_reached_and_is_named(html: str) -> None:
 def test_every_colour_of_a_picture_is_one_of_the_page(html: str) -> None:
     """So that light, dark and paper each have their own."""
     style = read(html).named("style")[0].text
-    schemes = [set(re.findall(r"--(\w+): #", part)) for part in style.split("@media") if "--page" in part]
+    schemes = [set(re.findall(r"--(\w+): #", part)) for part in style.split("@media") if "--page: #" in part]
     assert len(schemes) == 3 and schemes[0] == schemes[1] == schemes[2]
     for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
         used = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", svg))
