@@ -323,7 +323,7 @@ def _has_length(info: Any, length: int) -> bool:
 
 
 def _fits(info: Any, value: Any) -> bool:
-    """Whether a value that holds no others is one of a type; True is no number, and 1.0 no integer."""
+    """Whether a scalar has a type; True does not count as a number, nor 1.0 as an integer."""
     if isinstance(info, inspect.UnionType):
         return any(_fits(_bare(one), value) for one in info.types)
     if isinstance(info, inspect.LiteralType):

@@ -45,8 +45,8 @@ class ArgumentDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The value of an argument where all that is said here holds; what is not said may be anything.
 
     ``device``: ``cpu`` or ``gpu``, ``gpu_gib``: least memory of the GPU, ``offline``: whether vLLM's ``LLM`` class is
-    used and not its server.  ``per_rank``: times tensor and pipeline parallelism.  ``forced``: there is no other
-    value, whatever is asked for.
+    used and not its server.  ``per_rank``: times tensor and pipeline parallelism.  ``forced``: vLLM uses
+    this value whatever is requested.
     """
 
     value: Value

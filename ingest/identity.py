@@ -74,9 +74,9 @@ Keys = NDArray[np.uint32]
 def request_keys(recording: Recording) -> Keys:
     """Sorted uint32 of the requests with latencies: a hash of each, and of each with the one sent after it.
 
-    That of one request has its prompt tokens, and TTFT and E2E in tenths of ms; that of two has both latencies of both
-    in whole ms, as files that round more or count other prompt tokens still have them.  Two runs of one load share
-    hardly any; a part of a recording shares all of its own.
+    A single request is hashed by its prompt tokens, and TTFT and E2E in tenths of ms.  A pair is hashed by its four
+    latencies in whole ms, which survive coarser rounding and other prompt token counts.  Two runs of one load share
+    hardly any key; a part of a recording shares all of its own.
     """
     rows = recording.requests.frame(["prompt_tokens", "ttft_us", "e2e_us"]).drop_nulls(["ttft_us", "e2e_us"])
     latencies = [rows[name].to_numpy() for name in ("ttft_us", "e2e_us")]
@@ -103,7 +103,7 @@ def sketch_of(recording: Recording) -> str | None:
 
 
 def shared_with(sketch: str, keys: Keys) -> float:
-    """The share of these keys that a sketch knows, 0 to 1; a text that is no sketch knows none."""
+    """The share of these keys that a sketch contains, 0 to 1; 0 for an invalid sketch."""
     try:
         known = np.frombuffer(base64.b64decode(sketch, validate=True), "<u4")
     except (binascii.Error, ValueError):

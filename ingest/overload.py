@@ -29,10 +29,10 @@ from blis_replay.ingest.served import (
 
 CHECK = "overloaded"
 FAILED_SHARE = 0.10  # of requests; more of them failed: the server could not serve them
-QUEUE_US = 1_000_000  # shorter waits, and medians of TTFT, are no queue: unqueued requests wait for a step or two
+QUEUE_US = 1_000_000  # shorter waits or median TTFT do not show a queue: unqueued requests wait for a step or two
 FEWEST = 20  # requests; of fewer, nothing is said
 _PARTS = 20  # equal lengths of time of a stage, between which the queue is counted
-_FEWEST_IN_A_PART = 2  # requests on average: 20 requests have 10 parts, of which a standard error can be known
+_FEWEST_IN_A_PART = 2  # requests on average: 20 requests make 10 parts, enough for a standard error
 # Standard errors by which the queue must have grown.  A queue at exactly the server's capacity is a random walk without
 # drift, which goes beyond three of them once in 270 stages (Student's t of 19 degrees of freedom, one side).
 _CERTAIN = 3.0
@@ -67,7 +67,7 @@ def overloaded(recording: Recording) -> tuple[bool, str]:
 
 
 def failed_share(recording: Recording) -> float | None:
-    """Failed requests over all, 0..1; published counts where there are no recorded requests."""
+    """Failed requests over all, 0..1; published counts if no requests were recorded."""
     requests = recorded_requests(recording)
     if not requests.is_empty():
         return failed_count(requests) / requests.height
@@ -200,7 +200,7 @@ class Queue:
     """How requests waited on one side.
 
     ``from_us``: arrival of the last request that found a place at once before the queue grew to the end of a load
-    stage; ``until_us``: of the first that did so again.  None if there is none.  ``longest_us``: the longest
+    stage; ``until_us``: of the first that did so again, or None.  ``longest_us``: the longest
     wait, that of the request that arrived at ``longest_at_us``; both 0 where nobody waits for a second.
     ``touched_us``: time in other queues, of over a second, that stood still or went away.
     """

@@ -61,7 +61,7 @@ def command(name: str, inputs: SimulatorInputs) -> Simulator:
 
 
 def submission(name: str, inputs: SimulatorInputs) -> Simulator:
-    """``zip:FILE``: answers of a command, kept; ``CommandError`` if there is no such file."""
+    """``zip:FILE``: stored answers of a command; ``CommandError`` if the file is missing."""
     from blis_replay.replay.submission import submission_simulator
 
     return submission_simulator(name, inputs.release)

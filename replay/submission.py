@@ -46,7 +46,7 @@ class Submission(CommandSimulator):
 
 
 def submission_simulator(text: str, release: CoefficientRelease) -> Submission:
-    """The simulator of ``zip:FILE``; raises ``CommandError`` if there is no such file."""
+    """The simulator of ``zip:FILE``; raises ``CommandError`` if the file is missing."""
     path = Path(text.removeprefix(PREFIX))
     if not path.is_file():
         raise CommandError(f"{printable(text)}: no such file; give zip:FILE")

@@ -87,7 +87,7 @@ def seen_warm_up(recording: Recording, compared: Bools, simulated_ttft_us: Int64
 # us without a first token while a request waits, from the first request of a run on: longer than any prefill.
 MIN_COLD_US = 1_000_000.0
 MIN_TIMES_FASTEST = 10.0  # ... and this many times the TTFT that a tenth of the requests is within
-_FEWEST_COLD = 20  # requests, of which a tenth tells how fast the server is without a queue
+_FEWEST_COLD = 20  # requests: the fastest tenth shows the TTFT without a queue
 
 
 def cold_start(requests: pl.DataFrame) -> Stalls | None:

@@ -26,7 +26,7 @@ _LEVELS: Mapping[Verdict, str] = {"PASS": "notice", "FITS": "notice", "FAIL": "e
 _COLOURS: Mapping[Verdict, str] = {"PASS": "#2e7d32", "FITS": "#2e7d32", "FAIL": "#b71c1c"}
 _UNKNOWN_COLOUR = "#8d6e00"
 _COLUMNS = 41  # of a dot plot, from twice the limit below to twice the limit above
-_CHARACTER_PX = 6.8  # mean width in Verdana 11, of which shields.io makes badges
+_CHARACTER_PX = 6.8  # mean width in Verdana 11, the font of shields.io badges
 
 
 def write_for_ci(folder: Path, judgements: Sequence[Judgement], not_judged: Mapping[str, str], simulator: str) -> None:

@@ -29,7 +29,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Commit:
-    """What was judged: the commit (empty outside of a repository), its date, and whether tracked files differ."""
+    """What was judged: the commit (empty outside a repository), its date, and whether tracked files differ."""
 
     commit: str
     date: datetime
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     ``recording``, ``release_hash``: SHA-256 of the data and of the coefficients; ``program``: version of blis-replay.
     ``metric``: empty where the experiment has no number that is judged.  ``judged``: whether the verdict rests on it;
-    else it is a tail.  Errors are fractions; of what is NOT JUDGED there is none.
+    else it is a tail.  Errors are fractions; NOT JUDGED has no error.
     """
 
     schema: Literal["blis-replay/history/1"] = "blis-replay/history/1"
@@ -164,9 +164,9 @@ def record(path: Path, judged: Iterable[tuple[Judgement, Verdict]], without: Ite
 
 
 def append(path: Path, entries: Iterable[Entry]) -> None:
-    """Add lines to a history, which is made if there is none; none that stands there already.
+    """Add lines to a history, created if missing; lines already in it are skipped.
 
-    Raises ``ValidateError`` for a file that is no history, ``OSError`` for one that cannot be written.
+    Raises ``ValidateError`` for a file that is not a history, ``OSError`` for one that cannot be written.
     """
     before = set(read(path)) if path.exists() else set()
     new = [entry for entry in entries if entry not in before]
@@ -181,7 +181,7 @@ def append(path: Path, entries: Iterable[Entry]) -> None:
 def read(path: Path) -> list[Entry]:
     """The lines of a history, oldest first, each once; of one commit and number the last line counts.
 
-    Raises ``ValidateError`` for a line that is none, ``OSError`` for a file that cannot be read.
+    Raises ``ValidateError`` for an invalid line, ``OSError`` for a file that cannot be read.
     """
     found: dict[tuple[str, ...], Entry] = {}
     decoder = msgspec.json.Decoder(Entry)
@@ -209,7 +209,7 @@ _MARKERS = (b"<<<<<<<", b"=======", b">>>>>>>")
 class Stretch:
     """Commits in a row at which a number is beyond its limit.
 
-    ``after``: the last before them at which it was not, None if there is none.  ``fixed``: the first after them.
+    ``after``: the last commit before them within the limit, or None.  ``fixed``: the first after them.
     """
 
     first: Commit
@@ -310,7 +310,7 @@ class History:
 def history_of(entries: Sequence[Entry], experiments: Sequence[str] = ()) -> History:
     """What the lines say of these experiments (slugs or aliases), of all without any.
 
-    Raises ``ValidateError`` if they say nothing of one, or there is none.
+    Raises ``ValidateError`` for an experiment without lines, or an empty history.
     """
     if not entries:
         raise ValidateError("the history has no line; add some with `validate --record FILE`")

@@ -85,7 +85,7 @@ class Quantity:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the error; None where there is none."""
+        """The 95 % interval of the error; None if not available."""
         one = self.estimate
         return None if one is None or not (isfinite(one.low) and isfinite(one.high)) else (one.low, one.high)
 

@@ -50,7 +50,7 @@ class Law:
     """A statement about the answers of any simulator.
 
     ``claim``: what holds; ``source``: why; ``unless``: when it does not hold.  ``tried``: the size of the error, a
-    share; raises ``NotTriedError``.  ``tolerance``: the largest error that is none.  ``excuses``: words by which a
+    share; raises ``NotTriedError``.  ``tolerance``: the largest error that still passes.  ``excuses``: words by which a
     simulator says that it does not model this.
     """
 
@@ -97,7 +97,7 @@ class Trial:
 
     @cached_property
     def load(self) -> Simulated:
-        """The answers to requests as they were recorded, none of which shares a prefix."""
+        """The answers to the recorded requests, without shared prefixes."""
         return self.served(self.requests)
 
     @cached_property
@@ -160,7 +160,7 @@ def _requests(arrival_us: Any, prompts: Any, outputs: Any, blocks: BlockKeys | N
 
 
 def _release(recording: Recording, scale: float) -> CoefficientRelease:
-    """Step times and delays, as of an 8 GB model on an H100, all ``scale`` times as long."""
+    """Step times and delays like those of an 8 GB model on an H100, all times ``scale``."""
     step, prefill, decode, context = (round(scale * ns) for ns in (6_000_000, 40_000, 20_000, 100))
     latency = LatencyModel("blackbox", step, prefill, decode, context)
     delays = Lifecycle(pre_queue_us=2_000 * scale, post_token_us=200 * scale)

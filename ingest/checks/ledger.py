@@ -81,7 +81,7 @@ _POISSON = 3.0  # standard deviations of a Poisson count
 class Entry:
     """What one source states of one quantity: ``value``, or a span of time; ``low`` to ``high``: its bounds.
 
-    ``covers``: of which requests or steps, in words.
+    ``covers``: the requests or steps it is about, in words.
     """
 
     quantity: str
@@ -429,7 +429,7 @@ def preemptions(recording: Recording) -> int | None:
 
 
 def _of_log(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
-    """Iteration lines; they may be those of other runs too, unless the log is no longer than the client's run."""
+    """Iteration lines; a log longer than the client's run may contain lines of other runs."""
     rows = recording.iterations.where("NOT dummy")
     if rows.is_empty():
         return
@@ -444,7 +444,7 @@ def _of_log(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
     if SPAN not in client:
         return
     run_us = client[SPAN].high - client[SPAN].low
-    # Computed again after a preemption, or drafted in vain: more than the client's.
+    # Includes tokens recomputed after a preemption and rejected drafts: more than the client's.
     preempted = preemptions(recording)
     if preempted is None and (sums["kv_usage"] or 1.0) < _SHORT_OF_BLOCKS:
         preempted = 0

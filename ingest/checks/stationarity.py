@@ -208,7 +208,7 @@ SELECT elapsed_us / elapsed_steps AS cycle_us, count(*) AS steps FROM intervals 
 
 
 def _median(values: pl.Series, counts: pl.Series) -> float:
-    """The median of values in ascending order of which there are so many each."""
+    """The median of ascending ``values``, each repeated ``counts`` times."""
     upto = counts.cum_sum()
     middle = [int(upto.search_sorted(place + 1)) for place in (int(upto[-1] - 1) // 2, int(upto[-1]) // 2)]
     return float(values[middle[0]] + values[middle[1]]) / 2

@@ -70,7 +70,7 @@ class Source:
     """What is read as one recording: a directory with all in it, or the files named (``paths``).
 
     ``form``: the format of its data files; empty: by their content.  ``columns`` and ``model``: as the options state
-    them, or None.  ``point``: the level of a table of load levels, from 1; 0: there are none.  ``left_out``: what lies
+    them, or None.  ``point``: the level of a table of load levels, from 1; 0 without levels.  ``left_out``: what lies
     beside the experiments of a directory and is not read, noted with the first of them.  ``alone``: it is all that was
     named.  ``part``: the requests that are meant, of all clients; None: all, of the first client's file.
     """

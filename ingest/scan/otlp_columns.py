@@ -8,13 +8,12 @@ steps, requests and journeys is worked out on whole frames.  The rules that ever
 * Ids are lower-case hex (:func:`with_plain_ids`).  A time of 0, an empty id and an empty status
   message are null, as protobuf cannot tell them from absent ones.  ``dropped_events`` is then 0.
 * Events of other names than :data:`EVENTS` are counted in ``other_events`` of their span; attributes
-  of other names are ignored.  Of an attribute given twice the last one holds.
+  of other names are ignored.  If an attribute is repeated, the last one counts.
 * An integer column takes ``intValue`` (number or decimal string, 64 bits exact) and a
-  ``doubleValue`` without fraction below 2^53; a float column takes either, NaN and infinities too; a string
+  ``doubleValue`` without fraction below 2^53.  A float column takes either, NaN and infinities too.  A string
   column takes ``stringValue``.  An attribute without a value is null.
-* A known attribute of another type, a number beyond int64, a time before 1970: the event (or the span,
-  with its events) is left out and rejected with its place.  Whether a number makes
-  sense is not the decoder's concern.
+* A known attribute of another type, a number beyond int64, or a time before 1970 rejects the event (or
+  the span, with its events), with its place.  Decoders do not check whether a number is plausible.
 """
 
 from __future__ import annotations

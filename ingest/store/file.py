@@ -62,8 +62,8 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
     While another process has it open, this one waits, and says so.  Raises ``StoreError`` (one line, with the remedy)
-    if it is absent and ``read_only``, locked for longer than ``LOCK_TIMEOUT_S``, not a store of this schema version,
-    damaged (even when that shows later, inside the context), or if its folder cannot be written.
+    if it is absent and ``read_only``, locked for longer than ``LOCK_TIMEOUT_S``, not a store of this schema version
+    or damaged, or if its folder cannot be written.  Damage may show only later, inside the context.
     """
     path = Path(path)
     _refuse_no_file(path)

@@ -200,7 +200,7 @@ def _old_scheduler(framework: str) -> bool:
 
 
 def fitted_factor(case: Case) -> float | None:
-    """The factor on operator times with which the mean TPOT of a run is its audited one; None if there is none."""
+    """The factor on operator times that gives a run its audited mean TPOT; None if not available."""
     if not isinstance(case.entry.latency, OperatorModel) or ("tpot", "mean") not in case.run.audited_us:
         return None
     low, high, wanted = 1 / _MOST_FACTOR, _MOST_FACTOR, case.run.audited_us["tpot", "mean"]

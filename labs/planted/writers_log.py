@@ -12,9 +12,9 @@ from blis_replay_labs.planted.experiment import SyntheticTruth
 
 VERSION = "0.15.1"
 INTERVAL_US = 10_000_000
-# The hit rate is that of so many requests.
+# Requests in the window of the prefix cache hit rate.
 WINDOW_REQUESTS = 1_000
-# It was started so long before the first request.
+# Server start, relative to the first request.
 _START_US = -90_000_000
 _OF_THE_ENGINE = ("core.py:96", "kv_cache_utils.py:1305")
 

@@ -189,7 +189,7 @@ def generalize(
 
     ``form`` ``physical``: coefficients that all models share, on each architecture of
     ``architectures`` (by model name); ``per-model``: a line for each model, which can leave out
-    workloads only.  ``gpus``: as of ``gpu_named``.
+    workloads only.  ``gpus``: see ``gpu_named``.
     ``pool``: of ``map_jobs``.
     Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
     there is nothing to leave out.

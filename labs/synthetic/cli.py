@@ -49,7 +49,7 @@ def simulate_requests(
 ) -> Answer:
     """Simulate a request table or a recording on the engine of a file, and write its tables.
 
-    ``settings``: engine arguments in place of the file's, and the load, as of ``--set``.  ``out``: gets
+    ``settings``: overrides of the file's engine arguments and of the load, like ``--set``.  ``out``: gets
     requests.parquet, steps.parquet and summary.json.  Several ``instances`` stand behind a router.
     """
     mode = mode_with(settings)

@@ -67,8 +67,8 @@ def read_request_table(path: Path, block_size: int, *, arrivals: bool = True) ->
 
     Columns: ``arrival_us``, ``arrival_ms`` or ``arrival_s``, ``prompt_tokens``, ``output_tokens``; optional
     ``request_id``, ``priority`` (lower first), ``cached_tokens`` (of the prompt, known beforehand), ``session`` (its
-    requests are turns of one client in a closed loop), and ``block_keys`` or ``hash_ids``: an integer for each full
-    block of ``block_size`` tokens, equal where the tokens of that block are equal; in CSV separated by spaces.
+    requests are turns of one client in a closed loop), and ``block_keys`` or ``hash_ids``.  These hold an integer per
+    full block of ``block_size`` tokens, equal for blocks with equal tokens; in CSV separated by spaces.
     ``arrivals``: whether requests need one; without, and if one has none, all come at 0 in the order of the file.
     Raises ``RecordingError``, one line with file and line, for what is amiss.
     """

@@ -83,7 +83,7 @@ def with_schema(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def error_json(code: int, text: str) -> str:
-    """What stands on standard output in place of an answer in JSON: why there is none."""
+    """The JSON error that replaces an answer on standard output."""
     from blis_replay.validate.text.answer import page_json
 
     return page_json(with_schema("error", {"error": {"exit_code": code, "kind": _KINDS[code], "message": text}}))

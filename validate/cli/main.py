@@ -288,7 +288,7 @@ def _exit_code(interrupts: Sequence[int]) -> int:
         return _complain(f"{where}{error.strerror or error}; check the path and the room left there", BAD_DATA)
     except MemoryError as error:
         return _complain(f"memory is short ({error or 'no more is given'}); free some, or ask for less", BAD_DATA)
-    except (Exception, SystemExit) as error:  # of which the second: a library that would end the program with 1
+    except (Exception, SystemExit) as error:  # SystemExit: a library that would end the program with 1
         if interrupts:
             return _interrupted()
         _drop_output()
@@ -331,7 +331,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def _answer_in_json(text: str, code: int) -> None:
-    """Why there is no answer, on standard output, where JSON was asked for."""
+    """Print the error as JSON to standard output, if JSON was requested."""
     if not _asks_for_json(sys.argv[1:]):
         return
     from blis_replay.validate.cli.answers import error_json
@@ -347,7 +347,7 @@ def _asks_for_json(words: Sequence[str]) -> bool:
 
 def _drop_output() -> None:
     """Send what is still buffered nowhere, so that the interpreter does not fail on it again at its end."""
-    with suppress(OSError, AttributeError):  # there is no such descriptor, or no standard output
+    with suppress(OSError, AttributeError):  # descriptor or standard output missing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -107,7 +107,7 @@ def validate_verb(
         raise click.UsageError("name experiments, or use --all")
     if choice.startswith("blis") and blis_binary is None:
         raise click.UsageError(f"--simulator {choice}: the BLIS binary is not named; give --blis-binary PATH")
-    if not timeout_s > 0:  # not a number is no limit either
+    if not timeout_s > 0:  # also rejects nan
         raise click.UsageError(f"--simulator-timeout {timeout_s} is not a time; give seconds")
     if laws and (len(names) != 1 or by_stage or repeats or objectives or history or ci or window != (0.0, 1.0)):
         raise click.UsageError("--laws judges no recording; name one that lends its requests, and no other option")

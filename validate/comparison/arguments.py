@@ -1,8 +1,8 @@
 """Which engine arguments of a replay nobody recorded, as far as they change it, and which contradict each other.
 
-An assumed value is named only where the replay shows that another one would matter: a bound when the replay reached
-the least value that vLLM could have taken by itself, memory when it could have been short, the rest when what it
-governs took place.  A bound that someone set below vLLM's defaults is not suspected.
+An assumed value is named only if the replay shows that another one would matter.  For a bound: the replay reached the
+smallest default that vLLM could have used.  For memory: it could have been short.  For the rest: what the argument
+governs happened.  Bounds that someone may have set below vLLM's defaults are not considered.
 """
 
 from __future__ import annotations

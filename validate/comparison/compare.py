@@ -215,7 +215,7 @@ def light(comparison: Comparison) -> Comparison:
 
 
 def requests_of_both(a: Side, b: Side, selection: Selection) -> Bools | None:
-    """bool[n]: requests of the selection that both sides have; None of different recordings, or if there are none."""
+    """bool[n]: requests of the selection that both sides have; None without any, or for different recordings."""
     if a.requests is None or b.requests is None or a.recording.content_hash != b.recording.content_hash:
         return None
     both = a.requests & b.requests & selection.of(a.recording.requests)

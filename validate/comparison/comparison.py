@@ -57,7 +57,7 @@ class MetricCell:
 
     A side that cannot give it is None, with a ``reason``; ``between_us`` are bounds of A where it has only
     those.  ``unusable``: the instrument check that forbids A's number, which is then None.  ``derived``: how A's
-    number follows from others, where it is not stated.
+    number follows from others, if not recorded directly.
     """
 
     a_us: float | None
@@ -108,7 +108,7 @@ class Comparison:
     change the replay.  ``use``: what the coefficients were fitted on, as far as the recording is concerned.
     ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``capacity``: what of a run that
     had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
-    of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
+    of a replay of a whole run, if every step was recorded.  ``draws``: of a run whose requests are reconstructed,
     the errors of many reconstructions.  ``repeats``: of this load, where others were recorded.
     ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
     ``pace``: by which share the server's steps take longer than the coefficients say, of a whole run with its steps.
@@ -139,7 +139,7 @@ class Comparison:
 
     @property
     def run(self) -> ReplayRun:
-        """The replay that side B is; raises ``ValueError`` if it is none."""
+        """Side B as a replay; raises ``ValueError`` if it is a recording."""
         if self.replay is None:
             raise ValueError("side B of this comparison is not a replay")
         return self.replay
@@ -309,7 +309,7 @@ class Comparison:
 
     @property
     def _nothing(self) -> Remark:
-        """Why there is no number to judge by."""
+        """Why no number can be judged."""
         if not self.overloaded:
             return remark("no_number")
         if self.ground_truth != RECORDED:
@@ -318,7 +318,7 @@ class Comparison:
 
 
 def rejecting_files(recording: Recording) -> list[SourceFile]:
-    """Files of requests of which records were rejected when they were read."""
+    """Request files with rejected records."""
     rejecting = [file for file in recording.files if file.rejected_count]
     if not rejecting:
         return []

@@ -24,7 +24,7 @@ from blis_replay.validate.experiment import (
 )
 from blis_replay.validate.metrics.observed import pooled_gaps
 
-# What a side rests on, by name: two of them can be told apart by it.
+# The inputs of a side by name, to distinguish two sides.
 Inputs = dict[str, str]
 
 SIMULATORS = ("embedded", "blis")
@@ -54,8 +54,8 @@ def side_of(store: Store, name: str, choice: Choice) -> Side:
     """The side that a name stands for.
 
     A simulator (``embedded``, ``blis``), ``EXPERIMENT@RELEASE``, a release (by name or ``.yaml`` file), or an
-    experiment.  Raises ``UnknownNameError`` for what is none of these or lacks its experiment, and as ``replay`` and
-    ``load_release`` do.
+    experiment.  Raises ``UnknownNameError`` for any other name or a missing experiment, and what ``replay`` and
+    ``load_release`` raise.
     """
     if name in SIMULATORS:
         experiment = _experiment(choice, f"the simulator {name}")
@@ -155,7 +155,7 @@ def only_on_one_side(one: Inputs, other: Inputs) -> list[str]:
 def _coefficients(entry: ModelEntry) -> Inputs:
     try:
         latency = format_latency(entry.latency)
-    except ReleaseError:  # observed cycles are no coefficients
+    except ReleaseError:  # observed cycles have no coefficients
         latency = {"kind": "observed cycles"}
     delays = {f"delay {name}": f"{getattr(entry.lifecycle, f'{name}_us'):g} us" for name in DELAYS}
     return {**{f"step time {name}": str(value) for name, value in latency.items()}, **delays}

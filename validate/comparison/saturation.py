@@ -51,7 +51,7 @@ class Saturation:
 
     ``from_us``, ``until_us``: between them the recording is overloaded and latencies measure its queue, None: nowhere,
     or until the end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``outside``: bool[requests], those
-    outside of that stretch that both sides finished.  ``share_before``: the share of the run, by arrivals, that lies
+    outside that stretch that both sides finished.  ``share_before``: the share of the run, by arrivals, that lies
     before ``from_us``, rounded down to hundredths; 0 of fewer than 20 requests.  ``answered``: whether requests that
     waited for an answer wait for the simulated one.
     """
@@ -70,7 +70,7 @@ class Saturation:
 
 
 def saturation(run: ReplayRun) -> Saturation | None:
-    """What can be said of queues in a recording and its replay; None where there is none, or none can be seen.
+    """The queues of a recording and its replay; None without a visible queue.
 
     Needs requests recorded one by one and a simulator that reports steps.
     """
@@ -197,7 +197,7 @@ def capacity(
 ) -> tuple[Measure, ...]:
     """What of a run beyond its capacity can be judged; empty if nothing can.
 
-    ``itl_us``: its mean, observed and simulated, over so many ``requests``.  ``unusable``: metrics that instrument
+    ``itl_us``: its mean over ``requests`` requests, observed and simulated.  ``unusable``: metrics that instrument
     checks forbid.
     """
     if requests < FEWEST:

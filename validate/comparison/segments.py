@@ -74,7 +74,7 @@ class Segments:
     """The segments of the requests ``request_index`` (int64[m]), in the order of the way.
 
     ``merged``: what a side lacks, and where it is counted.  ``source``: what A's stamps are from.
-    ``left_out``: compared requests of which a stamp is missing.
+    ``left_out``: compared requests with a missing timestamp.
     """
 
     source: str
@@ -149,7 +149,7 @@ def timeline_of_run(run: ReplayRun) -> RequestTimeline:
         first, second, third = (stamp.astype(np.float64) for stamp in served)
         stamps = (taken_in_us, first, second, third)
     elif run.simulated.scheduled_us is not None:
-        # It has no delays outside of its engine, or does not tell them apart.
+        # It has no delays outside its engine, or does not separate them.
         stamps = (sent_us, sent_us + run.simulated.scheduled_us, sent_us + run.ttft_us, sent_us + run.e2e_us)
     return RequestTimeline(
         sent_us=sent_us,
@@ -162,7 +162,7 @@ def timeline_of_run(run: ReplayRun) -> RequestTimeline:
 
 
 def segment_frame(segments: Segments) -> pl.DataFrame:
-    """A row a request and segment of a replay: their names, and us observed, simulated and of the difference."""
+    """One row per request and segment of a replay: names, and observed, simulated and difference in us."""
     return pl.concat(
         pl.DataFrame(
             {

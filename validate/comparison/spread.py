@@ -57,7 +57,7 @@ def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> di
     """By slug, the repeats of its load, where it has any.
 
     ``repeats``: as ``select_experiments``; each belongs to the experiments whose load it has.  Raises
-    ``NothingToJudgeError`` for one that repeats none of them, ``UnknownExperimentError`` for a name that is none.
+    ``NothingToJudgeError`` for one that repeats none of them, ``UnknownExperimentError`` for an unknown name.
     """
     if not repeats:
         return {}
@@ -236,7 +236,7 @@ def _numbers_us(run: ReplayRun, chosen: Bools, cells: Sequence[MetricStatistic])
 
 
 def unsure_of(run: ReplayRun | None) -> float:
-    """How far what a replay simulated may be off, as a share, because its steps lie outside of what was fitted."""
+    """Possible error of a replay, as a share, from steps outside the range of the fit."""
     return 0.0 if run is None or run.outside is None else run.outside.unsure
 
 

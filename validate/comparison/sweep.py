@@ -109,7 +109,7 @@ def _aggregate(recording: Recording, metric: str, statistic: str) -> list[float]
 
 
 def _lengths(recording: Recording) -> list[float]:
-    """Mean prompt and output; 0 where it is not stated."""
+    """Mean prompt and output tokens; 0 if unknown."""
     names = (("prompt_tokens",), ("output_tokens", "output_tokens_reported"))
     return [next((v for name in of for v in _aggregate(recording, name, "mean")), 0.0) for of in names]
 

@@ -136,7 +136,7 @@ def validate_many(
     """Validate experiments, with their ``stages``, and store whole runs.
 
     ``ships``: the embedded engine takes the release that ships for each experiment.  ``repeats``: recordings of the
-    same loads, as ``repeats_of``.  ``objectives``: as of ``compare_experiment``.  ``store``: the file, which this
+    same loads, as ``repeats_of``.  ``objectives``: as for ``compare_experiment``.  ``store``: the file, which this
     process must not have open: several processes read it side by side, each the experiment that it is about.
     ``names``: as ``named_experiments``.  ``pool``: of ``map_jobs``.  Raises why the simulator has no answer for the one
     experiment that is named; of several, the reason is returned.

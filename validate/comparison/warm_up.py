@@ -15,7 +15,7 @@ from blis_replay.validate.metrics.observed import Selection, on_both_sides
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The first ``requests`` with latencies, the last of which came at ``until_us`` of the run.
+    """The first ``requests`` with latencies, until ``until_us`` (arrival of the last one in the run).
 
     ``late_us``: by how much the median of them came later than simulated.  ``p99_without``: error of TTFT at p99 over
     the others.  ``stalls``, ``stalled_us``: how many stalls they show, and how long together; ``p99_replayed``: error

@@ -298,7 +298,7 @@ def _steps_off(recording: Recording, entry: ModelEntry) -> float | None:
     of_another_run = f"{ledger.SPAN}: {ledger.STEP_RECORDS}"
     unusable = [f for f in recording.findings if f.severity == "unusable"]
     contradicted = [f for f in unusable if f.metric == "step_time" or of_another_run in f.measured]
-    # Requests that the client lacks are no fault of the steps.
+    # Step records are not at fault for requests that the client lacks.
     if any(
         f.check != ledger.CHECK or of_another_run in f.measured or not any(ledger.CLIENT in name for name in f.measured)
         for f in contradicted

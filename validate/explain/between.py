@@ -1,7 +1,7 @@
 """Why two recordings differ: the load, engine arguments, the prefix cache, the scheduling, or the pace of the steps.
 
-The same hypotheses as on an error, held against the change from one server to the other: each is what B recorded in
-place of what A did, in replays with one set of coefficients, and its share of the simulated change its Shapley value.
+The hypotheses are those on an error, tested against the change from one server to the other.  Each replaces what A
+recorded with what B did, in replays with one set of coefficients.  Its share of the change is its Shapley value.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def why_different(
 ) -> Why:
     """What the changes come from, observed B over A less one by number.
 
-    ``release``: coefficients of both servers, of which only ratios are used.  Raises ``NothingToJudgeError`` for two
+    ``release``: coefficients for both servers; only ratios are used.  Raises ``NothingToJudgeError`` for two
     models, and what ``replay`` raises.
     """
     for name in ("model", "tensor_parallelism"):

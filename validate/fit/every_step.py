@@ -1,12 +1,12 @@
 """Coefficients from recordings of every step, by the recorder or by the server's log: nothing is searched for.
 
-Each step says what it computed and how long it took: its cost is a line through all of them, or a roofline where few
-prompt tokens ride free under the reading of the weights.  Each request says when it was sent, queued and had its
+Each step says what it computed and how long it took.  The cost is a line through all steps, or a roofline if few
+prompt tokens are hidden by the reading of the weights.  Each request says when it was sent, queued and had its
 tokens: the delays around the engine are differences.
 
 A log counts requests and tokens of each iteration, and says how long the engine waited for the model.  The counts tell
 which requests were in it (``ingest.steps.followed``).  What the engine does between two waits is not in the log.  But
-the server measured each request from its first token to its last, which is the sum of the cycles between: a line
+the server measured each request from its first token to its last, which is the sum of the cycles between.  A line
 through these sums gives a share per step and one per request in it.
 """
 

@@ -239,8 +239,8 @@ class _Search:
     def settled(self, x: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """The final search: vector, mean residuals around it, slopes of each plane, standard error of the vector.
 
-        Slopes (per unit of a coefficient) are of wide planes, levels of narrow ones: where a queue builds up, residuals
-        are curved, and their mean over a wide plane is not their level in its middle.  Each step has some chance left.
+        Slopes (per unit of a coefficient) come from wide planes, levels from narrow ones.  Where a queue builds up,
+        residuals are curved: their mean over a wide plane is not their level in its middle.  Steps remain noisy.
         After the burn-in the point is the mean of the goals of all steps so far (Robbins and Monro 1951).
         """
         points, levels, goals, planes = [], [], [], list[Floats]()

@@ -30,7 +30,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 
 MINUTES = 5
-# Of these so many are simulated, as the rest is alike.
+# Simulated part of these minutes; the rest is alike.
 _SIMULATED_MINUTES = 2
 _SEED = 1
 # Mean tokens of prompts and outputs, and requests in flight, of the loads that are weighed up.
@@ -242,7 +242,7 @@ def _loads(engine: EngineConfig, latency: Latency) -> Iterator[tuple[Load, np.nd
 
 
 def _rate(engine: EngineConfig, latency: Latency, prompt: int, output: int, in_flight: int) -> float:
-    """Requests per second that keep so many in flight (Little's law), where each step has its share of prompts."""
+    """Requests per second that keep ``in_flight`` running (Little's law), with prompts spread evenly over steps."""
     share = in_flight / output
     tokens = min(share * prompt, engine.max_num_batched_tokens - in_flight)
     context = in_flight * (prompt + output / 2)

@@ -53,7 +53,7 @@ class StepError:
 
 
 def step_cycles(recording: Recording) -> RecordedSteps:
-    """The cycles of consecutive sampled steps of a busy engine.  Raises ``ValidateError`` where there are none.
+    """The cycles of consecutive sampled steps of a busy engine.  Raises ``ValidateError`` without any.
 
     A synchronous engine schedules the next step when the batch of the earlier one is done; under asynchronous
     scheduling the later step is long in coming if it has a prefill.

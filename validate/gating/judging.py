@@ -124,7 +124,7 @@ def _standing(job: GateJob, judgement: Judgement) -> tuple[Standing, str]:
 
 
 def _judged(judgement: Judgement, comparison: Comparison, policy: Policy) -> list[Check]:
-    """The judgement as checks: why there is none, what must not be used, each number.
+    """The judgement as checks: why it is missing, what must not be used, each number.
 
     A number that a policy states must be there; of the usual ones those that the recording states are judged.
     """

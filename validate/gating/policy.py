@@ -82,7 +82,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What must have been judged: at least so many experiments, and one of each of these models."""
+    """What must have been judged: the least number of experiments, and models with at least one each."""
 
     experiments: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     models: tuple[Text, ...] = ()

@@ -1,9 +1,9 @@
 """Where the mean of a series changes: E-divisive, as performance histories use it.
 
-A series is split where the energy distance between what comes before and a stretch behind it is largest, if random
-orders of the same values rarely have as large a one; then each part again (Matteson and James 2014, JASA 109:334-345;
-for CI Daly et al. 2020, ICPE, and Fleming et al. 2023, ICPE, "Hunter").  Values are taken to be independent: of a
-series whose noise has memory, more changes are found than there are.  `blis-replay verify --changes` measures power,
+A series is split where the energy distance between the values before and a stretch after is largest, if a permutation
+test finds it significant.  Each part is then split again (Matteson and James 2014, JASA 109:334-345; for CI Daly et
+al. 2020, ICPE, and Fleming et al. 2023, ICPE, "Hunter").  Values are assumed independent: autocorrelated noise yields
+false changes.  `blis-replay verify --changes` measures power,
 delay and false alarms.
 """
 
@@ -17,13 +17,13 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 
-# Of so many random orders at most one may be split as clearly, so one series in a hundred without a change has one.
+# Permutations, and how many may split as clearly: a false alarm in 1 % of series without a change.
 PERMUTATIONS, MAX_AS_CLEAR = 199, 1
 SEED = 48
 # Values on either side of a split, without which no order is rare enough.
 FEWEST = 2
-# A simulator without noise: of so many values at least this share equals the one before.  Chosen: of a simulator that
-# gives one of two answers by chance, 2 % of series of ten look so.
+# A simulator counts as noiseless from this number of values on, if this share of them equals the one before.  Chosen: a
+# simulator that gives one of two answers by chance passes in 2 % of series of ten.
 _FEWEST_EXACT, _MOSTLY_EQUAL = 8, 0.8
 _EQUAL_WITHIN = 1e-9  # of a relative error: below what a history keeps
 # The gate's margin: a smaller change of a relative error is not reported.

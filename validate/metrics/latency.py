@@ -58,7 +58,7 @@ class LatencySamples:
 
     @property
     def decode_us(self) -> Values:
-        """[n]: first to last output token, 0 where there is no gap."""
+        """[n]: first to last output token, 0 without a gap."""
         return np.where(self.gaps > 0, self.e2e_us - self.ttft_us, 0)
 
     @property
@@ -88,7 +88,7 @@ def terms(samples: LatencySamples, metric: str) -> tuple[NDArray[np.float64], ND
 
 
 def number(samples: LatencySamples, cell: MetricStatistic) -> float:
-    """One number of the samples in us; nan where there is none or it is not ``of_requests``."""
+    """One number of the samples in us; nan without samples or if not ``of_requests``."""
     metric, statistic = cell
     values, counts = terms(samples, metric)
     if not of_requests(cell) or not counts.any():
@@ -99,7 +99,7 @@ def number(samples: LatencySamples, cell: MetricStatistic) -> float:
 
 
 def numbers_of(samples: LatencySamples) -> dict[str, dict[str, float]]:
-    """All that ``number`` can say of the samples, us by metric and statistic; absent where there is none."""
+    """Every available ``number`` of the samples, us by metric and statistic."""
     numbers = {metric: {name: number(samples, (metric, name)) for name in STATISTICS} for metric in METRICS}
     return {metric: {s: us for s, us in of.items() if not np.isnan(us)} for metric, of in numbers.items()}
 

@@ -45,7 +45,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Number:
-    """One number of one side in us; None with the ``reason`` where there is none.
+    """One number of one side in us; None with the ``reason`` if not available.
 
     ``between_us``: bounds, where only those are known.  ``unusable``: the instrument check that forbids the number.
     ``derived``: how it follows from other numbers, where the recording does not state it.
@@ -84,7 +84,7 @@ class Observed:
 
 
 def read_observed(store: Store, slug: str) -> Observed:
-    """A stored experiment; raises ``UnknownExperimentError`` if there is none of that slug."""
+    """A stored experiment; raises ``UnknownExperimentError`` for an unknown slug."""
     return Observed(read_stored(store, slug), pooled_gaps(store, slug))
 
 

@@ -30,7 +30,7 @@ FEWEST_BLOCKS = 4
 class Blocks:
     """Blocks of rows: ``number``, int64[rows], counts from 0, those of one stratum in a row.
 
-    ``stratum``: int64[blocks]; blocks are drawn from their own stratum, because which strata there are is no chance.
+    ``stratum``: int64[blocks]; blocks are drawn from their own stratum, because the strata are not random.
     ``memory``: by what factor the variance of a mean is larger because neighbouring blocks are alike: a slow second
     makes a queue that outlasts it.
     """

@@ -2,10 +2,10 @@
 
 The error of a mean is a ratio of means, simulated over observed, less one.  To first order each request adds
 ``(s - (1 + e) o) / sum(o)`` to it, so what both sides share cancels before anything is widened.  Requests that are
-served together share steps, and a slow second delays all that queue behind it: drawn one by one they would make an
+served together share steps, and a slow second delays all that queue behind it.  Drawn one by one they would make an
 interval several times too narrow.  So only the slow part of the additions over the run counts: their first few cosines
-("equal-weighted cosines", Lazarus, Lewis, Stock and Watson 2018), with Student's t of as many degrees of freedom as
-there are cosines.  Few cosines see the longest memory and pay with a large t; more see less; the widest answer counts.
+("equal-weighted cosines", Lazarus, Lewis, Stock and Watson 2018).  Student's t has one degree of freedom per
+cosine.  Few cosines see the longest memory and pay with a large t; more see less; the widest answer counts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.validate.metrics.latency import LEVELS, LatencySamples, MetricStatistic, number, terms, values_of
 
 CONFIDENCE = 0.95
-# A run has one slowest cosine per so many residences, within these bounds; runs shorter than `_SHORT` have one.
+# Residences per slowest cosine, and bounds of the number of these cosines; runs shorter than `_SHORT` have one.
 _RESIDENCES, _FEWEST, _MOST, _SHORT = 4, 2, 6, 4
 # Numbers of cosines, as multiples of the slowest ones.
 _MULTIPLES = (1, 2, 4)
 # Residences at the start of a run in which the server fills and warms up: a load stage of its own.
 _RAMP = 1.5
-# Requests: fewer are no stage.
+# Minimum requests of a ramp, and of what follows it.
 _RAMP_REQUESTS = 8
 # Requests: fewer give no interval.  Of parts of noisy runs the interval of E2E holds the error in 88 to 92 % from 20
 # requests on; with 9 to 16 requests and more than one degree of freedom in 72 to 86 %.
 MIN_REQUESTS = 20
-# A quantile is tried without each of so many stretches of the run.
+# Stretches of the run; a quantile is tried without each.
 _STRETCHES = 6
-# The requests around a quantile: so many times as many as are beyond it.
+# Requests around a quantile, as a multiple of those beyond it.
 _TAIL = 3.0
 
 
@@ -96,7 +96,7 @@ def _of_runs(within: float, degrees: float, between: float, free: int) -> tuple[
 
 
 def change_of_runs(once: Estimate, a: Sequence[float], b: Sequence[float]) -> Estimate:
-    """The change from one server to another of which several runs were recorded: mean of b over mean of a, less one.
+    """The change between two servers with several recorded runs: mean of b over mean of a, less one.
 
     ``once``: the change from the first of a to the first of b, by their requests.  ``a``, ``b``: what each run
     observed.  How far the runs of a side differ counts for both.
@@ -144,7 +144,7 @@ class TimeOrder:
     """Rows (requests, or parts of a run) in order of time, stage by stage.
 
     ``stage``: int64[rows], from 0, in order of time.  ``slowest``: int64[stages], how many cosines see the longest
-    memory in each.  Each stage has a level of its own, because which stages there are is no chance.  ``ramp``: the
+    memory in each.  Each stage has a level of its own, because the stages are not random.  ``ramp``: the
     first stage is the start of the run; its variance counts, but gives no degree of freedom.
     """
 
@@ -227,7 +227,7 @@ def _stage_order(arrival_us: Int64s, stage: Int64s, e2e_us: Floats | Int64s) -> 
 def error_estimates(
     order: TimeOrder, observed: LatencySamples, simulated: LatencySamples, errors: Mapping[MetricStatistic, float]
 ) -> dict[MetricStatistic, Estimate]:
-    """The interval of each error, over requests of which both sides have the latencies.
+    """The interval of each error, over requests with latencies on both sides.
 
     ``errors``: as the table has them, by metric and statistic.
     """
@@ -265,8 +265,8 @@ def change_estimates(
 ) -> dict[MetricStatistic, Estimate]:
     """The change of each absolute error from the baseline to the candidate, fractions of the observed value.
 
-    ``candidate``, ``baseline``: simulated latencies of the same requests.  ``observed``: recorded ones, None where
-    there are none.  ``errors``: of the candidate.  ``confidence``: of the intervals.
+    ``candidate``, ``baseline``: simulated latencies of the same requests.  ``observed``: recorded ones, None if
+    missing.  ``errors``: of the candidate.  ``confidence``: of the intervals.
 
     In ``c - b`` of the signed errors c and b the noise of the recording cancels, in ``c + b`` it counts twice; the
     change |c| - |b| is one or the other, and never more than |c - b|.  So its sign is that of ``c + b`` times that of

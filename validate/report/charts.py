@@ -165,7 +165,7 @@ def _end_s(evidence: Evidence) -> float | None:
 
 
 def _worst(evidence: Evidence) -> Worst | str:
-    """The requests that are off by most, or why there are none to show."""
+    """The requests with the largest errors, or why they cannot be shown."""
     if not evidence.compared.any():
         return _NO_REQUESTS
     if evidence.comparison.overloaded or _forbidden(evidence) & {"e2e", "ttft"}:

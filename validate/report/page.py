@@ -64,7 +64,7 @@ _COLOURS = {"within": "pass", "beyond": "fail", "undecided": "undecided", "absen
 def strip(quantities: Sequence[Quantity], tails: Sequence[Quantity], name: str, title: str) -> str:
     """Errors as dots with their intervals, each divided by its own limit; ``tails``, which judge nothing, are hollow.
 
-    ``name``: of the drawing, of which a page has one; ``title``: what a screen reader says first.
+    ``name``: of the drawing, unique on a page; ``title``: what a screen reader says first.
     """
     y, band = _HEIGHT / 2, _place(1.0, 1.0) - _WIDTH / 2
     parts = [
@@ -222,8 +222,8 @@ def _words(kind: str, named: object) -> list[tuple[Cell, ...]]:
 class Section:
     """One experiment as the page shows it: sentences and tables, not yet escaped.
 
-    ``before``: the row with another release, or why there is none.  ``cause``: of the largest error, in a few words.
-    ``why``: what explains the verdict; ``remedy``: the command to run next, empty if there is none.  ``notes``: what
+    ``before``: the row with another release, or why it is missing.  ``cause``: of the largest error, in a few words.
+    ``why``: what explains the verdict; ``remedy``: the command to run next, or empty.  ``notes``: what
     the numbers rest on.  ``trace``: the command that writes the timeline of the worst request.
     """
 

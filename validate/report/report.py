@@ -119,7 +119,7 @@ def _with_history(section: Section, history: History | None) -> Section:
 
 
 def _before(store: Store, slug: str, job: _Job, evidence: Evidence) -> Before | str | None:
-    """The row with the baseline, or why there is none; None where none is asked for."""
+    """The row with the baseline, or why it is missing; None without a baseline."""
     if job.baseline is None:
         return None
     try:

@@ -6,7 +6,7 @@ from blis_replay.ingest.tables import NUMBERS, Cell, Kind, Number, Value, plain
 
 
 def number_text(value: float | None, how: Number | str) -> str:
-    """A number as ``how`` says, which may be the name of one of NUMBERS; what rounds to 0 is 0, ``-`` is none."""
+    """A number as ``how`` says, which may be the name of one of NUMBERS; what rounds to 0 is 0, None is ``-``."""
     if value is None:
         return "-"
     number = NUMBERS[how] if isinstance(how, str) else how
@@ -46,7 +46,7 @@ def time_unit(longest_us: float) -> tuple[float, str]:
 
 
 def time_text(value_us: float | None) -> str:
-    """A time with its unit and three or four digits: ms, from ten seconds on s; ``-`` where there is none."""
+    """A time with its unit and three or four digits: ms, or s from ten seconds on; ``-`` for None."""
     if value_us is None:
         return "-"
     unit_us, unit = time_unit(value_us)
@@ -65,12 +65,12 @@ def quantity_text(value: float | None, unit: str) -> str:
 
 
 def in_ms(value_us: float | None) -> float | None:
-    """A time in ms for programs, to the ns; None where there is none."""
+    """A time in ms for programs, rounded to the ns; None if not available."""
     return None if value_us is None else round(value_us / 1000, 6)
 
 
 def by_type(value: Value) -> str:
-    """A value of which nothing more is known than its type."""
+    """Format a value by its type alone."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

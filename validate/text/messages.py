@@ -154,7 +154,7 @@ def _client_limits(limits: Sequence[tuple[int | None, float, int]], answered: bo
 
 
 MESSAGES: Mapping[str, Callable[..., str]] = {
-    # Why there is no verdict, and what would decide.
+    # Why the verdict is missing, and what would decide.
     "unusable": lambda check, message: f"{check}: {message}",
     "without_latencies": lambda requests, all: f"only {requests:,} of {all:,} requests have latencies",
     "rejected": lambda rejected, all: (

@@ -80,7 +80,7 @@ class _Run:
 
     The column ``itls`` has, per request, the place of its gaps in the flat file and their number.  ``held_back``:
     requests that the client itself delayed, the longest by ``longest_s``.  ``placed``: how start times were rebuilt;
-    ``e2es_s``: rebuilt with them if there are no gaps; ``unplaced``: why requests have no place.
+    ``e2es_s``: rebuilt with them if gaps are missing; ``unplaced``: why requests have no place.
     """
 
     scalars: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from blis_replay.ingest.readers.documents import section, text, whole
 
-SEVERAL = "several"  # groups that are not told apart
+SEVERAL = "several"  # groups that are not distinguished
 _GROUP = re.compile(r"(full|window|chunk|state)(?: (\d{1,9}))?(?: x ?(\d{1,2}))?")
 _ATTENTION = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "state"}
 # Of layers whose numbers are within these factors of each other, releases make one or more groups a kind.
