@@ -77,7 +77,7 @@ def _summary(
         for j in judgements
         for q in j.judged
     ]
-    key = "error in its 95 % interval; | limits, : no error, to twice the limit"
+    key = "error in its 95 % interval, for another recording of the load; | limits, : no error, to twice the limit"
     fenced = ["```text", *plot, "", key, "```"] if plot else []
     return "\n".join([f"## {verdict}: {markdown_text(simulator)}", "", *lines, "", *fenced]) + "\n"
 

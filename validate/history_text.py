@@ -22,7 +22,10 @@ _COLUMNS = (
     *(Column("", "text"), Column("", "text"), Column("now", "error_brief"), Column("95 % interval", "word")),
     *(Column("limit", "word"), Column("oldest to newest", "text")),
 )
-_LEGEND = "last {}: . within, ? undecided, X beyond its limit, - not judged, blank not recorded"
+_LEGEND = (
+    "95 %: for another recording of the load; last {}: . within, ? undecided, X beyond its limit, - not judged, "
+    "blank not recorded"
+)
 _DATA_COLUMNS = (
     *columns_named(
         "experiment", "simulator", "release", "replay", "metric", "statistic", "commit", "date", kind="data"

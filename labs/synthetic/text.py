@@ -57,7 +57,7 @@ def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, An
             "coefficients_hash": simulation.release.sha256,
             "model": simulation.entry.model,
             "tensor_parallelism": simulation.entry.tensor_parallelism,
-            "engine": asdict(engine),
+            "engine": asdict(engine) | {"kv_cache_groups": [asdict(group) for group in engine.kv_cache_groups]},
         },
     }
 

@@ -79,6 +79,8 @@ def test_what_the_engine_takes_from_a_release() -> None:
         padding_where_it_fits=True,
         padding_without_company=True,
         drafts_end_with_preemption=True,
+        windows_wait_for_flight=True,
+        window_admission_bounded=True,
     )
     told = release_arguments({"vllm_version": "0.32.0", "scheduler_reserve_full_isl": False, "watermark": "0.01"})
     assert (told["scheduler_reserve_full_isl"], told["watermark"]) == (False, 0.01)

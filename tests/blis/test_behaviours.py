@@ -114,7 +114,9 @@ OF_DRAFTS = {
     *("single_tokens_padded", "padding_where_it_fits", "padding_without_company"),
     *("drafts_end_with_preemption", "hashes_look_ahead", "decodes_once_more"),
 }
-SWITCHES = [field.name for field in fields(Behaviours) if field.name not in OF_RANKS | OF_DRAFTS]
+# What shows those of several KV-cache groups: the digests of releases (tests/blis/test_release_digests.py).
+OF_GROUPS = {"windows_wait_for_flight", "window_admission_bounded"}
+SWITCHES = [field.name for field in fields(Behaviours) if field.name not in OF_RANKS | OF_DRAFTS | OF_GROUPS]
 
 
 @pytest.mark.parametrize("name", [*SWITCHES, "scheduler_reserve_full_isl"])

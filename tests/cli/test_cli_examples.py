@@ -46,6 +46,7 @@ NOT_RUN = (
         "study generalize",
         "compare --published",
     ),
+    *("study mlperf", "compare old-1", "--history"),
     *("--open", "--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine"),
     *("explain mine", "timeline mine", "calibrate mine"),
     *("FILE", "defaults.yaml", "silicon"),
@@ -91,6 +92,8 @@ def test_every_verb_has_examples_and_most_of_them_run() -> None:
 def test_an_example_can_be_read(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its verb, its options and their values are known; nothing is run."""
     monkeypatch.chdir(tmp_path)
+    for name in ("v4.1.csv.gz", "v5.1.csv.gz", "mlperf_log_detail.txt", "mine.yaml"):  # opened where they are named
+        Path(name).touch()
     _, *arguments = shlex.split(line)
     context: click.Context = cli.make_context("blis-replay", arguments)
     command: click.Command = cli

@@ -38,12 +38,14 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
     "data_parallel_size": ("2", 2),
     "api_server_count": ("3", 3),
     "mixture_of_experts": ("true", True),
+    "prefix_cache_retention_interval": ("64", 64),
 }
 
 
 def test_every_engine_argument_has_a_case_here() -> None:
-    """What a release does goes by ``vllm_version``, and the sizes of captured graphs are for the step times."""
-    arguments = tuple(field.name for field in fields(EngineConfig) if field.name not in ("behaviours", "speculation"))
+    """What a release does goes by ``vllm_version``, KV-cache groups are the model's, captured graphs are step times."""
+    others = ("behaviours", "speculation", "kv_cache_groups")
+    arguments = tuple(field.name for field in fields(EngineConfig) if field.name not in others)
     assert tuple(OTHERS) == arguments
     speculation = ("speculative_config", "speculative_acceptance", "speculative_drafted_share")
     assert (*OTHERS, *speculation, "cudagraph_capture_sizes", "vllm_version") == ENGINE_ARGUMENTS

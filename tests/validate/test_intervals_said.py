@@ -19,6 +19,10 @@ SAID = {
     "labs/verification/cli.py": "over independent replications",
     "validate/comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
     "validate/comparison/verdict_text.py": "another recording of the same load",
+    "validate/ci.py": "for another recording of the load",
+    "validate/comparison/sweep.py": "for another recording of the load",
+    "validate/history_text.py": "for another recording of the load",
+    "validate/report/history_chart.py": "for another recording of the load",
     "validate/what_if.py": "of the coefficients and of steps beyond the fit",
     "validate/gating/reports.py": "of both errors on the same requests",
     "validate/report/latency_charts.py": "for another recording of the same load",
@@ -31,7 +35,9 @@ PRINTS_NONE = {
     "validate/cli/calibrate.py",
     "validate/cli/validate.py",
     "validate/comparison/pages.py",
+    "validate/comparison/bounds.py",
     "validate/gating/judging.py",
+    "validate/laws.py",
     "validate/text/messages.py",
 }
 

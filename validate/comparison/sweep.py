@@ -121,6 +121,8 @@ def _near(one: Sequence[float], other: Sequence[float]) -> bool:
 # -- Laid out --------------------------------------------------------------------------------------------------
 
 _SIDES = (Column("sim", "ms"), Column("error", "error_short"), Column("95 %", "word", wide=1))
+# Columns of a wide terminal.
+_INTERVALS = "95 %: interval of the error to its left, for another recording of the load"
 
 
 def sweep_parts(sweep: Sweep) -> list[Part]:
@@ -150,7 +152,7 @@ def sweep_parts(sweep: Sweep) -> list[Part]:
                 f"knee (beyond it E2E grows faster than the square root of the load): {', '.join(knees)}",
             ]
         ),
-        Table("", columns, [_row(sweep, i, gap) for i in range(len(sweep.levels))]),
+        Table("", columns, [_row(sweep, i, gap) for i in range(len(sweep.levels))], note=_INTERVALS),
     ]
 
 

@@ -38,7 +38,8 @@ def history_chart(history: History, slug: str) -> Chart | None:
     commits = counted(len(history.commits), "commit")
     return Chart(
         "Error by commit",
-        f"Errors at {commits} with their 95 % intervals; dashed: the limits; vertical: where an error changed.",
+        f"Errors at {commits} with their 95 % intervals, for another recording of the load; dashed: the limits; "
+        "vertical: where an error changed.",
         drawn(panels, 8.6, 0.8 + 1.2 * len(panels), share_x=True),
         _numbers(history, shown),
         wide=True,
