@@ -53,7 +53,7 @@ VERBS = (
     ("report", "{}", "--out", "report.html"),
     ("timeline", "{}", "--out", "trace.json"),
     ("calibrate", "{}", "--out", "mine.yaml", "--force", "--jobs", "1"),
-    ("gate", "--coefficients", RELEASE, "--experiment", "{}", "--junit", "gate.xml"),
+    ("gate", RELEASE, "--experiment", "{}", "--junit", "gate.xml"),
     ("simulate", "{}", "--set", "max_num_seqs=16"),
     ("coefficients", "test", "{}"),
     ("list",),
@@ -274,7 +274,7 @@ def yaml(rng: random.Random, given: argparse.Namespace) -> None:
         [
             (release, "validate", SOUND, "--coefficients", "given.yaml"),
             (release, "coefficients", "show", "given.yaml"),
-            (POLICY.encode(), "gate", "--coefficients", RELEASE, "--experiment", SOUND, "--policy", "given.yaml"),
+            (POLICY.encode(), "gate", RELEASE, "--experiment", SOUND, "--policy", "given.yaml"),
             (ENGINE.encode(), "ingest", str(given.paths[0]), "--engine", "given.yaml"),
         ]
     )

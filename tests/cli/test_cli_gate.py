@@ -23,7 +23,7 @@ def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
     """Against the published direct calibration, ours is better on 34b-roleplay; the other way round it is worse."""
     files = ("--junit", "gate.xml", "--summary", "gate.md")
     chosen = ("--experiment", "34b-roleplay")
-    passed = run("gate", "--coefficients", "h100-vllm-0.15.1", "--baseline", "stepml-direct", *chosen, *files)
+    passed = run("gate", "h100-vllm-0.15.1", "--baseline", "stepml-direct", *chosen, *files)
     assert (passed.code, passed.err) == (0, "")
     assert passed.out.startswith("PASS  h100-vllm-0.15.1: ")
     assert max(len(line) for line in passed.out.splitlines()) <= 80
@@ -32,14 +32,14 @@ def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
     # What stepml-direct was fitted on it does not say.
     (tmp_path / "all.yaml").write_text("schema: blis-replay/gate-policy/1\nheld_out_only: false\n")
     options = ("--baseline", "h100-vllm-0.15.1", "--policy", "all.yaml", *chosen, *files, "--json")
-    failed = run("gate", "--coefficients", "stepml-direct", *options)
+    failed = run("gate", "stepml-direct", *options)
     assert (failed.code, failed.json["verdict"]) == (1, "FAIL")
     assert (tmp_path / "gate.md").read_text("utf-8").startswith("## FAIL: coefficient gate")
 
 
 @pytest.mark.slow
 def test_json_has_the_documented_form(run: Run) -> None:
-    document = run("gate", "--coefficients", "h100-vllm-0.15.1", "--experiment", "34b-roleplay", "--json").json
+    document = run("gate", "h100-vllm-0.15.1", "--experiment", "34b-roleplay", "--json").json
     fields = {"schema", "version", "verdict", "candidate", "baseline", "policy", "experiments", "checks", "left_out"}
     assert set(document) == fields
     (experiment,) = document["experiments"]

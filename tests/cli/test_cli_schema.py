@@ -17,7 +17,7 @@ from blis_replay.validate.text.answer import page_json
     [
         ("validate", ("tiny-live-c", "--by-stage")),
         ("validate", ("7b-train", "tiny-live-e")),
-        ("gate", ("--coefficients", "cpu-vllm-0.32.0", "--experiment", "tiny-live-*", "--baseline", "cpu-vllm-0.32.0")),
+        ("gate", ("cpu-vllm-0.32.0", "--experiment", "tiny-live-*", "--baseline", "cpu-vllm-0.32.0")),
         ("explain", ("tiny-live-c",)),
         ("simulate", ("tiny-live-c", "--set", "max_num_seqs=4")),
         ("report", ("tiny-live-c", "--out", "report.html")),
@@ -39,7 +39,7 @@ def test_an_answer_is_as_its_schema_says(run: Run, verb: str, arguments: tuple[s
     [
         (("validate", "99b-general", "--json"), 2, "wrong use"),
         (("validate", "--nosuch", "--json"), 2, "wrong use"),
-        (("gate", "--coefficients", "stepml-per-model-linear", "--json"), 4, "bad data"),
+        (("gate", "stepml-per-model-linear", "--json"), 4, "bad data"),
     ],
 )
 def test_an_error_is_json_where_json_was_asked_for(run: Run, arguments: tuple[str, ...], code: int, kind: str) -> None:

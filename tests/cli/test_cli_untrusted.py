@@ -274,7 +274,7 @@ def test_verbs_at_the_same_time_wait_for_each_other(run: Run, tmp_path: Path) ->
     "arguments",
     [
         ("validate", "--experiment", "34b-general", "--coefficients"),
-        ("gate", "--experiment", "34b-general", "--policy"),
+        ("gate", "h100-vllm-0.15.1", "34b-general", "--policy"),
         ("simulate", "--coefficients", "stepml-direct", "--out", "out", "--requests", "load.csv", "--engine"),
         ("coefficients", "convert", "--out", "out.yaml"),
     ],

@@ -129,8 +129,8 @@ def calibrate_verb(
 
 
 @verb("gate")
+@click.argument("coefficients", metavar="RELEASE")
 @selector_option("all of the models that the candidate has")
-@release_option("--coefficients", required=True, help_text="The candidate: a name or a YAML file.")
 @release_option("--baseline", "baseline_name", help_text="The release in use, to be no worse than.")
 @click.option("--policy", "policy_path", type=FILE, help="Limits as YAML.  [default: those of `validate`]")
 @click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or TP.")
@@ -156,9 +156,9 @@ def gate_verb(
 ) -> int:
     """May this coefficient release be used?
 
-    Replays the experiments with the candidate and judges each as `validate` does, with the
-    limits of the policy.  Against a baseline, no absolute error may grow by more than the
-    margin.  The order of p99s between experiments must not be inverted, and enough
+    RELEASE is the candidate, a name or a YAML file.  Replays the experiments with it and judges
+    each as `validate` does, with the limits of the policy.  Against a baseline, no absolute
+    error may grow by more than the margin.  The order of p99s between experiments must not be inverted, and enough
     experiments must have been judged.  Experiments that the candidate was fitted on, and those
     of a release that does not say, are shown and not counted (held_out_only of the policy).
 
@@ -167,11 +167,11 @@ def gate_verb(
 
     \b
     Examples:
-      blis-replay gate --coefficients mine.yaml
-      blis-replay gate --coefficients mine.yaml --baseline h100-vllm-0.15.1
-      blis-replay gate monday --coefficients mine.yaml --repeat tuesday
-      blis-replay gate '34b-*' --coefficients mine.yaml --policy policy.yaml
-      blis-replay gate --coefficients mine.yaml --junit gate.xml --summary gate.md
+      blis-replay gate mine.yaml
+      blis-replay gate mine.yaml --baseline h100-vllm-0.15.1
+      blis-replay gate mine.yaml monday --repeat tuesday
+      blis-replay gate mine.yaml '34b-*' --policy policy.yaml
+      blis-replay gate mine.yaml --junit gate.xml --summary gate.md
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release
