@@ -137,8 +137,10 @@ class _Configured:
 
     def prefix_hit_rate(self) -> float | None:
         """Over all prompt tokens between two snapshots of metrics, else from the last lines of the server's log."""
+        if self.hits_of_preempted:
+            return None
         counted = self.metrics.prefix_hit_rate
-        return None if self.hits_of_preempted else self.log.prefix_hit_rate if counted is None else counted
+        return self.log.prefix_hit_rate if counted is None else counted
 
     @property
     def hits_of_preempted(self) -> bool:

@@ -145,11 +145,9 @@ def _not_simulated(recording: Recording, plan: ReplayPlan, simulated: Simulated,
     Groups change what is found in the prefix cache and how much memory there is.  They do nothing where no prompt
     shares a block, and where each group could hold all that was in use (vllm/v1/core/kv_cache_coordinator.py).
     """
-    found, kinds = left_out(recording, plan.engine, embedded), kinds_of_cache(recording)
-    blocks, result = plan.engine.num_gpu_blocks, simulated.engine
-    if kinds is None or result is None or plan.trace.block_keys is not None:
-        return found
-    most = int(kinds) if kinds.isdigit() else MOST_KINDS_OF_CACHE
-    if blocks is not None and result.blocks_in_use * most > blocks:
-        return found
-    return tuple(what for what in found if not what.startswith("kv_cache_groups "))
+    kinds, blocks, result = kinds_of_cache(recording), plan.engine.num_gpu_blocks, simulated.engine
+    alike = kinds is not None and result is not None and plan.trace.block_keys is None
+    if kinds is not None and result is not None and blocks is not None:
+        most = int(kinds) if kinds.isdigit() else MOST_KINDS_OF_CACHE
+        alike = alike and result.blocks_in_use * most <= blocks
+    return left_out(recording, plan.engine, embedded, alike=alike)

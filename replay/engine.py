@@ -259,11 +259,16 @@ def kinds_of_cache(recording: Recording) -> str | None:
     return "several (by its name)" if _KINDS_OF_CACHE.search((recording.model or "").lower()) else None
 
 
-def left_out(recording: Recording, config: EngineConfig, embedded: bool = True) -> tuple[str, ...]:
-    """What changed the recorded schedule and is not simulated with this engine, one sentence each."""
+def left_out(
+    recording: Recording, config: EngineConfig, embedded: bool = True, *, alike: bool = False
+) -> tuple[str, ...]:
+    """What changed the recorded schedule and is not simulated with this engine, one sentence each.
+
+    ``alike``: groups of KV blocks would have given the same schedule as one.
+    """
     arguments, kinds = engine_values(recording), kinds_of_cache(recording)
     arguments.pop("kv_cache_groups", None)
-    if kinds is not None and not (embedded and config.kv_cache_groups):
+    if kinds is not None and not alike and not (embedded and config.kv_cache_groups):
         arguments["kv_cache_groups"] = kinds
     return not_simulated(arguments, embedded)
 

@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 272,
-    "lines of the instrument": 54_940,
+    "lines of the instrument": 54_950,
     "lines of labs": 13_530,
     "lines of scripts": 4_970,
     "lines of tests": 40_010,
