@@ -10,14 +10,15 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from inspect import isfunction
 from pathlib import Path
 
 import click
 from docs_pages import NAVIGATION, ROOT, Part, cell, page_of
 
-import blis_replay.validate as face
 from blis_replay.ingest.checks.registry import CHECKS
 from blis_replay.replay.mode import ALLOWED, ReplayMode
+from blis_replay.validate import api
 from blis_replay.validate.cli.main import cli
 from blis_replay.validate.metrics import latency as metrics
 
@@ -53,13 +54,18 @@ def commands() -> list[str]:
 
 
 def public_functions() -> list[str]:
-    """The public face, `blis_replay.validate`: each function with its first sentence and its example."""
+    """The functions of `blis_replay.validate.api`: each with its first sentence and its example."""
     rows = [
         f"| `br.{name}` | {cell(_first_line(function))} | `{cell(example_of(function))}` |"
-        for name in face.__all__
-        for function in [getattr(face, name)]
+        for name, function in sorted(public_api().items())
     ]
     return ["| function | returns | example |", "|---|---|---|", *rows]
+
+
+def public_api() -> dict[str, Callable[..., object]]:
+    """The functions of `blis_replay.validate.api` by name."""
+    named = vars(api).items()
+    return {n: f for n, f in named if isfunction(f) and f.__module__ == api.__name__ and not n.startswith("_")}
 
 
 def example_of(function: Callable[..., object]) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-import blis_replay.validate as br
 from blis_replay.blis.latency.models import Latency, LatencyModel
 from blis_replay.blis.releases.release import format_release, parse_release
+from blis_replay.validate import api as br
 from blis_replay.validate.fit.every_step import fit_steps, recorded_steps
 
 TRAINED = ("tiny-live-a", "tiny-live-c")

@@ -29,10 +29,10 @@ class Fidelity:
 
 @pytest.fixture(scope="session")
 def blis_replay() -> Callable[..., Fidelity]:
-    """A function that judges a simulator on an experiment, with the arguments of ``blis_replay.validate.validate``."""
+    """A function that judges a simulator on an experiment, with the arguments of ``validate.api.validate``."""
 
     def judged(name: str, simulator: str = "embedded", **options: Any) -> Fidelity:
-        from blis_replay.validate.face import validate
+        from blis_replay.validate.api import validate
 
         return Fidelity(validate(name, simulator=simulator, **options))
 

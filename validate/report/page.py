@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
@@ -277,7 +278,8 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
     charts = charts_of(evidence)
     trace = ""
     if charts.worst is not None:
-        asked = Command("timeline", comparison.alias, f" --request {charts.worst.index[0]} -o trace.json")
+        alias, request = comparison.alias, charts.worst.index[0]
+        asked = Command("timeline", alias, f" --request {request} -o {quote(f'{alias}-{request}.json')}")
         trace = command_text(asked, options)
     # The latencies of an overloaded run measure its queue: only what is judged has numbers.
     latencies = not comparison.overloaded

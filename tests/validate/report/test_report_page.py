@@ -242,7 +242,8 @@ def test_the_worst_requests_are_those_with_the_largest_errors(wrong_evidence: Ev
     window = re.findall(r'href="#pictures" data-window="(-?\d+) (\d+)"', shown)[0]
     assert [int(end) for end in window] == pytest.approx([sent_us - long_us / 2, sent_us + 1.5 * long_us], abs=1)
     command = section_of(wrong_evidence, "", options=" --store x.duckdb").trace
-    assert command.endswith(f" --store x.duckdb --request {worst.index[0]} -o trace.json")
+    alias, request = wrong_evidence.comparison.alias, worst.index[0]
+    assert command.endswith(f" --store x.duckdb --request {request} -o {alias}-{request}.json")
 
 
 def test_waterfalls_have_the_axis_of_all_recordings(wrong_evidence: Evidence) -> None:

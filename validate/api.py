@@ -1,4 +1,21 @@
-"""The functions of ``blis_replay.validate``; its docstring says what they share."""
+"""The verbs of the command line as functions.
+
+::
+
+    from blis_replay.validate import api as br
+
+    print(br.validate("34b-general"))                                 # the page of the command line
+    br.validate("34b-general").frame                                  # its numbers, a polars frame
+    br.explain("34b-general", replay="scheduling=synchronous").document   # as --json has it
+
+Most return an ``Answer``: printed it is the page of the command line, ``.frame`` are its rows, ``.document`` its JSON
+values, and ``.exit_code`` is what the command ends with.  A notebook shows the verdict as the report does.
+
+``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file
+(None: the one that ships for it); ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the
+ground-truth store, by default that of the command line.  Errors are ``BlisReplayError``, one line each that says what
+to do (``base/errors.py``).  Each function has an example, which tests run; ``mine`` stands for a recording of your own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +53,7 @@ from blis_replay.validate.experiment import (
     release_for,
     stored_experiment,
 )
-from blis_replay.validate.explain.attribute import attribute as attributed
+from blis_replay.validate.explain.attribute import attribute
 from blis_replay.validate.explain.text import attribution_answer
 from blis_replay.validate.fit.calibrate import Options, calibrate_to, training_recordings
 from blis_replay.validate.fit.calibrate import calibrate as calibrated
@@ -48,7 +65,8 @@ from blis_replay.validate.gating.reports import gate_answer
 from blis_replay.validate.inspection import experiments_answer, inspected
 from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 from blis_replay.validate.report.page import card
-from blis_replay.validate.report.report import Report, report
+from blis_replay.validate.report.report import Report
+from blis_replay.validate.report.report import report as reported
 from blis_replay.validate.text.answer import Answer, frame
 from blis_replay.validate.timeline.window import Timeline, timeline
 from blis_replay.validate.what_if import what_if, whatif_answer
@@ -189,13 +207,13 @@ def timeline_window(
     return timeline(_replayed(name, coefficients, replay, store), from_us, until_us)
 
 
-def attribute(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> Answer:
+def explain(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> Answer:
     """Where the error comes from: a row per part of the error of each mean and p99.
 
     ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
     bounds of 95 %.
 
-    Example: ``br.attribute("34b-general", replay="scheduling=synchronous").frame``
+    Example: ``br.explain("34b-general", replay="scheduling=synchronous").frame``
     """
     release = release_for(coefficients, [name])
     mode = parse_mode(replay)
@@ -204,7 +222,7 @@ def attribute(name: str, coefficients: str | None = None, replay: str = "exact",
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
         judged = compare_experiment(opened, recording.slug, release, mode)
     again = given_options(coefficients, _store(store))
-    found = attributed(
+    found = attribute(
         recording,
         release,
         mode,
@@ -279,7 +297,7 @@ def gate(
         return gate_answer(gated(opened, load_release(coefficients), before, rules, names))
 
 
-def report_page(
+def report(
     *names: str,
     coefficients: str | None = None,
     baseline: str | None = None,
@@ -291,14 +309,14 @@ def report_page(
 
     ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
 
-    Example: ``br.report_page("34b-general", out="report.html").verdicts``
+    Example: ``br.report("34b-general", out="report.html").verdicts``
     """
     path, release = _store(store), release_for(coefficients)
     with open_for_reading(path) as opened:
         slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
     before = load_release(baseline) if baseline else None
     mode = parse_mode(replay)
-    made = report(path, slugs, release, mode, baseline=before, ships=coefficients is None)
+    made = reported(path, slugs, release, mode, baseline=before, ships=coefficients is None)
     if out is not None:
         write_whole(out, made.html)
     return made
