@@ -149,8 +149,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests ran on real recordings."""
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in _outcomes.items())
-    terminalreporter.write_line(f"on real recordings: {counts}")
+    """Say how many tests ran on real recordings, where any was chosen."""
+    if any(_outcomes.values()):
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in _outcomes.items())
+        terminalreporter.write_line(f"on real recordings: {counts}")
     if _missed():
         terminalreporter.write_line("failed: BLIS_REPLAY_DATA_MUST_RUN is set, and not all tests on recordings ran")
