@@ -145,7 +145,10 @@ def remark(code: str, **values: Any) -> Remark:
 # Nobody records this many times as many requests.
 _MOST_TIMES = 100
 # What decides, by the part of an interval that is widest and that no number of requests makes narrower.
-_NEEDS = {"reconstructions": "needs_arrivals", "beyond the fit": "needs_steps", "requests": "needs_repeat"}
+_NEEDS = {
+    **{"reconstructions": "needs_arrivals", "beyond the fit": "needs_steps"},
+    **{"requests": "needs_repeat", "one stretch": "needs_no_event"},
+}
 
 
 def what_decides(name: str, estimate: Estimate | None, missing: float, requests: int) -> Remark:

@@ -43,6 +43,8 @@ _WORSE = {by: ((0.0, by), (0.0, -by), (0.03, 0.03 + by), (-0.03, -0.03 - by)) fo
 _NO_WORSE = ((0.03, 0.03), (0.03, 0.01), (-0.05, -0.03), (0.05, -0.02), (0.10, 0.05))
 # As large, with the other sign: the candidate that a test of "worse" at 5 % has most trouble with.
 _MIRRORED = (0.05, -0.05)
+# Requests that come while a server stands still; and how many bins of disturbance one of the next steps begins in.
+_STALLED, _BINS_OF_A_STEP = 12, 12
 _FACTORS = np.linspace(0.80, 1.20, 11)
 
 
@@ -125,12 +127,21 @@ class Draws:
     def _stage(self, trace: RequestTrace) -> Int64s:
         return np.arange(len(trace)) * self.noisy.stages // len(trace)
 
-    def served(self, trace: RequestTrace, rng: np.random.Generator, factor: float = 1.0) -> LatencySamples:
-        """What the noisy server made of a load; ``factor``: how many times as long its steps take by the model."""
+    def served(
+        self, trace: RequestTrace, rng: np.random.Generator, factor: float = 1.0, stalled: int | None = None
+    ) -> LatencySamples:
+        """What the noisy server made of a load; ``factor``: how many times as long its steps take by the model.
+
+        ``stalled``: the request at whose arrival the server stands still until ``_STALLED`` more have come.
+        """
         server = self.noisy.server
         until_us = int(2 * trace.arrival_us[-1] + 40 * residence_us(server))
         at_us = np.arange(0, until_us, max(int(step_us(server) / 2), 1))
         extra_us = np.rint(step_us(server) * _disturbance(self.noisy, at_us, rng)).astype(np.int64)
+        if stalled is not None:
+            begins_us, ends_us = trace.arrival_us[stalled], trace.arrival_us[stalled + _STALLED]
+            first = int(np.searchsorted(at_us, begins_us))
+            extra_us[first : first + _BINS_OF_A_STEP] = ends_us - begins_us
         return self._answered(trace, CorrectedModel(self._scaled(factor), (0, 0, 0, 0), at_us, extra_us))
 
     def _answered(self, trace: RequestTrace, latency: Latency) -> LatencySamples:
@@ -206,6 +217,13 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
                     float(estimate.low > true + 6 * spread or estimate.high < true + 6 * spread),
                 )
 
+        rng = np.random.default_rng([noisy.server.seed, draw, 12])
+        stalled = found.served(found.traces[draw], rng, stalled=int(rng.integers(len(found.traces[draw]) - _STALLED)))
+        known = {cell: number(answers[0.0], cell) / number(stalled, cell) - 1 for cell in _GATE.numbers}
+        errors = error_estimates(order, stalled, answers[0.0], known)
+        limits = {cell: THRESHOLDS[cell[0]] for cell in known}
+        note("fail stalled", float(any(e.low > limits[c] or e.high < -limits[c] for c, e in errors.items())))
+
         def gated(before: float, after: float) -> Mapping[MetricStatistic, Verdict]:
             sides = answers[after], answers[before]  # noqa: B023
             known = estimates(sides[0], _GATE.numbers)
@@ -273,6 +291,7 @@ def _bars() -> list[_Bar]:
         _Bar("FAIL at limit - 1 point", f"fail {_LIMIT - 0.01:.2f}", 0, 0.05),
         _Bar("PASS at half the limit", f"pass {_LIMIT / 2:.2f}", 0.8, 1.0, (400,)),
     ]
+    bars.append(_Bar("true simulator, one stall while 12 requests come: FAIL", "fail stalled", 0, 0.01))
     least = {120: (0.8, 0.9, 0.95), 400: (0.8, 0.9, 0.95), 1_200: (0.9, 0.95, 0.99)}
     for size, shares in least.items():
         for by, share in zip(_WORSE, shares, strict=True):

@@ -12,6 +12,7 @@ from blis_replay.blis.engine import simulate
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.judgement import what_decides
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.metrics.uncertainty import (
@@ -57,6 +58,18 @@ def test_one_slow_stretch_counts_as_one_event() -> None:
     assert together.half > 3 * apart.half
     assert together.low < 0 < together.high
     assert apart.high < 0
+
+
+@pytest.mark.parametrize("first", [5, 170, 260, 385])
+def test_what_happened_once_decides_nothing(first: int) -> None:
+    """Twelve requests in a row take 300 times as long; without them the simulator has no error."""
+    observed, place = samples_of(RECORDING, EVERYONE), np.arange(len(EVERYONE))
+    stalled = scaled(observed, np.where((place >= first) & (place < first + 12), 300.0, 1.0))
+    estimate = estimated(observed, stalled)
+    assert estimate.error < -0.8
+    assert estimate.low < -0.8 < 0 <= estimate.high
+    assert what_decides("E2E", estimate, 0.1, len(EVERYONE)).code == "needs_no_event"
+    assert estimated(scaled(observed, 0.5), stalled).high < -0.4, "an error besides the event is still seen"
 
 
 def test_a_trend_is_not_taken_for_noise_of_many_requests() -> None:

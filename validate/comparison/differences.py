@@ -23,6 +23,8 @@ from blis_replay.validate.judgement import OUTCOMES, Verdict, exit_code, what_de
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Selection, overloaded
 from blis_replay.validate.metrics.uncertainty import (
+    ASSUMED_RUN_NOISE,
+    RUNS_APART,
     Estimate,
     change_of_runs,
     half_width,
@@ -72,6 +74,7 @@ def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]]
     inputs = inputs_of(a), inputs_of(b)
     half = partial(_half, (a, b), chosen, samples, paired=both is not None)
     numbers = [[_numbers_us(side) for side in sides] for sides in ((a, *repeats[0]), (b, *repeats[1]))]
+    apart = RUNS_APART if _are_two_runs(a, b) else 0.0
     intervals_us, changes = {}, {}
     for cell in filter(of_requests, CELLS):
         known = comparison.metrics[cell[0]][cell[1]]
@@ -79,11 +82,12 @@ def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]]
             continue
         wide_us, _ = half(cell, (-1.0, 1.0))
         if isfinite(wide_us):
+            wide_us = hypot(wide_us, apart * known.b_us)
             intervals_us[cell] = known.b_us - known.a_us - wide_us, known.b_us - known.a_us + wide_us
         wide, blocks = half(cell, (-(known.b_us / known.a_us) / known.a_us, 1 / known.a_us))
         once = of_requests_alone(known.b_us / known.a_us - 1, wide, blocks)
         runs_us = [[run[cell] for run in of if run.get(cell)] for of in numbers]
-        changes[cell] = change_of_runs(once, runs_us[0], runs_us[1])
+        changes[cell] = change_of_runs(once, runs_us[0], runs_us[1], apart)
     return Differences(
         a=a,
         b=b,
@@ -110,6 +114,11 @@ def _same_requests(a: Side, b: Side) -> Bools | None:
     same = all(np.array_equal(one, other) and one.min() >= 0 for one, other in zip(*lengths, strict=True))
     both = a.requests & b.requests if same else None
     return both if both is not None and both.any() else None
+
+
+def _are_two_runs(a: Side, b: Side) -> bool:
+    """Whether two recordings are compared, so that they differ by run-to-run noise."""
+    return a.run is None and b.run is None and a.recording.content_hash != b.recording.content_hash
 
 
 def _numbers_us(side: Side) -> dict[MetricStatistic, float]:
@@ -214,7 +223,8 @@ def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
         if verdict == "UNDECIDED":
             missing = min(abs(end - change.error) for end in (bound.low, bound.high))
             needs = what_decides(bound.name, change, missing, compared.comparison.requests)
-            said += "; record more runs of either side" if "repeats" in change.parts else f"; {words(needs)}"
+            by_runs = "repeats" in change.parts or needs.code == "needs_repeat"
+            said += "; record more runs of either side" if by_runs else f"; {words(needs)}"
     return verdict, Line(f"{verdict}  {said}", mark=toned(verdict))
 
 
@@ -253,13 +263,18 @@ def _remarks(compared: Differences) -> Block:
         lines.append(
             "bounds: of {} recordings of A and {} of B; the table is of the first of each".format(*compared.runs)
         )
-    elif compared.a.run is None and compared.b.run is None:
+    elif _assumes_noise(compared):
         lines.append(
-            "one recording a side: what a server differs by from run to run is in no interval; "
-            "record both again and name them A1,A2 B1,B2"
+            f"one recording per side: intervals assume that runs of a server differ by {100 * ASSUMED_RUN_NOISE:g} % "
+            "(standard deviation, not measured); to measure it, record both again and name them A1,A2 B1,B2"
         )
     overloads = dict.fromkeys(overload_sentence(side.recording) for side in (compared.a, compared.b))
     return Block([*lines, *filter(None, overloads)])
+
+
+def _assumes_noise(compared: Differences) -> bool:
+    """Whether each server was recorded once, so that nothing measures its run-to-run noise."""
+    return max(compared.runs) == 1 and _are_two_runs(compared.a, compared.b)
 
 
 def _inputs(compared: Differences) -> list[Part]:
@@ -286,6 +301,7 @@ def _document(compared: Differences) -> dict[str, object]:
         "a": _side(compared.a, compared.comparison.compared[0]),
         "b": _side(compared.b, compared.comparison.compared[1]),
         "runs": list(compared.runs),
+        "assumed_run_noise": ASSUMED_RUN_NOISE if _assumes_noise(compared) else None,
         "metrics": metrics,
         "resampled": compared.resampled,
         "inputs_changed": [{"input": name, "a": one, "b": other} for name, one, other in compared.changed],

@@ -46,6 +46,10 @@ class LatencySamples:
     e2e_us: Values
     output_tokens: NDArray[np.int64]
 
+    def of(self, chosen: NDArray[np.bool_]) -> LatencySamples:
+        """The chosen requests (bool[n])."""
+        return LatencySamples(self.ttft_us[chosen], self.e2e_us[chosen], self.output_tokens[chosen])
+
     @property
     def tpot_us(self) -> NDArray[np.float64]:
         """float64[n]: nan where a request has one output token only."""

@@ -169,6 +169,9 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "at_limit": lambda name, times: f"{name} is at its limit: even {times} times as many requests would not decide",
     "needs_longer_run": lambda: "the run is too short for an interval; record a longer one",
     "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
+    "needs_no_event": lambda: (
+        "one stretch of the run, such as a stall, decides it and may not come again; record this load once more"
+    ),
     "needs_arrivals": lambda: "it depends on when each request came; a recording of the requests would decide",
     "needs_steps": lambda: "its steps lie beyond the fit; calibrate on a step log of this load",
     "needs_fitted_on": lambda release: f"say what {release} was fitted on (fitted_on in the release)",
