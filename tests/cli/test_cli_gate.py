@@ -51,6 +51,15 @@ def test_json_has_the_documented_form(run: Run) -> None:
     assert sorted(fields - documented("gate")) == []
 
 
+@pytest.mark.slow
+def test_a_gate_says_what_other_coefficients_that_fit_simulate(run: Run) -> None:
+    """As ``validate`` does, for the means that are judged."""
+    one = run("gate", "h100-vllm-0.15.1", "34b-roleplay", "--json").json["experiments"][0]
+    (other,) = run("validate", "34b-roleplay", "--json").json["experiments"]
+    expected = {metric: other["metrics"][metric]["mean"]["simulated_between_ms"] for metric in ("e2e", "ttft", "itl")}
+    assert one["simulated_between_ms"] == expected
+
+
 @pytest.mark.heavy
 def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Path, made_fit: Path) -> None:
     """The steps of docs/release-in-ci.md in a repository as it describes, but for those that install."""

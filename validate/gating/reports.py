@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from blis_replay.base.errors import printable
@@ -12,8 +12,9 @@ from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.comparison.verdict_text import counts_text, error_cell, judgement_json, toned
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.judgement import VERDICTS, exit_code
+from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
-from blis_replay.validate.text.cells import in_ms
+from blis_replay.validate.text.cells import in_ms, quantity_text
 
 _MOST_COLUMNS = 4
 
@@ -34,6 +35,7 @@ def gate_answer(report: GateReport) -> Answer:
             ]
         ),
         _changes(report),
+        _predictions(report),
         Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"]),
         Block(_apart(report)),
     ]
@@ -132,6 +134,24 @@ def _changes(report: GateReport) -> Block:
     return Block([_change_table(title, rows), "intervals: of both errors on the same requests", Verbatim(same)])
 
 
+def _predictions(report: GateReport) -> Part:
+    """What other coefficients that fit as well simulate, where the candidate keeps how unsure they are."""
+    metrics = [metric for metric in THRESHOLDS if any(metric in _between_us(gated) for gated in report.judgements)]
+    columns = (Column("simulated mean, 95 %", "text"), *(Column(METRIC_NAMES[m], "word") for m in metrics))
+    rows: list[list[Cell]] = [
+        [gated.alias, *(" .. ".join(quantity_text(us, "us") for us in between[m]) for m in metrics)]
+        for gated in report.judgements
+        if (between := _between_us(gated))
+    ]
+    return Table("", columns, rows) if rows else Block([])
+
+
+def _between_us(gated: Gated) -> Mapping[str, tuple[float, float]]:
+    """By metric, the 95 % interval of the simulated mean; empty without any."""
+    remarks = gated.judgement.remarks if gated.judgement else ()
+    return next((one.values["between_us"] for one in remarks if one.code == "predicted"), {})
+
+
 def _change_table(title: str, checks: Sequence[Check]) -> Table:
     columns = (
         *columns_named(title, "", kind="text"),
@@ -203,6 +223,7 @@ def _judgement(gated: Gated) -> dict[str, object]:
         "outcome": gated.outcome,
         "judgement": judged and judgement_json(judged),
         "errors": {} if judged is None else {" ".join(cell): error for cell, error in judged.errors.items()},
+        "simulated_between_ms": {m: list(map(in_ms, between)) for m, between in _between_us(gated).items()},
         "p99": {metric: _ordered(p99) for metric, p99 in gated.ordered.items()},
         "checks": [_check(check) for check in gated.checks],
     }
