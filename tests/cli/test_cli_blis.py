@@ -74,14 +74,8 @@ def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) ->
     ("options", "code", "message"),
     [
         (["--simulator", "blis"], 2, "--simulator blis: the BLIS binary is not named; give --blis-binary PATH"),
-        (["--simulator", "blis", "--blis-binary", "./nowhere"], 4, "no such BLIS binary"),
         (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 4, "has no blackbox model"),
         (["--simulator", "blis", "--blis-binary", "{}", "--simulator-timeout", "-1"], 2, "--simulator-timeout"),
-        (
-            ["--simulator", "blis", "--blis-binary", "{}", "--simulator-timeout", "nan"],
-            2,
-            "--simulator-timeout nan is not a time",
-        ),
         (["--simulator", "blis", "--blis-binary", "{}", "--simulator-timeout", "0.4"], 4, "did not end within 0.4 s"),
     ],
 )

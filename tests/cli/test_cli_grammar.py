@@ -111,10 +111,12 @@ def test_what_stands_behind_two_dashes_belongs_to_another_program(run: Run) -> N
     assert "is not a directory" not in run("record", "--out", "runs", "--", "true", "--debug", "--nonsense").err
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name.split()[0] in VERBS])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_help_page_has_at_most_40_lines_of_80_columns(name: str, run: Run) -> None:
+    """But for those of labs, which have 100 columns."""
     lines = run(*name.split(), "--help").out.splitlines()
-    assert (len(lines) <= 40, max(map(len, lines)) <= 80) == (True, True)
+    most = (40, 80) if name.split()[0] in VERBS else (len(lines), 100)
+    assert (len(lines) <= most[0], max(map(len, lines)) <= most[1]) == (True, True)
 
 
 def test_options_that_verbs_have_in_common_are_explained_once() -> None:

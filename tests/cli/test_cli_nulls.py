@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import duckdb
 import pytest
 from command_line import Run
+
+from blis_replay.base.files import STORE_DEFAULT
 
 pytestmark = pytest.mark.slow
 
@@ -24,15 +24,6 @@ _ALWAYS = ("arrival_us", "status", "output_tokens")
 _LARGEST = 4e15
 
 
-def _stored(run: Run, demo: Path) -> Path:
-    """A store of the synthetic experiment, and a release for its model."""
-    run("ingest", demo)
-    text = run("coefficients", "show", "stepml-direct").out
-    text = text.replace("codellama/CodeLlama-34b-Instruct-hf", "synthetic/synthetic-1b", 1)
-    Path("release.yaml").write_text(text.replace("tensor_parallelism: 2", "tensor_parallelism: 1", 1))
-    return Path(".blis-replay") / "store.duckdb"
-
-
 def _numbers(document: object) -> list[float]:
     if isinstance(document, dict):
         return [number for value in document.values() for number in _numbers(value)]
@@ -41,10 +32,10 @@ def _numbers(document: object) -> list[float]:
     return [float(document)] if isinstance(document, int | float) else []
 
 
-def test_a_null_in_each_column_reaches_no_number(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo", "poor_release")
+def test_a_null_in_each_column_reaches_no_number(run: Run) -> None:
     """Each column has its nulls in rows of its own; warnings, as of a cast of nan, are errors here."""
-    store = _stored(run, demo)
-    with duckdb.connect(str(store)) as connection:
+    with duckdb.connect(str(STORE_DEFAULT)) as connection:
         columns = connection.execute(
             "SELECT table_name, column_name FROM duckdb_columns() WHERE is_nullable AND table_name IN "
             "('requests', 'steps', 'lifecycles', 'journey_events', 'snapshots')"
@@ -58,10 +49,10 @@ def test_a_null_in_each_column_reaches_no_number(run: Run, demo: Path) -> None:
         assert all(abs(number) < _LARGEST for number in _numbers(answer.json if answer.out else {})), verb
 
 
-def test_a_request_of_unknown_length_has_no_gaps(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_a_request_of_unknown_length_has_no_gaps(run: Run) -> None:
     """The mean ITL is that of the 299 others; TTFT and E2E have all 300."""
-    store = _stored(run, demo)
-    with duckdb.connect(str(store)) as connection:
+    with duckdb.connect(str(STORE_DEFAULT)) as connection:
         connection.execute("UPDATE requests SET output_tokens = NULL WHERE request_index = 0")
         connection.execute("DELETE FROM token_event_runs")
         expected = connection.execute(

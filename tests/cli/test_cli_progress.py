@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from terminal import read_to_end
 
 from blis_replay.validate.cli.progress import progress_line, progress_text
 
@@ -51,14 +52,7 @@ def on_terminal(arguments: list[str]) -> str:
     ours, theirs = pty.openpty()
     subprocess.run(arguments, stderr=theirs, stdout=subprocess.DEVNULL, check=True)
     os.close(theirs)
-    said = b""
-    try:
-        while piece := os.read(ours, 1 << 16):
-            said += piece
-    except OSError:
-        pass  # how a terminal says that nobody writes to it any more
-    os.close(ours)
-    return said.decode()
+    return read_to_end(ours).decode()
 
 
 @pytest.mark.slow
@@ -72,47 +66,47 @@ def test_a_terminal_is_told_and_a_pipe_is_not(recording: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_terminal_hears_something_before_the_store_is_read(tmp_path: Path) -> None:
-    """Opening a large store takes its time; the line is overwritten by what comes next."""
-    page = [*COMMAND[:-1], "report", "--experiment", "34b-roleplay", "--out", str(tmp_path / "page.html")]
-    said = on_terminal([*page, "--store", str(tmp_path / "s.duckdb")])
-    assert said.startswith("\r\x1b[Kreporting ...")
+@pytest.mark.parametrize(
+    ("arguments", "begin", "within"),
+    [
+        # Opening a large store takes its time.
+        (["report", "--experiment", "34b-roleplay", "--out", "page.html"], "\r\x1b[Kreporting ...", ""),
+        (["simulate", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"], "", "] 50%"),
+    ],
+)
+def test_a_terminal_hears_of_work_and_its_line_is_wiped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], begin: str, within: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = on_terminal([*COMMAND[:-1], *arguments, "--store", "s.duckdb"])
+    assert said.startswith(begin) and within in said
     assert said.endswith("\r\x1b[K")
 
 
-@pytest.mark.slow
-def test_a_sweep_counts_its_replays_on_a_terminal_and_wipes_the_line(tmp_path: Path) -> None:
-    whatif = [*COMMAND[:-1], "simulate", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"]
-    said = on_terminal([*whatif, "--store", str(tmp_path / "s.duckdb")])
-    assert "] 50%" in said
-    assert said.endswith("\r\x1b[K")
+def shown_on_terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Standard error, which says that it is a terminal."""
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", shown)
+    return shown
 
 
 @pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
 def test_the_line_is_wiped_before_an_error_is_printed(
     monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
 ) -> None:
-    shown = io.StringIO()
-    shown.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stderr", shown)
-
-    def fails() -> None:
-        with progress_line("replaying") as told:
-            assert told is not None
-            told(1, 4)
-            raise raised
-
-    with pytest.raises(raised):
-        fails()
+    shown = shown_on_terminal(monkeypatch)
+    with pytest.raises(raised), progress_line("replaying") as told:
+        assert told is not None
+        told(1, 4)
+        raise raised
     assert "replaying [####...." in shown.getvalue()
     assert shown.getvalue().endswith("\r\x1b[K")
 
 
 def test_the_line_is_cut_at_the_edge_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that wraps leaves its first part behind when it is wiped."""
-    shown = io.StringIO()
-    shown.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stderr", shown)
+    shown = shown_on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "40")
     with progress_line("experiment-" * 10) as told:
         assert told is not None
@@ -131,12 +125,7 @@ def test_interrupted_work_ends_with_130_and_a_clean_line(tmp_path: Path) -> None
     while b"verifying [" not in said:
         said += os.read(ours, 1 << 16)
     os.killpg(verify.pid, signal.SIGINT)
-    try:
-        while piece := os.read(ours, 1 << 16):
-            said += piece
-    except OSError:
-        pass  # how a terminal says that nobody writes to it any more
-    os.close(ours)
+    said += read_to_end(ours)
     assert verify.wait() == 130
     *_, before, message = said.decode().strip().splitlines()
     assert message == "interrupted; what was finished is stored whole, the rest not at all"

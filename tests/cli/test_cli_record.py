@@ -29,29 +29,36 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-@pytest.mark.slow
-def test_a_server_is_recorded_until_a_signal_ends_it(tmp_path: Path) -> None:
-    """A server of five requests that ends with 7 on SIGTERM: its steps, spans' address, log, metrics and exit code."""
-    folder = tmp_path / "my-server-tp1-chat"
-    recording = subprocess.Popen(
-        [*COMMAND, "--out", str(folder), "--", *SERVER, "--port", free_port()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with recording:
+def recorded(folder: Path, *options: str) -> tuple[str, str, float]:
+    """What a server prints first, what ``record`` says, and how long that took from SIGTERM on, which ends both with 7.
+
+    It is sent when the metrics are there.
+    """
+    command = [*COMMAND, "--out", str(folder), *options, "--", *SERVER, "--port", free_port()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:
         assert recording.stdout is not None
         served = recording.stdout.readline()
-        assert re.match(r"served --otlp-traces-endpoint", served)
         until = time.monotonic() + 30
         while not (folder / "metrics-before.prom").exists() and time.monotonic() < until:
             time.sleep(0.05)
         recording.send_signal(signal.SIGTERM)
         signalled = time.monotonic()
-        _out, err = recording.communicate(timeout=60)
-    # vLLM kills its engine at once; the recorder has written what is a flush and a look at the clock old.
-    assert time.monotonic() - signalled >= FLUSH_S + 0.25
+        try:
+            _out, err = recording.communicate(timeout=60)
+        finally:
+            recording.send_signal(signal.SIGTERM)
     assert recording.returncode == 7, err
+    return served, err, time.monotonic() - signalled
+
+
+@pytest.mark.slow
+def test_a_server_is_recorded_until_a_signal_ends_it(tmp_path: Path) -> None:
+    """A server of five requests that ends with 7 on SIGTERM: its steps, spans' address, log, metrics and exit code."""
+    folder = tmp_path / "my-server-tp1-chat"
+    served, err, seconds = recorded(folder)
+    assert re.match(r"served --otlp-traces-endpoint", served)
+    # vLLM kills its engine at once; the recorder has written what is a flush and a look at the clock old.
+    assert seconds >= FLUSH_S + 0.25
     assert re.search(r"steps-engine0-\d+-\d+\.jsonl\.gz: \d+ steps, 5 requests, none dropped; \d+ us per step", err)
     assert f"blis-replay ingest {folder}" in err
     assert (folder / "vllm.log").read_text("utf-8") == served
@@ -117,19 +124,7 @@ def test_metrics_that_cannot_be_written_keep_no_server_from_its_end(tmp_path: Pa
     """As on a full disk: a folder stands in their place."""
     folder = tmp_path / "my-server-tp1-chat"
     (folder / "metrics-after.prom").mkdir(parents=True)
-    command = [*COMMAND, "--out", str(folder), "--no-spans", "--", *SERVER, "--port", free_port()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:
-        assert recording.stdout is not None
-        recording.stdout.readline()
-        until = time.monotonic() + 30
-        while not (folder / "metrics-before.prom").exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        recording.send_signal(signal.SIGTERM)
-        try:
-            _out, err = recording.communicate(timeout=30)
-        finally:
-            recording.send_signal(signal.SIGTERM)
-    assert recording.returncode == 7
+    _served, err, _seconds = recorded(folder, "--no-spans")
     assert "metrics-after.prom: cannot be written (Is a directory" in err
 
 

@@ -13,6 +13,7 @@ import termios
 
 import pytest
 from command_line import Run
+from terminal import read_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +29,7 @@ def lines(columns: int, *arguments: str) -> list[str]:
     command = [*COMMAND, *arguments]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=environment):
         os.close(theirs)
-        written = b""
-        try:
-            while read := os.read(ours, 1 << 16):
-                written += read
-        except OSError:
-            pass  # how a terminal says that nobody writes to it any more
-    os.close(ours)
+        written = read_to_end(ours)
     assert b"\x1b[1m" in written, "headings are bold on a terminal"
     shown = re.sub(r"\x1b\[[0-9;]*m", "", written.decode()).replace("\r\n", "\n")
     return [line.rpartition("\x1b[K")[2] for line in shown.rstrip("\n").split("\n")]

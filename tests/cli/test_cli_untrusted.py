@@ -48,12 +48,12 @@ def _is_one_line(answer: Answer, code: int, complaint: str) -> None:
     assert len(answer.err.strip().splitlines()) == 1
 
 
-def test_a_recording_in_which_all_failed_has_nothing_to_judge(run: Run, demo: Path) -> None:
+def test_a_recording_in_which_all_failed_has_nothing_to_judge(run: Run, poor_release: str, demo: Path) -> None:
     """Its published aggregates are of no successful request, so they are not compared either."""
     _rewrite(demo, _with(_lines(demo), "status", "error"))
     run("ingest", demo)
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
-    answer = run("validate", "--experiment", "1b-general", "--coefficients", _release(run))
+    answer = run("validate", "--experiment", "1b-general", "--coefficients", poor_release)
     assert (answer.code, answer.err, answer.out.split(maxsplit=2)[:2]) == (4, "", ["NOT", "JUDGED"])
     assert "no request that succeeded" in " ".join(answer.out.split())
 
@@ -105,22 +105,11 @@ def test_requests_of_unknown_output_length_are_left_out_of_a_fit(run: Run, demo:
     assert [(score["part"], score["requests"]) for score in fits[0]["scores"]] == [("fit", 299)]
 
 
-def _release(run: Run) -> Path:
-    """A release that applies to the synthetic model."""
-    shown = run("coefficients", "show", "stepml-direct").out
-    path = Path("release.yaml")
-    path.write_text(shown.replace("codellama/CodeLlama-34b-Instruct-hf", "synthetic/synthetic-1b"))
-    text = path.read_text()
-    at = text.index("synthetic/synthetic-1b")
-    path.write_text(text[:at] + text[at:].replace("tensor_parallelism: 2", "tensor_parallelism: 1", 1))
-    return path
-
-
-def test_a_stage_without_requests_is_a_row_without_numbers(run: Run, demo: Path) -> None:
+def test_a_stage_without_requests_is_a_row_without_numbers(run: Run, poor_release: str, demo: Path) -> None:
     """The first 20 requests of the demonstration all belong to stage 0."""
     _rewrite(demo, _lines(demo)[:21])
     run("ingest", demo)
-    arguments = ("validate", "--experiment", "1b-general", "--by-stage", "--coefficients", _release(run))
+    arguments = ("validate", "--experiment", "1b-general", "--by-stage", "--coefficients", poor_release)
     stages = run(*arguments, "--json").json["experiments"][0]["stages"]
     assert [(stage["stage"], stage["requests"]) for stage in stages] == [(0, 20)]
     rows = [line.split() for line in run(*arguments).out.splitlines() if line.startswith("stage 1")]
@@ -128,9 +117,9 @@ def test_a_stage_without_requests_is_a_row_without_numbers(run: Run, demo: Path)
 
 
 @pytest.mark.usefixtures("stored_demo")
-def test_stages_are_compared_inside_the_window(run: Run) -> None:
+def test_stages_are_compared_inside_the_window(run: Run, poor_release: str) -> None:
     """Half of the run holds half of each row's requests at most, and the two stages add up to it."""
-    arguments = ("validate", "--experiment", "1b-general", "--by-stage", "--coefficients", _release(run), "--json")
+    arguments = ("validate", "--experiment", "1b-general", "--by-stage", "--coefficients", poor_release, "--json")
     whole = run(*arguments).json["experiments"][0]
     half = run(*arguments, "--window", "0.5:1").json["experiments"][0]
     assert sum(stage["requests"] for stage in whole["stages"]) == whole["requests"] == 300
@@ -162,7 +151,7 @@ def test_a_loop_of_links_is_no_directory(run: Run, tmp_path: Path) -> None:
     _is_one_line(run("ingest", tmp_path / "loop"), 4, "neither a directory nor a file")
 
 
-def test_aggregates_beyond_any_time_are_rejected(run: Run, demo: Path) -> None:
+def test_aggregates_beyond_any_time_are_rejected(run: Run, poor_release: str, demo: Path) -> None:
     """1e308 s is infinite in us, which no JSON could carry."""
     summary = demo / "results" / "summary_lifecycle_metrics.json"
     summary.write_text(summary.read_text().replace('"mean": 0.', '"mean": 1e308, "x": 0.'))
@@ -170,7 +159,7 @@ def test_aggregates_beyond_any_time_are_rejected(run: Run, demo: Path) -> None:
     run("ingest", demo)
     messages = [f["message"] for f in run("inspect", "--experiment", "1b-general", "--json").json["findings"]]
     assert any("larger than any time or count can be" in message for message in messages)
-    answer = run("validate", "--experiment", "1b-general", "--coefficients", _release(run), "--json")
+    answer = run("validate", "--experiment", "1b-general", "--coefficients", poor_release, "--json")
     assert answer.json["experiments"][0]["requests"] == 300
 
 
@@ -227,10 +216,10 @@ def test_stored_and_bundled_experiments_have_the_same_fields(run: Run) -> None:
 
 @pytest.mark.usefixtures("stored_demo")
 def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, poor_release: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The administrator may write everything, so the answer of the system is put in its place."""
-    release, store = _release(run), Path(".blis-replay") / "store.duckdb"
+    store = Path(".blis-replay") / "store.duckdb"
     before, connect = store.read_bytes(), duckdb.connect
 
     def refused(path: str, read_only: bool = False, **others: Any) -> duckdb.DuckDBPyConnection:
@@ -246,7 +235,7 @@ def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
     monkeypatch.setattr("duckdb.connect", refused)
     monkeypatch.setattr("os.access", accessible)
     assert "300 ok" in run("inspect", "--experiment", "1b-general").out
-    validated = run("validate", "--experiment", "1b-general", "--coefficients", release)
+    validated = run("validate", "--experiment", "1b-general", "--coefficients", poor_release)
     assert (validated.code, "E2E" in validated.out) == (1, True)
     assert validated.err.startswith("warning: the runs are not stored: ")
     _is_one_line(run("inspect", "--experiment", "34b-general"), 4, "cannot be written")
@@ -255,9 +244,9 @@ def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("stored_demo")
-def test_verbs_at_the_same_time_wait_for_each_other(run: Run, tmp_path: Path) -> None:
+def test_verbs_at_the_same_time_wait_for_each_other(run: Run, poor_release: str, tmp_path: Path) -> None:
     """DuckDB lets nobody read what one writes: of three validations two ended with an error."""
-    arguments = ["validate", "--experiment", "1b-general", "--coefficients", str(_release(run)), "--replay"]
+    arguments = ["validate", "--experiment", "1b-general", "--coefficients", poor_release, "--replay"]
     modes = ("exact", "prefix=none", "scheduling=synchronous")
     all_at_once = [
         subprocess.Popen([*_COMMAND, *arguments, mode], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -103,6 +103,17 @@ def calibrated(stored_demo: Path, made_fit: Path) -> Path:
 
 
 @pytest.fixture
+def poor_release(run: Run) -> str:
+    """release.yaml: published coefficients of another model, under the name of the synthetic one."""
+    shown = run("coefficients", "show", "stepml-direct").out
+    before, name, after = shown.replace("codellama/CodeLlama-34b-Instruct-hf", "synthetic/synthetic-1b").partition(
+        "synthetic/synthetic-1b"
+    )
+    Path("release.yaml").write_text(before + name + after.replace("tensor_parallelism: 2", "tensor_parallelism: 1", 1))
+    return "release.yaml"
+
+
+@pytest.fixture
 def none_ships(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of ``--all`` that are not about what ships: to judge all of that takes a minute."""
     monkeypatch.setattr(experiment, "bundled_aliases", dict)

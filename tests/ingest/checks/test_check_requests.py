@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import polars as pl
 import pytest
 from builders import aggregates, recording, requests, steps, write_events
-from other_forms import write_experiment
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
@@ -31,8 +31,6 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.served import late_first_tokens
 from blis_replay.validate.metrics.observed import Selection, numbers_from_requests, observed_requests, samples_of
-from blis_replay_labs.planted.experiment import SyntheticExperiment
-from blis_replay_labs.planted.generate import generate
 
 SECOND = 1_000_000
 
@@ -285,29 +283,32 @@ def test_rejected_records_are_named_with_the_first_place() -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["benchmarks.json", "vllm-bench.json", "profile_export.jsonl", "results/per_request_lifecycle_metrics.json"]
+    "file",
+    [
+        "guidellm-0.5.4/constant/benchmarks.json.gz",
+        "vllm-bench-0.15.1/random-poisson/openai-8.0qps-mock-model-20261121-051236.json",
+        "aiperf-0.13.0/poisson-chat/artifacts/profile_export.jsonl",
+        "inference-perf-0.7.0/random-poisson/reports/per_request_lifecycle_metrics.json",
+    ],
 )
-def test_a_client_file_that_is_cut_in_the_middle_stops_a_verdict(tmp_path: Path, name: str) -> None:
+def test_a_client_file_that_is_cut_in_the_middle_stops_a_verdict(data_pack: Path, tmp_path: Path, file: str) -> None:
     """The requests before the cut are no load that anybody served: half a file is not a shorter run."""
-    truth = generate(SyntheticExperiment())
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for directory in (whole, cut):
-        write_experiment(truth, directory, files=(name, "exp-config.yaml"))
-    content = (cut / name).read_bytes()
-    (cut / name).write_bytes(content[: len(content) // 2])
-    lost = {}
-    for directory in (whole, cut):
+    genuine = next((data_pack / "clients" / file).parent.glob(f"{Path(file).name}*"))
+    content = genuine.read_bytes()
+    content = gzip.decompress(content) if genuine.suffix == ".gz" else content
+    lost = []
+    for kept in (len(content), len(content) // 2):
+        path = tmp_path / Path(file).name.removesuffix(".gz")
+        path.write_bytes(content[:kept])
         try:
-            with read_recording(directory) as made:
-                lost[directory.name] = [
-                    f.message for f in findings_of(made, "completeness") if f.severity == "unusable" and not f.metric
-                ]
+            with read_recording(path) as made:
+                found = findings_of(made, "completeness")
+            lost.append([one.message for one in found if one.severity == "unusable" and not one.metric])
         except RecordingError as error:
-            lost[directory.name] = [str(error)]
-    assert lost["whole"] == []
-    assert "the rest of the file is lost" in lost["cut"][0]
+            lost.append([str(error)])
+    assert lost[0] == []
+    assert "the rest of the file is lost" in lost[1][0]
 
 
 def test_failures_time_outs_and_lost_prompts_are_counted() -> None:

@@ -226,47 +226,6 @@ def test_steps_come_out_by_id_whatever_the_order_of_lines(
     assert file.tally.records == len(ids)
 
 
-keys = st.sampled_from(
-    [
-        "resourceSpans",
-        "scopeSpans",
-        "scope",
-        "name",
-        "spans",
-        "events",
-        "attributes",
-        "key",
-        "value",
-        "intValue",
-        "startTimeUnixNano",
-    ]
-)
-names = st.sampled_from(
-    ["vllm.scheduler.step", "vllm.llm_engine", "llm_request", "step.BATCH_SUMMARY", "step.id", "-1", "1e9"]
-)
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | names,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(document=anything, cut=st.integers(0, 400))
-def test_any_json_and_any_part_of_it_is_read_or_rejected(
-    tmp_path_factory: pytest.TempPathFactory, document: object, cut: int
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    for content in (
-        json.dumps(document),
-        json.dumps(document)[:cut],
-        json.dumps(traces("vllm.llm_engine", {"x": document})),
-    ):
-        found, _file = read(folder, content)
-        assert found.steps.height == 0
-
-
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(position=st.integers(0, 5000), byte=st.integers(0, 255))
