@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 from blis_runs import release_of
+from command_line import Run
 from load_levels import DELAY, SERVER, level, measured
 
+from blis_replay.blis.releases.release import format_release
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store
@@ -18,6 +21,7 @@ from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.sweep import Sweep, sweeps_of
 from blis_replay.validate.comparison.text import validation_answer
 from blis_replay.validate.comparison.validated import Validated, validate_many
+from blis_replay.validate.report.sweep_chart import sweep_chart
 from blis_replay.validate.text.answer import page_text
 
 pytestmark = pytest.mark.slow
@@ -81,6 +85,29 @@ def test_one_level_that_is_off_decides(tmp_path: Path) -> None:
     text = page_text(answer.page)
     assert "FAIL  3 levels by clients of some/Model: decided at 4" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_report_draws_levels_evenly_with_the_interval_around_the_simulated_mean(exact: Validated) -> None:
+    """1, 4 and 16 clients are as far apart; both knees of an exact simulator are one."""
+    (sweep,) = sweeps_of(exact.comparisons)
+    chart = sweep_chart(sweep)
+    assert len(chart.numbers.rows) == 3
+    one, four, most = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]* class="tick">', chart.svg)]
+    assert (four - one, one < four) == (pytest.approx(most - four, abs=0.1), True)
+    assert ("knee of both" in chart.svg) == (sweep.knees["observed"] is not None)
+    bands = re.findall(r'd="M ([^"]+) Z" style="fill: var\(--simulated\)', chart.svg)
+    # Ten requests of one client tell no interval.
+    assert [len(band.split(" L ")) for band in bands] == [4, 4]
+
+
+def test_several_experiments_are_explained_at_the_level_that_decides(run: Run, tmp_path: Path) -> None:
+    store = tmp_path / "store.duckdb"
+    validated(tmp_path, [LEVELS[0], measured(4, 200, 60, 1.5)])
+    (tmp_path / "mine.yaml").write_text(format_release(release_of(SERVER, DELAY)), "utf-8")
+    given = ("--coefficients", "mine.yaml", "--store", store, "--jobs", "1", "--json")
+    document = run("explain", "c1-200", "c4-200", *given).json
+    assert document["experiment"] == document["sweep"]["decides"] == "c4-200"
+    assert document["sweep"]["verdict"] == "FAIL"
 
 
 def test_what_does_not_belong_together(exact: Validated) -> None:

@@ -21,6 +21,7 @@ from blis_replay.validate.cli.options import (
     history_option,
     release_option,
     replay_option,
+    selector_option,
     store_option,
     verb,
     workers_option,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @verb("explain")
-@experiment_option
+@selector_option("")
 @coefficients_option
 @replay_option
 @click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Only requests of this share of the run, e.g. 0.6:1.")
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 @store_option
 @form_options
 def explain_verb(
-    name: str,
+    names: tuple[str, ...],
     coefficients: str | None,
     mode_text: str,
     window: tuple[float, float],
@@ -55,6 +56,8 @@ def explain_verb(
     each its Shapley value: its share of the error of mean and p99 of E2E, TTFT and ITL.  The
     shares and what no component explains sum to the error.
 
+    Of the levels of a sweep it explains the one that decides, below the verdict on all of them.
+
     With --segments also the way of a request on both sides: send to queue, queue wait, prefill,
     decode, delivery.  What was not recorded is merged into its neighbour and named.
 
@@ -66,22 +69,30 @@ def explain_verb(
           --replay prefix=none,scheduling=synchronous
       blis-replay explain 34b-general --coefficients mine.yaml --json
     """
+    if not names:
+        raise click.UsageError("name an experiment; list them with `blis-replay list`")
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
     from blis_replay.validate.comparison.segments import segments_of
     from blis_replay.validate.comparison.segments_text import with_segments
     from blis_replay.validate.comparison.validated import compare_experiment
     from blis_replay.validate.comparison.verdict_text import below_verdict
-    from blis_replay.validate.experiment import find_experiment, given_options, release_for
+    from blis_replay.validate.experiment import given_options, named_experiments, release_for
     from blis_replay.validate.explain.attribute import attribute
     from blis_replay.validate.explain.text import attribution_answer
     from blis_replay.validate.metrics.observed import Selection, observed_requests, on_both_sides, pooled_gaps
 
-    release = release_for(coefficients, [name])
-    mode = parse_mode(mode_text)
+    mode, sweep = parse_mode(mode_text), None
     # Open for all of it: each of many replays looks into the recording.
     with open_for_reading(store_path) as store, progress_line("replaying") as progress:
-        recording = read_stored(store, find_experiment(store, name))
+        slugs = named_experiments(store, names)
+        release = release_for(coefficients, slugs)
+        if len(slugs) > 1:
+            from blis_replay.validate.comparison.sweep import below_sweep, one_sweep
+
+            sweep = one_sweep([compare_experiment(store, slug, release, mode, window) for slug in slugs])
+            slugs = [sweep.levels[sweep.decides].slug]
+        recording = read_stored(store, slugs[0])
         selection = Selection(window=window)
         chosen = observed_requests(recording) & selection.of(recording.requests)
         gaps = pooled_gaps(store, recording.slug, chosen)
@@ -99,7 +110,8 @@ def explain_verb(
         )
         shown = on_both_sides(judged.run) & selection.of(judged.run.recording.requests)
         way = segments_of(judged.run, selection) if shown.any() else None
-    print_answer(below_verdict(with_segments(attribution_answer(attribution), way, shown=segments), judged))
+    answer = below_verdict(with_segments(attribution_answer(attribution), way, shown=segments), judged)
+    print_answer(answer if sweep is None else below_sweep(answer, sweep))
 
 
 @verb("report")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite, log
 from typing import Literal
 
 import polars as pl
 
+from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell
 from blis_replay.validate.comparison.verdict_text import error_cell, toned, verdict_line
 from blis_replay.validate.judgement import VERDICTS, Verdict
-from blis_replay.validate.text.answer import Block, Line, Part
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import in_ms, percent_span
 
 # Levels whose mean lengths differ by more than this share are not of one sweep.
@@ -47,6 +48,17 @@ class Sweep:
             return VERDICTS.index(judgement.verdict), -(largest.reach if largest else 0.0)
 
         return min(range(len(self.levels)), key=rank)
+
+    @property
+    def knees(self) -> dict[str, float | None]:
+        """Of both sides."""
+        return {"observed": self.knee(_observed), "simulated": self.knee(_simulated)}
+
+    @property
+    def gap(self) -> str:
+        """The metric between tokens that was recorded: ``itl`` or ``tpot``."""
+        known = any(level.metrics["itl"]["mean"].a_us is not None for level in self.levels)
+        return "itl" if known else "tpot"
 
     def knee(self, side: Callable[[MetricCell], float | None]) -> float | None:
         """The load beyond which E2E grows faster than the square root of the load; None if it never does."""
@@ -95,6 +107,21 @@ def sweeps_of(comparisons: Sequence[Comparison]) -> list[Sweep]:
     ]
 
 
+def one_sweep(comparisons: Sequence[Comparison]) -> Sweep:
+    """The sweep whose levels these are; raises ``NothingToJudgeError`` where they are not all of one."""
+    sweeps = sweeps_of(comparisons)
+    if len(sweeps) != 1 or len(sweeps[0].levels) != len(comparisons):
+        named = ", ".join(comparison.alias for comparison in comparisons)
+        raise NothingToJudgeError(f"{named}: not the levels of one sweep; name one experiment")
+    return sweeps[0]
+
+
+def below_sweep(answer: Answer, sweep: Sweep) -> Answer:
+    """An answer about the level that decides, below the sweep."""
+    document = {**answer.document, "sweep": sweep_json(sweep)}
+    return replace(answer, page=[*sweep_parts(sweep), *answer.page], document=document)
+
+
 def load_of(recording: Recording) -> tuple[By, float] | None:
     """The clients, or the rate, of a recording that has one load only."""
     clients = _aggregate(recording, "concurrency", "asked")
@@ -127,33 +154,35 @@ _INTERVALS = "95 %: interval of the error to its left, for another recording of 
 
 def sweep_parts(sweep: Sweep) -> list[Part]:
     """The verdict with the level that decides it, the knee, and a row per level."""
-    gap = "itl" if any(level.metrics["itl"]["mean"].a_us is not None for level in sweep.levels) else "tpot"
+    said = Line(f"{sweep.verdict}  {sweep_text(sweep)}", mark=toned(sweep.verdict))
+    return [
+        Block([said, verdict_line(sweep.levels[sweep.decides].judgement), knee_text(sweep)]),
+        sweep_table(sweep),
+    ]
+
+
+def sweep_text(sweep: Sweep) -> str:
+    """Levels, model, and the level that decides."""
+    model = sweep.levels[0].recording.model or "an unnamed model"
+    return f"{len(sweep.levels)} levels by {sweep.by} of {model}: decided at {sweep.loads[sweep.decides]:g}"
+
+
+def knee_text(sweep: Sweep) -> str:
+    """Where the knee is on both sides."""
+    knees = [f"{'none' if knee is None else f'{knee:g}'} {side}" for side, knee in sweep.knees.items()]
+    return f"knee (beyond it E2E grows faster than the square root of the load): {', '.join(knees)}"
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """A row per level: latencies and throughput of both sides, errors with their intervals, and the verdict."""
     columns = (
         Column(sweep.by, "word"),
         *(Column("TTFT ms", "ms"), *_SIDES),
-        *(Column(f"{gap.upper()} ms", "ms"), *_SIDES),
+        *(Column(f"{sweep.gap.upper()} ms", "ms"), *_SIDES),
         *(Column("req/s", "decimal"), Column("sim", "decimal")),
         Column("verdict", "word"),
     )
-    first = sweep.levels[0].recording
-    knees = [
-        f"{'none' if knee is None else f'{knee:g}'} {side}"
-        for side, knee in (("observed", sweep.knee(_observed)), ("simulated", sweep.knee(_simulated)))
-    ]
-    said = (
-        f"{sweep.verdict}  {len(sweep.levels)} levels by {sweep.by} of {first.model or 'an unnamed model'}: "
-        f"decided at {sweep.loads[sweep.decides]:g}"
-    )
-    return [
-        Block(
-            [
-                Line(said, mark=toned(sweep.verdict)),
-                verdict_line(sweep.levels[sweep.decides].judgement),
-                f"knee (beyond it E2E grows faster than the square root of the load): {', '.join(knees)}",
-            ]
-        ),
-        Table("", columns, [_row(sweep, i, gap) for i in range(len(sweep.levels))], note=_INTERVALS),
-    ]
+    return Table("", columns, [_row(sweep, i) for i in range(len(sweep.levels))], note=_INTERVALS)
 
 
 def _observed(cell: MetricCell) -> float | None:
@@ -164,17 +193,18 @@ def _simulated(cell: MetricCell) -> float | None:
     return cell.b_us
 
 
-def _row(sweep: Sweep, i: int, gap: str) -> list[Cell]:
+def _row(sweep: Sweep, i: int) -> list[Cell]:
     level = sweep.levels[i]
     row: list[Cell] = [f"{sweep.loads[i]:g}"]
-    for metric in ("ttft", gap):
+    for metric in ("ttft", sweep.gap):
         cell = level.metrics[metric]["mean"]
         row += [cell.a_us, cell.b_us, error_cell(level.judgement, (metric, "mean"), cell.error)]
-        row.append("" if (span := _interval(level, metric)) is None else percent_span(*span))
+        row.append("" if (span := error_interval(level, metric)) is None else percent_span(*span))
     return [*row, *sweep.throughput(i), toned(level.verdict)]
 
 
-def _interval(level: Comparison, metric: str) -> tuple[float, float] | None:
+def error_interval(level: Comparison, metric: str) -> tuple[float, float] | None:
+    """The 95 % interval of the error of a mean; None where it is not known."""
     estimate = level.estimates.get((metric, "mean"))
     return None if estimate is None or not isfinite(estimate.half) else (estimate.low, estimate.high)
 
@@ -185,7 +215,7 @@ def sweep_json(sweep: Sweep) -> dict[str, object]:
         "by": sweep.by,
         "verdict": sweep.verdict,
         "decides": sweep.levels[sweep.decides].slug,
-        "knee": {"observed": sweep.knee(_observed), "simulated": sweep.knee(_simulated)},
+        "knee": sweep.knees,
         "levels": [
             {
                 "load": sweep.loads[i],
@@ -197,7 +227,7 @@ def sweep_json(sweep: Sweep) -> dict[str, object]:
                         "observed_ms": in_ms(cell.a_us),
                         "simulated_ms": in_ms(cell.b_us),
                         "error": cell.error,
-                        "interval": _interval(level, metric),
+                        "interval": error_interval(level, metric),
                     }
                     for metric in ("ttft", "itl", "tpot", "e2e")
                     for cell in (level.metrics[metric]["mean"],)

@@ -17,9 +17,11 @@ from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.tables import Cell, Number, Table, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.changes import error_changes
+from blis_replay.validate.comparison.compare import light
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
 from blis_replay.validate.comparison.pages import metric_table, notes, pairs_sentence, stages_table
 from blis_replay.validate.comparison.saturation import saturation_remarks
+from blis_replay.validate.comparison.sweep import sweep_text, sweeps_of
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
     basis_text,
@@ -39,6 +41,7 @@ from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.html import html, html_text, html_verbatim
 from blis_replay.validate.report.latency_charts import REACH
 from blis_replay.validate.report.svg import inline
+from blis_replay.validate.report.sweep_chart import sweep_chart
 from blis_replay.validate.report.worst import worst_html
 from blis_replay.validate.text.cells import (
     number_text,
@@ -223,12 +226,14 @@ def _words(kind: str, named: object) -> list[tuple[Cell, ...]]:
 class Section:
     """One experiment as the page shows it: sentences and tables, not yet escaped.
 
-    ``before``: the row with another release, or why it is missing.  ``cause``: of the largest error, in a few words.
-    ``why``: what explains the verdict; ``remedy``: the command to run next, or empty.  ``notes``: what
-    the numbers rest on.  ``trace``: the command that writes the timeline of the worst request.
+    ``comparison``: without requests and steps (``light``).  ``before``: the row with another release, or why it is
+    missing.  ``cause``: of the largest error, in a few words.  ``why``: what explains the verdict; ``remedy``: the
+    command to run next, or empty.  ``notes``: what the numbers rest on.  ``trace``: the command that writes the
+    timeline of the worst request.
     """
 
     judgement: Judgement
+    comparison: Comparison
     before: Before | str | None
     reason: str
     tails: tuple[str, ...]
@@ -286,6 +291,7 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
     beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))] if latencies else []
     return Section(
         judgement=comparison.judgement,
+        comparison=light(comparison),
         before=before,
         reason=reason(comparison.judgement),
         tails=tuple(line.text for line in tail_lines(comparison.judgement)),
@@ -353,6 +359,7 @@ def page(
             overview=overview_of(judgements, len(not_judged)),
             baseline=baseline,
             sections=ordered,
+            sweeps=sweeps_of([section.comparison for section in sections]),
             not_judged=not_judged,
             release=release,
             mode=mode,
@@ -378,7 +385,7 @@ def _environment() -> Environment:
     environment.globals["script"] = Markup(script)  # noqa: S704
     environment.globals["script_hash"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
-    environment.filters |= {"reason": reason, "use": use_text}
+    environment.filters |= {"reason": reason, "use": use_text, "sweep_text": sweep_text, "sweep_chart": sweep_chart}
     for draw in (html, html_verbatim, inline, judged_html, strip_of_all, worst_html):
         environment.filters[draw.__name__] = _markup(draw)
     return environment

@@ -51,8 +51,9 @@ class Panel:
     """Axes with marks.
 
     ``x_limits``, ``y_limits``: None in place of an end: that of the data with a margin; the first may be above the
-    second.  ``y_ticks``: names and places, in place of round numbers.  ``stages``: begin and name of each load stage.
-    ``texts``: y and a text beside the axes, to their right.  ``zooms``: the script of the page can stretch it along x.
+    second.  ``x_ticks``, ``y_ticks``: names and places, in place of round numbers.  ``stages``: begin and name of each
+    load stage.  ``texts``: y and a text beside the axes, to their right.  ``zooms``: the script of the page can stretch
+    it along x.
     """
 
     marks: Sequence[Mark]
@@ -61,6 +62,7 @@ class Panel:
     title: str = ""
     x_limits: tuple[float | None, float | None] = (None, None)
     y_limits: tuple[float | None, float | None] = (None, None)
+    x_ticks: Mapping[str, float] | None = None
     y_ticks: Mapping[str, float] | None = None
     log_y: bool = False
     whole_x: bool = False
@@ -220,7 +222,8 @@ class _Axes:
         """The elements, what lies below first."""
         (left, right), (top, bottom), panel = self.across, self.down, self.panel
         most = min(max(int((right - left) / _TICK_LABEL_PT), 3), 9)
-        x_ticks, y_ticks = _ticks(self.x_limits, most, whole=panel.whole_x), self.y_ticks
+        x_ticks = _ticks(self.x_limits, most, whole=panel.whole_x) if panel.x_ticks is None else panel.x_ticks
+        y_ticks = self.y_ticks
         grid = "".join(f"M {self.x_pt(x):.2f} {top:.2f} V {bottom:.2f} " for x in x_ticks.values())
         if panel.y_ticks is None or panel.log_y:  # names of rows have no lines
             grid += "".join(f"M {left:.2f} {self.y_pt(y):.2f} H {right:.2f} " for y in y_ticks.values())
