@@ -23,6 +23,8 @@ from blis_replay.replay.blis_binary import OWN, BlisBinary, BlisError, find_buil
 from blis_replay.replay.blis_files import COLUMNS, read_results, shared_prefixes
 from blis_replay.validate.comparison.compare import compare_replay
 
+NO_BUILD = r"is not a blackbox model .* which no BLIS build runs"
+
 
 class TestAnswers:
     def test_latencies_are_those_of_the_binary(self, tmp_path: Path) -> None:
@@ -105,17 +107,19 @@ class TestFlags:
         with pytest.raises(BlisError, match=r"no latency model 'crossmodel'; its help: .*: roofline, trained-physics"):
             run_with(path, small_recording(), model="crossmodel")
 
-    def test_a_build_without_blackbox_refuses_a_release(self, tmp_path: Path) -> None:
-        path = write_stand_in(tmp_path, help_text=HELP_CURRENT)
-        with pytest.raises(ReleaseError, match=r"has no blackbox model and cannot run release ours; use a build"):
-            run_with(path, small_recording(), release_of())
-
     @pytest.mark.parametrize(
-        "latency", [replace(BLACKBOX, per_context_token_ns=10), LatencyModel("floor", 0, 0, 0, floor_ns=9_000_000)]
+        ("help_text", "latency", "problem"),
+        [
+            (HELP_CURRENT, BLACKBOX, "has no blackbox model and cannot run release ours; use a build"),
+            (HELP_BLACKBOX, replace(BLACKBOX, per_context_token_ns=10), NO_BUILD),
+            (HELP_BLACKBOX, LatencyModel("floor", 0, 0, 0, floor_ns=9_000_000), NO_BUILD),
+        ],
     )
-    def test_a_release_that_no_build_runs(self, tmp_path: Path, latency: LatencyModel) -> None:
-        path = write_stand_in(tmp_path, help_text=HELP_BLACKBOX)
-        with pytest.raises(ReleaseError, match=r"is not a blackbox model .* which no BLIS build runs"):
+    def test_a_release_that_the_build_does_not_run(
+        self, tmp_path: Path, help_text: str, latency: LatencyModel, problem: str
+    ) -> None:
+        path = write_stand_in(tmp_path, help_text=help_text)
+        with pytest.raises(ReleaseError, match=problem):
             run_with(path, small_recording(), release_of(latency))
 
 
@@ -193,27 +197,21 @@ class TestTrace:
 
 
 class TestBrokenBinaries:
-    def test_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(BlisError, match="no such BLIS binary; give its path with --blis-binary"):
-            find_build(str(tmp_path / "nowhere"))
-
-    def test_not_executable(self, tmp_path: Path) -> None:
-        path = write_stand_in(tmp_path)
-        path.chmod(0o644)
-        for bad in (path, tmp_path):
-            with pytest.raises(BlisError, match="is not an executable file"):
-                find_build(str(bad))
-
-    def test_of_another_machine(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("content", "mode", "problem"),
+        [
+            (None, 0, "no such BLIS binary; give its path with --blis-binary"),
+            (b"#!/bin/sh", 0o644, "is not an executable file"),
+            (b"\x00\x01\x02 no program", 0o755, r"cannot be run \(Exec format error\)"),  # of another machine
+            (b"#!/bin/sh\necho 'usage: true [ignored]'", 0o755, "its help names no --trace-header"),
+        ],
+    )
+    def test_what_is_no_blis(self, tmp_path: Path, content: bytes | None, mode: int, problem: str) -> None:
         path = tmp_path / "blis"
-        path.write_bytes(b"\x00\x01\x02 no program")
-        path.chmod(0o755)
-        with pytest.raises(BlisError, match=r"cannot be run \(Exec format error\)"):
-            find_build(str(path))
-
-    def test_another_program(self, tmp_path: Path) -> None:
-        path = write_stand_in(tmp_path, help_text="usage: true [ignored]")
-        with pytest.raises(BlisError, match="its help names no --trace-header"):
+        if content is not None:
+            path.write_bytes(content)
+            path.chmod(mode)
+        with pytest.raises(BlisError, match=problem):
             find_build(str(path))
 
     def test_crash_shows_the_last_line_made_harmless(self, tmp_path: Path) -> None:
@@ -223,11 +221,6 @@ class TestBrokenBinaries:
         assert str(raised.value) == (
             f"{path}: BLIS ended with exit code 2: panic: \\x1b[31mnil map; run it by hand, or use another build"
         )
-
-    def test_ended_by_a_signal(self, tmp_path: Path) -> None:
-        path = write_stand_in(tmp_path, "os.kill(os.getpid(), 9)")
-        with pytest.raises(BlisError, match="BLIS was ended by signal 9: it said nothing"):
-            run_with(path, small_recording())
 
     def test_a_hanging_binary_and_its_children_are_stopped(self, tmp_path: Path) -> None:
         child = tmp_path / "child"
@@ -249,21 +242,13 @@ time.sleep(60)"""
             pytest.fail("the child of the binary is still alive")
 
     @pytest.mark.parametrize(
-        "behaviour",
-        [
-            "pass",
-            '__import__("os").symlink("/dev/zero", option["--results-path"])',
-            '__import__("os").mkfifo(option["--results-path"])',
-            '__import__("os").mkdir(option["--results-path"])',
-        ],
-    )
-    def test_no_results(self, tmp_path: Path, behaviour: str) -> None:
-        with pytest.raises(ReplayError, match="wrote no results"):
-            run_with(write_stand_in(tmp_path, behaviour), small_recording())
-
-    @pytest.mark.parametrize(
         ("behaviour", "problem"),
         [
+            ("os.kill(os.getpid(), 9)", "BLIS was ended by signal 9: it said nothing"),
+            ("pass", "wrote no results"),
+            ('__import__("os").symlink("/dev/zero", option["--results-path"])', "wrote no results"),
+            ('__import__("os").mkfifo(option["--results-path"])', "wrote no results"),
+            ('__import__("os").mkdir(option["--results-path"])', "wrote no results"),
             ('open(option["--results-path"], "wb").write(bytes(range(256)))', "cannot be read"),
             ('open(option["--results-path"], "w").write("[" * 300_000)', "cannot be read"),
             ('write({"requests": []})', "cannot be read"),

@@ -99,6 +99,9 @@ def test_unbound_memory_is_none() -> None:
     ("text", "complaint"),
     [
         ("max_num_sequences=3", "'max_num_sequences' cannot be substituted; use .* an engine argument such as"),
+        ("fast", "'fast' is not a replay mode"),
+        ("speed=2", "'speed' cannot be substituted; use arrivals, lengths"),
+        ("arrivals=none", r"use arrivals=recorded\|flat"),
         ("watermark=much", "watermark=much is not possible; give a number such as 0.01"),
         ("cudagraph_capture_sizes=8..4/x", "give numbers of tokens such as '1 2 4 8..512/8'"),
         ("cudagraph_capture_sizes=none", "cudagraph_capture_sizes=none is not possible"),

@@ -53,16 +53,20 @@ def test_a_key_after_other_keys_is_another_block() -> None:
     assert set(first) & set(second) == set()
 
 
-def test_blocks_larger_than_recorded_ones_are_shared_when_all_in_them_are() -> None:
-    """Recorded by 16, engine by 32: three shared recorded blocks are one shared engine block."""
-    keys = engine_block_keys(prefix_of(16, [1, 2, 3, 4], [1, 2, 3, 5]), np.array([64, 64]), 32)
-    assert [shared(*rows_of(keys)), keys.count.tolist()] == [1, [2, 2]]
-
-
-def test_blocks_that_do_not_divide_are_shared_no_further_than_is_known() -> None:
-    """48-token blocks over 512-token ones: 10 full blocks end within the shared 512 tokens, the 11th does not."""
-    keys = engine_block_keys(prefix_of(512, [1, 2], [1, 3]), np.array([1024, 1024]), 48)
-    assert [shared(*rows_of(keys)), keys.count.tolist()] == [10, [21, 21]]
+@pytest.mark.parametrize(
+    ("recorded_tokens", "prompts", "tokens", "block_size", "common", "blocks"),
+    [
+        # Recorded by 16, engine by 32: three shared recorded blocks are one shared engine block.
+        (16, ([1, 2, 3, 4], [1, 2, 3, 5]), 64, 32, 1, 2),
+        # 48-token blocks over 512-token ones: 10 full blocks end within the shared 512 tokens, the 11th does not.
+        (512, ([1, 2], [1, 3]), 1024, 48, 10, 21),
+    ],
+)
+def test_blocks_of_another_size_are_shared_as_far_as_is_known(
+    recorded_tokens: int, prompts: tuple[list[int], list[int]], tokens: int, block_size: int, common: int, blocks: int
+) -> None:
+    keys = engine_block_keys(prefix_of(recorded_tokens, *prompts), np.array([tokens] * 2), block_size)
+    assert [shared(*rows_of(keys)), keys.count.tolist()] == [common, [blocks] * 2]
 
 
 def test_blocks_beyond_the_recorded_ones_have_no_key() -> None:
