@@ -17,6 +17,8 @@ from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
+from blis_replay.ingest.steps.followed import NONE, followed_requests, served_requests
+from blis_replay.ingest.steps.placed import whole_iterations, why_not
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.steps.timeline import StepAnchors, step_anchors
 
@@ -24,13 +26,14 @@ Answer = TypeVar("Answer")
 
 _STAMPS = ("queued_us", "scheduled_us", "first_token_us", "finished_us")
 JOURNEYS, SPANS, CLIENT_ONLY = "journeys", "durations of llm_request spans", "client latencies only"
+PLACED = "durations of llm_request spans from the iteration of the server's log that admitted each request"
 
 
 @dataclass(frozen=True)
 class ServerStamps:
     """Stamps of requests that succeeded, float64[n] in request order, us from the experiment's zero; nan: not recorded.
 
-    ``source``: JOURNEYS, SPANS or CLIENT_ONLY.  ``queued_us``, ``scheduled_us`` (first), ``first_token_us`` and
+    ``source``: JOURNEYS, PLACED, SPANS or CLIENT_ONLY.  ``queued_us``, ``scheduled_us`` (first), ``first_token_us`` and
     ``finished_us`` are the engine's.  ``steps_waited``: calls of ``schedule()`` from queueing up to the one that
     admitted it, 1 if the first did.
     """
@@ -52,7 +55,10 @@ def _once_a_recording(function: Callable[[Recording], Answer]) -> Callable[[Reco
 
     @wraps(function)
     def answered(recording: Recording) -> Answer:
-        rows = (recording.requests, recording.steps, recording.lifecycles, recording.journey_events)
+        rows = (
+            *(recording.requests, recording.steps, recording.iterations),
+            *(recording.lifecycles, recording.journey_events),
+        )
         told = (recording.clocks, recording.findings, is_asynchronous(recording))
         for seen, of, answer in last:
             if of == told and all(one() is other for one, other in zip(seen, rows, strict=True)):
@@ -80,7 +86,9 @@ def server_stamps(recording: Recording) -> ServerStamps:
         )
         return _stamps(own, ok, JOURNEYS)
     if requests["prefill_us"].null_count() < requests.height:
-        return _stamps(_of_durations(requests), ok, SPANS)
+        scheduled_us = _admitting_iterations(recording)
+        placed = scheduled_us is not None
+        return _stamps(_of_durations(requests, scheduled_us), ok, PLACED if placed else SPANS)
     return no_stamps
 
 
@@ -95,14 +103,31 @@ def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
     return ServerStamps(source, *np.ascontiguousarray(np.where(ok[:, None], values, np.nan).T))
 
 
-def _of_durations(requests: Rows) -> pl.DataFrame:
-    """A span has no stamp between arrival and end: its durations are laid back to back before the first token.
+def _admitting_iterations(recording: Recording) -> pl.Series | None:
+    """When the iteration of the server's log began that admitted each request, us; None if it is not known of each."""
+    iterations = whole_iterations(recording.iterations)
+    if recording.iterations.is_empty() or why_not(recording.iterations):
+        return None
+    served = served_requests(recording.requests, recording.lifecycles)
+    walk = followed_requests(recording, iterations, served)
+    known = served.select("request_index", step=pl.Series(np.where(walk.admitted < walk.end, walk.admitted, NONE)))
+    starts = iterations.select("start_us", step=pl.int_range(pl.len()))
+    own = recording.requests.select("request_index").join(
+        known.join(starts, on="step"), on="request_index", how="left", maintain_order="left"
+    )
+    return None if own["start_us"].null_count() else own["start_us"]
 
-    So the way of a token to the client counts as time before the queue.
+
+def _of_durations(requests: Rows, scheduled_us: pl.Series | None) -> pl.DataFrame:
+    """A span has no stamp between arrival and end: its durations are laid back to back from ``scheduled_us``.
+
+    Where that is not known they end with the client's first token, and a token's way to the client counts as time
+    before the queue.
     """
     nothing = pl.lit(None, pl.Float64)
-    first_token = pl.col("arrival_us") + pl.col("ttft_us")
-    scheduled = first_token - pl.col("prefill_us")
+    by_client = pl.col("arrival_us") + pl.col("ttft_us") - pl.col("prefill_us")
+    scheduled = by_client if scheduled_us is None else pl.lit(scheduled_us)
+    first_token = scheduled + pl.col("prefill_us")
     return requests.select(
         queued_us=scheduled - pl.col("queue_us"),
         scheduled_us=scheduled,
@@ -128,15 +153,16 @@ SMOOTHING = 0.3
 def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
     """Step cycles by time, and in words what they rest on.
 
-    From step records: the time between two anchors, less what the server stood idle, over the steps between
-    them.  Without them, from the latencies of single requests: the steps a second with which each request got its
-    tokens between its first and last.
+    From step records, else from the iterations of a log: the time between two anchors, less what the server stood idle,
+    over the steps between them.  Without them, from the latencies of single requests: the steps a second with which
+    each request got its tokens between its first and last.
     Raises ``ReplayError`` if the recording has neither.
     """
-    if not recording.steps.is_empty():
-        anchors = placed_anchors(recording).frame
-        if len(anchors) >= MIN_ANCHORS:
-            return _between(anchors, recording), f"recorded: {len(anchors):,} anchors of the step clock"
+    by_log = recording.steps.is_empty()
+    anchors = _placed_iterations(recording) if by_log else placed_anchors(recording).frame
+    if len(anchors) >= MIN_ANCHORS:
+        of = "iterations of the server's log, placed by their requests" if by_log else "anchors of the step clock"
+        return _between(anchors, recording), f"recorded: {len(anchors):,} {of}"
     rows = recording.requests.where("status = 'ok' AND output_tokens > 1 AND e2e_us > ttft_us").frame()
     if len(rows) < MIN_REQUESTS:
         raise ReplayError(
@@ -144,6 +170,12 @@ def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
             "tell them; record steps (`blis-replay record`) or per-request latencies"
         )
     return _from_latencies(rows), f"recorded: solved from the decode times of {len(rows):,} requests, second by second"
+
+
+def _placed_iterations(recording: Recording) -> pl.DataFrame:
+    """Number and start of the iterations of a server's log that could be placed on the clock of the requests."""
+    placed = recording.iterations.where("NOT dummy AND start_us IS NOT NULL")
+    return placed.select("start_us", step_id=pl.col("iteration"))
 
 
 def placed_anchors(recording: Recording) -> StepAnchors:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from logged import WAY_US, recorded
 from planted import PLANTED, Planted, planted_recording
 
 from blis_replay.base.errors import ReplayError
 from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording, empty_frame
 from blis_replay.ingest.rows import rows_of
-from blis_replay.replay.driver import replay
+from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.observed import (
+    PLACED,
     ServerStamps,
     observed_cycles,
     observed_delivery,
@@ -24,6 +29,9 @@ from blis_replay.replay.observed import (
     recorded_delays,
     server_stamps,
 )
+from blis_replay.replay.release_file import load_release
+
+AS_SERVED = "step_time=recorded,pre_queue=recorded,output_processing=recorded"
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +169,43 @@ def test_a_replay_with_everything_forced_is_the_recording(planted: Planted) -> N
     assert run.e2e_us.mean() == pytest.approx(requests["e2e_us"].mean(), rel=0.005)
     assert run.ttft_us.mean() == pytest.approx(requests["ttft_us"].mean(), rel=0.005)
     assert set(run.plan.basis) >= {"delay before the queue", "schedule", "step time", "output processing"}
+
+
+def with_any_coefficients(recording: Recording, mode: str = AS_SERVED) -> ReplayRun:
+    """A replay whose times are all recorded."""
+    release = load_release("cpu-vllm-0.32.0")
+    of_model = replace(release.models[0], model=recording.model, tensor_parallelism=recording.tensor_parallelism)
+    return replay(recording, replace(release, models=(of_model,)), parse_mode(mode))
+
+
+def test_iterations_of_a_log_tell_steps_and_when_a_token_left() -> None:
+    """Durations of spans have no time of their own; the iteration that admitted the request has."""
+    recording = recorded(requests=120)
+    stamps = server_stamps(recording)
+    assert stamps.source == PLACED
+    first_us, last_us, _ = observed_delivery(recording, stamps)
+    assert [np.median(first_us), np.median(last_us)] == pytest.approx([WAY_US, WAY_US], abs=1_000)
+    run = with_any_coefficients(recording)
+    for name, simulated_us in (("ttft_us", run.ttft_us), ("e2e_us", run.e2e_us)):
+        assert simulated_us.mean() == pytest.approx(float(recording.requests[name].to_numpy().mean()), rel=0.02)
+
+
+@pytest.mark.realdata
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"0.29/{run}" for run in ("q8c", "again", "max-num-seqs-2", "cold", "cold-bench")),
+        *("0.32/A", "0.32/C"),
+    ],
+)
+def test_a_real_server_is_replayed_with_what_it_recorded(data_pack: Path, name: str) -> None:
+    """TTFT within 5 %, E2E within 2 %: journeys and steps, or a log with spans (0.32)."""
+    version, _, run = name.partition("/")
+    folder = data_pack / f"live-vllm-{version}" / run
+    columns = "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms" if (folder / "client.csv").exists() else ""
+    (source,) = sources_of([folder], columns=columns)
+    with read_recording(source) as recording:
+        replayed = with_any_coefficients(recording)
+        for latency, simulated_us, limit in (("ttft_us", replayed.ttft_us, 0.05), ("e2e_us", replayed.e2e_us, 0.02)):
+            assert simulated_us.mean() == pytest.approx(recording.requests[latency].to_numpy().mean(), rel=limit)
