@@ -25,11 +25,14 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import check_names
 from blis_replay.ingest.readers.discovery import only_source
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, Recording, empty_frame
+from blis_replay.replay.engine import with_engine
 from blis_replay_labs.planted import causes as c
 from blis_replay_labs.planted.faults import NOTHING, REFUSED, Cause, Depth, Fault, Recorded, drawn, taken, with_requests
 
 COLUMNS = "arrival=start_time:s,ttft=ttft:ms,e2e=latency:ms"
 _CLIENT = "client.csv"
+# By the config.json of the model, which the recording lacks.
+_STATED = {"0.29/gemma3": {"kv_cache_groups": "window 256 x3, full"}}
 
 
 def data_folder() -> Path:
@@ -62,7 +65,7 @@ def read_live(load: str, causes: Sequence[Cause] = ()) -> Iterator[Recording]:
         if (folder / _CLIENT).exists():
             source = replace(source, columns=COLUMNS)
         with read_recording(source) as recording:
-            yield recording
+            yield with_engine(recording, _STATED.get(load, {}), "file")
 
 
 # -- What is wrong in files ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from blis_replay.replay.engine import left_out, replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
+from blis_replay.validate.explain.schedule import meaning_of
 
 GROUPS = "window 256 x3, full"
 
@@ -59,3 +60,7 @@ def test_a_real_gemma_3_is_scheduled_as_recorded(data_pack: Path, tmp_path: Path
         assert (check.steps, check.equal, check.kv_equal, check.kv_divergence) == (2_786, 2_786, 2_786, None)
         alone = check_schedule(schedule, replace(engine, kv_cache_groups=()))
         assert alone.kv_equal == 0
+        # A recorder that counted four groups, and not how far windows reach: of all sizes one makes every step equal.
+        found = meaning_of(with_engine(recording, {"kv_cache_groups": "4"}, "recorded"), alone)
+        assert found is not None
+        assert found.argument == ("kv_cache_groups", GROUPS)

@@ -1,9 +1,9 @@
 """Counterfactual attribution: which component of a replay an error comes from.
 
 First every set of the wrong inputs is put right.  Then, with all inputs right, every set of the modelled parts is
-replaced: recorded times are those of what the server was given.  A component's share of an error is its Shapley value
-over these replays.  The shares and what is left when everything is replaced sum to the error exactly.  Intervals are
-those of ``validate``: of a sum of numbers over the same requests.
+replaced, and recorded step times at last: recorded times are those of what the server was given.  A component's share
+of an error is its Shapley value over these replays.  The shares and what is left when everything is replaced sum to
+the error exactly.  Intervals are those of ``validate``: of a sum of numbers over the same requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import NothingToJudgeError, ValidateError
-from blis_replay.blis.latency.models import durations_us
+from blis_replay.blis.latency.models import ObservedCycles, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.checks import ledger
 from blis_replay.ingest.recording import Recording
@@ -225,21 +225,32 @@ def attribute(
     )
 
 
-def _replays(components: Sequence[Hypothesis]) -> list[Subset]:
-    """The sets of components to replace: of inputs, which come first, then of parts with all inputs put right."""
+def _stages(components: Sequence[Hypothesis]) -> list[int]:
+    """How many components are replaced together, one group after the other: inputs, parts, recorded step times.
+
+    Recorded step times go by the clock, so requests that come at other times than the server's take those of others.
+    """
     inputs = sum(component.is_input for component in components)
-    *some, every = all_subsets(inputs)
-    parts = (frozenset(inputs + i for i in chosen) for chosen in all_subsets(len(components) - inputs))
-    return [*some, *(every | chosen for chosen in parts)]
+    by_the_clock = sum(isinstance(component.latency, ObservedCycles) for component in components)
+    return [inputs, len(components) - inputs - by_the_clock, by_the_clock]
+
+
+def _replays(components: Sequence[Hypothesis]) -> list[Subset]:
+    """The sets of components to replace: all of each group, with the groups before it put right."""
+    replays, before = [Subset()], 0
+    for size in _stages(components):
+        replays += [Subset(range(before)) | {before + i for i in chosen} for chosen in all_subsets(size)[1:]]
+        before += size
+    return replays
 
 
 def _weights(components: Sequence[Hypothesis]) -> Floats:
     """float64[components, replays]: each component's Shapley value as a weighted sum over ``_replays``."""
-    inputs = sum(component.is_input for component in components)
-    alone = 2**inputs
     weights = np.zeros((len(components), len(_replays(components))))
-    weights[:inputs, :alone] = shapley_weights(inputs)
-    weights[inputs:, alone - 1 :] = shapley_weights(len(components) - inputs)
+    before = first = 0
+    for size in _stages(components):
+        weights[before : before + size, first : first + 2**size] = shapley_weights(size)
+        before, first = before + size, first + 2**size - 1
     return weights
 
 

@@ -75,7 +75,7 @@ class Argument:
         """The name of its component."""
         return self.label or self.name
 
-    def hypothesis(self, value: int | bool, stated: object, *, at_least: bool = False) -> Hypothesis:
+    def hypothesis(self, value: int | bool | str, stated: object, *, at_least: bool = False) -> Hypothesis:
         """The server had this value in place of the stated one; ``at_least``: or any larger one."""
         label, about = self.title, "about " if self.name == BLOCKS else ""
         has = "no bound" if stated is None else shown_argument(stated)
@@ -172,7 +172,7 @@ ARGUMENTS = (
 )
 
 
-def argument_hypothesis(name: str, value: int | bool, stated: object, *, at_least: bool = False) -> Hypothesis:
+def argument_hypothesis(name: str, value: int | bool | str, stated: object, *, at_least: bool = False) -> Hypothesis:
     """The server had this value of an engine argument, one of ``ARGUMENTS`` or another; ``at_least``: or more."""
     argument = next((one for one in ARGUMENTS if one.name == name), Argument(name, ""))
     return argument.hypothesis(value, stated, at_least=at_least)

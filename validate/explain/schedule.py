@@ -32,7 +32,8 @@ MAX_STEPS = 5_000  # steps after the first that differs: to score a hypothesis t
 MAX_REQUESTS = 64  # requests that may have been given up
 MAX_NAMED = 3  # causes that a sentence lists
 _BLOCKS_TO_SPARE = 1 << 20
-VLLM_VERSION = "vllm_version"
+VLLM_VERSION, GROUPS = "vllm_version", "kv_cache_groups"
+WINDOWS = (128, 256, 512, 1_024, 2_048, 4_096, 8_192)  # tokens; powers of two in the models with windows that vLLM has
 # The arguments that go by the release, each without one.
 _NO_RELEASE: dict[str, Any] = {one.name: one.default for one in fields(EngineConfig) if one.name in RELEASE_ARGUMENTS}
 
@@ -161,6 +162,10 @@ def _changed(recording: Recording, engine: EngineConfig, hypothesis: Hypothesis)
     arguments: dict[str, Any] = dict(hypothesis.engine)
     if VLLM_VERSION in arguments:
         arguments = _NO_RELEASE | release_arguments(engine_values(recording) | arguments)
+    if GROUPS in arguments:
+        arguments = {
+            GROUPS: replayed_engine(with_engine(recording, arguments, "trial"), ReplayMode()).config.kv_cache_groups
+        }
     return replace(engine, **arguments)
 
 
@@ -220,6 +225,14 @@ def _memory(_recording: Recording, check: ScheduleCheck) -> Iterator[Hypothesis]
             one = argument_hypothesis("block_size", size, engine.block_size)
             why = f"{one.why}, with about {blocks:,} blocks"
             yield replace(one, why=why, engine={"block_size": size, BLOCKS: blocks})
+
+
+def _windows(recording: Recording, _check: ScheduleCheck) -> Iterator[Hypothesis]:
+    """Groups of KV blocks with windows beside one of full attention, where only their number was recorded."""
+    stated = str(engine_values(recording).get(GROUPS, ""))
+    if stated.isdigit() and int(stated) > 1:
+        for size in WINDOWS:
+            yield argument_hypothesis(GROUPS, f"window {size} x{int(stated) - 1}, full", stated)
 
 
 def blocks_that_fit(check: ScheduleCheck) -> int | None:
@@ -310,5 +323,5 @@ def _gave_up(schedule: RecordedSchedule, request: int, row: int) -> str:
 
 
 # Every kind of cause; a further one is a function that yields hypotheses, and an entry here.
-_CAUSES_OF_ENGINE: tuple[_Causes, ...] = (_engine_arguments, _memory, _releases)
+_CAUSES_OF_ENGINE: tuple[_Causes, ...] = (_engine_arguments, _memory, _windows, _releases)
 _CAUSES = (*_CAUSES_OF_ENGINE, _prefix_hits, _given_up)
