@@ -20,12 +20,12 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
+from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, table_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import Simulated, Simulator, model_of
 from blis_replay.validate.comparison.verdict_text import toned
-from blis_replay.validate.judgement import Verdict, exit_code
+from blis_replay.validate.judgement import Verdict, exit_code, worst
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 _LOAD = 100  # requests of the recording that are tried
@@ -188,15 +188,39 @@ def _part(answers: Simulated, kept: slice) -> Simulated:
     return replace(answers, engine=None, scheduled_us=None, **{name: getattr(answers, name)[kept] for name in columns})
 
 
-# -- Trials: each gives the size of an error -------------------------------------------------------------------
+# -- Trials: each gives the size of an error, and its docstring is the claim -------------------------------------
+
+LAWS: list[Law] = []
+_QUEUES = ("queue", "batch")
 
 
+def _law(
+    name: str, tolerance: float, source: str, unless: str = "", excuses: tuple[str, ...] = ()
+) -> Callable[[Callable[[Trial], float]], Callable[[Trial], float]]:
+    """Add a trial to the laws, whose fields these are."""
+
+    def added(tried: Callable[[Trial], float]) -> Callable[[Trial], float]:
+        LAWS.append(Law(name, tried.__doc__ or "", source, unless, tolerance, tried, excuses))
+        return tried
+
+    return added
+
+
+@_law(
+    "own trace",
+    0.001,
+    "a replay has no other input than its trace",
+    "the simulator draws at random without a fixed seed",
+)
 def _own_trace(t: Trial) -> float:
+    """The same requests again, or one minute later, get the same latencies."""
     later = replace(t.requests, arrival_us=t.requests.arrival_us + _LATER_US)
     return max(_apart(t.load, t.served(t.requests)), _apart(t.load, t.served(later)))
 
 
+@_law("conservation", 0.0, "an engine drops nothing by itself, and each token takes a step", "clients give up")
 def _conserved(t: Trial) -> float:
+    """Each request that is sent ends, its first token after its send and its last token after its first."""
     wrong = [
         ~of.completed | (of.ttft_us <= 0) | ((sent.output_tokens > 1) & (of.e2e_us <= of.ttft_us))
         for sent, of in ((t.requests, t.load), (t.burst, t.served(t.burst)))
@@ -204,7 +228,9 @@ def _conserved(t: Trial) -> float:
     return float(np.concatenate(wrong).mean())
 
 
+@_law("causality", 0.001, "causes come before effects", "the simulator gives averages of a whole run")
 def _causal(t: Trial) -> float:
+    """What was answered before a request was sent does not depend on that request."""
     sent_us, ends_us = t.requests.arrival_us, t.requests.arrival_us + t.load.e2e_us
     cut = max(len(sent_us) // 2, int(np.searchsorted(sent_us, ends_us.min(), "right")))
     if cut >= len(sent_us):
@@ -214,7 +240,14 @@ def _causal(t: Trial) -> float:
     return _apart(_part(t.load, known), t.served(t.requests.part(known)), first, ends_us[known] < until_us)
 
 
+@_law(
+    "pause",
+    0.001,
+    "an idle engine keeps nothing but its prefix cache, and here no prompt is shared",
+    "first uses of kernels are simulated",
+)
 def _after_a_pause(t: Trial) -> float:
+    """After a pause in which all requests end, the same requests get the same latencies."""
     pause_us = int(t.requests.arrival_us[-1]) + _FAR * int(t.load.e2e_us.max())
     count, columns = len(t.requests), (t.requests.arrival_us, t.requests.prompt_tokens, t.requests.output_tokens)
     sent_us, prompts, outputs = (np.concatenate([values, values]) for values in columns)
@@ -223,16 +256,30 @@ def _after_a_pause(t: Trial) -> float:
     return max(_apart(t.load, _part(twice, part)) for part in (slice(0, count), slice(count, None)))
 
 
+@_law(
+    "alone", 0.01, "who meets nobody waits for nobody", "the engine has a clock of its own, such as a polling interval"
+)
 def _alone(t: Trial) -> float:
+    """Requests of one length that do not meet have one latency, whenever they are sent."""
     return max(float(us.max() / max(us.min(), 1)) - 1 for us in (t.alike.ttft_us, t.alike.e2e_us))
 
 
+@_law("company", 0.01, "a step with more in it takes no less time", "prefixes are shared", excuses=_QUEUES)
 def _company(t: Trial) -> float:
+    """No request is served sooner among others than alone."""
     pairs = ((t.crowd.ttft_us, t.alike.ttft_us), (t.crowd.e2e_us, t.alike.e2e_us))
     return max(0.0, *(1 - float(us.min() / max(np.median(alone_us), 1)) for us, alone_us in pairs))
 
 
+@_law(
+    "batching",
+    0.75,
+    "a step reads the weights once for all its requests (roofline)",
+    "the engine has no room for eight",
+    excuses=_QUEUES,
+)
 def _batched(t: Trial) -> float:
+    """Eight requests sent at once take at most 75 % of the time of eight one after another."""
     blocks = t.engine.num_gpu_blocks or NEVER_US
     room = _CROWD * (t.prompt // 8 + 1 + t.output) < (blocks - 2) * t.engine.block_size
     if t.engine.max_num_seqs < _CROWD or not room:
@@ -240,20 +287,28 @@ def _batched(t: Trial) -> float:
     return float(t.crowd.e2e_us.max()) / max(_CROWD * float(np.median(t.alike.e2e_us)), 1.0)
 
 
+@_law("order of ids", 0.0, "vLLM serves first come, first served", "another policy, or several ranks", excuses=_QUEUES)
 def _in_order(t: Trial) -> float:
+    """Of requests of one length, who was sent first gets the first token first."""
     t.refuse_ranks()
     sent = _requests(1_000 * np.arange(2 * _CROWD), t.prompt // 8 + 1, t.output)
     first_us = sent.arrival_us + t.served(sent, max_num_seqs=2).ttft_us
     return float((np.diff(first_us) < 0).mean())
 
 
+@_law("one at a time", 0.05, "the definition of max_num_seqs", "several ranks", excuses=_QUEUES)
 def _one_at_a_time(t: Trial) -> float:
+    """With max_num_seqs 1, requests end at least one decode time apart."""
     t.refuse_ranks()
     ends_us = np.sort(t.served(t.at_once, max_num_seqs=1).e2e_us)
     return max(0.0, 1 - float(np.diff(ends_us).min()) / max(float(np.median(t.alike.e2e_us - t.alike.ttft_us)), 1.0))
 
 
+@_law(
+    "lengths", 0.25, "each step gives a request one token", "speculative decoding; attention that outweighs the weights"
+)
 def _lengths(t: Trial) -> float:
+    """Twice the output takes twice the decode time, and a longer prompt brings no earlier first token."""
     prompts, outputs = [t.prompt // 8 + 1, t.prompt, t.prompt // 8 + 1], [t.output, t.output, 2 * t.output]
     of = t.far_apart(prompts, outputs, 3)
     decode_us = (of.e2e_us - of.ttft_us).astype(np.float64)
@@ -261,18 +316,30 @@ def _lengths(t: Trial) -> float:
     return max(abs(float(grown) - 1), 1 - float(of.ttft_us[1] / max(of.ttft_us[0], 1)))
 
 
+@_law("block names", 0.001, "ids are names, and only their equality has a meaning")
 def _ids(t: Trial) -> float:
+    """Other ids of the same prompt blocks change nothing."""
     return _apart(t.served(t.shared()), t.served(t.shared(backwards=True)))
 
 
+@_law("unshared prompts", 0.001, "a prefix cache finds only what was computed before")
 def _unshared(t: Trial) -> float:
+    """Prompt blocks that no other request has change nothing."""
     count = t.requests.prompt_tokens // t.engine.block_size
     start: Int64s = np.cumsum(count) - count
     blocks = BlockKeys(start, count, np.arange(count.sum(), dtype=np.int32), t.engine.block_size)
     return _apart(t.load, t.served(replace(t.requests, block_keys=blocks)))
 
 
+@_law(
+    "cache hits",
+    0.5,
+    "tokens that are found are not computed",
+    "the engine caches no prefixes",
+    excuses=("prefix", "cache"),
+)
 def _hits(t: Trial) -> float:
+    """A prompt in the prefix cache saves at least half of what its tokens cost."""
     size = t.engine.block_size
     count = t.prompt // size
     if not t.engine.enable_prefix_caching or count < 2:
@@ -287,25 +354,48 @@ def _hits(t: Trial) -> float:
     return max(0.0, 1 - (whole_us - hit_us) / (whole_us - least_us))
 
 
+@_law(
+    "scale",
+    0.05,
+    "no unit of time is special; rounding to 1 us puts few requests into another step",
+    "the step times are the simulator's own",
+)
 def _scaled(t: Trial) -> float:
+    """All times twice as long give latencies twice as long."""
     _ = t.faster  # without step times of a release there is nothing to scale
     slower = t.served(replace(t.requests, arrival_us=2 * t.requests.arrival_us), 2.0)
     return _apart(replace(t.load, ttft_us=2 * t.load.ttft_us, e2e_us=2 * t.load.e2e_us), slower)
 
 
+@_law(
+    "shorter steps",
+    0.01,
+    "the same arrivals find a server with less to do",
+    "the step times are the simulator's own; single requests may lose (Graham 1969)",
+)
 def _faster(t: Trial) -> float:
+    """Steps of half the length lengthen no mean latency."""
     means = ((float(of.ttft_us.mean()), float(of.e2e_us.mean())) for of in (t.load, t.faster))
     return float(max(0.0, *(after / max(before, 1.0) - 1 for before, after in zip(*means, strict=True))))
 
 
+@_law("more memory", 0.02, "what fits still fits", "by the order of requests, up to the tolerance (Graham 1969)")
 def _more_memory(t: Trial) -> float:
+    """Twice the KV blocks do not lengthen a burst."""
     burst = t.burst
     blocks = -(-(burst.prompt_tokens + burst.output_tokens) // t.engine.block_size) + 1
     tight = 2 + max(int(blocks.max()), int(blocks.sum()) // 4)
     return _longer(*(t.served(burst, num_gpu_blocks=times * tight) for times in (1, 2)))
 
 
+@_law(
+    "higher budget",
+    0.02,
+    "what fits in a step still fits",
+    "by the order of requests, up to the tolerance (Graham 1969)",
+)
 def _higher_budget(t: Trial) -> float:
+    """Twice max_num_batched_tokens does not lengthen a burst."""
     whole = 0 if t.engine.enable_chunked_prefill else int(t.burst.prompt_tokens.max())
     budget = max(_BUDGET, t.engine.max_num_seqs, whole)
     return _longer(*(t.served(t.burst, max_num_batched_tokens=times * budget) for times in (1, 2)))
@@ -313,152 +403,6 @@ def _higher_budget(t: Trial) -> float:
 
 def _longer(less: Simulated, more: Simulated) -> float:
     return max(0.0, float(more.e2e_us.max()) / max(float(less.e2e_us.max()), 1.0) - 1)
-
-
-_QUEUES = ("queue", "batch")
-LAWS = (
-    Law(
-        "own trace",
-        "The same requests again, or one minute later, get the same latencies.",
-        "a replay has no other input than its trace",
-        "the simulator draws at random without a fixed seed",
-        0.001,
-        _own_trace,
-    ),
-    Law(
-        "conservation",
-        "Each request that is sent ends, its first token after its send and its last token after its first.",
-        "an engine drops nothing by itself, and each token takes a step",
-        "clients give up",
-        0.0,
-        _conserved,
-    ),
-    Law(
-        "causality",
-        "What was answered before a request was sent does not depend on that request.",
-        "causes come before effects",
-        "the simulator gives averages of a whole run",
-        0.001,
-        _causal,
-    ),
-    Law(
-        "pause",
-        "After a pause in which all requests end, the same requests get the same latencies.",
-        "an idle engine keeps nothing but its prefix cache, and here no prompt is shared",
-        "first uses of kernels are simulated",
-        0.001,
-        _after_a_pause,
-    ),
-    Law(
-        "alone",
-        "Requests of one length that do not meet have one latency, whenever they are sent.",
-        "who meets nobody waits for nobody",
-        "the engine has a clock of its own, such as a polling interval",
-        0.01,
-        _alone,
-    ),
-    Law(
-        "company",
-        "No request is served sooner among others than alone.",
-        "a step with more in it takes no less time",
-        "prefixes are shared",
-        0.01,
-        _company,
-        _QUEUES,
-    ),
-    Law(
-        "batching",
-        "Eight requests sent at once take at most 75 % of the time of eight one after another.",
-        "a step reads the weights once for all its requests (roofline)",
-        "the engine has no room for eight",
-        0.75,
-        _batched,
-        _QUEUES,
-    ),
-    Law(
-        "order of ids",
-        "Of requests of one length, who was sent first gets the first token first.",
-        "vLLM serves first come, first served",
-        "another policy, or several ranks",
-        0.0,
-        _in_order,
-        _QUEUES,
-    ),
-    Law(
-        "one at a time",
-        "With max_num_seqs 1, requests end at least one decode time apart.",
-        "the definition of max_num_seqs",
-        "several ranks",
-        0.05,
-        _one_at_a_time,
-        _QUEUES,
-    ),
-    Law(
-        "lengths",
-        "Twice the output takes twice the decode time, and a longer prompt brings no earlier first token.",
-        "each step gives a request one token",
-        "speculative decoding; attention that outweighs the weights",
-        0.25,
-        _lengths,
-    ),
-    Law(
-        "block names",
-        "Other ids of the same prompt blocks change nothing.",
-        "ids are names, and only their equality has a meaning",
-        "",
-        0.001,
-        _ids,
-    ),
-    Law(
-        "unshared prompts",
-        "Prompt blocks that no other request has change nothing.",
-        "a prefix cache finds only what was computed before",
-        "",
-        0.001,
-        _unshared,
-    ),
-    Law(
-        "cache hits",
-        "A prompt in the prefix cache saves at least half of what its tokens cost.",
-        "tokens that are found are not computed",
-        "the engine caches no prefixes",
-        0.5,
-        _hits,
-        ("prefix", "cache"),
-    ),
-    Law(
-        "scale",
-        "All times twice as long give latencies twice as long.",
-        "no unit of time is special; rounding to 1 us puts few requests into another step",
-        "the step times are the simulator's own",
-        0.05,
-        _scaled,
-    ),
-    Law(
-        "shorter steps",
-        "Steps of half the length lengthen no mean latency.",
-        "the same arrivals find a server with less to do",
-        "the step times are the simulator's own; single requests may lose (Graham 1969)",
-        0.01,
-        _faster,
-    ),
-    Law(
-        "more memory",
-        "Twice the KV blocks do not lengthen a burst.",
-        "what fits still fits",
-        "by the order of requests, up to the tolerance (Graham 1969)",
-        0.02,
-        _more_memory,
-    ),
-    Law(
-        "higher budget",
-        "Twice max_num_batched_tokens does not lengthen a burst.",
-        "what fits in a step still fits",
-        "by the order of requests, up to the tolerance (Graham 1969)",
-        0.02,
-        _higher_budget,
-    ),
-)
 
 
 # -- Rulings ----------------------------------------------------------------------------------------------------
@@ -501,7 +445,7 @@ def laws_answer(simulator: str, recording: Recording, found: list[Ruling]) -> An
     """
     broken = [ruling for ruling in found if ruling.verdict == "broken"]
     tried = [ruling for ruling in found if ruling.verdict != "not applicable"]
-    verdict: Verdict = "FAIL" if broken else "PASS" if tried else "NOT JUDGED"
+    verdict = worst(_VERDICTS[one.verdict] for one in tried)
     counts = f"{len(tried) - len(broken)} of {counted(len(tried), 'law')} hold"
     apart = f"; not applicable: {len(found) - len(tried)}" if len(tried) < len(found) else ""
     head = Line(f"{verdict}  {simulator}: {counts}{apart}", mark=toned(verdict))
@@ -515,18 +459,15 @@ def laws_answer(simulator: str, recording: Recording, found: list[Ruling]) -> An
         | {"claim": one.law.claim, "source": one.law.source, "unless": one.law.unless, "reason": one.reason}
         for one in found
     ]
+    not_tried = [f"{one.law.name}: {one.reason}" for one in found if one not in tried]
     start: list[Part] = [Block([head, lent]), Table("", _COLUMNS, rows)]
     return Answer(
         [*start, Block([_said(one) for one in found], "laws")],
         {"verdict": verdict, "simulator": simulator, "experiment": recording.alias, "laws": records},
-        Table("", tuple(Column(name, "data") for name in records[0]), [[*record.values()] for record in records]),
-        exit_code([_VERDICTS[one.verdict] for one in tried]),
-        brief=[*start, Block([_said(one) for one in broken]), Block(_not_tried(found))],
+        table_of(records),
+        exit_code([verdict]),
+        brief=[*start, Block([_said(one) for one in broken]), Block(not_tried)],
     )
-
-
-def _not_tried(found: list[Ruling]) -> list[str]:
-    return [f"{one.law.name}: {one.reason}" for one in found if one.verdict == "not applicable"]
 
 
 def _said(ruling: Ruling) -> Line:
