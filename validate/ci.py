@@ -16,12 +16,9 @@ from blis_replay.base.files import write_whole
 from blis_replay.validate.comparison.verdict_text import held_text, reason
 from blis_replay.validate.gating.policy import Check
 from blis_replay.validate.gating.reports import junit
-from blis_replay.validate.judgement import Judgement, Quantity, State, Verdict, worst
+from blis_replay.validate.judgement import OUTCOMES, Judgement, Quantity, Verdict, worst
 from blis_replay.validate.text.answer import markdown_text
 
-_OUTCOMES: Mapping[State, Verdict] = {
-    **{"within": "PASS", "beyond": "FAIL", "undecided": "UNDECIDED", "absent": "NOT JUDGED"}
-}
 _LEVELS: Mapping[Verdict, str] = {"PASS": "notice", "FITS": "notice", "FAIL": "error"}
 _COLOURS: Mapping[Verdict, str] = {"PASS": "#2e7d32", "FITS": "#2e7d32", "FAIL": "#b71c1c"}
 _UNKNOWN_COLOUR = "#8d6e00"
@@ -95,7 +92,7 @@ def _checks(judgement: Judgement) -> list[Check]:
     passed: Verdict = "PASS" if verdict == "FITS" else verdict
     whole = Check("verdict", alias, "", "", passed, reason(judgement))
     judged = () if verdict == "NOT JUDGED" else judgement.judged
-    return [whole, *(Check("limit", alias, q.key, q.statistic, _OUTCOMES[q.state], held_text(q)) for q in judged)]
+    return [whole, *(Check("limit", alias, q.key, q.statistic, OUTCOMES[q.state], held_text(q)) for q in judged)]
 
 
 def _badge(label: str, message: str, colour: str) -> str:

@@ -10,7 +10,7 @@ from blis_replay.base.errors import ValidateError, counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.bounds import Bound
 from blis_replay.validate.comparison.verdict_text import toned
-from blis_replay.validate.history import Commit, Entry, History, Moved, Series, Stretch
+from blis_replay.validate.history import Entry, History, Moved, Series, Stretch
 from blis_replay.validate.judgement import Verdict, exit_code, worst
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import limit_text, percent, percent_span
@@ -42,7 +42,12 @@ def history_answer(file: str, history: History, bounds: Sequence[Bound] = ()) ->
     Raises ``ValidateError`` for a bound that no number of the history has.
     """
     bounded = [_held(history, bound) for bound in bounds]
-    judged = [line for one in history.series if one.newest.judged for line in _beyond_lines(one)]
+    judged = [
+        Line(f"beyond its limit: {_of(one)} {_stretch_text(of)}", mark=Toned("beyond its limit:", "bad"))
+        for one in history.series
+        if one.newest.judged
+        for of in one.beyond()
+    ]
     changed = [line for one in history.series for line in _changed_lines(one)]
     verdicts: list[Verdict] = [verdict for verdict, _ in bounded]
     parts: list[Part] = [
@@ -55,7 +60,7 @@ def history_answer(file: str, history: History, bounds: Sequence[Bound] = ()) ->
     rows = [_row(entry) for one in history.series for entry in one.entries]
     document = {
         "file": file,
-        "commits": [_commit(commit) for commit in history.commits],
+        "commits": [{"commit": c.commit, "date": c.date.isoformat(), "dirty": c.dirty} for c in history.commits],
         "bounds": [{"bound": b.text, "name": b.name, "verdict": v} for b, (v, _) in zip(bounds, bounded, strict=True)],
         "series": [_document(one) for one in history.series],
     }
@@ -101,13 +106,6 @@ def _strip(history: History, series: Series) -> str:
 
 def _of(series: Series) -> str:
     return f"{series.newest.alias} {series.newest.name}"
-
-
-def _beyond_lines(series: Series) -> list[Line]:
-    return [Line(f"beyond its limit: {_of(series)} {_stretch_text(one)}", mark=_BEYOND) for one in series.beyond()]
-
-
-_BEYOND = Toned("beyond its limit:", "bad")
 
 
 def _stretch_text(one: Stretch) -> str:
@@ -169,10 +167,6 @@ def _row(entry: Entry) -> list[Cell]:
         *(entry.commit, entry.date.isoformat(), entry.verdict, entry.state),
         *(entry.error, *(entry.interval or (None, None)), entry.limit),
     ]
-
-
-def _commit(commit: Commit) -> dict[str, object]:
-    return {"commit": commit.commit, "date": commit.date.isoformat(), "dirty": commit.dirty}
 
 
 def _document(series: Series) -> dict[str, object]:

@@ -19,7 +19,6 @@ from blis_replay.ingest.recording import (
     Finding,
     Recording,
     SharedPrefix,
-    SourceFile,
 )
 from blis_replay.ingest.served import published
 from blis_replay.ingest.store import (
@@ -81,23 +80,26 @@ def inspection_answer(recording: Recording, findings: Sequence[Finding]) -> Answ
     ordered = sorted((f for f in findings if f.is_checked), key=lambda f: severities.index(f.severity))
     lines = [*dict.fromkeys(map(finding_line, ordered))]  # a finding of two metrics is one line
     unchecked = [f for f in findings if not f.is_checked]
-    names = ", ".join(dict.fromkeys(f.check for f in unchecked))
-    folded = [f"- nothing to check for {names} (-v says why)"] if names else []
+    without = ", ".join(dict.fromkeys(f.check for f in unchecked))
+    folded = [f"- nothing to check for {without} (-v says why)"] if without else []
+    files: list[list[Cell]] = [
+        [f.name, f.kind, f.bytes, f.records, f.rejected_count, f.sha256[:_SHORT_HASH]] for f in recording.files
+    ]
+    engine: list[list[Cell]] = [
+        [name, "" if value is None else str(value), *why] for name, value, *why in _arguments(recording)
+    ]
     head: list[Part] = [
         Block(_identity(recording)),
-        Table(
-            "",
-            _ENGINE_COLUMNS,
-            [[n, "" if value is None else str(value), *why] for n, value, *why in _arguments(recording)],
-            cut=True,
-        ),
-        Table("", _FILE_COLUMNS, [_file(file) for file in recording.files], cut=True),
+        Table("", _ENGINE_COLUMNS, engine, cut=True),
+        Table("", _FILE_COLUMNS, files, cut=True),
         *([ledger] if (ledger := ledger_table(recording)).rows else []),
         Block([f"- {line}" for line in recording.missing], "not in the recording"),
     ]
     page = [*head, Block([*lines, *map(finding_line, unchecked)], "instrument checks")]
     brief = [*head, Block([*lines, *folded], "instrument checks")]
-    return Answer(page, _document(recording, findings), findings_table(findings), brief=brief)
+    names = ("check", "severity", "metric", "message", "threshold")
+    rows = table_of([vars(finding) for finding in findings], columns_named(*names, kind="data"))
+    return Answer(page, _document(recording, findings), rows, brief=brief)
 
 
 _SETTING = ("value", "source", "detail")
@@ -108,14 +110,6 @@ def _arguments(recording: Recording) -> list[tuple[str, int | float | bool | str
     known = [(name, s.value, s.source, s.detail) for name, s in recording.engine.items()]
     needed = [name for name in ("max_model_len", "num_gpu_blocks") if name not in recording.engine]
     return sorted([*known, *((name, None, UNKNOWN, "nothing says it, and it has no default") for name in needed)])
-
-
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """What the instrument checks found, a row each: ``check, severity, metric, message, threshold``."""
-    names = ("check", "severity", "metric", "message", "threshold")
-    return Table(
-        "", columns_named(*names, kind="data"), [[getattr(finding, name) for name in names] for finding in findings]
-    )
 
 
 def _identity(recording: Recording) -> list[Line]:
@@ -170,10 +164,6 @@ _FILE_COLUMNS = (
 )
 
 
-def _file(file: SourceFile) -> list[Cell]:
-    return [file.name, file.kind, file.bytes, file.records, file.rejected_count, file.sha256[:_SHORT_HASH]]
-
-
 _EXPERIMENT_COLUMNS = (
     *(Column("alias", "text"), Column("model", "text", spare=1)),
     *columns_named("tp", "requests", "failed", kind="count"),
@@ -225,7 +215,9 @@ def pack_answer(pack: Pack) -> Answer:
     verdict = Toned(intact, "good" if pack.intact else "bad")
     head = Line(f"pack {pack.version}: {counted(len(pack.files), 'file')}, {intact}", mark=verdict)
     off = [f"{file.state}: {file.path}" for file in wrong] + [f"not listed: {path}" for path in pack.unlisted]
-    cells: list[list[Cell]] = [[f.path, f.bytes, f.sha256[:12], f.state, f.license, f.source] for f in pack.files]
+    cells: list[list[Cell]] = [
+        [f.path, f.bytes, f.sha256[:_SHORT_HASH], f.state, f.license, f.source] for f in pack.files
+    ]
     licences = Counter(file.license for file in pack.files)
     brief = Block([head, *(f"{licence}: {counted(count, 'file')}" for licence, count in licences.most_common()), *off])
     records = [vars(file) for file in pack.files]
@@ -252,10 +244,6 @@ def _cells(row: dict[str, Any]) -> list[Cell]:
         row["findings"],
         row["slug"],
     ]
-
-
-# ``table``: the title of a table, or ``finding``; ``row`` counts from 0; ``column`` names the cell.
-_EVIDENCE_COLUMNS = columns_named("table", "row", "column", "value", kind="data")
 
 
 def checks_answer(names: Mapping[str, str]) -> Answer:
@@ -289,6 +277,7 @@ def evidence_answer(evidence: CheckEvidence) -> Answer:
 
 
 def _evidence_rows(evidence: CheckEvidence) -> Table:
+    """``table``: the title of a table, or ``finding``; ``row`` counts from 0; ``column`` names the cell."""
     findings: list[Mapping[str, Value]] = [
         {"severity": finding.severity, "message": finding.message, **finding.measured} for finding in evidence.findings
     ]
@@ -300,7 +289,7 @@ def _evidence_rows(evidence: CheckEvidence) -> Table:
         for i, record in enumerate(records)
         for name, value in record.items()
     ]
-    return Table("", _EVIDENCE_COLUMNS, rows)
+    return Table("", columns_named("table", "row", "column", "value", kind="data"), rows)
 
 
 def _finding_part(finding: Finding) -> Block:

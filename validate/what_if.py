@@ -37,7 +37,7 @@ from blis_replay.validate.metrics.objectives import (
     simulated_attainment,
 )
 from blis_replay.validate.metrics.observed import Gaps, simulated_samples
-from blis_replay.validate.text.answer import Answer, Block, Line, Verbatim
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import cell_text
 from blis_replay.validate.text.messages import attainment_line
 
@@ -65,10 +65,8 @@ class WhatIfPoint:
     def intervals(self) -> dict[str, tuple[float, float] | None]:
         """95 % of each simulated mean and p99, by coefficients and what lies beyond the fit; None where unknown."""
         values, found = self.values or {}, {}
-        for name in _LATENCIES:
-            drawn = [one[name] or 0.0 for one in self.drawn]
-            metric, statistic, _ms = name.split("_")
-            missed = missed_by(self.fit, (metric, statistic))
+        for cell, name in zip(_CELLS, _LATENCIES, strict=True):
+            drawn, missed = [one[name] or 0.0 for one in self.drawn], missed_by(self.fit, cell)
             found[name] = prediction_interval(values.get(name) or 0.0, drawn, self.unsure, missed)
         return found
 
@@ -168,45 +166,32 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
     ``cut_short``: requests whose output ended at ``max_model_len``.  ``saturated_from_s``: start of a queue that grows
     to the end, None without one.
     """
-    result, done = run.result, run.simulated.completed
+    result, done, queue = run.result, run.simulated.completed, simulated_queue(run)
     latencies = latency_statistics(simulated_samples(run, done), result.inter_token_gaps(done))
     duration_us = float((result.arrival_us + run.e2e_us)[done].max(initial=0) - result.arrival_us[0])
     per_s = 1e6 / duration_us if duration_us else 0.0
     steps, blocks = result.steps, run.plan.engine.num_gpu_blocks
     lasted_us = steps["end_us"] - steps["start_us"]
     in_batch_us = float((steps["running_depth"] * lasted_us).sum())
-    waited_us = (np.where(result.scheduled_us >= 0, result.scheduled_us, run.plan.trace.abort_us) - result.queued_us)[
-        done
-    ]
+    until_us = np.where(result.scheduled_us >= 0, result.scheduled_us, run.plan.trace.abort_us)
     tokens = run.simulated.output_tokens
+    # Clients that wait make no queue that grows.
+    since_us = queue.from_us if run.mode.loop is None and queue.stands_at_the_end else None
     values: dict[str, float | None] = {
         f"{metric}_{name}_ms": us / 1000 if (us := latencies[metric].get(name)) is not None else None
-        for metric in ("ttft", "itl", "e2e")
-        for name in ("mean", "p99")
+        for metric, name in _CELLS
     }
     return values | {
         "requests_per_s": int(done.sum()) * per_s,
         "output_tokens_per_s": int(tokens[done].sum()) * per_s,
         "running": in_batch_us * per_s / 1e6,
-        "waiting": float(waited_us.sum()) * per_s / 1e6,
+        "waiting": float((until_us - result.queued_us)[done].sum()) * per_s / 1e6,
         "preemptions": int(result.preemptions.sum()),
         "kv_peak": None if blocks is None else 1 - float(steps["free_blocks"].min(initial=blocks - 1)) / (blocks - 1),
         "completed": int(done.sum()),
         "cut_short": int((tokens < run.plan.trace.output_tokens)[done].sum()),
-        "saturated_from_s": _saturated_from_s(run),
+        "saturated_from_s": None if since_us is None else since_us / 1e6,
     }
-
-
-def _saturated_from_s(run: ReplayRun) -> float | None:
-    """Arrival of the last request before a queue that lasts to the end; clients that wait make none that grows."""
-    queue = simulated_queue(run)
-    grows = run.mode.loop is None and queue.from_us is not None and queue.stands_at_the_end
-    return queue.from_us / 1e6 if grows and queue.from_us is not None else None
-
-
-def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
-    """What came of the objectives; requests that were given up do not meet them."""
-    return simulated_attainment(run, objectives) if objectives else None
 
 
 def simulated_point(
@@ -224,28 +209,22 @@ def simulated_point(
 
 
 def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives) -> WhatIfPoint:
-    drawn = tuple(simulated_values(one) for one in drawn_runs(run))
-    fit = None if run.entry is None else run.entry.fit
     return WhatIfPoint(
         overrides,
         simulated_values(run),
-        None,
-        _attained(run, objectives),
-        drawn,
-        unsure_of(run),
-        fit,
-        run.not_simulated,
+        attained=simulated_attainment(run, objectives) if objectives else None,
+        drawn=tuple(map(simulated_values, drawn_runs(run))),
+        unsure=unsure_of(run),
+        fit=None if run.entry is None else run.entry.fit,
+        not_simulated=run.not_simulated,
     )
 
 
 # name -> heading, and the part of a wide table that it stands in.
+_CELLS = tuple((metric, name) for metric in ("ttft", "itl", "e2e") for name in ("mean", "p99"))
+_LATENCIES = tuple(f"{metric}_{name}_ms" for metric, name in _CELLS)
 _VALUES = {
-    "ttft_mean_ms": Column("TTFT mean ms", "magnitude", part=1),
-    "ttft_p99_ms": Column("TTFT p99 ms", "magnitude", part=1),
-    "itl_mean_ms": Column("ITL mean ms", "magnitude", part=1),
-    "itl_p99_ms": Column("ITL p99 ms", "magnitude", part=1),
-    "e2e_mean_ms": Column("E2E mean ms", "magnitude", part=1),
-    "e2e_p99_ms": Column("E2E p99 ms", "magnitude", part=1),
+    **{f"{m}_{name}_ms": Column(f"{m.upper()} {name} ms", "magnitude", part=1) for m, name in _CELLS},
     "requests_per_s": Column("requests/s", "magnitude", part=2),
     "output_tokens_per_s": Column("output tokens/s", "magnitude", part=2),
     "running": Column("mean depth", "magnitude", part=2),
@@ -253,9 +232,6 @@ _VALUES = {
     "preemptions": Column("preemptions", "count", part=2),
     "kv_peak": Column("KV peak", "share", part=2),
 }
-
-
-_LATENCIES = tuple(name for name in _VALUES if name.endswith("_ms"))
 WITHOUT_UNCERTAINTY = "coefficients without uncertainty"
 INTERVALS = "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine is not in them"
 
@@ -267,18 +243,16 @@ def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
     ``change`` are the values of a point over those with the recorded arguments, less one.  The rows are one per
     point, the recorded arguments first.
     """
+    absent, common, alias = dict.fromkeys(whatif.recorded.values or ()), _common(whatif), whatif.recording.alias
     rows = [
-        {
-            "overrides": _written(p.overrides),
-            **(p.values or dict.fromkeys(whatif.recorded.values or ())),
-            "reason": p.reason,
-        }
+        {"overrides": _written(p.overrides), **(p.values or absent), "reason": p.reason}
         for p in (whatif.recorded, *whatif.points)
     ]
+    changed = f" with {_written(common)}" if common else ""
+    head = Line(f"{alias}  ({whatif.recording.slug}){changed}, simulated", mark=Toned(alias, "heading"))
     page = _grid(whatif) if len(whatif.points) > 1 else [_beside(whatif.recorded, whatif.points[0])]
-    return Answer(
-        [_head(whatif), *page, _remarks(whatif), _provenance(whatif, repeat_options)], _document(whatif), table_of(rows)
-    )
+    parts: list[Part] = [head, *page, _remarks(whatif), _provenance(whatif, repeat_options)]
+    return Answer(parts, _document(whatif), table_of(rows))
 
 
 def _document(whatif: WhatIf) -> dict[str, object]:
@@ -288,22 +262,16 @@ def _document(whatif: WhatIf) -> dict[str, object]:
         "recorded": {
             "engine": _recorded_arguments(whatif),
             "assumed": _assumed(whatif),
-            "values": whatif.recorded.values,
-            "intervals": whatif.recorded.intervals,
-            "not_simulated": list(whatif.recorded.not_simulated),
-            **_slo_json(whatif.recorded),
+            **_point_json(whatif.recorded),
         },
         **({} if whatif.observed is None else {"observed": {"slo": whatif.observed.document}}),
         "points": [
             {
                 "overrides": dict(point.overrides),
-                "values": point.values,
-                "intervals": point.intervals,
                 "change": _changes(whatif.recorded, point),
                 "change_intervals": _change_intervals(whatif.recorded, point),
                 "reason": point.reason,
-                "not_simulated": list(point.not_simulated),
-                **_slo_json(point),
+                **_point_json(point),
             }
             for point in whatif.points
         ],
@@ -319,15 +287,13 @@ def _document(whatif: WhatIf) -> dict[str, object]:
     }
 
 
-def _slo_json(point: WhatIfPoint) -> dict[str, object]:
-    return {} if point.attained is None else {"slo": point.attained.document}
-
-
-def _head(whatif: WhatIf) -> Line:
-    common = _common(whatif)
-    changed = f" with {_written(common)}" if common else ""
-    recording = whatif.recording
-    return Line(f"{recording.alias}  ({recording.slug}){changed}, simulated", mark=Toned(recording.alias, "heading"))
+def _point_json(point: WhatIfPoint) -> dict[str, object]:
+    return {
+        "values": point.values,
+        "intervals": point.intervals,
+        "not_simulated": list(point.not_simulated),
+        **({} if point.attained is None else {"slo": point.attained.document}),
+    }
 
 
 def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> Table:
@@ -342,11 +308,8 @@ def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> Table:
         ]
         for name, column in _VALUES.items()
     ]
-    return Table(
-        "",
-        (*columns_named("", "as recorded", "changed"), Column("95 % interval", "word"), Column("change", "error")),
-        rows,
-    )
+    shown = (*columns_named("", "as recorded", "changed"), Column("95 % interval", "word"), Column("change", "error"))
+    return Table("", shown, rows)
 
 
 def _between(interval: tuple[float, float] | None) -> str | None:
@@ -358,18 +321,13 @@ def _grid(whatif: WhatIf) -> list[Table]:
     points = [whatif.recorded, *whatif.points]
     rows = [["0", "as recorded"], *([str(i), _name(whatif, p)] for i, p in enumerate(whatif.points, 1))]
     values = [[str(i), *(p.values[name] for name in _VALUES)] for i, p in enumerate(points) if p.values is not None]
+    columns = [Column(_VALUES[name].name, "word", part=1 + i // 2) for i, name in enumerate(_LATENCIES)]
+    sure = [[str(i), *map(_between, p.intervals.values())] for i, p in enumerate(points) if p.values is not None]
     return [
         Table("", columns_named("", "engine arguments", kind="text"), rows),
         Table("", (Column(""), *_VALUES.values()), values),
-        *([_intervals(points)] if any(point.drawn for point in points) else []),
+        *([Table("95 % intervals", (Column(""), *columns), sure)] if any(point.drawn for point in points) else []),
     ]
-
-
-def _intervals(points: Sequence[WhatIfPoint]) -> Table:
-    """The intervals of the points by number."""
-    columns = [Column(_VALUES[name].name, "word", part=1 + i // 2) for i, name in enumerate(_LATENCIES)]
-    rows = [[str(i), *map(_between, p.intervals.values())] for i, p in enumerate(points) if p.values is not None]
-    return Table("95 % intervals", (Column(""), *columns), rows)
 
 
 def _remarks(whatif: WhatIf) -> Block:
@@ -377,7 +335,8 @@ def _remarks(whatif: WhatIf) -> Block:
     simulated = [("as recorded", whatif.recorded), *((_name(whatif, point), point) for point in whatif.points)]
     slo = [("the server itself", whatif.observed), *((name, point.attained) for name, point in simulated)]
     lines = [f"{name}: {attainment_line(one.document)}" for name, one in slo if one is not None]
-    if whatif.observed is not None and _lacks_token_times(whatif.observed):
+    known = zip(whatif.observed.objectives, whatif.observed.values_us, strict=True) if whatif.observed else ()
+    if any(value is None and o.metric == "itl" and o.statistic != "mean" for o, value in known):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     lines += [
         f"{name}: overloaded from {since_s:,.1f} s on: the queue grows to the end, so TTFT and E2E depend on the "
@@ -398,12 +357,6 @@ def _remarks(whatif: WhatIf) -> Block:
 def cut_short_text(count: int) -> str:
     """A sentence for outputs that ended before their requested length."""
     return f"{counted(count, 'output')} cut short at max_model_len, so less is served than was asked for"
-
-
-def _lacks_token_times(attained: Attainment) -> bool:
-    """Whether a quantile of the ITL is among the objectives, and not known."""
-    values = zip(attained.objectives, attained.values_us, strict=True)
-    return any(value is None and o.metric == "itl" and o.statistic != "mean" for o, value in values)
 
 
 def known_error(recording: Recording, repeat_options: str) -> Verbatim:
@@ -436,18 +389,14 @@ def _provenance(whatif: WhatIf, repeat_options: str) -> Block:
 def _recorded_arguments(whatif: WhatIf) -> dict[str, EngineValue]:
     """Of the arguments that a point changes, those of the recording."""
     names = sorted({name for point in whatif.points for name, _ in point.overrides if name not in LOAD})
-    engine = whatif.recording.engine
-    return {name: _whole(engine[name].value) if name in engine else None for name in names}
+    values = {name: setting.value for name, setting in whatif.recording.engine.items()}
+    return {name: int(value) if isinstance(value := values.get(name), float) else value for name in names}
 
 
 def _assumed(whatif: WhatIf) -> list[str]:
     """Of those, the ones that nobody recorded: what the replay has is an assumption."""
     engine = whatif.recording.engine
     return [name for name in _recorded_arguments(whatif) if name in engine and engine[name].source == UNKNOWN]
-
-
-def _whole(value: int | float | bool | str) -> EngineValue:
-    return int(value) if isinstance(value, float) else value
 
 
 def _common(whatif: WhatIf) -> EngineOverrides:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.base.errors import counted
-from blis_replay.validate.cli.answers import form_options
 from blis_replay.validate.cli.coefficients import release_file_option, show_hint, write_release
 from blis_replay.validate.cli.options import FILE, verb
 from blis_replay.validate.text.answer import one_line
@@ -43,7 +42,6 @@ def exported(recording: Recording, target: str, out: Path | None, *, force: bool
 @click.option("--gpu", metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several.")
 @click.option("--vllm-version", help="Needed where the file has several of one model.")
 @release_file_option
-@form_options
 def convert_verb(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path) -> None:
     """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from blis_replay.base.errors import ReplayError
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named, table_of
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import verb
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Block, Part
@@ -68,7 +68,6 @@ _ORDER = ("tpot", "e2e", "ttft")
     help="Engine arguments, replicas, model and lengths of runs (YAML).",
 )
 @click.option("--framework", default="vllm", show_default=True, help="Runs whose framework has this word.")
-@form_options
 def mlperf_verb(files: tuple[Path, ...], submissions: Path, framework: str) -> int:
     """Predict MLPerf's audited runs, and count those that cannot be.
 

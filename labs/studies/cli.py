@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.files import write_whole
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
     FOLDER,
     VerbGroup,
@@ -57,7 +57,6 @@ def study_verb() -> None:
 @click.option(*("--out", "-o"), type=FOLDER, help="Folder for a release of each fit.")
 @workers_option
 @store_option
-@form_options
 def generalize_models(
     by: str | None,
     names: tuple[str, ...],

@@ -18,9 +18,10 @@ from scipy.signal import lfilter
 from blis_replay.base.arrays import Floats
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.validate.comparison.bounds import Bound, parse_bound
+from blis_replay.validate.comparison.changes import change_of_runs
 from blis_replay.validate.metrics.change_points import changes
 from blis_replay.validate.metrics.latency import LatencySamples, number
-from blis_replay.validate.metrics.uncertainty import RUNS_APART, change_of_runs, error_estimates
+from blis_replay.validate.metrics.uncertainty import RUNS_APART, error_estimates
 from blis_replay_labs.verification.verdicts import Draws, NoisyServer, noisy_servers
 from blis_replay_labs.verification.workloads import VerificationRow
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import verb
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Block
@@ -71,7 +71,6 @@ def _word(passed: bool) -> Toned:
 @click.option("--calibration", is_flag=True, help="Check fits to known servers.")
 @click.option("--verdicts", is_flag=True, help="Check verdicts on noisy servers.")
 @click.option("--changes", is_flag=True, help="Check what changes are found.")
-@form_options
 def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdicts: bool, changes: bool) -> int:
     """Check the simulator itself: no recording is needed.
 

@@ -22,10 +22,11 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.replay.executors import Progress, map_jobs
+from blis_replay.validate.comparison.changes import change_estimates
 from blis_replay.validate.gating.policy import Regression
 from blis_replay.validate.judgement import Verdict, worst
 from blis_replay.validate.metrics.latency import THRESHOLDS, LatencySamples, MetricStatistic, number
-from blis_replay.validate.metrics.uncertainty import Estimate, TimeOrder, change_estimates, error_estimates, time_order
+from blis_replay.validate.metrics.uncertainty import Estimate, TimeOrder, error_estimates, time_order
 from blis_replay_labs.planted.servers import Server, any_server, load_of, residence_us, step_us
 from blis_replay_labs.verification.workloads import VerificationRow
 

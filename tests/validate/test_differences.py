@@ -18,7 +18,7 @@ from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, format_release, parse_release
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
-from blis_replay.validate.comparison.differences import CELLS, Differences, differences, differences_answer
+from blis_replay.validate.comparison.differences import Differences, differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, side_of
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.uncertainty import half_width, in_order
@@ -59,9 +59,8 @@ def compared(store: Store, a: str, b: str) -> Differences:
 def test_a_side_against_itself_differs_in_nothing(store: Store, folder: Path, name: str) -> None:
     name = name.format(folder)
     answer = compared(store, name, name)
-    for metric, statistic in CELLS:
-        assert answer.comparison.metrics[metric][statistic].difference_us == 0
-        assert answer.intervals_us.get((metric, statistic)) in ((0.0, 0.0), None)
+    assert {cell.difference_us for cell in answer.comparison.cells.values()} == {0}
+    assert {answer.intervals_us.get(cell) for cell in answer.comparison.cells} == {(0.0, 0.0), None}
     assert answer.changed == []
     assert [answer.comparison.paired[metric].mape for metric in ("e2e", "ttft")] == [0, 0]
     assert "inputs: nothing that both sides say differs" in str(differences_answer(answer))

@@ -20,7 +20,7 @@ from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
-from blis_replay.validate.comparison.spread import repeats_of
+from blis_replay.validate.comparison.repeats import repeats_of
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_that_ships
 from blis_replay.validate.explain.attribute import QUANTITIES, attribute

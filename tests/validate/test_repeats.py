@@ -15,8 +15,8 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.validate.comparison.spread import repeats_of
-from blis_replay.validate.comparison.text import validation_answer
+from blis_replay.validate.comparison.pages import validation_answer
+from blis_replay.validate.comparison.repeats import repeats_of
 from blis_replay.validate.comparison.validated import Validated, validate_many
 from blis_replay.validate.gating.gate import gate
 

@@ -31,8 +31,6 @@ from blis_replay.validate.comparison.saturation import (
     Saturation,
     capacity,
     saturation,
-    saturation_json,
-    saturation_remarks,
 )
 from blis_replay.validate.comparison.verdict_text import command_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
@@ -317,9 +315,9 @@ def test_an_open_load_has_no_limit(rate_per_s: float) -> None:
 
 def test_remark_and_json_have_the_second_from_which_on_latencies_measure_the_queue() -> None:
     found = judged(loaded(60), 1.2)
-    first = saturation_remarks(found)[0]
+    first = found.remarks[0]
     assert (first.code, first.values["until_s"]) == ("saturates", None)
-    assert first.values["from_s"] == saturation_json(found)["meaningless_from_s"] == pytest.approx(21.3, abs=0.3)
+    assert first.values["from_s"] == found.document["meaningless_from_s"] == pytest.approx(21.3, abs=0.3)
 
 
 @pytest.mark.parametrize(

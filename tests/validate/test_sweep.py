@@ -18,8 +18,8 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
+from blis_replay.validate.comparison.pages import validation_answer
 from blis_replay.validate.comparison.sweep import Sweep, sweeps_of
-from blis_replay.validate.comparison.text import validation_answer
 from blis_replay.validate.comparison.validated import Validated, validate_many
 from blis_replay.validate.report.sweep_chart import sweep_chart
 from blis_replay.validate.text.answer import page_text
@@ -70,7 +70,7 @@ def test_the_knee_is_where_e2e_grows_faster_than_the_root_of_the_load(
     four, most = sweep.levels[1].metrics["e2e"]["mean"], sweep.levels[2]
     slow = {**most.metrics["e2e"], "mean": replace(four, a_us=(four.a_us or 0) * at_16)}
     changed = replace(most, metrics={**most.metrics, "e2e": slow})
-    assert Sweep("clients", sweep.loads, (*sweep.levels[:2], changed)).knee(lambda cell: cell.a_us) == knee
+    assert Sweep("clients", sweep.loads, (*sweep.levels[:2], changed)).knees["observed"] == knee
 
 
 def test_one_level_that_is_off_decides(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.validate.comparison.bounds import parse_bound
+from blis_replay.validate.comparison.changes import change_of_runs
 from blis_replay.validate.comparison.differences import Differences, differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, sides_of
 from blis_replay.validate.explain.between import LOAD, OTHERS, Why, why_different
 from blis_replay.validate.explain.parts import PACE_OF_STEPS
-from blis_replay.validate.metrics.uncertainty import ASSUMED_RUN_NOISE, RUNS_APART, Estimate, change_of_runs
+from blis_replay.validate.metrics.uncertainty import ASSUMED_RUN_NOISE, RUNS_APART, Estimate
 from blis_replay_labs.planted.files import write_experiment
 from blis_replay_labs.planted.generate import generate
 

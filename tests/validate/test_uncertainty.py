@@ -12,13 +12,13 @@ from blis_replay.blis.engine import simulate
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.comparison.changes import change_estimates
 from blis_replay.validate.judgement import what_decides
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.metrics.uncertainty import (
     MIN_REQUESTS,
     Estimate,
-    change_estimates,
     error_estimates,
     half_width,
     in_order,

@@ -18,7 +18,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison import validated as module
-from blis_replay.validate.comparison.text import validation_answer
+from blis_replay.validate.comparison.pages import validation_answer
 from blis_replay.validate.comparison.validated import (
     Validated,
     by_stage,

@@ -22,14 +22,11 @@ _FORMS = {".json": "json", ".csv": "csv", ".md": "markdown"}
 _OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg", ".html", ".htm"}
 
 
-def form_options(command: Command) -> Command:
+def form_options() -> list[click.Option]:
     """What every verb has that answers: ``--json``, ``--csv``, ``--markdown``, ``-v`` and ``-q``."""
-    for name in ("quiet", "verbose"):
-        remember = click.option(f"--{name}", f"-{name[0]}", is_flag=True, expose_value=False, callback=_remember)
-        command = remember(command)
-    for form in ("markdown", "csv", "json"):
-        command = click.option(f"--{form}", is_flag=True, expose_value=False, callback=_form)(command)
-    return command
+    flags = [([f"--{form}"], _form) for form in ("json", "csv", "markdown")]
+    flags += [([f"--{name}", f"-{name[0]}"], _remember) for name in ("verbose", "quiet")]
+    return [click.Option(names, is_flag=True, expose_value=False, callback=keep) for names, keep in flags]
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.files import write_whole
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
     FILE,
     OUT_FILE,
@@ -62,7 +62,6 @@ SPLIT = Shares(
 @click.option("--force", is_flag=True, help="Write also a fit that misses, and over another file.")
 @workers_option
 @store_option
-@form_options
 def calibrate_verb(
     names: tuple[str, ...],
     out: Path,
@@ -140,7 +139,6 @@ def calibrate_verb(
 @repeat_option
 @workers_option
 @store_option
-@form_options
 def gate_verb(
     names: tuple[str, ...],
     coefficients: str,

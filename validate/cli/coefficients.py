@@ -12,7 +12,7 @@ import click
 from blis_replay.base.addons import needed_addon
 from blis_replay.base.files import write_whole
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
     FILE,
     OUT_FILE,
@@ -30,7 +30,6 @@ from blis_replay.validate.text.terminal import wrap
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blis_replay.blis.latency.datasheets import Gpu
     from blis_replay.blis.releases.release import CoefficientRelease
 
 
@@ -39,20 +38,9 @@ _NAMES = ("model", "tensor_parallelism", "applies_to")
 _YAML_COLUMNS = 48  # a word that begins before a fold ends behind it, and a page has 80 columns
 
 
-def bundled() -> list[CoefficientRelease]:
-    """The releases that ship."""
-    from blis_replay.blis.releases.release import bundled_releases, parse_release
-
-    return [parse_release(text, name) for name, text in bundled_releases().items()]
-
-
 _RELEASE_COLUMNS = (
-    Column("release", "text"),
-    Column("status", "text"),
-    Column("models", "count"),
-    Column("hardware", "text", wide=1),
-    Column("fitted on", "word", wide=2),
-    Column("sha256", "text", wide=3),
+    *(Column("release", "text"), Column("status", "text"), Column("models", "count")),
+    *(Column("hardware", "text", wide=1), Column("fitted on", "word", wide=2), Column("sha256", "text", wide=3)),
 )
 
 
@@ -70,16 +58,13 @@ def releases_answer(releases: Sequence[CoefficientRelease]) -> Answer:
         for r in releases
     ]
     summaries = [Line(f"{r.name}: {r.summary}", mark=Toned(r.name, "heading")) for r in releases]
+    names = [[entry.model for entry in r.models] for r in releases]
     records: list[dict[str, Any]] = [
         {"name": r.name, "status": r.status, "summary": r.summary, "models": models, "sha256": r.sha256}
-        for r in releases
-        for models in [[entry.model for entry in r.models]]
+        for r, models in zip(releases, names, strict=True)
     ]
-    return Answer(
-        [Table("", _RELEASE_COLUMNS, cells), *summaries],
-        {"releases": records},
-        table_of({**record, "models": " ".join(record["models"])} for record in records),
-    )
+    rows = table_of({**record, "models": " ".join(record["models"])} for record in records)
+    return Answer([Table("", _RELEASE_COLUMNS, cells), *summaries], {"releases": records}, rows)
 
 
 def release_answer(release: CoefficientRelease) -> Answer:
@@ -101,13 +86,8 @@ def release_answer(release: CoefficientRelease) -> Answer:
         page = written + wrap(f"# {error}", "# ")
     document = {**yaml.safe_load(written), "sha256": release.sha256}
     fields = [
-        {
-            "model": entry["model"],
-            "tensor_parallelism": entry["tensor_parallelism"],
-            "applies_to": "; ".join(entry.get("applies_to") or ()),
-            "field": field,
-            "value": value,
-        }
+        {"model": entry["model"], "tensor_parallelism": entry["tensor_parallelism"]}
+        | {"applies_to": "; ".join(entry.get("applies_to") or ()), "field": field, "value": value}
         for entry in document["models"]
         for field, value in _fields({k: v for k, v in entry.items() if k not in _NAMES}, "")
     ]
@@ -122,11 +102,7 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
     return [] if value is None else [(place, str(value))]
 
 
-@click.group(
-    "coefficients",
-    cls=VerbGroup,
-    labs=("convert",),
-)
+@click.group("coefficients", cls=VerbGroup, labs=("convert",))
 def coefficients_verb() -> None:
     """List, show, make, convert and test coefficient releases.
 
@@ -140,7 +116,6 @@ def coefficients_verb() -> None:
 
 
 @coefficients_verb.command("list")
-@form_options
 def list_releases() -> None:
     """List the releases that ship with the package.
 
@@ -150,12 +125,13 @@ def list_releases() -> None:
       blis-replay coefficients list --markdown
       blis-replay coefficients list --json
     """
-    print_answer(releases_answer(bundled()))
+    from blis_replay.blis.releases.release import bundled_releases, parse_release
+
+    print_answer(releases_answer([parse_release(text, name) for name, text in bundled_releases().items()]))
 
 
 @coefficients_verb.command("show", short_help="Show the coefficients of a release, their origin and scores.")
 @click.argument("release")
-@form_options
 def show(release: str) -> None:
     """Show a release: its models, coefficients with units, origin and scores.
 
@@ -176,7 +152,6 @@ def show(release: str) -> None:
 @experiment_option
 @coefficients_option
 @store_option
-@form_options
 def test_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     """How well do coefficients predict single engine steps?
 
@@ -222,13 +197,6 @@ def show_hint(out: Path) -> str:
 DEFAULT_GPU = "H100-SXM"
 
 
-def gpu_of_options(hardware: str | None, gpu_file: Path | None) -> Gpu:
-    """The GPU of ``--hardware`` and ``--gpu-file``."""
-    from blis_replay.replay.other_hardware import chosen_gpu
-
-    return chosen_gpu(hardware or (DEFAULT_GPU if gpu_file is None else None), gpu_file)
-
-
 @verb("make", short_help="Make a release for a model that nobody recorded.")
 @click.argument("config", type=FILE)
 @click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
@@ -243,7 +211,6 @@ def gpu_of_options(hardware: str | None, gpu_file: Path | None) -> Gpu:
 @click.option("--dtype", metavar="NAME", help="Type of the weights, e.g. fp8.  [default: as in CONFIG]")
 @click.option("--kv-cache-dtype", metavar="NAME", help="Type of the KV cache.  [default: as in CONFIG]")
 @release_file_option
-@form_options
 def make_verb(
     config: Path,
     model: str,
@@ -280,10 +247,11 @@ def make_verb(
     if expert_parallelism > 1 or dtype or kv_cache_dtype:
         raise click.UsageError("--expert-parallelism, --dtype and --kv-cache-dtype go with --operators; name it")
     from blis_replay.blis.latency.physical import most_kv_blocks
-    from blis_replay.replay.other_hardware import architecture_of_file, release_for_model
+    from blis_replay.replay.other_hardware import architecture_of_file, chosen_gpu, release_for_model
     from blis_replay.replay.release_file import load_release
 
-    architecture, gpu = architecture_of_file(config), gpu_of_options(hardware, gpu_file)
+    gpu = chosen_gpu(hardware or (DEFAULT_GPU if gpu_file is None else None), gpu_file)
+    architecture = architecture_of_file(config)
     release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, gpu, architecture)
     blocks = most_kv_blocks(architecture, gpu, tensor_parallelism)
     room = "" if blocks is None else f"; at most {blocks:,} KV blocks of 16 tokens fit beside them"

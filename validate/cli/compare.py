@@ -10,9 +10,8 @@ import click
 
 from blis_replay.base.addons import needed_addon
 from blis_replay.base.errors import printable
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
-    bounds_option,
     coefficients_option,
     history_option,
     name_option,
@@ -27,6 +26,14 @@ if TYPE_CHECKING:
     from blis_replay.validate.comparison.differences import Differences
     from blis_replay.validate.comparison.named_sides import Choice
     from blis_replay.validate.text.answer import Answer
+
+
+def _bounds(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> tuple[Bound, ...]:
+    if not texts:
+        return ()
+    from blis_replay.validate.comparison.bounds import parse_bound
+
+    return tuple(parse_bound(text) for given in texts for text in given.split(","))
 
 
 @verb("compare", longer="With --simulators: print a table per recording too.")
@@ -44,11 +51,16 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Why B differs, or each simulator (slow).")
 @timeout_option
 @history_option
-@bounds_option
+@click.option(
+    *("--fail-if", "bounds"),
+    multiple=True,
+    metavar="LIMIT",
+    callback=_bounds,
+    help="Exit 1 if B is worse: p99.ttft=+5%; repeat it.",
+)
 @click.option("--published", is_flag=True, help="Our errors beside published ones.")
 @click.option("--held-out", "unseen", is_flag=True, help="With --published: only what is held out.")
 @store_option
-@form_options
 def compare_verb(
     sides: tuple[str, ...],
     experiment: str | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.files import write_whole
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
     DURATION,
     OUT_FILE,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 @click.option("--segments", is_flag=True, help="Add where the time of a request goes, observed and simulated.")
 @workers_option
 @store_option
-@form_options
 def explain_verb(
     names: tuple[str, ...],
     coefficients: str | None,
@@ -124,7 +123,6 @@ def explain_verb(
 @click.option("--open", "browse", is_flag=True, help="Show the page in a browser.")
 @workers_option
 @store_option
-@form_options
 def report_verb(
     names: tuple[str, ...],
     everything: bool,
@@ -203,7 +201,6 @@ def report_verb(
 @click.option("--request", metavar="ID", help="Or: this request, and only its lanes.")
 @click.option("--out", "-o", type=OUT_FILE, required=True, help="The .json file (Chrome trace events).")
 @store_option
-@form_options
 def timeline_verb(
     name: str,
     from_us: int | None,

@@ -230,7 +230,7 @@ def main() -> None:
             # A terminal of few characters gets a question mark, never a traceback.
             stream.reconfigure(errors="replace")
     # Of libraries, to whoever writes this program: where they are made errors (tests), they still are.
-    warnings.showwarning = _say_nothing
+    warnings.showwarning = lambda *_warning, **_where: None
     # numpy reads it when it is imported.  Our matrices are small: further threads wait for one another, which takes up
     # to half of the processor time, and how many there are decides the last digit of a sum.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -296,10 +296,6 @@ def _exit_code(interrupts: Sequence[int]) -> int:
     return code if type(code) is int else EXIT_PASS  # a verb that answers True has judged nothing
 
 
-def _say_nothing(*_warning: object, **_where: object) -> None:
-    """In place of a warning's text."""
-
-
 def _interrupted() -> int:
     said = "interrupted; what was finished is stored whole, the rest not at all"
     click.echo(said, err=True)
@@ -331,18 +327,13 @@ def _complain(text: str, code: int) -> int:
 
 
 def _answer_in_json(text: str, code: int) -> None:
-    """Print the error as JSON to standard output, if JSON was requested."""
-    if not _asks_for_json(sys.argv[1:]):
+    """Print the error as JSON to standard output, where the command line asks for it, even one that is wrong."""
+    if "--json" not in sys.argv[1:] or {"--csv", "--markdown"} & {*sys.argv[1:]}:
         return
     from blis_replay.validate.cli.answers import error_json
 
     with suppress(OSError):
         click.echo(error_json(code, text))
-
-
-def _asks_for_json(words: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, also one that could not be read to its end."""
-    return "--json" in words and not {"--csv", "--markdown"} & {*words}
 
 
 def _drop_output() -> None:

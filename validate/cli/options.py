@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from blis_replay.base.addons import addon, addons, in_labs
 from blis_replay.base.files import STORE_DEFAULT
-from blis_replay.validate.cli.answers import Command, set_out_file
+from blis_replay.validate.cli.answers import Command, form_options, set_out_file
 
 if TYPE_CHECKING:
-    from blis_replay.blis.releases.release import CoefficientRelease
-    from blis_replay.validate.comparison.bounds import Bound
     from blis_replay.validate.metrics.objectives import Objectives
 
 # Where a command keeps which store it is of.
@@ -46,23 +44,20 @@ FILE = PlacePath(dir_okay=False)
 FOLDER = PlacePath(file_okay=False)
 
 
-def store_option(command: Command) -> Command:
-    """``--store``: where the ground-truth store is."""
-    return click.option(
-        "--store",
-        "store_path",
-        type=FILE,
-        default=STORE_DEFAULT,
-        envvar="BLIS_REPLAY_STORE",
-        show_envvar=True,
-        callback=_remembered,
-    )(command)
-
-
 def _remembered(ctx: click.Context, _param: click.Parameter, store_path: Path) -> Path:
     """The store as it is, and for ``main`` how the commands of an error repeat it."""
     ctx.find_root().ensure_object(dict)[_STORE] = store_path
     return store_path
+
+
+store_option = click.option(
+    *("--store", "store_path"),
+    type=FILE,
+    default=STORE_DEFAULT,
+    envvar="BLIS_REPLAY_STORE",
+    show_envvar=True,
+    callback=_remembered,
+)
 
 
 _TOLD = re.compile(r"`blis-replay ([^`]+)`")
@@ -90,78 +85,22 @@ def with_store(message: str, root: click.Group, given: dict[str, Path]) -> str:
     return _TOLD.sub(told, message)
 
 
-def experiment_option(command: Command) -> Command:
-    """An experiment, positional or as ``--experiment``, as ``name``: the one recording that a verb is about."""
-    return one_experiment(required=True)(command)
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
-def one_experiment(*, required: bool) -> Callable[[Command], Command]:
-    """As ``experiment_option``; ``name`` is None where none is given and none is ``required``."""
-
-    def named(command: Command) -> Command:
-        @wraps(command)
-        def with_name(*args: Any, positional: tuple[str, ...], name: str | None, **options: Any) -> Any:
-            chosen = list(dict.fromkeys([*positional, *([name] if name is not None else [])]))
-            if len(chosen) > 1:
-                raise click.UsageError(f"{' and '.join(chosen)}: one experiment at a time; name one")
-            if required and not chosen:
-                raise click.UsageError("name an experiment; list them with `blis-replay list`")
-            return command(*args, name=chosen[0] if chosen else None, **options)
-
-        return cast("Command", _positional("[EXPERIMENT]")(name_option("name", "")(with_name)))
-
-    return named
+def completer(names: Callable[[click.Context], Iterable[str]]) -> Completer:
+    """Completes a word of a shell by those of the names that begin so."""
+    return lambda ctx, _param, begun: [name for name in names(ctx) if name.startswith(begun)]
 
 
-def experiments_options(command: Command) -> Command:
-    """Experiments as ``names``, positional or as ``--experiment``, or ``--all`` as ``everything``."""
-    return selector_option("")(click.option("--all", "everything", is_flag=True)(command))
-
-
-def selector_option(default: str, option: str = "--experiment") -> Callable[[Command], Command]:
-    """Experiments as ``names``, several, patterns too; ``default``: what is meant without any."""
-    help_text = f"Slug, alias or pattern.  [default: {default}]" if default else ""
-
-    def named(command: Command) -> Command:
-        @wraps(command)
-        def with_names(*args: Any, positional: tuple[str, ...], names: tuple[str, ...], **options: Any) -> Any:
-            return command(*args, names=(*positional, *names), **options)
-
-        every = name_option("names", help_text, option, several=True)
-        return cast("Command", _positional("[EXPERIMENT]...")(every(with_names)))
-
-    return named
-
-
-def _positional(metavar: str) -> Callable[[Command], Command]:
-    return click.argument("positional", nargs=-1, metavar=metavar, shell_complete=complete_experiments)
-
-
-def name_option(
-    name: str, help_text: str, option: str = "--experiment", *, several: bool = False
-) -> Callable[[Command], Command]:
-    """An option that names an experiment, or ``several``."""
-    short = ["-e"] if option == "--experiment" else []
-    shown: dict[str, Any] = {"metavar": "NAME", "help": help_text, "shell_complete": complete_experiments}
-    return click.option(*(option, *short, name), multiple=several, **shown)
-
-
-def complete_experiments(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Aliases that begin so, of the store and of what ships; slugs where two have one alias."""
+def _experiments(ctx: click.Context) -> list[str]:
+    """Aliases, of the store and of what ships; slugs where two have one alias."""
     from blis_replay.validate.inspection import experiment_names
 
-    store = ctx.params.get("store_path") or os.environ.get("BLIS_REPLAY_STORE") or STORE_DEFAULT
-    return [name for name in experiment_names(Path(store)) if name.startswith(incomplete)]
+    return experiment_names(Path(ctx.params.get("store_path") or os.environ.get("BLIS_REPLAY_STORE") or STORE_DEFAULT))
 
 
-def complete_checks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Instrument checks that begin so."""
-    from blis_replay.ingest.checks.registry import check_names
-
-    return [name for name in check_names() if name.startswith(incomplete)]
-
-
-def complete_releases(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_releases(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Releases that ship, else files."""
     from blis_replay.blis.releases.release import bundled_releases
 
@@ -169,16 +108,68 @@ def complete_releases(_ctx: click.Context, _param: click.Parameter, incomplete: 
     return names or [CompletionItem(incomplete, type="file")]
 
 
-def repeat_option(command: Command) -> Command:
-    """``--repeat`` as ``repeats``: recordings of a load that is judged, made once more."""
-    help_text = "Another recording of the same load and server."
-    return name_option("repeats", help_text, "--repeat", several=True)(command)
+def name_option(
+    name: str, help_text: str, option: str = "--experiment", *, several: bool = False, **settings: Any
+) -> Callable[[Command], Command]:
+    """An option that names an experiment, or ``several``."""
+    short = ["-e"] if option == "--experiment" else []
+    shown: dict[str, Any] = {"metavar": "NAME", "help": help_text, "shell_complete": completer(_experiments)}
+    return click.option(*(option, *short, name), multiple=several, **shown, **settings)
 
 
-def slo_option(command: Command) -> Command:
-    """``--slo`` as ``objectives``; empty without it."""
-    help_text = "Limits to check: ttft.p95=500ms,itl.p95=50ms."
-    return click.option("--slo", "objectives", metavar="LIMITS", callback=_objectives, help=help_text)(command)
+def _named(
+    metavar: str, chosen: Callable[[tuple[str, ...]], Any], option: Callable[[Command], Command], name: str
+) -> Callable[[Command], Command]:
+    """Experiments as ``name``, positional or by an option that is read first; ``chosen``: what all of them become."""
+
+    def together(ctx: click.Context, _param: click.Parameter, positional: tuple[str, ...]) -> Any:
+        by_option = ctx.meta.pop(_NAMED, None) or ()
+        return chosen((*positional, *((by_option,) if isinstance(by_option, str) else by_option)))
+
+    complete = completer(_experiments)
+    argument = click.argument(name, nargs=-1, metavar=metavar, shell_complete=complete, callback=together)
+    return lambda command: argument(option(command))
+
+
+def _keep(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+    ctx.meta[_NAMED] = value
+
+
+# What an option of experiments leaves for the positional ones.
+_NAMED = "blis_replay.named"
+_BESIDE: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _keep}
+
+
+def one_experiment(*, required: bool) -> Callable[[Command], Command]:
+    """The one recording that a verb is about as ``name``; None where none is given and none is ``required``."""
+
+    def only(names: tuple[str, ...]) -> str | None:
+        chosen = list(dict.fromkeys(names))
+        if len(chosen) > 1:
+            raise click.UsageError(f"{' and '.join(chosen)}: one experiment at a time; name one")
+        if required and not chosen:
+            raise click.UsageError("name an experiment; list them with `blis-replay list`")
+        return chosen[0] if chosen else None
+
+    return _named("[EXPERIMENT]", only, name_option("names", "", **_BESIDE), "name")
+
+
+experiment_option = one_experiment(required=True)
+
+
+def selector_option(default: str, option: str = "--experiment") -> Callable[[Command], Command]:
+    """Experiments as ``names``, several, patterns too; ``default``: what is meant without any."""
+    help_text = f"Slug, alias or pattern.  [default: {default}]" if default else ""
+    every = name_option("by_option", help_text, option, several=True, **_BESIDE)
+    return _named("[EXPERIMENT]...", tuple, every, "names")
+
+
+def experiments_options(command: Command) -> Command:
+    """Experiments as ``names``, positional or as ``--experiment``, or ``--all`` as ``everything``."""
+    return selector_option("")(click.option("--all", "everything", is_flag=True)(command))
+
+
+repeat_option = name_option("repeats", "Another recording of the same load and server.", "--repeat", several=True)
 
 
 def _objectives(_ctx: click.Context, _param: click.Parameter, limits: str | None) -> Objectives:
@@ -189,53 +180,33 @@ def _objectives(_ctx: click.Context, _param: click.Parameter, limits: str | None
     return parse_objectives(limits)
 
 
+slo_option = click.option(
+    *("--slo", "objectives"),
+    metavar="LIMITS",
+    callback=_objectives,
+    help="Limits to check: ttft.p95=500ms,itl.p95=50ms.",
+)
+
+
 def release_option(*names: str, help_text: str, **settings: Any) -> Callable[[Command], Command]:
     """An option that names a release."""
-    return click.option(*names, metavar="RELEASE", shell_complete=complete_releases, help=help_text, **settings)
+    return click.option(*names, metavar="RELEASE", shell_complete=_complete_releases, help=help_text, **settings)
 
 
-def timeout_option(command: Command) -> Command:
-    """``--simulator-timeout`` as ``timeout_s``."""
-    return click.option(
-        *("--simulator-timeout", "timeout_s"),
-        type=click.FloatRange(0, min_open=True),
-        default=600.0,
-        metavar="SECONDS",
-        help="Stop another simulator after this.  [default: 600]",
-    )(command)
-
-
-def coefficients_option(command: Command) -> Command:
-    """``--coefficients``: the release to replay with, None for the one that ships for the experiment."""
-    help_text = "Name or YAML file.  [default: the one that ships]"
-    return release_option("--coefficients", help_text=help_text)(command)
-
-
-def gpu_file_option(command: Command) -> Command:
-    """``--gpu-file`` as ``gpu_file``: datasheets of GPUs that do not ship."""
-    help_text = "YAML with datasheets of other GPUs (docs/fit.md)."
-    return click.option("--gpu-file", type=FILE, metavar="FILE", help=help_text)(command)
-
-
-def another_gpu_options(command: Command) -> Command:
-    """``--gpu`` and ``--gpu-file``: run coefficients that follow from a datasheet on another GPU."""
-    help_text = "Another GPU, for a release of kind physical.  [default: that of --gpu-file]"
-    return click.option("--gpu", metavar="NAME", help=help_text)(gpu_file_option(command))
-
-
-def release_on_gpu(release: CoefficientRelease, gpu: str | None, gpu_file: Path | None) -> CoefficientRelease:
-    """The release on the GPU of ``another_gpu_options``; itself where none is named."""
-    if gpu is None and gpu_file is None:
-        return release
-    from blis_replay.replay.other_hardware import chosen_gpu, on_gpu
-
-    return on_gpu(release, chosen_gpu(gpu, gpu_file))
-
-
-def replay_option(command: Command) -> Command:
-    """``--replay`` as ``mode_text``."""
-    help_text = "exact, spec, or changes such as prefix=none."
-    return click.option("--replay", "mode_text", default="exact", metavar="MODE", help=help_text)(command)
+timeout_option = click.option(
+    *("--simulator-timeout", "timeout_s"),
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Stop another simulator after this.  [default: 600]",
+)
+coefficients_option = release_option("--coefficients", help_text="Name or YAML file.  [default: the one that ships]")
+gpu_file_option = click.option(
+    "--gpu-file", type=FILE, metavar="FILE", help="YAML with datasheets of other GPUs (docs/fit.md)."
+)
+replay_option = click.option(
+    *("--replay", "mode_text"), default="exact", metavar="MODE", help="exact, spec, or changes such as prefix=none."
+)
 
 
 class OutFile(PlacePath):
@@ -263,38 +234,9 @@ def _is_database(path: Path) -> bool:
     return False
 
 
-def record_option(command: Command) -> Command:
-    """``--record`` as ``history``: the file of JSON lines to which the judgement is added."""
-    help_text = "Add the judgement to this history (JSON lines)."
-    return click.option("--record", "history", type=OUT_FILE, metavar="FILE", help=help_text)(command)
-
-
-def history_option(command: Command) -> Command:
-    """``--history`` as ``history``: a file that ``--record`` wrote."""
-    help_text = "What --record wrote, commit by commit."
-    return click.option("--history", type=FILE, metavar="FILE", help=help_text)(command)
-
-
-def bounds_option(command: Command) -> Command:
-    """``--fail-if`` as ``bounds``."""
-    help_text = "Exit 1 if B is worse: p99.ttft=+5%; repeat it."
-    callback: Any = _bounds
-    return click.option("--fail-if", "bounds", multiple=True, metavar="LIMIT", callback=callback, help=help_text)(
-        command
-    )
-
-
-def _bounds(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> tuple[Bound, ...]:
-    if not texts:
-        return ()
-    from blis_replay.validate.comparison.bounds import parse_bound
-
-    return tuple(parse_bound(text) for given in texts for text in given.split(","))
-
-
-def workers_option(command: Command) -> Command:
-    """``--jobs`` as ``workers``: how many processes a verb that runs many replays may use."""
-    return click.option("--jobs", "workers", type=click.IntRange(1), metavar="N")(command)
+history_option = click.option("--history", type=FILE, metavar="FILE", help="What --record wrote, commit by commit.")
+# How many processes a verb that runs many replays may use.
+workers_option = click.option("--jobs", "workers", type=click.IntRange(1), metavar="N")
 
 
 class Shares(click.ParamType[tuple[float, float]]):
@@ -342,6 +284,12 @@ WINDOW = Shares(
     lambda low, high: 0 <= low < high <= 1,
 )
 OUT_FILE = OutFile()
+record_option = click.option(
+    *("--record", "history"),
+    type=OUT_FILE,
+    metavar="FILE",
+    help="Add the judgement to this history (JSON lines).",
+)
 DURATION = Duration()
 
 
@@ -361,16 +309,22 @@ OPTION_COLUMNS = 22
 
 
 class Verb(click.Command):
-    """A command whose help has the common options in one line; ``longer``: what -v adds, if anything."""
+    """A command whose help has the common options in one line.
 
-    def __init__(self, *args: Any, longer: str = "", **settings: Any) -> None:
+    ``longer``: what -v adds, if anything.  ``answers``: whether it prints an answer, which options give a form.
+    """
+
+    def __init__(self, *args: Any, longer: str = "", answers: bool = True, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self.params += form_options() if answers else ()
         named = {param.name: param for param in self.params if isinstance(param, click.Option)}
         if "verbose" in named:
             named["verbose"].help = longer
         if "json" in named and "out" not in named:
             at = next(i for i, param in enumerate(self.params) if param.name in ("workers", "store_path", "json"))
-            self.params.insert(at, _answer_file())
+            self.params.insert(
+                at, click.Option(["--out", "-o"], type=OUT_FILE, expose_value=False, callback=set_out_file)
+            )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As of any command, but no value is dropped for a later one; an error says which verb it is of."""
@@ -428,15 +382,6 @@ class VerbGroup(click.Group):
         if args[0] in self._labs and self.get_command(ctx, args[0]) is None:
             ctx.fail(in_labs(f"the verb '{self.name} {args[0]}'"))
         return super().resolve_command(ctx, args)
-
-
-def _answer_file() -> click.Option:
-    return click.Option(
-        ["--out", "-o"],
-        type=OUT_FILE,
-        expose_value=False,
-        callback=set_out_file,
-    )
 
 
 verb: Callable[..., Callable[[Callable[..., Any]], Verb]] = partial(click.command, cls=Verb)

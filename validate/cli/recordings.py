@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -12,8 +13,8 @@ import click
 
 from blis_replay.base.addons import in_labs
 from blis_replay.base.errors import BAD_DATA, counted, printable
-from blis_replay.validate.cli.answers import asked_form, form_options, has_out_file, print_answer, quiet
-from blis_replay.validate.cli.options import DURATION, FILE, FOLDER, complete_checks, one_experiment, store_option, verb
+from blis_replay.validate.cli.answers import asked_form, has_out_file, print_answer, quiet
+from blis_replay.validate.cli.options import DURATION, FILE, FOLDER, completer, one_experiment, store_option, verb
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Block, part_text
 
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
     from blis_replay.validate.server_recording import ServerRecording
 
 
-@verb("record", context_settings={"ignore_unknown_options": True})
+@verb("record", answers=False, context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--out",
-    "-o",
-    "directory",
+    *("--out", "-o", "directory"),
     type=FOLDER,
     help="The experiment's directory.  [default: in runs/, by date and model]",
 )
@@ -49,50 +48,35 @@ def record_verb(directory: Path | None, spans: bool, as_json: bool, command_line
     """
     import asyncio
 
-    from blis_replay.validate.server_recording import new_directory, record_server
+    from blis_replay.validate.server_recording import new_directory, record_server, step_counts
 
     chosen = new_directory(command_line) if directory is None else directory
     say = lambda line: click.echo(line, err=True)  # noqa: E731
     output = getattr(sys.stderr if as_json else sys.stdout, "buffer", None)
     made = asyncio.run(record_server(command_line, chosen, spans=spans, say=say, output=output))
+    logs = {path.name: step_counts(path) for path in made.step_logs}
     if as_json:
-        click.echo(json.dumps({"recorded": _document(made)}))
+        recorded = {"directory": str(made.directory), "exit_code": made.exit_code, "step_logs": logs}
+        recorded |= {"spans": made.spans, "metrics": list(made.metrics), "not_recorded": made.notes}
+        click.echo(json.dumps({"recorded": recorded}))
     else:
-        _say_what_was_recorded(made)
+        click.echo("\n".join(_what_was_recorded(made, logs)), err=True)
     return made.exit_code
 
 
-def _document(made: ServerRecording) -> dict[str, object]:
-    from blis_replay.validate.server_recording import step_counts
-
-    return {
-        "directory": str(made.directory),
-        "exit_code": made.exit_code,
-        "step_logs": {path.name: step_counts(path) for path in made.step_logs},
-        "spans": made.spans,
-        "metrics": list(made.metrics),
-        "not_recorded": made.notes,
-    }
-
-
-def _say_what_was_recorded(made: ServerRecording) -> None:
-    from blis_replay.validate.server_recording import step_counts
-
-    click.echo(f"recorded in {made.directory}: the server ended with {made.exit_code}", err=True)
-    for path in made.step_logs:
-        click.echo(f"  {path.name}: {step_counts(path)}", err=True)
-    if not made.step_logs:
-        click.echo("  no engine steps: no vLLM v1 engine loaded the plugin (see vllm.log)", err=True)
-    if made.spans:
-        click.echo(f"  {counted(made.spans, 'span')}", err=True)
-    for note in made.notes:
-        click.echo(f"  not recorded: {note}", err=True)
-    if made.step_logs or made.spans or made.metrics:
-        folder = quote(str(made.directory))
-        click.echo(f"next: put the load generator's result there, then `blis-replay ingest {folder}`", err=True)
+def _what_was_recorded(made: ServerRecording, logs: dict[str, str]) -> list[str]:
+    if logs or made.spans or made.metrics:
+        following = f"put the load generator's result there, then `blis-replay ingest {quote(str(made.directory))}`"
     else:
-        log = quote(str(made.directory / "vllm.log"))
-        click.echo(f"next: see why in {log}, and record again into another directory", err=True)
+        following = f"see why in {quote(str(made.directory / 'vllm.log'))}, and record again into another directory"
+    none = "  no engine steps: no vLLM v1 engine loaded the plugin (see vllm.log)"
+    return [
+        f"recorded in {made.directory}: the server ended with {made.exit_code}",
+        *([f"  {name}: {counts}" for name, counts in logs.items()] or [none]),
+        *([f"  {counted(made.spans, 'span')}"] if made.spans else []),
+        *(f"  not recorded: {note}" for note in made.notes),
+        f"next: {following}",
+    ]
 
 
 @verb("ingest")
@@ -121,7 +105,6 @@ def _say_what_was_recorded(made: ServerRecording) -> None:
 )
 @click.option("--replace", "even_worse", is_flag=True, help="Store also what has fewer requests or steps.")
 @store_option
-@form_options
 def ingest_verb(
     paths: tuple[str, ...],
     name: str,
@@ -230,7 +213,6 @@ _SHIPPED = "shipped"
     help="Verify the files that ship, or of a folder with MANIFEST.tsv.",
 )
 @store_option
-@form_options
 def list_verb(pack: Path | None, store_path: Path) -> int:
     """List the experiments of the store and those that ship with the package.
 
@@ -252,14 +234,19 @@ def list_verb(pack: Path | None, store_path: Path) -> int:
     return print_answer(pack_answer(read_pack(BUNDLED if str(pack) == _SHIPPED else pack)), "pack")
 
 
+def _checks(_ctx: click.Context) -> Iterable[str]:
+    from blis_replay.ingest.checks.registry import check_names
+
+    return check_names()
+
+
 @verb("inspect")
 @one_experiment(required=False)
 @click.option(
-    "--check", "check", metavar="NAME", help="The evidence of one instrument check.", shell_complete=complete_checks
+    "--check", "check", metavar="NAME", help="The evidence of one instrument check.", shell_complete=completer(_checks)
 )
 @click.option("--checks", "list_checks", is_flag=True, help="List the instrument checks.")
 @store_option
-@form_options
 def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_path: Path) -> None:
     """Show what a recording holds and what its instrument checks found.
 

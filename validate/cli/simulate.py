@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.addons import needed_addon
-from blis_replay.validate.cli.answers import form_options, print_answer, set_out_file
+from blis_replay.validate.cli.answers import print_answer, set_out_file
 from blis_replay.validate.cli.options import (
     FILE,
     FOLDER,
     OUT_FILE,
     PlacePath,
-    another_gpu_options,
     coefficients_option,
+    gpu_file_option,
     one_experiment,
-    release_on_gpu,
     slo_option,
     store_option,
     verb,
@@ -40,7 +39,10 @@ if TYPE_CHECKING:
 @one_experiment(required=False)
 @coefficients_option
 @click.option("--model", metavar="NAME", help="Which model of the release, where it has several.")
-@another_gpu_options
+@click.option(
+    "--gpu", metavar="NAME", help="Another GPU, for a release of kind physical.  [default: that of --gpu-file]"
+)
+@gpu_file_option
 @click.option("--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument, or the load.")
 @click.option("--sweep", "swept", multiple=True, metavar="ARGUMENT=V1,V2", help="Several values; all combinations.")
 @slo_option
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
 @click.option("--out", "-o", type=PlacePath())
 @workers_option
 @store_option
-@form_options
 def simulate_verb(
     name: str | None,
     requests: Path | None,
@@ -149,7 +150,12 @@ def _release(coefficients: str | None, names: list[str], gpu: str | None, gpu_fi
     """The release that is named, or the one that ships for the experiments, on the GPU that is named."""
     from blis_replay.validate.experiment import release_for
 
-    return release_on_gpu(release_for(coefficients, names), gpu, gpu_file)
+    release = release_for(coefficients, names)
+    if gpu is None and gpu_file is None:
+        return release
+    from blis_replay.replay.other_hardware import chosen_gpu, on_gpu
+
+    return on_gpu(release, chosen_gpu(gpu, gpu_file))
 
 
 def _what_if(

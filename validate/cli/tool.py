@@ -13,16 +13,16 @@ from typing import Literal
 
 from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Toned, table_of
-from blis_replay.validate.cli.answers import form_options, print_answer
-from blis_replay.validate.cli.options import (
-    store_option,
-    verb,
-)
+from blis_replay.validate.cli.answers import print_answer
+from blis_replay.validate.cli.options import store_option, verb
 from blis_replay.validate.text.answer import Answer, Block, Line
 
 _PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
 # What changes where things are kept or run.
 _VARIABLES = ("BLIS_REPLAY_STORE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+
+
+State = Literal["ok", "absent", "problem"]
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,26 @@ class Found:
 
     topic: str
     name: str
-    state: Literal["ok", "absent", "problem"]
+    state: State
     value: str
     fix: str = ""
 
 
 def diagnose(store_path: Path) -> list[Found]:
     """Versions, store, compiled code, optional parts, settings; nothing is made or compiled."""
+    from blis_replay.blis.kernel import state as kernel
+    from blis_replay.ingest.scan import words as scan
+
+    binary = shutil.which("blis")
     return [
         Found("versions", "python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        *(_package(name) for name in ("blis-replay", *_PACKAGES)),
+        *(_package("versions", name, "problem", "install blis-replay again") for name in ("blis-replay", *_PACKAGES)),
         _store(store_path),
-        *_compiled(),
-        *_optional(),
+        _cache("compiled engine", kernel.kept_in()),
+        _cache("compiled scans", scan.kept_in()),
+        _package("optional", "jinja2", "absent", "for report: pip install 'blis-replay[report]'"),
+        _package("optional", "grpcio", "absent", "for the spans of record: pip install 'blis-replay[record]'"),
+        Found("optional", "blis", "ok", binary) if binary else Found("optional", "blis", "absent", *_NO_BINARY),
         Found("settings", "processors", "ok", str(os.cpu_count() or 1)),
         *(Found("settings", name, "ok", os.environ[name]) for name in _VARIABLES if name in os.environ),
     ]
@@ -77,11 +84,17 @@ def _line(one: Found, width: int) -> Line:
     return Line(f"  {one.name.ljust(width)}  {mark}{one.value}{fix}", " " * (width + 4), shown)
 
 
-def _package(name: str) -> Found:
+_NO_BINARY = (
+    "no binary on the PATH",
+    "for --simulator blis: build it from inference-sim and give --blis-binary PATH",
+)
+
+
+def _package(topic: str, name: str, without: State, fix: str) -> Found:
     try:
-        return Found("versions", name, "ok", version(name))
+        return Found(topic, name, "ok", version(name))
     except PackageNotFoundError:
-        return Found("versions", name, "problem", "not installed", "install blis-replay again")
+        return Found(topic, name, without, "not installed", fix)
 
 
 def _store(path: Path) -> Found:
@@ -99,13 +112,6 @@ def _store(path: Path) -> Found:
     return Found("kept", "store", "ok", f"{path}: {size_mb:,.1f} MB, schema {SCHEMA_VERSION}, experiments: {count:,}")
 
 
-def _compiled() -> list[Found]:
-    from blis_replay.blis.kernel import state as kernel
-    from blis_replay.ingest.scan import words as scan
-
-    return [_cache("compiled engine", kernel.kept_in()), _cache("compiled scans", scan.kept_in())]
-
-
 def _cache(name: str, folder: Path | None) -> Found:
     if folder is None:
         fix = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that is yours alone"
@@ -117,30 +123,8 @@ def _cache(name: str, folder: Path | None) -> Found:
     return Found("kept", name, "ok", f"{folder}: warm, {len(kept)} functions, {size_mb:,.1f} MB")
 
 
-def _optional() -> list[Found]:
-    binary = shutil.which("blis")
-    return [
-        _extra("jinja2", "for report: pip install 'blis-replay[report]'"),
-        _extra("grpcio", "for the spans of record: pip install 'blis-replay[record]'"),
-        Found("optional", "blis", "ok", binary)
-        if binary
-        else Found(
-            *("optional", "blis", "absent", "no binary on the PATH"),
-            "for --simulator blis: build it from inference-sim and give --blis-binary PATH",
-        ),
-    ]
-
-
-def _extra(name: str, fix: str) -> Found:
-    try:
-        return Found("optional", name, "ok", version(name))
-    except PackageNotFoundError:
-        return Found("optional", name, "absent", "not installed", fix)
-
-
 @verb("doctor")
 @store_option
-@form_options
 def doctor_verb(store_path: Path) -> int:
     """Say what is installed, where things are kept, and what stands in the way.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Unpack
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from blis_replay.base.errors import printable
-from blis_replay.validate.cli.answers import form_options, print_answer
+from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
     FOLDER,
     WINDOW,
     coefficients_option,
+    completer,
     experiments_options,
     record_option,
     repeat_option,
@@ -32,11 +34,10 @@ if TYPE_CHECKING:
     from blis_replay.validate.metrics.objectives import Objectives
 
 
-def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """The kinds of simulators that begin so."""
+def _simulators(_ctx: click.Context) -> Iterable[str]:
     from blis_replay.replay.simulators import simulator_kinds
 
-    return [name for name in simulator_kinds() if name.startswith(incomplete)]
+    return simulator_kinds()
 
 
 @verb("validate", longer="Print every number, assumption and finding.")
@@ -47,7 +48,7 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
     "--simulator",
     "choice",
     metavar="NAME",
-    shell_complete=_complete_simulators,
+    shell_complete=completer(_simulators),
     default="embedded",
     help="embedded, blis or 'cmd:PATH ARGS'.",
 )
@@ -62,7 +63,6 @@ def _complete_simulators(_ctx: click.Context, _param: click.Parameter, incomplet
 @slo_option
 @workers_option
 @store_option
-@form_options
 @click.pass_context
 def validate_verb(
     ctx: click.Context,
@@ -116,7 +116,7 @@ def validate_verb(
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.simulator import EmbeddedEngine
-        from blis_replay.validate.comparison.text import validation_answer
+        from blis_replay.validate.comparison.pages import validation_answer
         from blis_replay.validate.comparison.validated import validate_many
         from blis_replay.validate.experiment import given_options, release_for
 

@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 from blis_replay.base.errors import UnknownNameError
 from blis_replay.validate.judgement import State
-from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, MetricStatistic, of_requests
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, MetricStatistic, cell_name, of_requests
 
 _BOUND = re.compile(r"([a-z0-9]+)(?:\.([a-z0-9]+))?=([+-]?)([0-9]{1,4}(?:\.[0-9]{1,4})?)%", re.ASCII)
 
@@ -24,8 +24,7 @@ class Bound:
     @property
     def name(self) -> str:
         """``TTFT p99``."""
-        metric, statistic = self.cell
-        return METRIC_NAMES[metric] if statistic == "mean" else f"{METRIC_NAMES[metric]} {statistic}"
+        return cell_name(self.cell)
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -16,14 +16,13 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import open_arguments
-from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing, Promised
+from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing
 from blis_replay.validate.comparison.held_out import use_of_run
-from blis_replay.validate.comparison.saturation import capacity, load_is_known, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.comparison.spread import (
-    Repeats,
     draw_errors,
     drawn_estimates,
+    load_is_known,
     predicted_us,
     server_pace,
     unsure_of,
@@ -37,7 +36,14 @@ from blis_replay.validate.metrics.latency import (
     of_requests,
     paired_mape,
 )
-from blis_replay.validate.metrics.observed import Gaps, Number, Selection, samples_of, simulated_samples
+from blis_replay.validate.metrics.observed import (
+    Gaps,
+    Number,
+    Selection,
+    observed_requests,
+    samples_of,
+    simulated_samples,
+)
 from blis_replay.validate.metrics.uncertainty import (
     Estimate,
     error_estimates,
@@ -47,9 +53,8 @@ from blis_replay.validate.metrics.uncertainty import (
 )
 
 if TYPE_CHECKING:
-    from blis_replay.validate.comparison.warm_up import WarmUp
+    from blis_replay.validate.comparison.repeats import Repeats
     from blis_replay.validate.metrics.objectives import Objectives
-    from blis_replay.validate.schedule import ScheduleVerdict
 
 
 def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
@@ -61,11 +66,9 @@ def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
     selection = selection or Selection()
     both = requests_of_both(a, b, selection)
     chosen = tuple(_chosen(side, other, selection) if both is None else both for side, other in ((a, b), (b, a)))
-    samples = [None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True)]
-    numbers = [
-        side.measure(part, of_part, selection) for side, part, of_part in zip((a, b), chosen, samples, strict=True)
-    ]
-    metrics = {m: {s: _cell(numbers[0][m][s], numbers[1][m][s]) for s in STATISTICS} for m in METRICS}
+    one, other = (None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True))
+    of_a, of_b = a.measure(chosen[0], one, selection), b.measure(chosen[1], other, selection)
+    metrics = {m: {s: _cell(of_a[m][s], of_b[m][s]) for s in STATISTICS} for m in METRICS}
     return Comparison(
         recording=a.recording,
         replay=b.run,
@@ -73,7 +76,7 @@ def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
         recorded=a.recording.requests.height,
         compared=(_count(a, chosen[0]), _count(b, chosen[1])),
         metrics=metrics,
-        paired={} if both is None or None in samples else _pairings(samples, metrics),
+        paired={} if both is None or one is None or other is None else _pairings(one, other, metrics),
         excluded={} if b.run is None else _excluded(a, b.run, selection),
     )
 
@@ -107,15 +110,24 @@ def compare_replay(
     )
     if not queues:
         return comparison
-    comparison = replace(comparison, warming=_warming(run, selection), pace=server_pace(run, selection))
-    return replace(_with_capacity(comparison), schedule=_schedule(run), predicted_us=predicted_us(run, left))
+    warming, schedule = None, None
+    if run.recording.ground_truth != PUBLISHED:
+        from blis_replay.validate.comparison.warm_up import warm_up
+
+        warming = warm_up(run, selection)
+    if not run.recording.steps.is_empty():
+        from blis_replay.validate.schedule import schedule_verdict  # a sixth of all modules, which few runs need
+
+        schedule = schedule_verdict(run.recording, run.plan.engine)
+    comparison = _with_capacity(replace(comparison, warming=warming, pace=server_pace(run, selection)))
+    return replace(comparison, schedule=schedule, predicted_us=predicted_us(run, left))
 
 
 def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, Estimate]:
     """The errors with their intervals, over the chosen requests (bool[n])."""
-    run, cells = comparison.run, comparison.metrics.items()
-    errors = {(m, s): cell.error for m, of in cells for s, cell in of.items() if cell.error is not None}
-    errors = {cell: error for cell, error in errors.items() if of_requests(cell)}
+    run = comparison.run
+    known = {cell: number.error for cell, number in comparison.cells.items() if of_requests(cell)}
+    errors = {cell: error for cell, error in known.items() if error is not None}
     sides = samples_of(run.recording, chosen), simulated_samples(run, chosen)
     order = request_order(run.recording, chosen, sides[0].e2e_us)
     estimates = error_estimates(order, *sides, errors)
@@ -140,26 +152,12 @@ def _of_summary(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, 
     return estimates
 
 
-def _schedule(run: ReplayRun) -> ScheduleVerdict | None:
-    """How far the schedule is the recorded one; None without recorded steps."""
-    if run.recording.steps.is_empty():
-        return None
-    from blis_replay.validate.schedule import schedule_verdict  # a sixth of all modules, which few runs need
-
-    return schedule_verdict(run.recording, run.plan.engine)
-
-
-def _warming(run: ReplayRun, selection: Selection) -> WarmUp | None:
-    """As ``warm_up``; None without recorded requests."""
-    if run.recording.ground_truth == PUBLISHED:
-        return None
-    from blis_replay.validate.comparison.warm_up import warm_up
-
-    return warm_up(run, selection)
-
-
 def _with_capacity(comparison: Comparison) -> Comparison:
     """With what there is to say of queues; and, of an overloaded run, with what is judged instead of latencies."""
+    if not (observed_requests(comparison.recording).any() or comparison.overloaded):
+        return comparison
+    from blis_replay.validate.comparison.saturation import capacity, saturation  # of aggregates no queue is seen
+
     found = saturation(comparison.run)
     comparison = replace(comparison, saturation=found)
     if not comparison.overloaded:
@@ -175,7 +173,7 @@ def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
     run = comparison.run
     if not comparison.selection.everything or comparison.ground_truth != PUBLISHED:
         return comparison
-    published_us = {(m, s): cell.a_us for m, cells in comparison.metrics.items() for s, cell in cells.items()}
+    published_us = {cell: number.a_us for cell, number in comparison.cells.items()}
     draws = draw_errors(run.recording, run.release, run.mode, simulator, published_us)
     if draws is None:
         return comparison
@@ -205,7 +203,7 @@ def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps |
     if observed is None:
         cells = (comparison.metrics[o.metric].get(o.statistic) for o in objectives)
         observed = Attainment(objectives, tuple(None if cell is None else cell.a_us for cell in cells), 0, 0)
-    return replace(comparison, promised=Promised(observed, simulated))
+    return replace(comparison, promised={"observed": observed, "simulated": simulated})
 
 
 def light(comparison: Comparison) -> Comparison:
@@ -241,20 +239,17 @@ def _cell(a: Number, b: Number) -> MetricCell:
     return MetricCell(a.value_us, b.value_us, "; ".join(sorted(missing)) or None, a.between_us, unusable, a.derived)
 
 
-def latency_pairs(a: LatencySamples, b: LatencySamples) -> dict[str, Pairing]:
+def _pairings(
+    a: LatencySamples, b: LatencySamples, metrics: Mapping[str, Mapping[str, MetricCell]]
+) -> dict[str, Pairing]:
     """How the same requests agree on two sides, by metric."""
     pairs = {"e2e": (a.e2e_us, b.e2e_us), "ttft": (a.ttft_us, b.ttft_us), "tpot": (a.tpot_us, b.tpot_us)}
-    return {metric: Pairing(paired_mape(*pair), correlation(*pair)) for metric, pair in pairs.items()}
-
-
-def _pairings(
-    samples: Sequence[LatencySamples | None], metrics: Mapping[str, Mapping[str, MetricCell]]
-) -> dict[str, Pairing]:
-    a, b = samples
-    if a is None or b is None:
-        return {}
-    usable = {metric: not metrics[metric]["mean"].unusable for metric in METRICS}
-    return {m: pairing if usable[m] else Pairing(None, None) for m, pairing in latency_pairs(a, b).items()}
+    return {
+        metric: Pairing(None, None)
+        if metrics[metric]["mean"].unusable
+        else Pairing(paired_mape(*pair), correlation(*pair))
+        for metric, pair in pairs.items()
+    }
 
 
 def _excluded(observed: Side, run: ReplayRun, selection: Selection) -> dict[str, int]:

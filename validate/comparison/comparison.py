@@ -12,8 +12,6 @@ from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
 from blis_replay.ingest.recording import PUBLISHED, RECORDED, Finding, GroundTruth, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
-from blis_replay.validate.comparison.saturation import Measure, Saturation, saturation_remarks
-from blis_replay.validate.comparison.spread import Repeats
 from blis_replay.validate.judgement import (
     FITTED,
     Command,
@@ -29,17 +27,19 @@ from blis_replay.validate.judgement import (
     remark,
 )
 from blis_replay.validate.metrics.latency import (
-    METRIC_NAMES,
     METRICS,
     TAIL_LIMITS,
     THRESHOLDS,
     MetricStatistic,
+    cell_name,
     relative_error,
 )
 from blis_replay.validate.metrics.observed import Selection, overloaded
 from blis_replay.validate.metrics.uncertainty import Estimate
 
 if TYPE_CHECKING:
+    from blis_replay.validate.comparison.repeats import Repeats
+    from blis_replay.validate.comparison.saturation import Measure, Saturation
     from blis_replay.validate.comparison.warm_up import WarmUp
     from blis_replay.validate.metrics.objectives import Attainment
     from blis_replay.validate.schedule import ScheduleVerdict
@@ -87,17 +87,6 @@ class Pairing:
 
 
 @dataclass(frozen=True)
-class Promised:
-    """What came of objectives on the server and in the replay.
-
-    Of published aggregates only the statistics that were published are known, and no goodput.
-    """
-
-    observed: Attainment
-    simulated: Attainment
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Two sides compared.
 
@@ -110,7 +99,8 @@ class Comparison:
     had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
     of a replay of a whole run, if every step was recorded.  ``draws``: of a run whose requests are reconstructed,
     the errors of many reconstructions.  ``repeats``: of this load, where others were recorded.
-    ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
+    ``promised``: by side, what came of objectives, where some were given; of published aggregates the statistics that
+    were published, and no goodput.  ``warming``: of a replay of a whole run.
     ``pace``: by which share the server's steps take longer than the coefficients say, of a whole run with its steps.
     ``predicted_us``: what the fit leaves possible of each simulated mean and p99, 95 %; they decide nothing.
     ``estimates``: of a replay, its errors with their 95 % intervals, where single requests are known.
@@ -131,11 +121,21 @@ class Comparison:
     use: Use = "unknown"
     draws: Draws | None = None
     repeats: Repeats | None = None
-    promised: Promised | None = None
+    promised: Mapping[str, Attainment] | None = None
     warming: WarmUp | None = None
     pace: Estimate | None = None
     predicted_us: Mapping[MetricStatistic, tuple[float, float]] = field(default_factory=dict)
     estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
+
+    @cached_property
+    def cells(self) -> dict[MetricStatistic, MetricCell]:
+        """Every number by metric and statistic."""
+        return {(metric, name): cell for metric, cells in self.metrics.items() for name, cell in cells.items()}
+
+    def interval(self, cell: MetricStatistic) -> tuple[float, float] | None:
+        """The 95 % interval of the error of a number; None if not available."""
+        estimate = self.estimates.get(cell)
+        return None if estimate is None else estimate.interval
 
     @property
     def run(self) -> ReplayRun:
@@ -182,29 +182,15 @@ class Comparison:
 
     def quantity(self, cell: MetricStatistic, limit: float) -> Quantity:
         """One number of the table against a limit."""
-        metric, statistic = cell
-        number, name = self.metrics[metric][statistic], METRIC_NAMES[metric]
-        return held(
-            cell,
-            limit,
-            (number.a_us, number.b_us),
-            self.estimates.get(cell),
-            name=name if statistic == "mean" else f"{name} {statistic}",
-            derived=number.derived,
-        )
+        number = self.cells[cell]
+        sides, estimate = (number.a_us, number.b_us), self.estimates.get(cell)
+        return held(cell, limit, sides, estimate, name=cell_name(cell), derived=number.derived)
 
     def served(self, measure: Measure, limit: float) -> Quantity:
         """One measure of an overloaded run against a limit."""
         cell = (measure.slug, "mean")
-        return held(
-            cell,
-            limit,
-            (measure.observed, measure.simulated),
-            self.estimates.get(cell),
-            name=measure.name,
-            unit=measure.unit,
-            metric=measure.metric,
-        )
+        sides, estimate = (measure.observed, measure.simulated), self.estimates.get(cell)
+        return held(cell, limit, sides, estimate, name=measure.name, unit=measure.unit, metric=measure.metric)
 
     @cached_property
     def judgement(self) -> Judgement:
@@ -231,7 +217,7 @@ class Comparison:
             refused=refused,
             lost=self.lost,
             decides=(),
-            errors={(m, s): cell.error for m, cells in self.metrics.items() for s, cell in cells.items()},
+            errors={cell: number.error for cell, number in self.cells.items()},
             of_queue=self._of_queue,
             remarks=tuple(_remarks(self)),
         )
@@ -389,12 +375,12 @@ def _remarks(comparison: Comparison) -> list[Remark]:
     repeats, found, beyond = comparison.repeats, comparison.saturation, comparison.run.outside
     remarks = pace_remarks(comparison.pace)
     if found is not None and (found.from_us, found.simulated.from_us) != (None, None):
-        remarks.append(remark("saturation", verdict=saturation_remarks(found)[0]))
+        remarks.append(remark("saturation", verdict=found.remarks[0]))
     remarks += draws_remarks(comparison)
     if repeats is not None:
         apart = {m: repeats.apart[m, "mean"] for m in THRESHOLDS if (m, "mean") in repeats.apart}
         remarks.append(remark("repeats", recordings=repeats.recordings, apart=apart))
-    for side, attained in (vars(comparison.promised) if comparison.promised else {}).items():
+    for side, attained in (comparison.promised or {}).items():
         remarks.append(remark("slo", side=side, attained=attained.document))
     remarks += hardware_remarks(comparison)
     if comparison.warming is not None:

@@ -12,21 +12,21 @@ import numpy as np
 from blis_replay.base.arrays import Bools
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.bounds import Bound
+from blis_replay.validate.comparison.changes import change_of_runs
 from blis_replay.validate.comparison.compare import compare, requests_of_both
-from blis_replay.validate.comparison.comparison import Comparison, MetricCell
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.named_sides import changed_inputs, inputs_of, only_on_one_side
 from blis_replay.validate.comparison.pages import pairs_sentence
 from blis_replay.validate.comparison.saturation import overload_sentence
 from blis_replay.validate.comparison.sides import Side
 from blis_replay.validate.comparison.verdict_text import toned
 from blis_replay.validate.judgement import OUTCOMES, Verdict, exit_code, what_decides
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, MetricStatistic, of_requests
+from blis_replay.validate.metrics.latency import LatencySamples, MetricStatistic, of_requests
 from blis_replay.validate.metrics.observed import Selection, overloaded
 from blis_replay.validate.metrics.uncertainty import (
     ASSUMED_RUN_NOISE,
     RUNS_APART,
     Estimate,
-    change_of_runs,
     half_width,
     of_requests_alone,
     request_order,
@@ -34,8 +34,6 @@ from blis_replay.validate.metrics.uncertainty import (
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import in_ms, number_text, percent, percent_span
 from blis_replay.validate.text.messages import words
-
-CELLS: tuple[MetricStatistic, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,11 @@ def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]]
     samples = [None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True)]
     inputs = inputs_of(a), inputs_of(b)
     half = partial(_half, (a, b), chosen, samples, paired=both is not None)
-    numbers = [[_numbers_us(side) for side in sides] for sides in ((a, *repeats[0]), (b, *repeats[1]))]
+    numbers = [[side.numbers_us for side in sides] for sides in ((a, *repeats[0]), (b, *repeats[1]))]
     apart = RUNS_APART if _are_two_runs(a, b) else 0.0
     intervals_us, changes = {}, {}
-    for cell in filter(of_requests, CELLS):
-        known = comparison.metrics[cell[0]][cell[1]]
-        if known.a_us is None or known.b_us is None or not known.a_us or samples == [None, None]:
+    for cell, known in comparison.cells.items():
+        if not known.a_us or known.b_us is None or samples == [None, None] or not of_requests(cell):
             continue
         wide_us, _ = half(cell, (-1.0, 1.0))
         if isfinite(wide_us):
@@ -119,13 +116,6 @@ def _same_requests(a: Side, b: Side) -> Bools | None:
 def _are_two_runs(a: Side, b: Side) -> bool:
     """Whether two recordings are compared, so that they differ by run-to-run noise."""
     return a.run is None and b.run is None and a.recording.content_hash != b.recording.content_hash
-
-
-def _numbers_us(side: Side) -> dict[MetricStatistic, float]:
-    """What a side has; absent without a number that may be used."""
-    samples = None if side.requests is None else side.latencies(side.requests)
-    numbers = side.measure(side.requests, samples, Selection())
-    return {(m, s): number.value_us for m, of in numbers.items() for s, number in of.items() if number.value_us}
 
 
 def _half(
@@ -177,29 +167,23 @@ def differences_answer(compared: Differences, bounds: Sequence[Bound] = ()) -> A
     The rows are the metrics: bounds are those of the difference's 95 % interval, ``change`` is B over A less one.
     """
     judged = [_judged(compared, bound) for bound in bounds]
+    verdicts = [verdict for verdict, _ in judged]
+    shown: list[list[Cell]] = []
+    rows: list[list[Cell]] = []
+    for (metric, name), cell in compared.comparison.cells.items():
+        between_us = compared.intervals_us.get((metric, name))
+        interval = between_us and " .. ".join(number_text(bound, "ms_difference") for bound in between_us)
+        shown.append([f"{metric.upper()} {name}", cell.a_us, cell.b_us, cell.difference_us, interval, cell.error])
+        times_us = (cell.a_us, cell.b_us, cell.difference_us, *(between_us or (None, None)))
+        rows.append([metric, name, *map(in_ms, times_us), cell.error, cell.reason])
     page: list[Part] = [
         *([Block([line for _, line in judged])] if judged else []),
         _head(compared),
-        Table(
-            "",
-            _METRIC_COLUMNS,
-            [[f"{m.upper()} {s}", *_numbers(cell, within)] for m, s, cell, within in _cells(compared)],
-        ),
+        Table("", _METRIC_COLUMNS, shown),
         _remarks(compared),
-        *_inputs(compared),
+        _inputs(compared),
         pairs_sentence(compared.comparison),
     ]
-    rows = [
-        [
-            m,
-            s,
-            *map(in_ms, (cell.a_us, cell.b_us, cell.difference_us, *(within or (None, None)))),
-            cell.error,
-            cell.reason,
-        ]
-        for m, s, cell, within in _cells(compared)
-    ]
-    verdicts = [verdict for verdict, _ in judged]
     held = [
         {"name": bound.name, "bound": bound.text, "verdict": verdict, "message": line.text}
         for bound, (verdict, line) in zip(bounds, judged, strict=True)
@@ -218,7 +202,7 @@ def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
         verdict, said = OUTCOMES["absent"], f"{bound.name}: {why}"
     else:
         verdict = OUTCOMES[bound.state(change.low, change.high)]
-        known = f" ({percent_span(change.low, change.high)})" if isfinite(change.half) else ""
+        known = f" ({percent_span(change.low, change.high)})" if change.interval else ""
         said = f"{bound.name} {percent(change.error)}{known}, {bound.text}"
         if verdict == "UNDECIDED":
             missing = min(abs(end - change.error) for end in (bound.low, bound.high))
@@ -228,41 +212,22 @@ def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
     return verdict, Line(f"{verdict}  {said}", mark=toned(verdict))
 
 
-def _cells(compared: Differences) -> list[tuple[str, str, MetricCell, tuple[float, float] | None]]:
-    """Metric, statistic, both numbers, and the interval of their difference."""
-    return [
-        (metric, name, cell, compared.intervals_us.get((metric, name)))
-        for metric, cells in compared.comparison.metrics.items()
-        for name, cell in cells.items()
-    ]
-
-
 def _head(compared: Differences) -> Block:
     sides = zip(("A", "B"), (compared.a, compared.b), compared.comparison.compared, strict=True)
-    return Block(
-        [
-            Line(f"{letter}: {side.what} ({count:,} requests)", "   ", Toned(f"{letter}:", "heading"))
-            for letter, side, count in sides
-        ]
-    )
-
-
-def _numbers(cell: MetricCell, interval_us: tuple[float, float] | None) -> list[Cell]:
-    interval = interval_us and " .. ".join(number_text(bound, "ms_difference") for bound in interval_us)
-    return [cell.a_us, cell.b_us, cell.difference_us, interval, cell.error]
+    lines = [(f"{letter}:", f"{side.what} ({count:,} requests)") for letter, side, count in sides]
+    return Block([Line(f"{letter} {said}", "   ", Toned(letter, "heading")) for letter, said in lines])
 
 
 def _remarks(compared: Differences) -> Block:
     lines = [f"intervals: {compared.resampled}; quantiles of ITL are pooled over tokens and have none"]
     reasons: dict[str, list[str]] = {}
-    for metric, statistic, cell, _ in _cells(compared):
+    for (metric, statistic), cell in compared.comparison.cells.items():
         if cell.reason:
             reasons.setdefault(cell.reason, []).append(f"{metric.upper()} {statistic}")
     lines += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     if max(compared.runs) > 1:
-        lines.append(
-            "bounds: of {} recordings of A and {} of B; the table is of the first of each".format(*compared.runs)
-        )
+        of_a, of_b = compared.runs
+        lines.append(f"bounds: of {of_a} recordings of A and {of_b} of B; the table is of the first of each")
     elif _assumes_noise(compared):
         lines.append(
             f"one recording per side: intervals assume that runs of a server differ by {100 * ASSUMED_RUN_NOISE:g} % "
@@ -277,29 +242,45 @@ def _assumes_noise(compared: Differences) -> bool:
     return max(compared.runs) == 1 and _are_two_runs(compared.a, compared.b)
 
 
-def _inputs(compared: Differences) -> list[Part]:
+def _inputs(compared: Differences) -> Block:
     changed = [
         line
         for name, one, other in compared.changed
         for line in (f"  {name}", Line(f"    A: {one}", "       "), Line(f"    B: {other}", "       "))
     ]
-    parts: list[Part] = [
-        Block(changed, "inputs that differ") if changed else "inputs: nothing that both sides say differs"
-    ]
+    same = "inputs: nothing that both sides say differs"
+    parts: list[Part] = [Block(changed, "inputs that differ") if changed else same]
     if compared.one_sided and compared.both_replays:
         parts.append(f"said of one side only: {', '.join(compared.one_sided)}")
-    return [Block(parts)]
+    return Block(parts)
 
 
 def _document(compared: Differences) -> dict[str, object]:
+    sides = zip((compared.a, compared.b), compared.comparison.compared, strict=True)
+    a, b = (
+        {
+            "name": side.name,
+            "what": side.what,
+            "slug": side.recording.slug,
+            "requests": requests,
+            "overloaded": bool(overload_sentence(side.recording)),
+        }
+        for side, requests in sides
+    )
     metrics: dict[str, dict[str, object]] = {}
-    for metric, statistic, cell, within in _cells(compared):
-        change = compared.changes.get((metric, statistic))
-        entry = {} if change is None else {"change": change.error, "change_interval": [change.low, change.high]}
-        metrics.setdefault(metric, {})[statistic] = _difference(cell, within) | entry
+    for cell, number in compared.comparison.cells.items():
+        change, between_us = compared.changes.get(cell), compared.intervals_us.get(cell)
+        metrics.setdefault(cell[0], {})[cell[1]] = {
+            "a_ms": in_ms(number.a_us),
+            "b_ms": in_ms(number.b_us),
+            "difference_ms": in_ms(number.difference_us),
+            "interval_ms": between_us and [in_ms(bound) for bound in between_us],
+            **({} if number.reason is None else {"reason": number.reason}),
+            **({} if change is None else {"change": change.error, "change_interval": [change.low, change.high]}),
+        }
     return {
-        "a": _side(compared.a, compared.comparison.compared[0]),
-        "b": _side(compared.b, compared.comparison.compared[1]),
+        "a": a,
+        "b": b,
         "runs": list(compared.runs),
         "assumed_run_noise": ASSUMED_RUN_NOISE if _assumes_noise(compared) else None,
         "metrics": metrics,
@@ -308,23 +289,3 @@ def _document(compared: Differences) -> dict[str, object]:
         "inputs_one_sided": compared.one_sided,
         "paired": {metric: vars(pairing) for metric, pairing in compared.comparison.paired.items()},
     }
-
-
-def _side(side: Side, requests: int) -> dict[str, object]:
-    return {
-        "name": side.name,
-        "what": side.what,
-        "slug": side.recording.slug,
-        "requests": requests,
-        "overloaded": bool(overload_sentence(side.recording)),
-    }
-
-
-def _difference(cell: MetricCell, interval_us: tuple[float, float] | None) -> dict[str, object]:
-    entry: dict[str, object] = {
-        "a_ms": in_ms(cell.a_us),
-        "b_ms": in_ms(cell.b_us),
-        "difference_ms": in_ms(cell.difference_us),
-        "interval_ms": interval_us and [in_ms(bound) for bound in interval_us],
-    }
-    return entry if cell.reason is None else {**entry, "reason": cell.reason}

@@ -1,25 +1,24 @@
-"""The whole page of an experiment, the table of many, and both for programs: rows and JSON.
+"""What a validation answers: the first screen of an experiment, its whole page, and both for programs.
 
 Times of a table are in us and written in ms; JSON has ms, and errors as fractions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from blis_replay.base.errors import counted
-from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
+from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.arguments import argument_remarks
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell, hardware_remarks, rejected_remarks
-from blis_replay.validate.comparison.saturation import saturation_json, saturation_remarks
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
+    NOT_BRIEF,
     cause_lines,
     command_text,
-    counts_text,
     error_cell,
     judgement_json,
     judgement_parts,
@@ -28,7 +27,7 @@ from blis_replay.validate.comparison.verdict_text import (
     toned,
 )
 from blis_replay.validate.judgement import (
-    VERDICTS,
+    Command,
     Draws,
     Quantity,
     Remark,
@@ -39,10 +38,13 @@ from blis_replay.validate.judgement import (
     remark,
     worst,
 )
-from blis_replay.validate.metrics.latency import METRIC_NAMES, STATISTICS, THRESHOLDS, MetricStatistic
-from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, finding_line
+from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS, MetricStatistic
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line
 from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain, percent_span
 from blis_replay.validate.text.messages import words
+
+if TYPE_CHECKING:
+    from blis_replay.validate.comparison.saturation import Saturation
 
 # -- The whole page of one experiment --------------------------------------------------------------------------
 
@@ -50,7 +52,6 @@ _METRIC_COLUMNS = (
     *(Column(""), Column("observed", "time"), Column("simulated", "time"), Column("error", "error")),
     *(Column("95 % interval", "word"), Column("difference ms", "ms_difference", wide=1)),
 )
-_VERBOSE = ("draws", "predicted")  # remarks that the first screen leaves out
 
 
 def first_screen(comparison: Comparison, options: str = "", more: str = "") -> list[Part]:
@@ -66,7 +67,7 @@ def first_screen(comparison: Comparison, options: str = "", more: str = "") -> l
 def comparison_page(comparison: Comparison, options: str = "") -> list[Part]:
     """The first screen, then every number, what it rests on, and findings that changed one."""
     changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
-    beside = [marked(r) for r in comparison.judgement.remarks if r.code in _VERBOSE]
+    beside = [marked(r) for r in comparison.judgement.remarks if r.code in NOT_BRIEF]
     return [
         *first_screen(comparison, options),
         _head(comparison),
@@ -74,7 +75,7 @@ def comparison_page(comparison: Comparison, options: str = "") -> list[Part]:
         "" if comparison.judgement.overloaded else pairs_sentence(comparison),
         Block([words(note) for note in notes(comparison) if note not in comparison.judgement.remarks]),
         Block([*beside, INTERVALS]),
-        *([_saturation_block(comparison)] if comparison.saturation else []),
+        *([_saturation_block(comparison.saturation)] if comparison.saturation else []),
         Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),
     ]
 
@@ -83,8 +84,8 @@ def metric_table(comparison: Comparison) -> Table:
     """Every number on both sides with its error and that error's interval; not latencies that measure a queue."""
     judgement = comparison.judgement
     rows: list[list[Cell]] = []
-    for metric, statistic in ((m, s) for m, cells in comparison.metrics.items() for s in cells):
-        cell, interval = comparison.metrics[metric][statistic], _interval(comparison, (metric, statistic))
+    for (metric, statistic), cell in comparison.cells.items():
+        interval = comparison.interval((metric, statistic))
         sides = [observed_cell(cell), "" if cell.unusable else cell.b_us]
         error = "" if cell.unusable else error_cell(judgement, (metric, statistic), cell.error)
         known = "" if interval is None else percent_span(*interval)
@@ -97,11 +98,10 @@ def notes(comparison: Comparison) -> list[Remark]:
     """What the numbers rest on, who was left out, and why a number is missing."""
     simulated = comparison.run.simulated
     missing: dict[tuple[str, str, str, str], list[str]] = {}
-    for metric, cells in comparison.metrics.items():
-        for name, cell in cells.items():
-            if cell.reason and not cell.unusable:
-                lacks = "observed" if cell.b_us is not None else "compared"
-                missing.setdefault((METRIC_NAMES[metric], metric, lacks, cell.reason), []).append(name)
+    for (metric, name), cell in comparison.cells.items():
+        if cell.reason and not cell.unusable:
+            lacks = "observed" if cell.b_us is not None else "compared"
+            missing.setdefault((METRIC_NAMES[metric], metric, lacks, cell.reason), []).append(name)
     return [
         *(remark("basis", what=what, how=how) for what, how in comparison.run.basis.items()),
         *([remark("schedule", sentence=comparison.schedule.sentence)] if comparison.schedule else []),
@@ -131,8 +131,8 @@ def _head(comparison: Comparison) -> Block:
     )
 
 
-def _saturation_block(comparison: Comparison) -> Block:
-    verdict, *reasons = saturation_remarks(comparison.saturation) if comparison.saturation else []
+def _saturation_block(found: Saturation) -> Block:
+    verdict, *reasons = found.remarks
     return Block([marked(remark("saturation", verdict=verdict)), *(f"- {words(reason)}" for reason in reasons)])
 
 
@@ -155,97 +155,59 @@ def pairs_sentence(comparison: Comparison) -> str:
     return "request by request: " + "; ".join(parts) if parts else ""
 
 
-# -- Many experiments, or the load stages of one ---------------------------------------------------------------
+# -- What a validation answers ----------------------------------------------------------------------------------
 
-ERROR_COLUMNS = (*((metric, name) for metric in ("e2e", "ttft", "itl") for name in STATISTICS), ("tpot", "mean"))
-# What 80 columns leave room for, and the others in the order in which they are wanted.
-_ALWAYS = {("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")}
-_WANTED = sorted(
-    (cell for cell in ERROR_COLUMNS if cell not in _ALWAYS),
-    key=lambda cell: ("p99", "p50", "p90", "mean").index(cell[1]),
-)
-# The metric's name stands over its mean.
-_ERRORS = tuple(
-    Column(
-        cell[0].upper() if cell[1] == "mean" else cell[1],
-        "error_short",  # so that a row of an experiment has 80 columns
-        wide=_WANTED.index(cell) + 1 if cell in _WANTED else 0,
-        spare=int(cell == ("itl", "mean")),  # no verdict rests on it
+_MORE = "more: -v prints every number, assumption and finding"
+
+
+def _refused_screen(name: str, why: str, options: str) -> list[Part]:
+    """The same of a recording that cannot be replayed."""
+    following = Line("next:", command=command_text(Command("inspect", name, of_release=False), options))
+    return [Block([Line(f"NOT JUDGED  {name}: {why}", mark=toned("NOT JUDGED")), following])]
+
+
+def validation_answer(report: Validated, *, summary: bool, again: str = "") -> Answer:
+    """What a simulator answered: a table (``summary``, or of several briefly), or a page of each.
+
+    Times are in ms, errors fractions.  The rows are those of ``data_rows``, named by experiment and stage (nothing: the
+    whole run); what could not be replayed has one with the reason.  ``again``: the options of ``first_screen``.
+    """
+    document, several = report_json(report, again), len(report.comparisons) + len(report.not_judged) > 1
+    overview: list[Part] = []
+    stages: list[Part] = []
+    if summary or several or report.stages:
+        from blis_replay.validate.comparison.overview import stages_table, summary_page  # which one run needs not
+
+        overview = summary_page(report.comparisons, report.not_judged)
+        staged = [c for c in report.comparisons if report.stages and c.recording.stages]
+        stages += [stages_table(comparison, report.stages[comparison.slug]) for comparison in staged]
+    if len(report.comparisons) > 1:
+        from blis_replay.validate.comparison.sweep import sweep_json, sweep_parts, sweeps_of
+
+        sweeps = sweeps_of(report.comparisons)
+        overview = [*(part for sweep in sweeps for part in sweep_parts(sweep)), *overview]
+        document["sweeps"] = [sweep_json(sweep) for sweep in sweeps]
+    page, brief = overview, []
+    if not summary:
+        pages = [part for comparison in report.comparisons for part in comparison_page(comparison, again)]
+        refused = [part for name, why in report.not_judged.items() for part in _refused_screen(name, why, again)]
+        screens = [part for comparison in report.comparisons for part in first_screen(comparison, again, _MORE)]
+        page = [*pages, *(overview if several else refused)]
+        brief = overview if several else [*screens, *refused]
+    shown = [c for whole in report.comparisons for c in (whole, *report.stages.get(whole.slug, []))]
+    verdicts: list[Verdict] = [c.verdict for c in report.comparisons]
+    rows = [row for comparison in shown for row in data_rows(comparison)]
+    for name, why in report.not_judged.items():
+        verdicts.append("NOT JUDGED")
+        rows.append([name, name, report.simulator, None, "NOT JUDGED", *NO_NUMBER, why])
+    return Answer(
+        [*page, *stages],
+        document,
+        Table("", DATA_COLUMNS, rows),
+        exit_code(verdicts),
+        tuple(f"NOT JUDGED: {name}: {why}" for name, why in report.not_judged.items()),
+        [*brief, *stages] if brief else (),
     )
-    for cell in ERROR_COLUMNS
-)
-_NAMED = (Column("experiment", "text"), Column("fit on", "text"))
-_JUDGED = (
-    *(*_NAMED, *_ERRORS, Column("verdict", "word")),
-    Column("requests", "count", wide=len(_WANTED) + 1),
-    Column("slug", "text", wide=len(_WANTED) + 2),
-)
-_MEASURES = {"tokens_per_s": "tokens/s", "makespan": "makespan", "itl": "ITL", "e2e_outside": "unqueued"}
-_SERVED = (*_NAMED, *columns_named(*_MEASURES.values(), kind="error"), Column("verdict", "word"))
-
-
-def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
-    """A row per load stage of the experiment, also where there was nothing to compare."""
-    compared = {c.selection.stage: [c.requests, *(c.metrics[m][s].error for m, s in ERROR_COLUMNS)] for c in stages}
-    nothing: list[Cell] = [0, *(None for _ in ERROR_COLUMNS)]
-    columns = (Column(f"{whole.alias} by load stage", "text"), Column("requests", "count"), *_ERRORS)
-    return Table("", columns, [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.recording.stages])
-
-
-def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
-    """The table of all experiments, with means; the overloaded ones apart, with what they are judged by."""
-    ordered = sorted(comparisons, key=lambda c: c.alias)
-    after: list[Cell] = [""] * (len(_JUDGED) - len(_NAMED) - len(_ERRORS))
-    means = [
-        [f"mean, {kind}", "", *(percent_plain(of[m]) if s == "mean" else "" for m, s in ERROR_COLUMNS), *after]
-        for kind, of in means_by_fit([c.judgement for c in comparisons]).items()
-    ]
-    gated = [[*_name(c), *_error_cells(c), toned(c.verdict), c.requests, c.slug] for c in ordered if not c.overloaded]
-    apart = [_served(c) for c in ordered if c.overloaded]
-    return [
-        Table("", _JUDGED, [*gated, *means]),
-        *([Table("overloaded: judged by what was served, not by latencies", _SERVED, apart)] if apart else []),
-        *([RECONSTRUCTED] if any(c.ground_truth != "recorded" for c in comparisons) else []),
-        Block(_outcome(ordered, not_judged)),
-    ]
-
-
-def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
-    """How many there are of each verdict; then the reason of each that is neither PASS nor FITS, the worst first."""
-    verdicts = [c.verdict for c in ordered] + ["NOT JUDGED"] * len(not_judged)
-    named: dict[tuple[str, str], list[str]] = {}
-    for c in sorted(ordered, key=lambda c: VERDICTS.index(c.verdict)):
-        if c.verdict not in ("PASS", "FITS"):
-            named.setdefault((c.verdict, reason(c.judgement)), []).append(c.alias)
-    for alias, why in not_judged.items():
-        named.setdefault(("NOT JUDGED", why), []).append(alias)
-    lines = [
-        Line(f"{verdict}  {', '.join(aliases)}: {why}", mark=toned(verdict))
-        for (verdict, why), aliases in named.items()
-    ]
-    counts = counts_text(verdicts)
-    more = Line("more of one:", command="blis-replay validate NAME")
-    return [Line(counts, mark=Toned(counts, "heading")), *lines, more]
-
-
-def _served(c: Comparison) -> list[Cell]:
-    """A row of the overloaded runs; what is beyond its limit stands out."""
-    measures = {quantity.key: quantity for quantity in c.judgement.judged}
-    found = [measures.get(key) for key in _MEASURES]
-    cells: list[Cell] = [
-        None if q is None else Toned(q.error, "bad") if q.state == "beyond" else q.error for q in found
-    ]
-    return [*_name(c), *cells, toned(c.verdict)]
-
-
-def _name(c: Comparison) -> list[Cell]:
-    use = c.judgement.subject.use.removeprefix("fitted on ").removeprefix("part of ")
-    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), use]
-
-
-def _error_cells(comparison: Comparison) -> list[Cell]:
-    judgement = comparison.judgement
-    return [error_cell(judgement, cell, comparison.metrics[cell[0]][cell[1]].error) for cell in ERROR_COLUMNS]
 
 
 # -- For programs -----------------------------------------------------------------------------------------------
@@ -279,14 +241,12 @@ def data_rows(c: Comparison) -> list[list[Cell]]:
         rows = [[*named, *_served_row(quantity)] for quantity in judged.values()]
         return rows or [[*named, *NO_NUMBER, reason(judgement)]]
     rows = []
-    for metric, cells in c.metrics.items():
-        for statistic, cell in cells.items():
-            sides = [us and us / 1000 for us in (cell.a_us, cell.b_us)]
-            interval = _interval(c, (metric, statistic)) or (None, None)
-            limited = judged.get((metric, statistic))
-            against = (None, None) if limited is None else (limited.limit, limited.state)
-            numbers = (*sides, None, None, cell.error, *interval, *against)
-            rows.append([*named, metric, statistic, *numbers, cell.reason])
+    for name, cell in c.cells.items():
+        sides = [us and us / 1000 for us in (cell.a_us, cell.b_us)]
+        limited = judged.get(name)
+        against = (None, None) if limited is None else (limited.limit, limited.state)
+        numbers = (*sides, None, None, cell.error, *(c.interval(name) or (None, None)), *against)
+        rows.append([*named, *name, *numbers, cell.reason])
     return rows
 
 
@@ -338,15 +298,15 @@ def comparison_json(comparison: Comparison, options: str = "") -> dict[str, obje
         "stage": comparison.selection.stage,
         "verdict": judgement.verdict,
         "judgement": judgement_json(judgement, options),
-        "metrics": {m: {s: _cell_json(comparison, (m, s)) for s in cells} for m, cells in comparison.metrics.items()},
+        "metrics": _by_metric({cell: _cell_json(comparison, cell) for cell in comparison.cells}),
         "paired": {metric: vars(pairing) for metric, pairing in comparison.paired.items()},
         "repeats": repeats and {"recordings": list(repeats.recordings), "apart": _by_metric(repeats.apart)},
-        "slo": comparison.promised and {side: one.document for side, one in vars(comparison.promised).items()},
+        "slo": comparison.promised and {side: one.document for side, one in comparison.promised.items()},
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "warm_up": comparison.warming and vars(comparison.warming),
         "pace": pace and {"factor": 1 + pace.error, "low": 1 + pace.low, "high": 1 + pace.high},
         "findings": [vars(finding) for finding in comparison.findings],
-        "saturation": comparison.saturation and saturation_json(comparison.saturation),
+        "saturation": comparison.saturation and comparison.saturation.document,
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],
         "schedule": comparison.schedule and comparison.schedule.document,
         "known_differences": list(comparison.run.simulated.differences),
@@ -367,13 +327,8 @@ def _by_metric(values: Mapping[MetricStatistic, object]) -> dict[str, dict[str, 
     return named
 
 
-def _interval(comparison: Comparison, cell: MetricStatistic) -> tuple[float, float] | None:
-    estimate = comparison.estimates.get(cell)
-    return None if estimate is None or not isfinite(estimate.half) else (estimate.low, estimate.high)
-
-
 def _cell_json(comparison: Comparison, cell: MetricStatistic) -> dict[str, object]:
-    number, interval = comparison.metrics[cell[0]][cell[1]], _interval(comparison, cell)
+    number, interval = comparison.cells[cell], comparison.interval(cell)
     predicted = comparison.predicted_us.get(cell)
     return {
         "observed_ms": in_ms(number.a_us),

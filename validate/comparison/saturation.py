@@ -17,9 +17,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
-from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US
-from blis_replay.fixtures.catalogue import published_failures
 from blis_replay.ingest.overload import (
     FAILED_SHARE,
     FEWEST,
@@ -33,8 +31,9 @@ from blis_replay.ingest.overload import (
     overloaded,
     queue,
 )
-from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
+from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.comparison.spread import load_is_known
 from blis_replay.validate.judgement import Remark, remark
 from blis_replay.validate.metrics.observed import observed_requests, on_both_sides, samples_of, simulated_samples
 from blis_replay.validate.metrics.uncertainty import Estimate, error_estimates, estimate, in_order, request_order
@@ -68,6 +67,31 @@ class Saturation:
     share_before: float = 0.0
     answered: bool = False
 
+    @property
+    def remarks(self) -> list[Remark]:
+        """Whose queue grows, and then what that rests on."""
+        limits = [(limit.stage, limit.from_us / 1e6, limit.in_flight) for limit in self.client_limits]
+        held = [remark("client_limits", limits=limits, answered=self.answered)] if limits else []
+        return [_verdict(self), *_queues(self), *held]
+
+    @property
+    def document(self) -> dict[str, object]:
+        """Times in s of the recording, errors as fractions."""
+        return {
+            "meaningless_from_s": _s(self.from_us),
+            "meaningless_until_s": _s(self.until_us),
+            "in_flight": self.in_flight,
+            "observed": _queue_json(self.observed),
+            "simulated": _queue_json(self.simulated),
+            "client_limits": [
+                {"stage": limit.stage, "in_flight": limit.in_flight, "from_s": _s(limit.from_us)}
+                for limit in self.client_limits
+            ],
+            "failed": self.failed,
+            "first_failure_s": _s(self.first_failure_us),
+            "requests_outside": int(self.outside.sum()),
+        }
+
 
 def saturation(run: ReplayRun) -> Saturation | None:
     """The queues of a recording and its replay; None without a visible queue.
@@ -88,6 +112,7 @@ def saturation(run: ReplayRun) -> Saturation | None:
     if not limits and seen == (None, None, None, None):
         return None
     outside = known & run.simulated.completed & ((arrival_us < (from_us or 0)) | _after(arrival_us, from_us, until_us))
+    share = min(floor(100 * (from_us or 0) / max(int(arrival_us[-1]), 1)) / 100, 1.0)
     return Saturation(
         observed=observed,
         simulated=simulated,
@@ -98,14 +123,9 @@ def saturation(run: ReplayRun) -> Saturation | None:
         until_us=until_us,
         in_flight=in_flight_at(recording, from_us) if from_us is not None else 0,
         outside=outside,
-        share_before=_share_before(arrival_us, from_us),
+        share_before=share if int((arrival_us <= share * arrival_us[-1]).sum()) >= FEWEST else 0.0,
         answered=run.plan.answered is not None,
     )
-
-
-def _share_before(arrival_us: Int64s, from_us: int | None) -> float:
-    share = floor(100 * (from_us or 0) / max(int(arrival_us[-1]), 1)) / 100
-    return min(share, 1.0) if int((arrival_us <= share * arrival_us[-1]).sum()) >= FEWEST else 0.0
 
 
 def observed_wait_us(run: ReplayRun, chosen: Bools) -> Int64s:
@@ -125,16 +145,12 @@ def observed_wait_us(run: ReplayRun, chosen: Bools) -> Int64s:
     return waits.to_numpy().astype(np.int64)[chosen]
 
 
-def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
-    """int64[n]: how long requests waited for their first place in the replay, or until they were given up."""
-    until_us = np.where(result.scheduled_us >= 0, result.scheduled_us, abort_us)
-    return np.maximum(until_us - result.queued_us, 0)
-
-
 def simulated_queue(run: ReplayRun) -> Queue:
     """The queue of a replay by a simulator that reports steps."""
     result, sent_us = run.result, run.arrival_us
-    waits_us = simulated_wait_us(run.plan.trace.abort_us, result)
+    # Until their first place in a batch, or until they were given up.
+    until_us = np.where(result.scheduled_us >= 0, result.scheduled_us, run.plan.trace.abort_us)
+    waits_us = np.maximum(until_us - result.queued_us, 0)
     first_us = np.where(result.completed, result.first_token_us, sent_us + waits_us)
     times = run.recording.requests.frame(["stage"]).with_columns(
         arrival_us=sent_us, ttft_us=first_us - sent_us, e2e_us=result.finished_us - sent_us
@@ -166,9 +182,6 @@ def _after(arrival_us: Int64s, from_us: int | None, until_us: int | None) -> Boo
 # While requests come faster than they are served, E2E and TTFT measure how long that has lasted: a step 5 % longer can
 # double them.  How much was served meanwhile does not grow like that, nor does the gap between two tokens, nor do the
 # latencies of the time without a queue.
-
-# With more failures than this a reconstruction, which does not know whose they were, is not the load that was served.
-_MOST_FAILED = 0.01
 
 
 @dataclass(frozen=True)
@@ -310,22 +323,7 @@ def _times_of_parts_s(arrival_us: Int64s, e2e_us: Int64s, both: Bools) -> Floats
     return np.asarray(np.diff(ends_us[last], prepend=arrival_us[0]) / 1e6, np.float64)
 
 
-def load_is_known(slug: str, ground_truth: GroundTruth) -> bool:
-    """Whether a replay can serve what was served: a reconstruction does not know who gave up, and when."""
-    return ground_truth != PUBLISHED or published_failures(slug) <= _MOST_FAILED
-
-
 # -- As remarks and JSON ---------------------------------------------------------------------------------------
-
-
-def saturation_remarks(found: Saturation) -> list[Remark]:
-    """Whose queue grows, and then what that rests on."""
-    limits = [(limit.stage, limit.from_us / 1e6, limit.in_flight) for limit in found.client_limits]
-    return [
-        _verdict(found),
-        *_queues(found),
-        *([remark("client_limits", limits=limits, answered=found.answered)] if limits else []),
-    ]
 
 
 def _verdict(found: Saturation) -> Remark:
@@ -351,24 +349,6 @@ def _queues(found: Saturation) -> list[Remark]:
     if found.failed and found.first_failure_us is not None:
         remarks.append(remark("failures", count=found.failed, from_s=_s(found.first_failure_us)))
     return remarks
-
-
-def saturation_json(found: Saturation) -> dict[str, object]:
-    """Times in s of the recording, errors as fractions."""
-    return {
-        "meaningless_from_s": _s(found.from_us),
-        "meaningless_until_s": _s(found.until_us),
-        "in_flight": found.in_flight,
-        "observed": _queue_json(found.observed),
-        "simulated": _queue_json(found.simulated),
-        "client_limits": [
-            {"stage": limit.stage, "in_flight": limit.in_flight, "from_s": _s(limit.from_us)}
-            for limit in found.client_limits
-        ],
-        "failed": found.failed,
-        "first_failure_s": _s(found.first_failure_us),
-        "requests_outside": int(found.outside.sum()),
-    }
 
 
 def _queue_json(side: Queue) -> dict[str, float | None]:

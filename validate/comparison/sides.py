@@ -8,7 +8,13 @@ from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import ValidateError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
+from blis_replay.validate.metrics.latency import (
+    METRICS,
+    STATISTICS,
+    LatencySamples,
+    MetricStatistic,
+    latency_statistics,
+)
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Number,
@@ -50,6 +56,13 @@ class Side:
     def latencies(self, chosen: Bools) -> LatencySamples:
         """Those of the chosen requests, bool[n]."""
         return samples_of(self.recording, chosen) if self.run is None else simulated_samples(self.run, chosen)
+
+    @property
+    def numbers_us(self) -> dict[MetricStatistic, float]:
+        """What it has over all of its requests; absent without a number that may be used."""
+        samples = None if self.requests is None else self.latencies(self.requests)
+        numbers = self.measure(self.requests, samples, Selection())
+        return {(m, s): number.value_us for m, of in numbers.items() for s, number in of.items() if number.value_us}
 
     def measure(self, chosen: Bools | None, samples: LatencySamples | None, selection: Selection) -> Numbers:
         """The numbers of all metrics over the chosen requests with these latencies (None: as published)."""

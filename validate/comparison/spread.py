@@ -1,140 +1,30 @@
 """What the same load differs by without any error of a simulator.
 
-A server, recorded once more under the same load, differs from itself: its interval then comes from all recordings.
-And of some runs only aggregates were published.  When each request came is then drawn, and near the limit of a server
+Of some runs only aggregates were published.  When each request came is then drawn, and near the limit of a server
 the mean TTFT depends on what was drawn: several reconstructions are replayed, and how they differ widens the interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, hypot, sqrt
 
 import numpy as np
 
-from blis_replay.base.arrays import Bools, Floats
-from blis_replay.base.errors import NothingToJudgeError
+from blis_replay.base.arrays import Bools
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.bundled import RECONSTRUCTIONS, redrawn
-from blis_replay.ingest.recording import RECORDED, Recording
-from blis_replay.ingest.store import Store, read_stored
+from blis_replay.fixtures.catalogue import published_failures
+from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.validate.comparison.sides import recording_side
-from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.judgement import Draws
 from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, number, of_requests
-from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps, simulated_samples
+from blis_replay.validate.metrics.observed import Selection, simulated_samples
 from blis_replay.validate.metrics.uncertainty import Estimate, estimate, in_order, student_t
-
-# -- Repeated recordings -------------------------------------------------------------------
-
-# Two loads are one if counts and lengths differ by less than this, and the time they take by less than that.
-_LOAD, _SPAN = 0.01, 0.05
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """Recordings of one load on one server.
-
-    ``recordings``: aliases (slugs, where they share one), the judged one first.  ``numbers_us``: by metric and
-    statistic, what each observed, in that order; absent where a recording lacks the number.
-    """
-
-    recordings: tuple[str, ...]
-    numbers_us: Mapping[MetricStatistic, tuple[float, ...]]
-
-    @property
-    def apart(self) -> dict[MetricStatistic, float]:
-        """The largest difference of two of them over the value of the judged one."""
-        return {cell: (max(us) - min(us)) / us[0] for cell, us in self.numbers_us.items()}
-
-
-def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> dict[str, Repeats]:
-    """By slug, the repeats of its load, where it has any.
-
-    ``repeats``: as ``select_experiments``; each belongs to the experiments whose load it has.  Raises
-    ``NothingToJudgeError`` for one that repeats none of them, ``UnknownExperimentError`` for an unknown name.
-    """
-    if not repeats:
-        return {}
-    others = [read_stored(store, slug) for slug in select_experiments(store, repeats)]
-    of_slug, used = {}, set()
-    for slug in slugs:
-        recording = read_stored(store, slug)
-        same = [other for other in others if other.slug != slug and not _differs(recording, other)]
-        used |= {other.slug for other in same} | {slug}
-        if same:
-            of_slug[slug] = _repeats(store, [recording, *same])
-    for other in others:
-        if other.slug not in used:
-            why = "; ".join(f"{slug}: {_differs(read_stored(store, slug), other)}" for slug in slugs)
-            raise NothingToJudgeError(
-                f"{other.slug} is not a repeat of an experiment that is judged ({why}); "
-                "record the same load on the same server again"
-            )
-    return of_slug
-
-
-def _repeats(store: Store, recordings: Sequence[Recording]) -> Repeats:
-    numbers = [_numbers(store, recording) for recording in recordings]
-    known = {}
-    for metric, of_metric in numbers[0].items():
-        for statistic in of_metric:
-            values_us = [number[metric][statistic].value_us for number in numbers]
-            if all(values_us):
-                known[metric, statistic] = tuple(us for us in values_us if us)
-    aliases = [recording.alias for recording in recordings]
-    named = [r.alias if aliases.count(r.alias) == 1 else r.slug for r in recordings]
-    return Repeats(tuple(named), known)
-
-
-def _numbers(store: Store, recording: Recording) -> Numbers:
-    side = recording_side(recording, pooled_gaps(store, recording.slug))
-    samples = None if side.requests is None else side.latencies(side.requests)
-    return side.measure(side.requests, samples, Selection())
-
-
-def _differs(one: Recording, other: Recording) -> str:
-    """What makes two recordings those of different loads or servers; empty if nothing does."""
-    for what in ("model", "hardware", "tensor_parallelism"):
-        sides = [getattr(recording, what) for recording in (one, other)]
-        if None not in sides and sides[0] != sides[1]:
-            return f"{what.replace('_', ' ')} {sides[1]}, not {sides[0]}"
-    if RECORDED not in (one.ground_truth, other.ground_truth) or one.ground_truth != other.ground_truth:
-        return "its requests were not recorded"
-    for name in one.engine.keys() & other.engine.keys():
-        values = [recording.engine[name].value for recording in (one, other)]
-        if not _alike(*values):
-            return f"{name} {values[1]}, not {values[0]}"
-    loads = [_load(recording) for recording in (one, other)]
-    for name, value in loads[0].items():
-        if abs(loads[1][name] - value) > (_SPAN if name == "seconds of arrivals" else _LOAD) * max(value, 1e-9):
-            return f"{loads[1][name]:,.6g} {name}, not {value:,.6g}"
-    return ""
-
-
-def _alike(one: object, other: object) -> bool:
-    """Equal, or numbers that differ by less than 1 %: a server measures its memory anew each time."""
-    if isinstance(one, bool) or not isinstance(one, int | float) or not isinstance(other, int | float):
-        return one == other
-    return abs(one - other) <= _LOAD * abs(one)
-
-
-def _load(recording: Recording) -> dict[str, float]:
-    totals = recording.requests.aggregate(
-        prompt="sum(prompt_tokens)", output="sum(output_tokens)", span="max(arrival_us)"
-    )
-    return {
-        "requests": float(recording.requests.height),
-        "prompt tokens": float(totals["prompt"] or 0),
-        "output tokens": float(totals["output"] or 0),
-        "seconds of arrivals": float(totals["span"] or 0) / 1e6,
-    }
-
 
 # -- The server's pace ----------------------------------------------------------------------
 
@@ -240,6 +130,15 @@ def unsure_of(run: ReplayRun | None) -> float:
     return 0.0 if run is None or run.outside is None else run.outside.unsure
 
 
+# With more failures than this a reconstruction, which does not know whose they were, is not the load that was served.
+_MOST_FAILED = 0.01
+
+
+def load_is_known(slug: str, ground_truth: GroundTruth) -> bool:
+    """Whether a replay can serve what was served: a reconstruction does not know who gave up, and when."""
+    return ground_truth != PUBLISHED or published_failures(slug) <= _MOST_FAILED
+
+
 def draw_errors(
     recording: Recording,
     release: CoefficientRelease,
@@ -256,22 +155,11 @@ def draw_errors(
         return None
     known = {cell: us for cell, us in published_us.items() if us and of_requests(cell)}
     cells = list(known)
-    rows = [_redrawn_numbers(redrawn(recording, draw), release, mode, simulator, cells) for draw in RECONSTRUCTIONS]
+    others = (other for draw in RECONSTRUCTIONS if (other := redrawn(recording, draw)) is not None)
+    runs = (replay(other, release, mode, simulator) for other in others)
+    rows = [_numbers_us(run, run.simulated.completed, cells) for run in runs]
     errors = np.array(rows) / np.array([known[cell] for cell in cells]) - 1
     return Draws({cell: errors[:, i] for i, cell in enumerate(cells) if not np.isnan(errors[:, i]).any()})
-
-
-def _redrawn_numbers(
-    recording: Recording | None,
-    release: CoefficientRelease,
-    mode: ReplayMode,
-    simulator: Simulator,
-    cells: Sequence[MetricStatistic],
-) -> Floats:
-    if recording is None:
-        raise ValueError("this recording is not reconstructed")
-    run = replay(recording, release, mode, simulator)
-    return np.array(_numbers_us(run, run.simulated.completed, cells))
 
 
 # The recorded requests of nine runs, with 0.1 % failures at most, are in the 95 % intervals of 20 reconstructions once

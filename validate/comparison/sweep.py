@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import isfinite, log
+from math import log
 from typing import Literal
 
 import polars as pl
@@ -13,7 +13,7 @@ import polars as pl
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table
-from blis_replay.validate.comparison.comparison import Comparison, MetricCell
+from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.verdict_text import error_cell, toned, verdict_line
 from blis_replay.validate.judgement import VERDICTS, Verdict
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
@@ -50,25 +50,22 @@ class Sweep:
         return min(range(len(self.levels)), key=rank)
 
     @property
-    def knees(self) -> dict[str, float | None]:
-        """Of both sides."""
-        return {"observed": self.knee(_observed), "simulated": self.knee(_simulated)}
-
-    @property
     def gap(self) -> str:
         """The metric between tokens that was recorded: ``itl`` or ``tpot``."""
         known = any(level.metrics["itl"]["mean"].a_us is not None for level in self.levels)
         return "itl" if known else "tpot"
 
-    def knee(self, side: Callable[[MetricCell], float | None]) -> float | None:
-        """The load beyond which E2E grows faster than the square root of the load; None if it never does."""
-        points = [
-            (load, e2e)
-            for load, level in zip(self.loads, self.levels, strict=True)
-            if (e2e := side(level.metrics["e2e"]["mean"]))
-        ]
-        for (load, e2e), (more, longer) in pairwise(points):
-            if more > load and log(longer / e2e) > _KNEE * log(more / load):
+    @property
+    def knees(self) -> dict[str, float | None]:
+        """By side, the load beyond which E2E grows faster than the square root of the load; None if it never does."""
+        means = [level.metrics["e2e"]["mean"] for level in self.levels]
+        sides = {"observed": [cell.a_us for cell in means], "simulated": [cell.b_us for cell in means]}
+        return {side: self._knee(us) for side, us in sides.items()}
+
+    def _knee(self, e2e_us: Sequence[float | None]) -> float | None:
+        points = [(load, us) for load, us in zip(self.loads, e2e_us, strict=True) if us]
+        for (load, us), (more, longer_us) in pairwise(points):
+            if more > load and log(longer_us / us) > _KNEE * log(more / load):
                 return load
         return None
 
@@ -185,28 +182,14 @@ def sweep_table(sweep: Sweep) -> Table:
     return Table("", columns, [_row(sweep, i) for i in range(len(sweep.levels))], note=_INTERVALS)
 
 
-def _observed(cell: MetricCell) -> float | None:
-    return cell.a_us
-
-
-def _simulated(cell: MetricCell) -> float | None:
-    return cell.b_us
-
-
 def _row(sweep: Sweep, i: int) -> list[Cell]:
     level = sweep.levels[i]
     row: list[Cell] = [f"{sweep.loads[i]:g}"]
     for metric in ("ttft", sweep.gap):
         cell = level.metrics[metric]["mean"]
         row += [cell.a_us, cell.b_us, error_cell(level.judgement, (metric, "mean"), cell.error)]
-        row.append("" if (span := error_interval(level, metric)) is None else percent_span(*span))
+        row.append("" if (span := level.interval((metric, "mean"))) is None else percent_span(*span))
     return [*row, *sweep.throughput(i), toned(level.verdict)]
-
-
-def error_interval(level: Comparison, metric: str) -> tuple[float, float] | None:
-    """The 95 % interval of the error of a mean; None where it is not known."""
-    estimate = level.estimates.get((metric, "mean"))
-    return None if estimate is None or not isfinite(estimate.half) else (estimate.low, estimate.high)
 
 
 def sweep_json(sweep: Sweep) -> dict[str, object]:
@@ -227,7 +210,7 @@ def sweep_json(sweep: Sweep) -> dict[str, object]:
                         "observed_ms": in_ms(cell.a_us),
                         "simulated_ms": in_ms(cell.b_us),
                         "error": cell.error,
-                        "interval": error_interval(level, metric),
+                        "interval": level.interval((metric, "mean")),
                     }
                     for metric in ("ttft", "itl", "tpot", "e2e")
                     for cell in (level.metrics[metric]["mean"],)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,12 +28,12 @@ from blis_replay.replay.store import (
 )
 from blis_replay.validate.comparison.compare import compare_replay, light, with_draws, with_objectives, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.spread import repeats_of
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import Pool
+    from blis_replay.validate.comparison.repeats import Repeats
     from blis_replay.validate.metrics.objectives import Objectives
 
 
@@ -142,13 +142,17 @@ def validate_many(
     experiment that is named; of several, the reason is returned.
     """
     answer = Validated(simulator.name, [], {}, {})
-    task = _Task(mode, window, simulator, stages, ships, objectives)
+    work = partial(_validated, ships, simulator, mode, window, objectives, stages)
     not_stored = ""
     with open_for_reading(store) as opened:
         slugs = named_experiments(opened, names)
-        repeated = repeats_of(opened, slugs, repeats)
+        repeated: dict[str, Repeats] = {}
+        if repeats:
+            from blis_replay.validate.comparison.repeats import repeats_of
+
+            repeated = repeats_of(opened, slugs, repeats)
         if len(slugs) == 1:
-            outcome, run = _validated(opened, task, slugs[0])
+            outcome, run = work(opened, slugs[0])
             outcomes = [outcome]
             if run is not None and outcome.comparison is not None:
                 not_stored = why_not_stored(opened, run, errors_frame(outcome.comparison))
@@ -156,7 +160,7 @@ def validate_many(
         from blis_replay.replay.executors import map_jobs  # processes, which one experiment does not need
 
         with tempfile.TemporaryDirectory(dir=writable_folder(store), prefix=".runs-") as scratch:
-            job = partial(_validated_in_a_job, store, Path(scratch), task)
+            job = partial(_validated_in_a_job, store, Path(scratch), work)
             outcomes = map_jobs(job, slugs, **pool)
             left = [(o.run, errors_frame(o.comparison)) for o in outcomes if o.run and o.comparison]
             not_stored = why_not_all_stored(store, Path(scratch), left)
@@ -175,18 +179,6 @@ def validate_many(
 
 
 @dataclass(frozen=True)
-class _Task:
-    """What all experiments share."""
-
-    mode: ReplayMode
-    window: tuple[float, float]
-    simulator: Simulator
-    stages: bool
-    ships: bool
-    objectives: Objectives
-
-
-@dataclass(frozen=True)
 class _Outcome:
     """``comparison``: None for the ``problem``.  ``run``: to be stored."""
 
@@ -198,29 +190,37 @@ class _Outcome:
     problem: Exception | None = None
 
 
-def _validated(store: Store, task: _Task, slug: str) -> tuple[_Outcome, ReplayRun | None]:
+def _validated(
+    ships: bool,
+    simulator: Simulator,
+    mode: ReplayMode,
+    window: tuple[float, float],
+    objectives: Objectives,
+    by_stages: bool,
+    store: Store,
+    slug: str,
+) -> tuple[_Outcome, ReplayRun | None]:
     """The outcome, and the run if it is to be stored."""
-    simulator = task.simulator
-    if task.ships and isinstance(simulator, EmbeddedEngine) and release_that_ships([slug]) != simulator.release.name:
+    if ships and isinstance(simulator, EmbeddedEngine) and release_that_ships([slug]) != simulator.release.name:
         simulator = EmbeddedEngine(release_for(None, [slug]))
     try:
         with faults_named(slug):
-            whole = compare_experiment(
-                store, slug, simulator.release, task.mode, task.window, simulator, task.objectives
-            )
+            whole = compare_experiment(store, slug, simulator.release, mode, window, simulator, objectives)
     except ExperimentError as error:
         return _Outcome(slug, experiment_row(store, slug).alias, problem=error), None
-    stages = [light(stage) for stage in by_stage(store, whole)] if task.stages else []
+    stages = [light(stage) for stage in by_stage(store, whole)] if by_stages else []
     record = record_of(whole.run)
     # Equal input gives equal output; of requests that were made of a summary the store has no recording.
     new = whole.selection.everything and "requests" not in whole.run.plan.basis and not is_stored(store, record)
     return _Outcome(slug, whole.alias, light(whole), stages, record if new else None), whole.run if new else None
 
 
-def _validated_in_a_job(path: Path, scratch: Path, task: _Task, slug: str) -> _Outcome:
+def _validated_in_a_job(
+    path: Path, scratch: Path, work: Callable[[Store, str], tuple[_Outcome, ReplayRun | None]], slug: str
+) -> _Outcome:
     """The tables of the run are handed over as files: only one process at a time can write the store."""
     with open_store(path, read_only=True) as store:
-        outcome, run = _validated(store, task, slug)
+        outcome, run = work(store, slug)
     if run is not None:
         leave_tables(scratch, run)
     return outcome
@@ -229,9 +229,5 @@ def _validated_in_a_job(path: Path, scratch: Path, task: _Task, slug: str) -> _O
 def errors_frame(comparison: Comparison) -> pl.DataFrame:
     """The table of a comparison in the store's form."""
     columns = ("metric", "statistic", "observed_us", "simulated_us", "error", "reason")
-    rows = [
-        dict(zip(columns, (metric, statistic, cell.a_us, cell.b_us, cell.error, cell.reason), strict=True))
-        for metric, cells in comparison.metrics.items()
-        for statistic, cell in cells.items()
-    ]
-    return pl.DataFrame(rows, infer_schema_length=None)
+    rows = [(*name, cell.a_us, cell.b_us, cell.error, cell.reason) for name, cell in comparison.cells.items()]
+    return pl.DataFrame([dict(zip(columns, row, strict=True)) for row in rows], infer_schema_length=None)

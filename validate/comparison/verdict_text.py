@@ -23,7 +23,7 @@ _TONES: Mapping[str, Tone] = {
     **{"UNDECIDED": "caution", "undecided": "caution"},
 }
 # Remarks that only -v shows: ``draws`` are in the intervals, and ``predicted`` decides nothing.
-_NOT_BRIEF = ("draws", "predicted")
+NOT_BRIEF = ("draws", "predicted")
 INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
 _JUDGED = (
     *(Column("", "text"), Column("observed", "word"), Column("simulated", "word"), Column("error", "error_brief")),
@@ -167,7 +167,7 @@ def with_use(answer: Answer, release: CoefficientRelease, recording: Recording) 
 def cause_lines(judgement: Judgement) -> list[Line]:
     """The cause, where there is one to tell, and what the numbers depend on."""
     derived = [Remark("derived", {"name": q.name, "how": q.derived}) for q in judgement.judged if q.derived]
-    return [marked(one) for one in (*judgement.remarks, *derived) if one.code not in _NOT_BRIEF]
+    return [marked(one) for one in (*judgement.remarks, *derived) if one.code not in NOT_BRIEF]
 
 
 def marked(one: Remark) -> Line:

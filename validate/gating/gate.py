@@ -11,8 +11,8 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
-from blis_replay.validate.comparison.saturation import load_is_known
-from blis_replay.validate.comparison.spread import repeats_of
+from blis_replay.validate.comparison.repeats import repeats_of
+from blis_replay.validate.comparison.spread import load_is_known
 from blis_replay.validate.experiment import all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import Check, Coverage, Gated, GateReport, Ordered, Policy, Ranking

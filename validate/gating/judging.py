@@ -15,7 +15,7 @@ from blis_replay.validate.comparison.changes import error_changes
 from blis_replay.validate.comparison.compare import compare_replay, with_draws, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of
-from blis_replay.validate.comparison.spread import Repeats
+from blis_replay.validate.comparison.repeats import Repeats
 from blis_replay.validate.comparison.verdict_text import held_text
 from blis_replay.validate.gating.policy import Check, Gated, Ordered, Policy, Standing
 from blis_replay.validate.judgement import FITTED, HELD_OUT, OUTCOMES, Judgement, quantity_decides, what_decides

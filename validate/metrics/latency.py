@@ -72,10 +72,22 @@ class LatencySamples:
         return float(self.decode_us.sum() / gaps) if gaps else None
 
 
+def cell_name(cell: MetricStatistic) -> str:
+    """``TTFT p99``; of a mean the name of its metric alone."""
+    metric, statistic = cell
+    return METRIC_NAMES[metric] if statistic == "mean" else f"{METRIC_NAMES[metric]} {statistic}"
+
+
 def of_requests(cell: MetricStatistic) -> bool:
     """Whether a number follows from latencies of single requests: quantiles of ITL are pooled over all tokens."""
     metric, statistic = cell
     return metric != "itl" or statistic == "mean"
+
+
+def level_of(statistic: str) -> float:
+    """0.95 of ``p95``, and 0.999 of ``p999``."""
+    digits = statistic[1:]
+    return int(digits) / (1000 if len(digits) > 2 else 100)
 
 
 def values_of(samples: LatencySamples, metric: str) -> Values:
@@ -99,7 +111,7 @@ def number(samples: LatencySamples, cell: MetricStatistic) -> float:
         return float("nan")
     if statistic == "mean":
         return float(values.sum() / counts.sum())
-    return float(np.quantile(values[counts > 0], LEVELS[statistic]))
+    return float(np.quantile(values[counts > 0], level_of(statistic)))
 
 
 def numbers_of(samples: LatencySamples) -> dict[str, dict[str, float]]:

@@ -22,6 +22,10 @@ from blis_replay.validate.metrics.latency import (
     METRICS,
     LatencySamples,
     Values,
+    level_of,
+    number,
+    of_requests,
+    values_of,
     weighted_quantiles,
 )
 from blis_replay.validate.metrics.observed import (
@@ -129,10 +133,9 @@ def attained(
     ``gaps``: pooled gaps between tokens as ``(gap_us, count)``; None if not known, and no quantile of ITL is then.
     """
     within = np.ones(len(samples.e2e_us), np.bool_)
-    own = {"ttft": samples.ttft_us, "e2e": samples.e2e_us, "itl": samples.tpot_us, "tpot": samples.tpot_us}
-    for objective in objectives:
-        within &= ~(np.asarray(own[objective.metric], np.float64) > objective.limit_us)
-    values = tuple(_value(objective, samples, own, gaps) for objective in objectives)
+    for objective in objectives:  # the gaps of a request as its TPOT
+        within &= ~(np.asarray(values_of(samples, objective.metric), np.float64) > objective.limit_us)
+    values = tuple(_value_us(objective, samples, gaps) for objective in objectives)
     return Attainment(objectives, values, int(within.sum()), requests)
 
 
@@ -172,25 +175,13 @@ def _is_statistic(name: str) -> bool:
     return name == "mean" or re.fullmatch(r"p[1-9][0-9]?|p99[1-9]", name) is not None
 
 
-def _value(
-    objective: Objective,
-    samples: LatencySamples,
-    own: dict[str, Values],
-    gaps: tuple[Values, NDArray[np.int64]] | None,
+def _value_us(
+    objective: Objective, samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]] | None
 ) -> float | None:
-    if objective.metric == "itl":
-        if objective.statistic == "mean":
-            return samples.itl_mean_us
-        if gaps is None or gaps[1].sum() == 0:
-            return None
-        return float(weighted_quantiles(*gaps, np.array([_level(objective.statistic)]))[0])
-    values = np.asarray(own[objective.metric], np.float64)
-    values = values[~np.isnan(values)]
-    if len(values) == 0:
+    cell = objective.metric, objective.statistic
+    if of_requests(cell):
+        value_us = number(samples, cell)
+        return None if np.isnan(value_us) else value_us
+    if gaps is None or gaps[1].sum() == 0:
         return None
-    return float(values.mean() if objective.statistic == "mean" else np.quantile(values, _level(objective.statistic)))
-
-
-def _level(statistic: str) -> float:
-    digits = statistic[1:]
-    return int(digits) / 10 ** len(digits) if len(digits) > 2 else int(digits) / 100
+    return float(weighted_quantiles(*gaps, np.array([level_of(objective.statistic)]))[0])

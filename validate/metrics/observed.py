@@ -170,23 +170,15 @@ def numbers_from_aggregates(recording: Recording, stage: int | None) -> Numbers:
     being the same for all.  TPOT of these load generators is the mean gap between stream
     events; it is corrected by the same factor as the ITL.
     """
-    table = {
-        (row["metric"], row["statistic"]): row["value"]
-        for row in recording.aggregates.filter(pl.col("stage") == (-1 if stage is None else stage)).iter_rows(
-            named=True
-        )
-    }
-    unpublished = "not published"
+    of_stage = recording.aggregates.filter(pl.col("stage") == (-1 if stage is None else stage))
+    table = {(row["metric"], row["statistic"]): row["value"] for row in of_stage.iter_rows(named=True)}
     cells: Numbers = {
-        metric: {
-            name: Number(table.get((metric, name)), None if (metric, name) in table else unpublished)
-            for name in STATISTICS
-        }
+        metric: _plain({name: value for (of, name), value in table.items() if of == metric}, _UNPUBLISHED)
         for metric in ("e2e", "ttft")
     }
     lengths = recording.requests["output_tokens"].drop_nulls()
     e2e, ttft = table.get(("e2e", "mean")), table.get(("ttft", "mean"))
-    cells["itl"] = {name: Number(None, unpublished) for name in STATISTICS} | _published_itl(recording, stage)
+    cells["itl"] = _plain({}, _UNPUBLISHED) | _published_itl(recording, stage)
     if e2e is None:
         return {**cells, **_stated_gaps(table, cells, ttft, tokens_per_event(recording))}
     if ttft is not None and len(lengths):
@@ -219,7 +211,7 @@ def _stated_gaps(table: Mapping[tuple[str, str], float], cells: Numbers, ttft: f
     gap, named = (tpot["mean"], "TPOT") if tpot["mean"] is not None else (itl, "ITL")
     tokens = table.get(("output_tokens_reported", "mean"))
     numbers = {
-        "tpot": {name: Number(value, None if value is not None else "not published") for name, value in tpot.items()},
+        "tpot": {name: Number(value, None if value is not None else _UNPUBLISHED) for name, value in tpot.items()},
         "itl": {**cells["itl"], "mean": Number(gap, derived="TPOT") if itl is None else Number(itl)},
         "e2e": dict(cells["e2e"]),
     }
@@ -231,8 +223,11 @@ def _stated_gaps(table: Mapping[tuple[str, str], float], cells: Numbers, ttft: f
     return numbers
 
 
-def _plain(values: Mapping[str, float]) -> dict[str, Number]:
-    return {name: Number(values.get(name), None if name in values else "no such request") for name in STATISTICS}
+_UNPUBLISHED = "not published"
+
+
+def _plain(values: Mapping[str, float], absent: str = "no such request") -> dict[str, Number]:
+    return {name: Number(values.get(name), None if name in values else absent) for name in STATISTICS}
 
 
 def _published_itl(recording: Recording, stage: int | None) -> dict[str, Number]:
@@ -247,11 +242,9 @@ def _published_itl(recording: Recording, stage: int | None) -> dict[str, Number]
 
 def _published_tpot(table: Mapping[tuple[str, str], float], itl_mean_us: float | None) -> dict[str, Number]:
     reported = table.get(("tpot_reported", "mean"))
-    if reported is None or itl_mean_us is None:
-        return {name: Number(None, "not published") for name in STATISTICS}
-    factor = itl_mean_us / reported
-    values = {name: table[("tpot_reported", name)] * factor for name in STATISTICS if ("tpot_reported", name) in table}
-    return {name: Number(values.get(name), None if name in values else "not published") for name in STATISTICS}
+    factor = 0.0 if reported is None or itl_mean_us is None else itl_mean_us / reported
+    values = {name: us * factor for (metric, name), us in table.items() if factor and metric == "tpot_reported"}
+    return _plain(values, _UNPUBLISHED)
 
 
 # Metric of a finding -> the metrics that are computed from it: a gap between tokens is

@@ -1,4 +1,4 @@
-"""How sure the error of a simulator is: 95 % intervals of errors, and of changes of errors.
+"""How sure the error of a simulator is: 95 % intervals of errors.
 
 The error of a mean is a ratio of means, simulated over observed, less one.  To first order each request adds
 ``(s - (1 + e) o) / sum(o)`` to it, so what both sides share cancels before anything is widened.  Requests that are
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, hypot, inf, isfinite, sqrt
+from math import ceil, inf, isfinite, sqrt
 
 import numpy as np
 
@@ -69,6 +69,11 @@ class Estimate:
         return (self.high - self.low) / 2
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends; None where no interval can be made."""
+        return (self.low, self.high) if isfinite(self.half) else None
+
+    @property
     def sampled(self) -> Estimate:
         """Without the margin of steps beyond the fit."""
         unsure = self.parts.get("beyond the fit", 0.0)
@@ -94,40 +99,16 @@ class Estimate:
         between = float(errors.var(ddof=1))
         known = isfinite(once.half) and "one stretch" not in once.parts
         within = (once.half / student_t(degrees)) ** 2 if known else inf
-        variance, degrees = _of_runs(within, degrees, between, runs - 1)
+        variance, degrees = of_runs(within, degrees, between, runs - 1)
         middle, half = float(errors.mean()), student_t(degrees) * sqrt(variance / runs)
         return Estimate(self.error, middle - half, middle + half, degrees + 1, {"repeats": half}).beyond(unsure)
 
 
-def _of_runs(within: float, degrees: float, between: float, free: int) -> tuple[float, float]:
+def of_runs(within: float, degrees: float, between: float, free: int) -> tuple[float, float]:
     """Variance of a run with its degrees of freedom: of both together if runs differ by no more than one explains."""
     if isfinite(within) and between <= within * _largest_ratio(free, degrees):
         return (degrees * within + free * between) / (degrees + free), degrees + free
     return between, free
-
-
-def change_of_runs(once: Estimate, a: Sequence[float], b: Sequence[float], apart: float) -> Estimate:
-    """The change between two servers with several recorded runs: mean of b over mean of a, less one.
-
-    ``once``: the change from the first of a to the first of b, by their requests.  ``a``, ``b``: what each run
-    observed.  How far the runs of a side differ counts for both.  ``apart``: how far two runs are, ``RUNS_APART`` or 0;
-    it counts where there is one of each.
-    """
-    free = len(a) + len(b) - 2
-    if not free:
-        if not apart:
-            return once
-        between = apart * (1 + once.error)
-        half = hypot(once.half, between)
-        return replace(once, low=once.error - half, high=once.error + half, parts={**once.parts, "assumed": between})
-    middles = float(np.mean(a)), float(np.mean(b))
-    ratio = middles[1] / middles[0]
-    apart = np.concatenate([np.array(side) / middle - 1 for side, middle in zip((a, b), middles, strict=True)])
-    degrees = once.blocks - 1
-    within = (once.half / student_t(degrees) / (1 + once.error)) ** 2 / 2 if isfinite(once.half) else inf
-    variance, degrees = _of_runs(within, degrees, float((apart**2).sum()) / free, free)
-    half = ratio * student_t(degrees) * sqrt(variance * (1 / len(a) + 1 / len(b)))
-    return Estimate(ratio - 1, ratio - 1 - half, ratio - 1 + half, degrees + 1, {"repeats": half})
 
 
 def student_t(degrees: float, confidence: float = CONFIDENCE) -> float:
@@ -299,63 +280,6 @@ def of_requests_alone(error: float, half: float, blocks: float) -> Estimate:
     """An error with half of its interval, by how requests differ."""
     low = max(error - half, -1.0) if isfinite(half) else -inf  # no latency is below 0
     return Estimate(error, low, error + half, blocks, {"requests": half})
-
-
-def change_estimates(
-    order: TimeOrder,
-    candidate: LatencySamples,
-    baseline: LatencySamples,
-    observed: LatencySamples | None,
-    errors: Mapping[MetricStatistic, Estimate],
-    confidence: float = CONFIDENCE,
-) -> dict[MetricStatistic, Estimate]:
-    """The change of each absolute error from the baseline to the candidate, fractions of the observed value.
-
-    ``candidate``, ``baseline``: simulated latencies of the same requests.  ``observed``: recorded ones, None if
-    missing.  ``errors``: of the candidate.  ``confidence``: of the intervals.
-
-    In ``c - b`` of the signed errors c and b the noise of the recording cancels, in ``c + b`` it counts twice; the
-    change |c| - |b| is one or the other, and never more than |c - b|.  So its sign is that of ``c + b`` times that of
-    ``c - b``, and as sure as one error is: the middle of the two, not their difference, is held against 0.
-    """
-    sides = candidate, baseline, observed
-    return {cell: _change(cell, error.sampled, sides, order, confidence) for cell, error in errors.items()}
-
-
-def _change(
-    cell: MetricStatistic,
-    error: Estimate,
-    sides: tuple[LatencySamples, LatencySamples, LatencySamples | None],
-    order: TimeOrder,
-    confidence: float,
-) -> Estimate:
-    candidate, baseline, observed = sides
-    by_requests = observed is not None and set(error.parts) == {"requests"}
-    c = error.error if by_requests else (error.low + error.high) / 2
-    unit = (1 + error.error) / number(candidate, cell)
-    b = (1 + c) * number(baseline, cell) / number(candidate, cell) - 1
-    halves = []
-    for sign in (-1.0, 1.0):
-        total = 1 + c + sign * (1 + b)
-        of: Weighted = [(unit, candidate), (sign * unit, baseline)]
-        if observed is not None and by_requests:
-            half = half_width(cell, [*of, (-total / number(observed, cell), observed)], order, confidence)[0]
-        else:
-            narrower = student_t(error.blocks - 1, confidence) / student_t(error.blocks - 1)
-            whole = total / (1 + error.error) * error.half * narrower
-            half = hypot(half_width(cell, of, order, confidence)[0], whole)
-        halves.append(half if total else 0.0)
-    apart, together = halves
-
-    def change(off: float) -> float:
-        """The largest over signs s of the smallest over signs t of ``s c - t b``, each end of its interval."""
-        ends = [[s * c - t * b + off * (apart if s == t else together) for t in (-1, 1)] for s in (-1, 1)]
-        return max(map(min, ends))
-
-    most = abs(c - b) + apart
-    low, high = (max(change(-1.0), -most), min(change(1.0), most)) if isfinite(together) else (-most, most)
-    parts = {"requests": together} if by_requests else error.parts
-    return Estimate(abs(c) - abs(b), low, high, error.blocks, parts)
 
 
 Weighted = Sequence[tuple[float, LatencySamples]]

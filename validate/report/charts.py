@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blis_replay.ingest.tables import Column, Table
+from blis_replay.ingest.tables import Column, Table, columns_named
+from blis_replay.validate.metrics.latency import values_of
 from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import (
@@ -58,7 +59,8 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]], end_s
         )
         for i, (counted, sides) in enumerate(panels.items())
     ]
-    columns = [f"{side} {name}" for name in panels for side in ("observed", "simulated")]
+    names = [f"{side} {name}" for name in panels for side in SIDE_DASHES]
+    columns = (Column("middle, s"), *columns_named(*names, kind="decimal"))
     series = [values for pair in panels.values() for values in pair]
     rows = tuple((float(at), *(known_number(values[i]) for values in series)) for i, at in enumerate(depth.at_s))
     over = "as clients see them" if depth.in_flight else "over recorded and over simulated steps"
@@ -66,12 +68,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]], end_s
         "Requests in flight" if depth.in_flight else "Running and waiting requests",
         f"Means of {len(depth.at_s)} parts of the run, {over}.{empty}",
         drawn(shown, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist(), share_x=True),
-        Table(
-            "depth by time",
-            (Column("middle, s"), *(Column(name, "decimal") for name in columns)),
-            rows,
-            note=stages_note(stages),
-        ),
+        Table("depth by time", columns, rows, note=stages_note(stages)),
         wide=True,
     )
 
@@ -127,20 +124,16 @@ def _observed_curve(evidence: Evidence, metric: str) -> QuantileCurve | None:
         return quantile_curve(*evidence.token_gaps)
     if metric == "itl" or not evidence.compared.any():
         return published_curve(recording, metric)
-    samples = samples_of(recording, evidence.compared)
-    return quantile_curve(samples.e2e_us if metric == "e2e" else samples.ttft_us)
+    return quantile_curve(values_of(samples_of(recording, evidence.compared), metric))
 
 
 def _simulated_curve(evidence: Evidence, metric: str) -> QuantileCurve | None:
-    run = evidence.run
-    chosen = evidence.compared
+    run, chosen = evidence.run, evidence.compared
     if not chosen.any():
         chosen = run.simulated.completed & (run.recording.requests["status"] == "ok").to_numpy()
     if metric == "itl":
-        gaps = run.token_gaps()
-        return quantile_curve(gaps.gap_us, gaps.counts(chosen))
-    samples = simulated_samples(run, chosen)
-    return quantile_curve(samples.e2e_us if metric == "e2e" else samples.ttft_us)
+        return quantile_curve(*run.pooled_gaps(chosen))
+    return quantile_curve(values_of(simulated_samples(run, chosen), metric))
 
 
 def _over_time(evidence: Evidence) -> _Found:

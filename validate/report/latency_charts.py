@@ -8,18 +8,15 @@ from math import inf, isnan, nan
 
 import numpy as np
 
-from blis_replay.ingest.tables import Cell, Column, Table
+from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.explain.attribute import MEANS, QUANTITIES, Attribution, Estimate
-from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
+from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS, relative_error
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
 from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_unit
 
 _QUANTILE_COLUMNS = (
-    Column("quantile", "text"),
-    Column("observed", "time"),
-    Column("simulated", "time"),
-    Column("error", "error"),
+    *(Column("quantile", "text"), Column("observed", "time"), Column("simulated", "time"), Column("error", "error")),
 )
 _RUNNING = "running requests"
 _TIMES = tuple(Column(name, "time") for name in ("p10", "p50", "p90"))
@@ -44,7 +41,11 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
         y_ticks=marks,
         log_y=True,
     )
-    numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
+    rows = []
+    for quantile, level in _PERCENTILES.items():
+        seen, value = (None if curve is None else _at(curve, level) for curve in (observed, simulated))
+        rows.append((quantile, seen, value, relative_error(seen, value)))
+    numbers = Table(f"{name}: quantiles", _QUANTILE_COLUMNS, tuple(rows))
     what = "gap between two output tokens" if metric == "itl" else "request"
     values = " ".join(
         f"{level}: observed {cell_text(seen, 'time')}, simulated {cell_text(value, 'time')}."
@@ -65,15 +66,6 @@ def _curve(side: str, curve: QuantileCurve, unit_us: float) -> Mark:
     if curve.published:
         return Mark(x, y, side, f"{side} (published)", width=0, dot=4)
     return Mark(x, y, side, side, SIDE_DASHES[side])
-
-
-def _quantile_table(title: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Table:
-    rows = []
-    for name, level in _PERCENTILES.items():
-        seen, value = (None if curve is None else _at(curve, level) for curve in (observed, simulated))
-        error = None if seen is None or value is None or seen == 0 else value / seen - 1
-        rows.append((name, seen, value, error))
-    return Table(title, _QUANTILE_COLUMNS, tuple(rows))
 
 
 def known_number(value: float) -> float | None:
@@ -114,21 +106,17 @@ def errors_chart(
         (float(at), int(count), *map(known_number, values))
         for at, count, *values in zip(errors.at_s, errors.requests, *series, strict=True)
     )
-    columns = [
+    columns = (
+        *columns_named("middle, s", "requests"),
         *(Column(METRIC_NAMES[m], "error") for m in metrics),
         *(Column(f"{side} TTFT", "time") for side in sides),
-    ]
+    )
     return Chart(
         "Error and TTFT over the time of the run" if ttft else "Error over the time of the run",
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
         f"The thin lines are the limits of the means: {limits}.",
         drawn(panels, 8.6, 0.6 + 1.9 * len(panels), errors.at_s.tolist(), share_x=True),
-        Table(
-            "error of the mean by time",
-            (Column("middle, s"), Column("requests"), *columns),
-            rows,
-            note=stages_note(stages),
-        ),
+        Table("error of the mean by time", columns, rows, note=stages_note(stages)),
         wide=True,
     )
 
@@ -220,7 +208,8 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     names = [bar.name for bar in next(iter(shown.values()))]
     panels = [_waterfall(metric, bars) for metric, bars in shown.items()]
     panels[-1] = replace(panels[-1], x_label="error over limit")
-    columns = [Column(name, "error") for metric in shown for name in (metric, f"{metric} low", f"{metric} high")]
+    of_metrics = [name for metric in shown for name in (metric, f"{metric} low", f"{metric} high")]
+    columns = (Column("part", "text"), *columns_named(*of_metrics, kind="error"))
     rows = tuple(
         (name, *(number for bars in shown.values() for number in _numbers(bars[i]))) for i, name in enumerate(names)
     )
@@ -231,12 +220,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         "recording of the same load.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
         drawn(panels, 4.4, len(shown) * (0.5 + 0.2 * len(names)), range(len(names)), "y", share_x=True),
-        Table(
-            "parts of the error of the mean, in % of observed",
-            (Column("part", "text"), *columns),
-            rows,
-            note=_INTERVALS,
-        ),
+        Table("parts of the error of the mean, in % of observed", columns, rows, note=_INTERVALS),
         beside=True,
     )
 

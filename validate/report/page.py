@@ -19,8 +19,8 @@ from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.changes import error_changes
 from blis_replay.validate.comparison.compare import light
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
-from blis_replay.validate.comparison.pages import metric_table, notes, pairs_sentence, stages_table
-from blis_replay.validate.comparison.saturation import saturation_remarks
+from blis_replay.validate.comparison.overview import stages_table
+from blis_replay.validate.comparison.pages import metric_table, notes, pairs_sentence
 from blis_replay.validate.comparison.sweep import sweep_text, sweeps_of
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
@@ -40,13 +40,10 @@ from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.html import html, html_text, html_verbatim
 from blis_replay.validate.report.latency_charts import REACH
-from blis_replay.validate.report.svg import inline
+from blis_replay.validate.report.svg import described, inline, path, stroke
 from blis_replay.validate.report.sweep_chart import sweep_chart
 from blis_replay.validate.report.worst import worst_html
-from blis_replay.validate.text.cells import (
-    number_text,
-    percent_plain,
-)
+from blis_replay.validate.text.cells import number_text, percent_plain
 from blis_replay.validate.text.messages import words
 
 if TYPE_CHECKING:
@@ -71,10 +68,10 @@ def strip(quantities: Sequence[Quantity], tails: Sequence[Quantity], name: str, 
     ``name``: of the drawing, unique on a page; ``title``: what a screen reader says first.
     """
     y, band = _HEIGHT / 2, _place(1.0, 1.0) - _WIDTH / 2
+    within = f"M {_WIDTH / 2 - band:.1f} 3 h {2 * band:.1f} V {_HEIGHT - 3} h {-2 * band:.1f} Z"
     parts = [
-        f'<path d="M {_WIDTH / 2 - band:.1f} 3 h {2 * band:.1f} V {_HEIGHT - 3} h {-2 * band:.1f} Z" '
-        'style="fill: var(--pass); opacity: 0.14"/>',
-        f'<path d="M {_WIDTH / 2} 1 V {_HEIGHT - 1}" style="fill: none; stroke: var(--muted); stroke-width: 1"/>',
+        path(within, "fill: var(--pass); opacity: 0.14"),
+        path(f"M {_WIDTH / 2} 1 V {_HEIGHT - 1}", stroke("muted", 1)),
     ]
     for quantity, is_tail in [*((q, True) for q in tails), *((q, False) for q in quantities)]:
         if quantity.error is None:
@@ -83,15 +80,13 @@ def strip(quantities: Sequence[Quantity], tails: Sequence[Quantity], name: str, 
         at = _place(quantity.error, quantity.limit)
         if quantity.interval is not None and not is_tail:
             low, high = (_place(end, quantity.limit) for end in quantity.interval)
-            line = f"M {low:.1f} {y} H {high:.1f}"
-            parts.append(f'<path d="{line}" style="fill: none; stroke: var(--{colour}); stroke-width: 1.6"/>')
+            parts.append(path(f"M {low:.1f} {y} H {high:.1f}", stroke(colour, 1.6)))
         fill = "none" if is_tail else f"var(--{colour})"
         dot = f"M {at - _DOT:.1f} {y} a 4 4 0 1 0 8 0 a 4 4 0 1 0 -8 0"
-        parts.append(f'<path d="{dot}" style="fill: {fill}; stroke: var(--{colour}); stroke-width: 1.2"/>')
+        parts.append(path(dot, f"fill: {fill}; stroke: var(--{colour}); stroke-width: 1.2"))
     said = "; ".join(held_text(q) for q in quantities if q.error is not None) or "0 errors are known"
-    head = f'<svg role="img" aria-labelledby="{name}-title" aria-describedby="{name}-desc" '
-    head += f'viewBox="0 0 {_WIDTH} {_HEIGHT}"><title id="{name}-title">{html_verbatim(title)}'
-    return f'{head}</title><desc id="{name}-desc">{html_verbatim(said)}</desc>{"".join(parts)}</svg>'
+    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    return described(name, html_verbatim(title), html_verbatim(said), box, f"{''.join(parts)}</svg>")
 
 
 def strip_of_all(judgement: Judgement, name: str) -> str:
@@ -136,17 +131,8 @@ def by_worst(judgement: Judgement) -> tuple[int, float, str]:
     return _ORDER.index(judgement.verdict), -largest, judgement.subject.slug
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The head of the page: a sentence, and numbers with what they count."""
-
-    title: str
-    counts: tuple[tuple[str, str, str], ...]
-
-
-def overview_of(judgements: Sequence[Judgement], not_judged: int) -> Overview:
+def _counts(judgements: Sequence[Judgement], verdicts: Sequence[str]) -> list[tuple[str, str, str]]:
     """How many recordings have which verdict, the mean error of those held out, and the p99s that are off."""
-    verdicts = [judgement.verdict for judgement in judgements] + ["NOT JUDGED"] * not_judged
     counts: list[tuple[str, str, str]] = [
         (str(verdicts.count(verdict)), verdict, verdict) for verdict in _ORDER if verdict in verdicts
     ]
@@ -159,7 +145,7 @@ def overview_of(judgements: Sequence[Judgement], not_judged: int) -> Overview:
     if tails:
         off = sum(tail.state == "beyond" for tail in tails)
         counts.append((f"{off} of {len(tails)}", "p99s off by more than their limit", ""))
-    return Overview(headline(verdicts), tuple(counts))
+    return counts
 
 
 _SAID = {
@@ -173,14 +159,15 @@ _SAID = {
 
 def headline(verdicts: Sequence[str]) -> str:
     """The answer in a sentence: ``2 of 12 recordings fail, 2 are undecided, 8 pass``."""
-    counts = {verdict: verdicts.count(verdict) for verdict in _ORDER if verdict in verdicts}
-    said = [(count, _SAID[verdict][count > 1]) for verdict, count in counts.items()]
-    (count, first), *others = said
-    subject = f"{count} of {len(verdicts)} recordings" if len(verdicts) > 1 else "The recording"
-    return ", ".join([f"{subject} {first}", *(f"{count} {words}" for count, words in others)])
+    counts = [verdicts.count(verdict) for verdict in _ORDER]
+    first, *others = [f"{n} {_SAID[verdict][n > 1]}" for verdict, n in zip(_ORDER, counts, strict=True) if n]
+    number, _, said = first.partition(" ")
+    subject = f"{number} of {len(verdicts)} recordings" if len(verdicts) > 1 else "The recording"
+    return ", ".join([f"{subject} {said}", *others])
 
 
 _MOST_FILES = 200
+_ARGUMENT = ("argument", "value", "source", "from")
 
 
 def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
@@ -192,28 +179,16 @@ def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
     recording = evidence.run.recording
     facts += [("model", recording.model), ("hardware", recording.hardware)]
     facts.append(("tensor parallelism", recording.tensor_parallelism))
-    settings = sorted(evidence.run.recording.engine.items())
-    engine = tuple((name, str(s.value), s.source, s.detail) for name, s in settings)
+    engine = tuple((name, str(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items()))
     shown = recording.files[:_MOST_FILES]
     files = tuple((f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256) for f in shown)
     left = len(recording.files) - len(shown)
+    of_files = columns_named("file", "kind", kind="text") + columns_named("bytes", "records", "rejected")
+    note = f"and {left:,} more" if left else ""
     tables = [
         Table("Provenance", columns_named("", "value", kind="text"), tuple(facts)),
-        Table(
-            "Engine arguments of the recording",
-            columns_named("argument", "value", "source", "from", kind="text"),
-            engine,
-        ),
-        Table(
-            "Files of the recording",
-            (
-                *columns_named("file", "kind", kind="text"),
-                *columns_named("bytes", "records", "rejected"),
-                *columns_named("SHA-256", kind="text"),
-            ),
-            files,
-            note=f"and {left:,} more" if left else "",
-        ),
+        Table("Engine arguments of the recording", columns_named(*_ARGUMENT, kind="text"), engine),
+        Table("Files of the recording", (*of_files, *columns_named("SHA-256", kind="text")), files, note=note),
     ]
     return [table for table in tables if table.rows]
 
@@ -235,7 +210,6 @@ class Section:
     judgement: Judgement
     comparison: Comparison
     before: Before | str | None
-    reason: str
     tails: tuple[str, ...]
     basis: str
     cause: str
@@ -289,11 +263,11 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
     # The latencies of an overloaded run measure its queue: only what is judged has numbers.
     latencies = not comparison.overloaded
     beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))] if latencies else []
+    stages = stages_table(comparison, evidence.stages) if latencies and evidence.stages else None
     return Section(
         judgement=comparison.judgement,
         comparison=light(comparison),
         before=before,
-        reason=reason(comparison.judgement),
         tails=tuple(line.text for line in tail_lines(comparison.judgement)),
         basis=basis_text(comparison),
         cause=cause,
@@ -301,9 +275,7 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
         remedy=remedy,
         notes=(*(sentence for sentence in beside if sentence), *map(words, notes(comparison))),
         metrics=replace(metric_table(comparison), note=INTERVALS) if latencies else None,
-        stages=replace(stages_table(comparison, evidence.stages), title="errors by load stage")
-        if latencies and evidence.stages
-        else None,
+        stages=stages and replace(stages, title="errors by load stage"),
         charts=charts,
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),
@@ -321,7 +293,7 @@ def _explained(evidence: Evidence, options: str) -> tuple[str, tuple[str, ...], 
     has grown, so coefficients fitted to them would be wrong.  The command compares what came before that.
     """
     attribution, comparison = evidence.attribution, evidence.comparison
-    queue = [] if comparison.saturation is None else [words(r) for r in saturation_remarks(comparison.saturation)]
+    queue = [] if comparison.saturation is None else [words(r) for r in comparison.saturation.remarks]
     if comparison.overloaded:
         found = comparison.saturation is not None and comparison.saturation.from_us is not None
         before = comparison.before_the_queue
@@ -351,12 +323,14 @@ def page(
     """The HTML document: the overview, worst first, and the experiments in its order; equal input, equal bytes."""
     ordered = sorted(sections, key=lambda section: by_worst(section.judgement))
     judgements = [section.judgement for section in sections]
+    verdicts = [judgement.verdict for judgement in judgements] + ["NOT JUDGED"] * len(not_judged)
     return (
         _environment()
         .get_template("page.html")
         .render(
             several=len(sections) > 1,
-            overview=overview_of(judgements, len(not_judged)),
+            title=headline(verdicts),
+            counts=_counts(judgements, verdicts),
             baseline=baseline,
             sections=ordered,
             sweeps=sweeps_of([section.comparison for section in sections]),

@@ -66,7 +66,6 @@ class Panel:
     y_ticks: Mapping[str, float] | None = None
     log_y: bool = False
     whole_x: bool = False
-    margin: float = _MARGIN
     stages: Sequence[tuple[float, str]] = ()
     texts: Sequence[tuple[float, str]] = ()
     zooms: bool = False
@@ -103,17 +102,20 @@ def drawn(
     ``data-at``, along y for each panel, for whoever shows the value under a pointer.
     """
     width, height = width_in * _POINTS_PER_INCH, height_in * _POINTS_PER_INCH
-    x_limits = [_limits(panel.x_limits, [mark.x for mark in panel.marks], panel.margin) for panel in panels]
+    x_limits = [_limits(panel.x_limits, [mark.x for mark in panel.marks]) for panel in panels]
     if share_x:
         x_limits = [(min(low for low, _ in x_limits), max(high for _, high in x_limits))] * len(panels)
-    y_limits = [_limits(panel.y_limits, [mark.y for mark in panel.marks], _MARGIN) for panel in panels]
+    y_limits = [_limits(panel.y_limits, [mark.y for mark in panel.marks]) for panel in panels]
     y_ticks = [
         _ticks(limits, 6) if panel.y_ticks is None else panel.y_ticks
         for panel, limits in zip(panels, y_limits, strict=True)
     ]
-    left = max(_left_pt(panel, ticks) for panel, ticks in zip(panels, y_ticks, strict=True))
+    left = 2 * _GAP_PT + max(
+        max(map(_width_pt, ticks)) + _ROW_PT * bool(panel.y_label) for panel, ticks in zip(panels, y_ticks, strict=True)
+    )
     numbered = [not share_x or i == len(panels) - 1 for i in range(len(panels))]
-    above = [_above_pt(panel, width - left) for panel in panels]
+    rows = [len(_legend(panel, width - left)) + bool(panel.stages) + bool(panel.title) for panel in panels]
+    above = [_GAP_PT + _ROW_PT * count for count in rows]
     below = [_GAP_PT + _ROW_PT * (shown + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)]
     room = (height - sum(above) - sum(below)) / len(panels)
     right = (
@@ -141,14 +143,14 @@ def drawn(
 
 
 def _limits(
-    given: tuple[float | None, float | None], values: Sequence[Floats | Sequence[float]], margin: float
+    given: tuple[float | None, float | None], values: Sequence[Floats | Sequence[float]]
 ) -> tuple[float, float]:
-    known = np.concatenate([np.asarray(part, np.float64) for part in values]) if values else np.zeros(0)
+    known = np.concatenate([np.zeros(0), *(np.asarray(part, np.float64) for part in values)])
     known = known[np.isfinite(known)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     if low == high:
         low, high = low - 0.5, high + 0.5
-    by = margin * (high - low)
+    by = _MARGIN * (high - low)
     first, last = given
     return low - by if first is None else first, high + by if last is None else last
 
@@ -164,10 +166,6 @@ def _ticks(limits: tuple[float, float], most: int, *, whole: bool = False) -> di
             break
     decimals = next(digits for digits in range(20) if abs(round(apart, digits) - apart) < 1e-6 * apart)
     return {f"{i * apart + 0.0:.{decimals}f}": i * apart for i in numbers}
-
-
-def _left_pt(panel: Panel, y_ticks: Mapping[str, float]) -> float:
-    return max(map(_width_pt, y_ticks)) + _ROW_PT * bool(panel.y_label) + 2 * _GAP_PT
 
 
 def _width_pt(text: str, size: float = _FONT_PT) -> float:
@@ -186,10 +184,6 @@ def _legend(panel: Panel, room: float) -> list[list[Mark]]:
         rows[-1].append(mark)
         used += wanted
     return rows
-
-
-def _above_pt(panel: Panel, room: float) -> float:
-    return _GAP_PT + _ROW_PT * (len(_legend(panel, room)) + bool(panel.stages) + bool(panel.title))
 
 
 @dataclass(frozen=True)
@@ -227,7 +221,7 @@ class _Axes:
         grid = "".join(f"M {self.x_pt(x):.2f} {top:.2f} V {bottom:.2f} " for x in x_ticks.values())
         if panel.y_ticks is None or panel.log_y:  # names of rows have no lines
             grid += "".join(f"M {left:.2f} {self.y_pt(y):.2f} H {right:.2f} " for y in y_ticks.values())
-        yield _path(grid, _stroke("grid", 0.6))
+        yield path(grid, stroke("grid", 0.6))
         box = f"{left:.2f} {top:.2f} {right - left:.2f} {bottom - top:.2f}"
         if panel.zooms:
             place = " ".join(f'{n}="{v}"' for n, v in zip(("x", "y", "width", "height"), box.split(), strict=True))
@@ -237,7 +231,7 @@ class _Axes:
         yield from self._stages()
         yield "</svg>" if panel.zooms else ""
         yield from self._stage_names()
-        yield _path(f"M {left:.2f} {top:.2f} V {bottom:.2f} H {right:.2f}", _stroke("muted", 0.8))
+        yield path(f"M {left:.2f} {top:.2f} V {bottom:.2f} H {right:.2f}", stroke("muted", 0.8))
         for name, y in y_ticks.items():
             yield _text(left - _GAP_PT, self.y_pt(y) + 0.35 * _FONT_PT, name, "end")
         if numbered:
@@ -261,11 +255,11 @@ class _Axes:
             line = ""
             for before, point in zip([None, *points], points, strict=False):
                 line += "" if point is None else f"{'L' if before else 'Z M' if line and mark.filled else 'M'} {point} "
-            style = f"fill: var(--{mark.colour})" if mark.filled else _stroke(mark.colour, mark.width, mark.dashes)
-            yield _path(line + ("Z" if mark.filled else ""), style + _opacity(mark)) if line else ""
+            style = f"fill: var(--{mark.colour})" if mark.filled else stroke(mark.colour, mark.width, mark.dashes)
+            yield path(line + ("Z" if mark.filled else ""), style + _opacity(mark)) if line else ""
         if mark.dot:
             dots = "".join(f"M {point} h 0 " for point in points if point is not None)
-            yield _path(dots, _stroke(mark.colour, mark.dot) + "; stroke-linecap: round" + _opacity(mark))
+            yield path(dots, stroke(mark.colour, mark.dot) + "; stroke-linecap: round" + _opacity(mark))
 
     @property
     def _begun(self) -> list[tuple[float, str]]:
@@ -276,7 +270,7 @@ class _Axes:
     def _stages(self) -> Iterator[str]:
         """A line at the start of each load stage."""
         for at, _ in self._begun:
-            yield _path(f"M {at:.2f} {self.down[0]:.2f} V {self.down[1]:.2f}", _stroke("muted", 0.8, "2 2"))
+            yield path(f"M {at:.2f} {self.down[0]:.2f} V {self.down[1]:.2f}", stroke("muted", 0.8, "2 2"))
 
     def _stage_names(self) -> Iterator[str]:
         """The names of the stages, where there is room."""
@@ -296,19 +290,20 @@ class _Axes:
                 middle, end = y - 0.3 * _SMALL_PT, x + _HANDLE_PT
                 if mark.filled:
                     box = f"M {x:.2f} {middle - 3:.2f} h {_HANDLE_PT} v 6 h -{_HANDLE_PT} Z"
-                    yield _path(box, f"fill: var(--{mark.colour})" + _opacity(mark))
+                    yield path(box, f"fill: var(--{mark.colour})" + _opacity(mark))
                 elif mark.width:
-                    yield _path(f"M {x:.2f} {middle:.2f} H {end:.2f}", _stroke(mark.colour, mark.width, mark.dashes))
+                    yield path(f"M {x:.2f} {middle:.2f} H {end:.2f}", stroke(mark.colour, mark.width, mark.dashes))
                 if mark.dot:
-                    dot = _stroke(mark.colour, mark.dot) + "; stroke-linecap: round"
-                    yield _path(f"M {x + _HANDLE_PT / 2:.2f} {middle:.2f} h 0", dot)
+                    dot = stroke(mark.colour, mark.dot) + "; stroke-linecap: round"
+                    yield path(f"M {x + _HANDLE_PT / 2:.2f} {middle:.2f} h 0", dot)
                 yield _text(end + _GAP_PT, y, mark.name, size=_SMALL_PT)
                 x = end + 2 * _GAP_PT + _width_pt(mark.name, _SMALL_PT)
             y -= _ROW_PT
         yield _text(self.across[0], y, self.panel.title) if self.panel.title else ""
 
 
-def _stroke(colour: str, width: float, dashes: str = "") -> str:
+def stroke(colour: str, width: float, dashes: str = "") -> str:
+    """The style of a line."""
     return f"fill: none; stroke: var(--{colour}); stroke-width: {width:g}" + (
         f"; stroke-dasharray: {dashes}" if dashes else ""
     )
@@ -318,7 +313,8 @@ def _opacity(mark: Mark) -> str:
     return "" if mark.opacity == 1 else f"; opacity: {mark.opacity:g}"
 
 
-def _path(points: str, style: str) -> str:
+def path(points: str, style: str) -> str:
+    """A line or an outline through points."""
     return f'<path d="{points.strip()}" style="{style}"/>'
 
 
@@ -338,8 +334,11 @@ def _text(
 
 def inline(chart: Chart, prefix: str) -> str:
     """The chart's element for a page, with title and description; their ids begin with ``prefix``."""
-    names = f'<title id="{prefix}-title">{escape(chart.title)}</title>'
-    names += f'<desc id="{prefix}-desc">{escape(chart.description)}</desc>'
-    head = f'<svg role="img" aria-labelledby="{prefix}-title" aria-describedby="{prefix}-desc" '
     opening, _, rest = chart.svg.removeprefix("<svg ").partition(">")
-    return f"{head}{opening}>{names}{rest}"
+    return described(prefix, escape(chart.title), escape(chart.description), opening, rest)
+
+
+def described(prefix: str, title: str, description: str, opening: str, rest: str) -> str:
+    """An element that a screen reader says; ``opening``: its own attributes, ``rest``: what is drawn, and its end."""
+    head = f'<svg role="img" aria-labelledby="{prefix}-title" aria-describedby="{prefix}-desc" {opening}>'
+    return f'{head}<title id="{prefix}-title">{title}</title><desc id="{prefix}-desc">{description}</desc>{rest}'

@@ -7,7 +7,7 @@ from math import log2
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.validate.comparison.sweep import Sweep, error_interval, knee_text, sweep_table
+from blis_replay.validate.comparison.sweep import Sweep, knee_text, sweep_table
 from blis_replay.validate.report.latency_charts import SIDE_DASHES
 from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn
 
@@ -60,7 +60,7 @@ def sweep_chart(sweep: Sweep) -> Chart:
 
 def _band(sweep: Sweep, metric: str, at: list[float], observed_ms: Floats) -> list[Mark]:
     """Where the simulated mean may lie: the observed one and the interval of the error, over levels that have it."""
-    spans = [error_interval(level, metric) for level in sweep.levels]
+    spans = [level.interval((metric, "mean")) for level in sweep.levels]
     known = [i for i, span in enumerate(spans) if span is not None and np.isfinite(observed_ms[i])]
     ends = [[observed_ms[i] * (1 + span[side]) for i in known if (span := spans[i])] for side in (0, 1)]
     places = [at[i] for i in known]

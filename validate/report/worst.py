@@ -11,6 +11,7 @@ from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.segments import OF_CLIENT, OF_SERVER, segments_of
 from blis_replay.validate.report.html import html, html_text
+from blis_replay.validate.report.svg import path
 from blis_replay.validate.text.cells import time_text
 
 _MOST_REQUESTS = 5
@@ -83,7 +84,7 @@ def _lanes(segments: dict[str, Floats], longest_us: float) -> str:
         for segment, us in segments.items():
             wide = _WIDTH * max(float(us[side]), 0.0) / longest_us
             bar = f"M {at:.1f} {top} h {wide:.1f} v {_BAR} h -{wide:.1f} Z"
-            parts.append(f'<path d="{bar}" style="fill: var(--{_COLOURS[segment]})"/>')
+            parts.append(path(bar, f"fill: var(--{_COLOURS[segment]})"))
             at += wide
         lengths = (f"{segment} {time_text(float(us[side]))}" for segment, us in segments.items())
         said.append(f"{name}: {', '.join(lengths)}")

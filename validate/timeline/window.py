@@ -88,25 +88,21 @@ def timeline(
     calls, steps = observed_steps(recording)
     observed_spans = steps
     counters = pl.concat([observed_counters(recording, window), simulated_counters(run, window)])
-    spans = [observed, simulated_lanes(run), steps, simulated_steps(run, window)]
-    if request_index is not None:
-        spans[:2] = (lanes.filter(pl.col("request_index") == request_index) for lanes in spans[:2])
-    counters = pl.concat([counters, _errors(*spans[:2])])
+    lanes = (_of(request_index, observed), _of(request_index, simulated_lanes(run)))
+    spans = [*lanes, steps, simulated_steps(run, window)]
+    counters = pl.concat([counters, _errors(*lanes)])
     _refuse(recording.alias, window, spans, counters)
     observed, simulated, steps, simulated_batches = (_reaching_into(frame, window) for frame in spans)
-    lanes = pl.concat(
-        [
-            with_preemptions(observed, _of(request_index, observed_preemptions(recording, calls))),
-            with_preemptions(simulated, _of(request_index, simulated_preemptions(run))),
-        ]
-    )
+    preempted = (_of(request_index, observed_preemptions(recording, calls)), simulated_preemptions(run))
+    both = (with_preemptions(observed, preempted[0]), with_preemptions(simulated, _of(request_index, preempted[1])))
+    shown = pl.concat(both)
     ids = recording.requests.frame(["request_index", "request_id"])
-    chosen = ids.filter(pl.col("request_index").is_in(lanes["request_index"].unique().implode()))
+    chosen = ids.filter(pl.col("request_index").is_in(shown["request_index"].unique().implode()))
     return Timeline(
         alias=recording.alias,
         from_us=window[0],
         until_us=window[1],
-        lanes=_reaching_into(lanes, window),
+        lanes=_reaching_into(shown, window),
         steps=pl.concat([with_true_split(steps, recording), simulated_batches]),
         counters=_values_in(counters, window),
         request_ids=dict(chosen.iter_rows()),
@@ -221,7 +217,8 @@ def _times_of_request(run: ReplayRun, request_index: int) -> tuple[int, int]:
 
 def timeline_answer(shown: Timeline, path: Path) -> Answer:
     """What a file holds, in a line, and what to know of it; ms for programs."""
-    counts = _counts(shown)
+    counts = {"requests": len(shown.request_ids)}
+    counts |= {f"{side}_steps": int((shown.steps["side"] == side).sum()) for side in SIDES}
     line = (
         f"{path}: {shown.alias} from {shown.from_us / 1e6:g} s to {shown.until_us / 1e6:g} s, "
         f"{counted(counts['requests'], 'request')}, {counts['observed_steps']:,} observed and "
@@ -238,11 +235,6 @@ def timeline_answer(shown: Timeline, path: Path) -> Answer:
         "remarks": list(shown.remarks),
     }
     return Answer([Block([line, *shown.remarks, "open it at ui.perfetto.dev or in chrome://tracing"])], document)
-
-
-def _counts(shown: Timeline) -> dict[str, int]:
-    steps = {f"{side}_steps": int((shown.steps["side"] == side).sum()) for side in SIDES}
-    return {"requests": len(shown.request_ids), **steps}
 
 
 def _reaching_into(frame: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
@@ -277,15 +269,11 @@ def _refuse(alias: str, window: tuple[int, int], spans: list[pl.DataFrame], coun
         middle_us = (fits_us + too_long_us) // 2
         fits = _count((window[0], window[0] + middle_us), spans, counters) <= MOST_EVENTS
         fits_us, too_long_us = (middle_us, too_long_us) if fits else (fits_us, middle_us)
+    fitting = f"{fits_us // 1_000_000}s" if fits_us >= 2_000_000 else f"{fits_us // 1000}ms"
     raise ValidateError(
         f"{alias}: {(window[1] - window[0]) / 1e6:g} s hold {count:,} events, more than the {MOST_EVENTS:,} that a "
-        f"viewer takes well; --for {_rounded_down(fits_us)} would fit"
+        f"viewer takes well; --for {fitting} would fit"
     )
-
-
-def _rounded_down(length_us: int) -> str:
-    """Seconds, or milliseconds below two of them."""
-    return f"{length_us // 1_000_000}s" if length_us >= 2_000_000 else f"{length_us // 1000}ms"
 
 
 def _absent(steps: pl.DataFrame, counters: pl.DataFrame) -> list[str]:

@@ -1,0 +1,106 @@
+"""Recordings of one load on one server, which show how far the server differs from itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from blis_replay.base.errors import NothingToJudgeError
+from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.validate.comparison.sides import recording_side
+from blis_replay.validate.experiment import select_experiments
+from blis_replay.validate.metrics.latency import MetricStatistic
+from blis_replay.validate.metrics.observed import pooled_gaps
+
+# Two loads are one if counts and lengths differ by less than this, and the time they take by less than that.
+_LOAD, _SPAN = 0.01, 0.05
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Recordings of one load on one server.
+
+    ``recordings``: aliases (slugs, where they share one), the judged one first.  ``numbers_us``: by metric and
+    statistic, what each observed, in that order; absent where a recording lacks the number.
+    """
+
+    recordings: tuple[str, ...]
+    numbers_us: Mapping[MetricStatistic, tuple[float, ...]]
+
+    @property
+    def apart(self) -> dict[MetricStatistic, float]:
+        """The largest difference of two of them over the value of the judged one."""
+        return {cell: (max(us) - min(us)) / us[0] for cell, us in self.numbers_us.items()}
+
+
+def repeats_of(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> dict[str, Repeats]:
+    """By slug, the repeats of its load, where it has any.
+
+    ``repeats``: as ``select_experiments``; each belongs to the experiments whose load it has.  Raises
+    ``NothingToJudgeError`` for one that repeats none of them, ``UnknownExperimentError`` for an unknown name.
+    """
+    if not repeats:
+        return {}
+    others = [read_stored(store, slug) for slug in select_experiments(store, repeats)]
+    of_slug, used = {}, set()
+    for slug in slugs:
+        recording = read_stored(store, slug)
+        same = [other for other in others if other.slug != slug and not _differs(recording, other)]
+        used |= {other.slug for other in same} | {slug}
+        if same:
+            of_slug[slug] = _repeats(store, [recording, *same])
+    for other in others:
+        if other.slug not in used:
+            why = "; ".join(f"{slug}: {_differs(read_stored(store, slug), other)}" for slug in slugs)
+            raise NothingToJudgeError(
+                f"{other.slug} is not a repeat of an experiment that is judged ({why}); "
+                "record the same load on the same server again"
+            )
+    return of_slug
+
+
+def _repeats(store: Store, recordings: Sequence[Recording]) -> Repeats:
+    numbers = [recording_side(recording, pooled_gaps(store, recording.slug)).numbers_us for recording in recordings]
+    known = {cell: tuple(of[cell] for of in numbers) for cell in numbers[0] if all(cell in of for of in numbers)}
+    aliases = [recording.alias for recording in recordings]
+    named = [r.alias if aliases.count(r.alias) == 1 else r.slug for r in recordings]
+    return Repeats(tuple(named), known)
+
+
+def _differs(one: Recording, other: Recording) -> str:
+    """What makes two recordings those of different loads or servers; empty if nothing does."""
+    for what in ("model", "hardware", "tensor_parallelism"):
+        sides = [getattr(recording, what) for recording in (one, other)]
+        if None not in sides and sides[0] != sides[1]:
+            return f"{what.replace('_', ' ')} {sides[1]}, not {sides[0]}"
+    if RECORDED not in (one.ground_truth, other.ground_truth) or one.ground_truth != other.ground_truth:
+        return "its requests were not recorded"
+    for name in one.engine.keys() & other.engine.keys():
+        values = [recording.engine[name].value for recording in (one, other)]
+        if not _alike(*values):
+            return f"{name} {values[1]}, not {values[0]}"
+    loads = [_load(recording) for recording in (one, other)]
+    for name, value in loads[0].items():
+        if abs(loads[1][name] - value) > (_SPAN if name == "seconds of arrivals" else _LOAD) * max(value, 1e-9):
+            return f"{loads[1][name]:,.6g} {name}, not {value:,.6g}"
+    return ""
+
+
+def _alike(one: object, other: object) -> bool:
+    """Equal, or numbers that differ by less than 1 %: a server measures its memory anew each time."""
+    if isinstance(one, bool) or not isinstance(one, int | float) or not isinstance(other, int | float):
+        return one == other
+    return abs(one - other) <= _LOAD * abs(one)
+
+
+def _load(recording: Recording) -> dict[str, float]:
+    totals = recording.requests.aggregate(
+        prompt="sum(prompt_tokens)", output="sum(output_tokens)", span="max(arrival_us)"
+    )
+    return {
+        "requests": float(recording.requests.height),
+        "prompt tokens": float(totals["prompt"] or 0),
+        "output tokens": float(totals["output"] or 0),
+        "seconds of arrivals": float(totals["span"] or 0) / 1e6,
+    }
