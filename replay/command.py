@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.errors import ReplayError, printable
-from blis_replay.blis.latency.datasheets import bundled_architectures, config_of
+from blis_replay.blis.latency.datasheets import architecture_named, config_of
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release
 from blis_replay.blis.trace import RequestTrace
@@ -210,7 +210,7 @@ def _write(place: Path, plan: ReplayPlan, release: CoefficientRelease) -> None:
     served["tensor_parallelism"] = recording.tensor_parallelism
     (place / _ENGINE).write_text(json.dumps(served | {"arguments": arguments}, indent=1), "utf-8")
     (place / _COEFFICIENTS).write_text(format_release(release), "utf-8")
-    architecture = bundled_architectures().get(model_of(recording))
+    architecture = architecture_named(model_of(recording))
     if architecture is not None:
         (place / _CONFIG).write_text(json.dumps(config_of(architecture), indent=1), "utf-8")
     if has_entry(release, recording):

@@ -118,6 +118,12 @@ def bundled_architectures() -> dict[str, Architecture]:
     return read_yaml(text, dict[str, Architecture], "architectures.yaml", "an architecture", ReleaseError)
 
 
+def architecture_named(model: str, among: Mapping[str, Architecture] | None = None) -> Architecture | None:
+    """The architecture of a model, in upper or lower case, of those that ship if None; None if it is not known."""
+    architectures = bundled_architectures() if among is None else among
+    return next((known for name, known in architectures.items() if name.lower() == model.lower()), None)
+
+
 class _Config(Struct, frozen=True):
     """What is read of a model's ``config.json``; one of the two data types is given."""
 

@@ -7,14 +7,14 @@ correct.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ValidateError
-from blis_replay.blis.latency.datasheets import Architecture, Gpu, Gpus, gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, Gpu, Gpus, architecture_named, gpu_named
 from blis_replay.blis.latency.physical import (
     ATTENDED,
     COEFFICIENT_NAMES,
@@ -212,8 +212,7 @@ def _mape_percent(part: PhysicalRows, coefficients: PhysicalCoefficients) -> flo
 
 def known_architecture(architectures: Mapping[str, Architecture], model: str) -> Architecture:
     """The architecture of a model; raises ``ValidateError`` if it is unknown."""
-    by_name: Callable[[str], Architecture | None] = {name.lower(): a for name, a in architectures.items()}.get
-    if (architecture := by_name(model.lower())) is None:
+    if (architecture := architecture_named(model, architectures)) is None:
         raise ValidateError(
             f"the architecture of {model} is not known; give its own configuration with --config {model}=config.json"
         )

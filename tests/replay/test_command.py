@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from recordings import make_recording
 
+from blis_replay.blis.latency.datasheets import bundled_architectures
 from blis_replay.replay.command import CommandError, CommandSimulator, command_simulator
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import parse_mode
@@ -60,6 +62,12 @@ def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path
     assert run.ttft_us.tolist() == [1_000, 3_000, 2_000]
     assert run.e2e_us.tolist() == [11_000, 23_000, 32_000]
     assert run.simulated.differences == ("made-up 7 does not model: queues", "made-up 7 does not model: 32")
+
+
+def test_a_command_gets_the_architecture_of_a_model_in_any_case(tmp_path: Path) -> None:
+    named = replace(recording(), model=next(iter(bundled_architectures())).upper())
+    program = simulator(tmp_path, "header['not_modelled'] = [path.name for path in folder.glob('config.json')]")
+    assert replay(named, RELEASE, None, program).simulated.differences == ("made-up 7 does not model: config.json",)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import polars as pl
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.closed_loop import simulate_load
-from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures
+from blis_replay.blis.latency.datasheets import Architecture, architecture_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
 from blis_replay.ingest.recording import UNKNOWN, Recording
@@ -273,8 +273,7 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
 
 def known_architecture(recording: Recording) -> Architecture | None:
     """The published architecture of a recording's model, if it is one of those that ship."""
-    names = {name.lower(): architecture for name, architecture in bundled_architectures().items()}
-    return names.get(model_of(recording).lower())
+    return architecture_named(model_of(recording))
 
 
 def cold_start_of(recording: Recording) -> Stalls | None:
