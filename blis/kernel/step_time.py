@@ -60,9 +60,9 @@ REGIME_SIZE = 5 + FEATURES
 # -- OBSERVED: int_params = times (us, ascending), then the cycle (us) from each of them on; float_params = for each
 #    of them whether a step began there.
 
-# -- CORRECTED + another kind: int_params = that kind's, then how many times to take its step time (in PACE_UNIT), and
-#    what to add (ns) to each step, and per prefill, decode and context token; then times (us, ascending) and what to
-#    add (us) from each of them on; then that kind's length.
+# -- CORRECTED + another kind: int_params = that kind's, then the number of paces, and what to add (ns) to each step,
+#    and per prefill, decode and context token; then times (us, ascending) and how many times to take the step time from
+#    each of them on (in PACE_UNIT); then times and what to add (us) from each of them on; then that kind's length.
 CORRECTED = 100
 CORRECTION_HEAD = 5
 PACE_UNIT = 1_000_000
@@ -130,8 +130,10 @@ def plus_observed_us(int_params: Int64s, batch: Batch, start_us: int, modelled: 
         + int_params[own + 3] * batch.decode_tokens
         + int_params[own + 4] * batch.context_tokens
     )
-    paced = (modelled * int_params[own] + PACE_UNIT // 2) // PACE_UNIT
-    then_us = at_time(stretch(int_params, own + CORRECTION_HEAD, len(int_params) - 1), start_us)
+    paces, corrections = own + CORRECTION_HEAD, own + CORRECTION_HEAD + 2 * int_params[own]
+    pace = at_time(stretch(int_params, paces, corrections), start_us)
+    paced = (modelled * pace + PACE_UNIT // 2) // PACE_UNIT
+    then_us = at_time(stretch(int_params, corrections, len(int_params) - 1), start_us)
     return max(paced + (line_ns + 500) // 1000 + then_us, 1)
 
 

@@ -359,7 +359,8 @@ class CorrectedModel:
     Unlike ``ObservedCycles`` it still answers to what is in a batch.  ``line_ns``: what to add to each step, and
     per prefill, decode and context token (ns).  ``from_us``: int64, ascending; ``correction_us``: int64 of the same
     length, what to add further from each of these times of the run on.  All of either sign.  ``pace``: the model's
-    step time is taken that many times.
+    step time is taken that many times, and ``varying``, times of the run (int64, ascending) and float64 of the same
+    length, that many times more from each of them on.
     """
 
     model: Latency
@@ -367,6 +368,7 @@ class CorrectedModel:
     from_us: Int64s
     correction_us: Int64s
     pace: float = 1.0
+    varying: tuple[Int64s, Floats] = field(default_factory=lambda: (np.zeros(1, np.int64), np.ones(1)))
 
     @classmethod
     def of(cls, latency: Latency) -> CorrectedModel:
@@ -377,8 +379,10 @@ class CorrectedModel:
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
         kind, int_params, float_params = self.model.for_kernel()
-        head = np.array([round(step_time.PACE_UNIT * self.pace), *self.line_ns])
-        parts = [int_params, head, self.from_us, self.correction_us, np.array([len(int_params)])]
+        at_us, times = self.varying
+        paces = np.rint(step_time.PACE_UNIT * self.pace * times)
+        head, own = np.array([len(paces), *self.line_ns]), np.array([len(int_params)])
+        parts = [int_params, head, at_us, paces, self.from_us, self.correction_us, own]
         return step_time.CORRECTED + kind, np.concatenate(parts).astype(np.int64), float_params
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, RegimeModel
-from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
+from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel, Lifecycle, RegimeModel
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scatter
 
 # Bounds of 95 % lie this many standard deviations from the middle of a normal distribution.
 OF_95_PERCENT = 1.96
+# Doublings by which a run is taken to differ from others: halves, quarters and eighths, as one pair says little.
+_SLOWEST = 3
 _ABOVE = "per_decode_token_above_"
 
 
@@ -40,6 +42,28 @@ def draws(
         by = {fit.name: us for fit, us in zip(unsure, row, strict=True)}
         drawn.append((moved(forms[form][0], by), _delayed(forms[form][1], by)))
     return drawn
+
+
+def scattered(latency: Latency, scatter: Scatter, until_us: int, seed: tuple[int, ...], known: bool) -> Latency:
+    """A model whose steps take now longer and now shorter until a time of the run, as the recorded ones did.
+
+    ``known``: the mean over the run is that of the model; else the run is apart from it, too, as if it was a part of
+    another one four times as long, whose quarters differ as those of the recording did.  With one ``seed`` every run
+    is slow at the same times.
+    """
+    of_run = max(until_us / scatter.step_us, 2.0)
+    levels = [by for level, by in enumerate(scatter.by_doubling) if 2 << level <= of_run]
+    shares = np.zeros(1 << len(levels))
+    for level, by in enumerate(levels):
+        half = by * np.random.default_rng([*seed, level]).standard_normal(len(shares) >> level + 1)
+        shares += np.repeat(np.column_stack([half, -half]).ravel(), 1 << level)
+    times = np.exp(shares) / np.exp(shares).mean()
+    if not known:
+        slowest = np.array(scatter.by_doubling[-_SLOWEST:])
+        times *= np.exp(np.sqrt(2 * np.mean(slowest**2)) * np.random.default_rng(seed).standard_normal())
+    times = np.tile(times, int(np.ceil(of_run / len(times))) + 1)
+    from_us = np.rint(scatter.step_us * np.concatenate([[0.0], np.cumsum(times[:-1])])).astype(np.int64)
+    return replace(CorrectedModel.of(latency), varying=(from_us, times))
 
 
 def correlation(record: FitRecord, unsure: list[CoefficientFit]) -> Floats:

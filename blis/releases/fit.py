@@ -271,6 +271,18 @@ class OtherForm:
 
 
 @dataclass(frozen=True)
+class Scatter:
+    """How long steps took beside what the fit makes of their batches.
+
+    ``step_us``: their mean.  ``by_doubling``: by which share two neighbouring steps lie on either side of their mean,
+    root mean square; then two neighbouring pairs of steps, pairs of pairs, and so on up to halves of the run.
+    """
+
+    step_us: Number
+    by_doubling: tuple[Number, ...]
+
+
+@dataclass(frozen=True)
 class FitRecord:
     """``form`` of the step time, shares of the runs used (``fitted_until``, ``chosen_until``), and what came out.
 
@@ -279,6 +291,7 @@ class FitRecord:
     that was fitted with; ``scheduling_told``: what the latencies tell, with the evidence in words.  ``steps``: the
     range of the steps fitted on, None in older releases.  ``correlation``: of the fitted coefficients, in their order:
     of the second with the first, of the third with the first two, and so on.  ``other_forms``: see ``draws``.
+    ``scatter``: where every step was recorded.
     """
 
     form: Text
@@ -292,3 +305,4 @@ class FitRecord:
     steps: StepRange | None = None
     correlation: Annotated[tuple[tuple[Number, ...], ...], IF_SET] = ()
     other_forms: Annotated[tuple[OtherForm, ...], IF_SET] = ()
+    scatter: Scatter | None = None

@@ -221,6 +221,9 @@ def test_a_corrected_model_is_the_model_and_what_it_lacked() -> None:
     assert duration_us(corrected, 3, 2, 50, start_us=500) == 1_153
     least = CorrectedModel(model, (-2_000_000, 0, 0, 0), np.array([0]), np.array([0]))
     assert duration_us(least, 3, 2) == 1
+    varying = replace(corrected, pace=2.0, varying=(np.array([0, 500]), np.array([1.0, 1.5])))
+    assert duration_us(varying, 3, 2, 50, start_us=499) == 1_169 + 1_070
+    assert duration_us(varying, 3, 2, 50, start_us=500) == 1_153 + 2 * 1_070
 
 
 def test_a_forced_run_asks_the_model_about_the_servers_batches() -> None:

@@ -12,14 +12,16 @@ import polars as pl
 import pytest
 from fake_vllm import Request, Scheduler
 
-from blis_replay.blis.latency.models import Roofline
+from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, Roofline
+from blis_replay.blis.releases.draws import scattered
+from blis_replay.blis.releases.fit import Scatter
 from blis_replay.blis.releases.release import format_release
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store, read_stored
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
-from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, _roofline_of, measure
+from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, _roofline_of, measure, scatter_of
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 US = 1_000
@@ -224,3 +226,35 @@ def test_single_steps_tell_a_roofline_from_a_line(hidden: bool) -> None:
     us += Roofline(100.0, 0.8).more_us(prefill, decodes, 100.0) if hidden else 0
     found = _roofline_of(batch, us * rng.normal(1.0, 0.02, 5_000))
     assert (None if found is None else found.knee_tokens) == (100.0 if hidden else None)
+
+
+def test_the_scatter_of_steps_is_told_by_how_many_of_them_it_lasts() -> None:
+    """Independent steps that vary by 20 %: neighbours lie 20 % / sqrt(2) apart from their mean, pairs half as far."""
+    drawn = np.random.default_rng(3)
+    modelled_us = drawn.uniform(5_000, 50_000, 1 << 14)
+    independent = modelled_us * (1 + 0.2 * drawn.standard_normal(len(modelled_us)))
+    found = scatter_of([np.column_stack([independent, modelled_us])]).by_doubling
+    assert found[0] == pytest.approx(0.2 / np.sqrt(2), rel=0.05)
+    assert found[6] < found[0] / 6
+    slow = modelled_us * np.where(np.arange(len(modelled_us)) < len(modelled_us) / 2, 0.8, 1.2)
+    *fast, halves = scatter_of([np.column_stack([slow, modelled_us])]).by_doubling
+    assert max(fast) == pytest.approx(0, abs=1e-4)
+    assert halves == pytest.approx(0.2, rel=0.02)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_drawn_steps_scatter_as_the_recorded_ones_did(known: bool) -> None:
+    """Where the pace of the run is known, their mean is that of the model; else it differs from run to run."""
+    scatter, model = Scatter(10_000.0, (0.1, 0.1, 0.05, 0.2, 0.05)), LatencyModel("blackbox", 10_000_000, 0, 0)
+    means = []
+    for seed in range(40):
+        latency = scattered(model, scatter, 600_000, (seed,), known)
+        assert isinstance(latency, CorrectedModel)
+        from_us, times = latency.varying
+        assert from_us[-1] >= 300_000
+        assert np.diff(from_us) == pytest.approx(scatter.step_us * times[:-1], abs=1)
+        of_one = times[:32]
+        means.append(float(of_one.mean()))
+        again = scatter_of([np.column_stack([of_one / of_one.mean(), np.ones(32)])]).by_doubling
+        assert again[3] > 0
+    assert (np.std(means) < 1e-9) == known

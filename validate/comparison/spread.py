@@ -20,6 +20,7 @@ from blis_replay.fixtures.catalogue import published_failures
 from blis_replay.ingest.recording import PUBLISHED, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.judgement import Draws
 from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, number, of_requests
@@ -65,15 +66,21 @@ def drawn_runs(run: ReplayRun) -> Iterator[ReplayRun]:
         return
     if not entry.fit.correlation and sum(fit.status == "fitted" for fit in entry.fit.coefficients) > 1:
         return
-    from blis_replay.blis.releases.draws import draws
+    from blis_replay.blis.releases.draws import draws, scattered
 
     drawn = draws(entry.latency, entry.lifecycle, entry.fit, _COEFFICIENT_DRAWS, _COEFFICIENT_SEED)
-    if all(one == (entry.latency, entry.lifecycle) for one in drawn):
+    scatter, until_us = entry.fit.scatter, int((run.arrival_us + run.e2e_us).max(initial=0))
+    if scatter is None and all(one == (entry.latency, entry.lifecycle) for one in drawn):
         return
-    for latency, lifecycle in drawn:
+    known = run.plan.pace is not None
+    for place, (latency, lifecycle) in enumerate(drawn):
         other = replace(entry, latency=latency, lifecycle=lifecycle)
+        # What other coefficients make of the recorded steps is at another pace.
+        plan = run.plan if not known else plan_replay(run.recording, run.mode, other)
+        if scatter is not None:
+            other = replace(other, latency=scattered(latency, scatter, until_us, (_COEFFICIENT_SEED, place), known))
         simulator = EmbeddedEngine(replace(run.release, models=(other,)), extrapolate=True)
-        yield replace(run, entry=other, simulated=simulator.serve(run.plan))
+        yield replace(run, entry=other, simulated=simulator.serve(plan))
 
 
 def prediction_interval(

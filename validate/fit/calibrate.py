@@ -442,6 +442,7 @@ def _measured(recordings: Sequence[Recording], line: Measured, options: Options)
         recordings, entry, line.form, edges, False, mode, line.coefficients, line.stalls, line.correlation
     )
     remarks = _left_out(recordings, line.stalls)
+    record = replace(record, scatter=line.scatter)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
     own = missed(record.scores, {"e2e": 0.0}, recordings)
     if own and all(map(was_recorded, recordings)):

@@ -20,7 +20,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, Roofline
-from blis_replay.blis.releases.fit import CoefficientFit
+from blis_replay.blis.releases.fit import CoefficientFit, Scatter
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import query
@@ -95,6 +95,12 @@ class EveryStep:
         longer_us = (self.cycle_us - modelled_us)[held]
         return Stalls(self.start_us[held].astype(np.int64), longer_us.astype(np.int64)) if held.any() else None
 
+    def scattered(self, line: Floats, roofline: Roofline | None, window: tuple[float, float]) -> Floats:
+        """float64[steps, 2]: us of the steps of a share of the run that were not held up, recorded and modelled."""
+        within = self.within(window)
+        modelled_us, cycle_us = _shown(self.batch[within], roofline) @ line, self.cycle_us[within]
+        return np.column_stack([cycle_us, modelled_us])[~_held_up(cycle_us, modelled_us)]
+
 
 _REQUEST_SCHEMA = {
     "arrival_us": pl.Int64,
@@ -121,6 +127,7 @@ class Measured:
     lifecycle: Lifecycle
     coefficients: tuple[CoefficientFit, ...]
     correlation: tuple[tuple[float, ...], ...]
+    scatter: Scatter
     steps: int
     error: float
     total: float
@@ -166,6 +173,7 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
     if roofline is not None:
         form, latency = ROOFLINE_FORM, replace(latency, kind="roofline", roofline=roofline)
     modelled_us, cycle_us = modelled_us[kept], cycle_us[kept]
+    scatter = scatter_of([run.scattered(line, roofline, window) for _recording, run in runs])
     stalls = {r.slug: held for r, run in runs if (held := run.stalls(line, roofline)) is not None}
     return Measured(
         form,
@@ -173,6 +181,7 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
         lifecycle_of(delays),
         (*costs, *delays),
         correlation,
+        scatter,
         steps=len(cycle_us),
         error=float(np.abs(modelled_us / cycle_us - 1).mean()),
         total=float(modelled_us.sum() / cycle_us.sum() - 1),
@@ -205,6 +214,17 @@ def _roofline_of(batch: Floats, cycle_us: Floats) -> Roofline | None:
         if gain.sum() > max(most, _CLEARLY * float(gain.std()) * len(gain) ** 0.5):
             best, most = roofline, float(gain.sum())
     return best
+
+
+def scatter_of(runs: Sequence[Floats]) -> Scatter:
+    """How steps of runs scatter; float64[steps, 2] of each, recorded and modelled us in order."""
+    by_doubling, parts = [], runs
+    while pairs := [part[: len(part) // 2 * 2].reshape(-1, 2, 2) for part in parts if len(part) > 1]:
+        apart = [pair[:, 0, 0] / pair[:, 0, 1] - pair[:, 1, 0] / pair[:, 1, 1] for pair in pairs]
+        weight = [pair[:, :, 1].sum(axis=1) for pair in pairs]
+        by_doubling.append(float(np.average(np.concatenate(apart) ** 2, weights=np.concatenate(weight)) ** 0.5 / 2))
+        parts = [pair.sum(axis=1) for pair in pairs]
+    return Scatter(round(float(np.vstack(runs)[:, 0].mean()), 3), tuple(round(by, 4) for by in by_doubling))
 
 
 def _held_up(cycle_us: Floats, modelled_us: Floats) -> Bools:
