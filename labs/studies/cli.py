@@ -13,6 +13,7 @@ from blis_replay.validate.cli.options import (
     FOLDER,
     VerbGroup,
     gpu_file_option,
+    name_option,
     selector_option,
     store_option,
     workers_option,
@@ -30,6 +31,7 @@ def study_verb() -> None:
     \b
     Example:
       blis-replay study generalize --lomo
+      blis-replay study pairs 'tiny-live-*'
     """
 
 
@@ -116,3 +118,51 @@ def generalize_models(
             if fold.release is not None:
                 write_whole(out / f"{fold.release.name}.yaml", format_release(fold.release))
     print_answer(generalisation_answer(result))
+
+
+@study_verb.command("pairs")
+@selector_option("all, stored and bundled")
+@workers_option
+@store_option
+def pairs_of_recordings(names: tuple[str, ...], store_path: Path, **workers: Unpack[Workers]) -> None:
+    """How often do prediction intervals hold another recording?
+
+    Fits each recording and predicts the others of its model: as replayed, and where the
+    recording has steps also at its own pace, with the warm-up that it shows.
+
+    \b
+    Example:
+      blis-replay study pairs 'tiny-live-*'
+    """
+    from blis_replay_labs.studies.pairs import pairs, recordings_of, tried_answer
+
+    recordings = recordings_of(store_path, names)
+    with progress_line("fitting") as progress:
+        found = pairs(recordings, progress=progress, **workers)
+    print_answer(tried_answer(found))
+
+
+@study_verb.command("learning-curve")
+@selector_option("all, stored and bundled")
+@name_option("on", "Another recording to predict; may be given several times.", "--on", several=True)
+@workers_option
+@store_option
+def learning_curve_of(
+    names: tuple[str, ...], on: tuple[str, ...], store_path: Path, **workers: Unpack[Workers]
+) -> None:
+    """How many requests does a fit need?
+
+    Fits the first 50, 100, 300, 1,000 and 5,000 requests of each recording, and predicts
+    the rest of it and the recordings of --on.
+
+    \b
+    Example:
+      blis-replay study learning-curve tiny-live-a --on tiny-live-a2
+    """
+    from blis_replay_labs.studies.pairs import learning_curve, recordings_of, tried_answer
+
+    recordings = recordings_of(store_path, names)
+    others = recordings_of(store_path, on) if on else []
+    with progress_line("fitting") as progress:
+        found = learning_curve(recordings, others, progress=progress, **workers)
+    print_answer(tried_answer(found))

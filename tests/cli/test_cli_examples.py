@@ -55,7 +55,7 @@ NOT_RUN = (
 SLOW = (
     *("report --all", "report 34b-general --replay", "validate --all", "--sweep", "--replay spec"),
     *("blis-replay verify", "blis-replay gate", "explain 34b-general --coefficients stepml-direct"),
-    *("calibrate '7b-*'", "report 34b-general --out"),
+    *("calibrate '7b-*'", "report 34b-general --out", "study pairs", "study learning-curve"),
 )
 # The published calibration is 69 % off in TTFT here.
 # Of a line, max_num_seqs is no limit, which breaks a law.
