@@ -113,7 +113,7 @@ class ByAddress:
         """Where its machine code is in this process."""
         if AS_PYTHON:
             PYTHON_FUNCTIONS.append(self._function)
-            return len(PYTHON_FUNCTIONS) - 1
+            return len(PYTHON_FUNCTIONS)
         try:
             self._compiled = self._made(self._folder)
         except (EOFError, pickle.UnpicklingError, OSError):  # kept code that was cut off, or the disk is full

@@ -108,7 +108,7 @@ def _layout(hint: Any) -> tuple[np.dtype[Any], int]:
 
 
 def reader(kind: type[_Set]) -> Callable[[_Set], _Set]:
-    """The function by which compiled code reads a set of tables: of its words, an array or a table, a pointer."""
+    """The function by which compiled code reads a set of tables: of its words, in any form, a pointer."""
     if AS_PYTHON:
         return _as_python
     layout = kind.layout()
@@ -121,10 +121,12 @@ def reader(kind: type[_Set]) -> Callable[[_Set], _Set]:
 
     @intrinsic
     def read(typing: Any, words: Any) -> Any:
-        if not isinstance(words, types.Array | _Table):
+        if not isinstance(words, types.Array | _Table | types.Integer):
             return None
 
         def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            if isinstance(words, types.Integer):
+                return builder.inttoptr(given[0], _BYTES)
             return builder.bitcast(_member(context, builder, words, given[0], "data"), _BYTES)
 
         return of_pointer(words), code
@@ -133,6 +135,8 @@ def reader(kind: type[_Set]) -> Callable[[_Set], _Set]:
 
 
 def _as_python(tables: Any) -> Any:
+    if isinstance(tables, SimpleNamespace):
+        return tables
     layout = tables.layout()
     fields = {name: array[0] if layout[name][1] == 0 else array for name, array in tables.arrays().items()}
     return SimpleNamespace(**fields, tables=tables)
@@ -369,18 +373,30 @@ def record_at(dtype: Any) -> Callable[[Any], Any]:
 
 
 def _call_step_time(typing: Any, address: Any, ints: Any, floats: Any, batch: Any, start_us: Any) -> Any:
+    return _called(ints, floats, batch, types.int64)
+
+
+def _call_operation(typing: Any, address: Any, number: Any, tables: Any, first: Any, second: Any, third: Any) -> Any:
+    return _called(types.int64, tables, *[types.int64] * 3)
+
+
+def _called(*kinds: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        function = builder.inttoptr(given[0], ir.FunctionType(_WORD, [_WORD] * 6).as_pointer())
-        words = [builder.ptrtoint(given[3], _WORD), given[4]]
-        for kind, value in ((floats, given[2]), (ints, given[1])):
-            data = builder.ptrtoint(_member(context, builder, kind, value, "data"), _WORD)
-            words[:0] = [data, builder.extract_value(_member(context, builder, kind, value, "shape"), 0)]
+        words = []
+        for kind, value in zip(kinds, given[1:], strict=True):
+            if isinstance(kind, _Table):
+                shape = _member(context, builder, kind, value, "shape")
+                data = builder.ptrtoint(_member(context, builder, kind, value, "data"), _WORD)
+                words += [data, builder.extract_value(shape, 0)]
+            else:
+                words.append(value if isinstance(kind, types.Integer) else builder.ptrtoint(value, _WORD))
+        function = builder.inttoptr(given[0], ir.FunctionType(_WORD, [_WORD] * len(words)).as_pointer())
         return builder.call(function, words)
 
-    return types.int64(types.int64, ints, floats, batch, types.int64), code
+    return types.int64(types.int64, *kinds), code
 
 
-# Of ``functions.by_address``, where nothing is compiled: their places stand for their addresses.
+# Of ``functions.by_address``, where nothing is compiled: their places, from 1, stand for their addresses.
 PYTHON_FUNCTIONS: list[Callable[..., int]] = []
 
 
@@ -388,8 +404,12 @@ def _first(array: Any, _length: int = 0) -> Any:
     return array
 
 
+def _call_operation_as_python(address: int, *given: Any) -> int:
+    return PYTHON_FUNCTIONS[address - 1](*given)
+
+
 def _call_as_python(address: int, ints: Any, floats: Any, batch: Any, start_us: int) -> int:
-    return PYTHON_FUNCTIONS[address](ints, len(ints), floats, len(floats), batch, start_us)
+    return PYTHON_FUNCTIONS[address - 1](ints, len(ints), floats, len(floats), batch, start_us)
 
 
 _T = TypeVar("_T")
@@ -417,3 +437,7 @@ column: Callable[[Any, str], Any] = operator.getitem if AS_PYTHON else intrinsic
 word_at: Callable[[NDArray[Any], int], Any] = _word_as_python if AS_PYTHON else intrinsic(_word_at)
 # Call the function at an address with two tables (of each, where it is and its length), a record and a number.
 call_step_time: Callable[[int, Any, Any, Any, int], int] = _call_as_python if AS_PYTHON else intrinsic(_call_step_time)
+# The same with an operation's number, a set of tables, a request and two numbers.
+call_operation: Callable[[int, int, Any, int, int, int], int] = (
+    _call_operation_as_python if AS_PYTHON else intrinsic(_call_operation)
+)

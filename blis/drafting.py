@@ -11,7 +11,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.blis.kernel import loop
-from blis_replay.blis.kernel.flight import DRAFT_CONFIG, DRAFTED, GROUP, GROUPING, HELD, Flight
+from blis_replay.blis.kernel.flight import DRAFT_CONFIG, DRAFTED, Flight
 from blis_replay.blis.kernel.state import NONE, State
 from blis_replay.blis.kernel.step_time import KernelModel, step_duration_us
 from blis_replay.blis.latency.models import BatchFeatures
@@ -48,7 +48,6 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
     config["cached_as_accepted"] = engine.behaviours.drafts_cached_as_accepted
     config["hash_lookahead"] = engine.hash_lookahead_tokens
     config["keeps_drafts"] = not engine.behaviours.drafts_end_with_preemption
-    config["frees_processed"] = engine.behaviours.windows_wait_for_flight
     config["pads"] = engine.behaviours.single_tokens_padded
     config["pads_or_waits"] = not engine.behaviours.padding_where_it_fits
     config["pads_alone"] = engine.behaviours.padding_without_company
@@ -60,9 +59,6 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
         start=drafts.start[order],
         drafted=np.minimum(drafts.drafted, config["tokens"].astype(np.int8)),
         accepted=drafts.accepted,
-        grouping=np.zeros(1, GROUPING),
-        groups=np.zeros(0, GROUP),
-        held=np.zeros(0, HELD),
     )
 
 

@@ -45,7 +45,9 @@ def simulate(
         from blis_replay.blis.parallel.ranks import simulate_ranks
 
         return simulate_ranks(trace, engine, latency, lifecycle)[0]
-    running = Engine(trace, engine, lifecycle, long=len(trace) > LONG_RUN and not engine.walked)
+    running = Engine(
+        trace, engine, lifecycle, long=len(trace) > LONG_RUN and not engine.walked and not engine.kv_cache_groups
+    )
     for until_us in (NEVER_US,) if running.long is None else running.long.stretches(lambda: running.state):
         running.advance(latency, until_us)
     result = running.result()
@@ -83,10 +85,10 @@ class Engine:
             from blis_replay.blis.kernel import drafting
 
             self._rules, self._flight = drafting, new_flight(trace, engine, self.order)
-            if engine.kv_cache_groups:
-                from blis_replay.blis.grouping import grouped
+        if engine.kv_cache_groups:
+            from blis_replay.blis.grouping import grouped
 
-                self.state, self._flight = grouped(self.state, self._flight, engine)
+            self.state = grouped(self.state, engine)
 
     @property
     def _tables(self) -> tuple[Any, ...]:

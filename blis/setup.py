@@ -105,12 +105,17 @@ def state_and_facts(
         growth_count=np.zeros(engine.block_size, np.int64),
         finish_head=_none(ring),
         keys=keys,
-        extents=_extents(usable),
+        extents=extents_of(usable),
         extent_of_key=extent_of_key,
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
         steps=np.empty(_steps_at_first(total - prompt), k.STEP),
         segments=np.empty((segments + _segments_of_step(engine), 3), np.int64),
+        grouping=np.zeros(1, k.GROUPING),
+        groups=np.zeros(0, k.GROUP),
+        left=np.zeros(0, np.int32),
+        leaving=np.zeros(0, k.LEAVING),
+        leave_head=np.zeros(0, np.int32),
     )
     return state, facts
 
@@ -268,6 +273,7 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int, table_width: in
     config["segments_of_step"] = _segments_of_step(engine)
     config["keys_of_step"] = (engine.max_num_seqs + 1) * (table_width + 1)
     config["ring_mask"] = ring - 1
+    config["growing"] = 1
     return config
 
 
@@ -284,7 +290,7 @@ def _progress(requests: int, usable_blocks: int, rows: int, static_keys: int) ->
     return at
 
 
-def _extents(usable: int) -> k.Table:
+def extents_of(usable: int) -> k.Table:
     """A row per extent that there can be: a cached one a block, and between two of them blocks without contents.
 
     The first is all blocks.  The others take no memory until they are used.

@@ -266,7 +266,7 @@ class EngineConfig:
     def walked(self) -> bool:
         """Whether the kernel must visit every running request in every step (``kernel.draft_batch``)."""
         once_more = self.async_scheduling and self.behaviours.decodes_once_more
-        return self.speculation is not None or once_more or bool(self.kv_cache_groups)
+        return self.speculation is not None or once_more
 
     @property
     def hash_lookahead_tokens(self) -> int:

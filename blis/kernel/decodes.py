@@ -7,9 +7,10 @@ asking what else there might be to do.
 from __future__ import annotations
 
 from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.tables import call_operation
 from blis_replay.blis.kernel.batch import end_last_decodes
 from blis_replay.blis.kernel.queues import finish_all
-from blis_replay.blis.kernel.state import NEVER, NONE, UNKEYED, State, compiled
+from blis_replay.blis.kernel.state import LEAVE_DUE, NEVER, NONE, UNKEYED, State, compiled
 from blis_replay.blis.kernel.step_time import quick_duration_us
 
 
@@ -24,6 +25,7 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
         return
     at, batch, config = state.at, state.batch, state.config
     steps, growth_count, finish_head, mask = state.steps, state.growth_count, state.finish_head, config.ring_mask
+    leave_head = state.leave_head
     now_us, free_us, row, step, slot = at.now_us, at.device_free_us, at.rows, at.step, at.growth_slot
     first_row, free_blocks, context, decodes = row, at.free_blocks, at.decoding_context, at.decoding_requests
     running = running_before = at.running_depth
@@ -40,6 +42,12 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
         taken = growth_count[slot]
         if taken > at_hand or free_us >= give_up_us:
             break
+        free_blocks_before = free_blocks
+        if slot < len(leave_head) and leave_head[slot] != NONE:
+            take_counted(state, free_blocks)
+            at.step, at.growth_slot = step, slot
+            call_operation(config.groups_at, LEAVE_DUE, state, NONE, 0, 0)
+            free_blocks, at_hand = at.free_blocks, blocks_at_hand(state)
         start_us = max(now_us, free_us)
         batch.context_tokens = context
         end_us = start_us + quick_duration_us(kind, int_params, float_params, batch, start_us)
@@ -49,7 +57,7 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
         this.scheduled_us = now_us
         this.context_tokens = context
         this.prefill_tokens = this.waiting_depth = 0
-        this.free_blocks_before = free_blocks
+        this.free_blocks_before = free_blocks_before
         at_hand -= taken
         free_blocks -= taken
         free_before, running_before = free_blocks, running

@@ -9,18 +9,19 @@ each step is built with as many as there can be, before the one ahead has accept
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel import groups
 from blis_replay.blis.kernel.batch import choose_victim, end_interval, enter_running, given_now
 from blis_replay.blis.kernel.flight import Flight
 from blis_replay.blis.kernel.pool import (
+    allocate_admitted,
     allocate_slots,
     drop_last_found,
     enter_cache,
     find_cached_blocks,
     give_keys,
+    leave_windows,
 )
 from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill, vacate
-from blis_replay.blis.kernel.schedule import begin_batch, blocks_to_admit, note_admission
+from blis_replay.blis.kernel.schedule import begin_batch, lacks_blocks, note_admission
 from blis_replay.blis.kernel.state import NONE, State, compiled, separate
 
 
@@ -61,7 +62,9 @@ def walk_running(state: State, flight: Flight) -> int:
             continue
         itself, after = False, NONE
         slots = min(this.computed + tokens + flight.config.lookahead, state.config.max_model_len)
-        while not itself and not allocate(state, flight, request, slots):
+        own = flight.requests[request]
+        leave_windows(state, request, this.computed - own.in_flight * state.config.frees_processed, own.cached)
+        while not itself and not allocate_slots(state, request, slots):
             victim = choose_victim(state)
             if given_now(state, victim):
                 budget += state.requests[victim].chunk
@@ -81,14 +84,6 @@ def walk_running(state: State, flight: Flight) -> int:
         budget -= tokens
         request = state.links[request].running.next
     return budget
-
-
-@compiled
-def allocate(state: State, flight: Flight, request: int, slots: int) -> bool:
-    """Hold blocks for ``slots`` tokens of a running request; False if too few are free."""
-    if len(flight.groups) > 0:
-        return groups.allocate(state, flight, request, slots)
-    return allocate_slots(state, request, slots)
 
 
 @compiled
@@ -126,10 +121,7 @@ def note_cached(state: State, flight: Flight, request: int, tokens: int) -> None
     own = flight.requests[request]
     own.cached = max(own.cached, min(tokens, state.requests[request].known - flight.config.hash_lookahead))
     if state.config.prefix_caching == 1:
-        if len(flight.groups) > 0:
-            groups.enter(state, flight, request, own.cached)
-        else:
-            enter_cache(state, request, own.cached)
+        enter_cache(state, request, own.cached)
 
 
 @compiled
@@ -163,10 +155,7 @@ def preempt(state: State, flight: Flight, request: int) -> None:
         count(state, flight, request, -1)
     this.chunk = 0
     close_segment(state, flight, request)
-    if len(flight.groups) > 0:
-        groups.give_keys(state, flight, request)
-    else:
-        give_keys(state, request)
+    give_keys(state, request)
     leave_running(state, flight, request)
     own.placeholders = 0
     own.drafts *= flight.config.keeps_drafts
@@ -178,9 +167,6 @@ def preempt(state: State, flight: Flight, request: int) -> None:
 def leave_running(state: State, flight: Flight, request: int) -> None:
     """Out of the running list; its blocks go, cached contents stay."""
     stop_prefill(state, request)
-    if len(flight.groups) > 0:
-        groups.release(state, flight, request)
-        flight.requests[request].cached = 0
     vacate(state, request, flight.requests[request].cached)
     flight.requests[request].cached = 0
 
@@ -194,15 +180,10 @@ def admit_waiting(state: State, flight: Flight, budget: int) -> None:
         request = first_waiting(state)
         this, own = state.requests[request], flight.requests[request]
         row = state.free_rows[at.free_rows - 1]
-        hits, free_hits, extents, found = 0, 0, 0, 0
-        if len(flight.groups) > 0:
-            found = groups.find_prefix(state, flight, request, row)
-        else:
-            hits, free_hits, extents = find_cached_blocks(state, request, row)
-            if flight.config.drops_last_hit == 1 and hits > 0:
-                hits, free_hits, extents = drop_last_found(state, row, hits, free_hits, extents)
-            found = hits * config.block_size
-        hit_tokens = max(found, state.facts[request].given_hit)
+        hits, free_hits, extents = find_cached_blocks(state, request, row)
+        if flight.config.drops_last_hit == 1 and hits > 0:
+            hits, free_hits, extents = drop_last_found(state, row, hits, free_hits, extents)
+        hit_tokens = max(hits * config.block_size, state.facts[request].given_hit)
         tokens = this.known - hit_tokens
         several = tokens > 1
         if several and state.batch.defers_prefill == 1:
@@ -223,16 +204,10 @@ def admit_waiting(state: State, flight: Flight, budget: int) -> None:
         refused = tokens > budget and config.chunked_prefill == 0
         tokens = min(tokens, budget)
         slots = min(hit_tokens + tokens + flight.config.lookahead_at_admission, config.max_model_len)
-        if len(flight.groups) > 0:
-            if refused or groups.lacks_blocks(state, flight, request, row, hit_tokens, slots):
-                break
-        elif refused or blocks_to_admit(state, request, slots) - hits > at.free_blocks - free_hits:
+        if refused or lacks_blocks(state, request, hit_tokens, slots, hits - free_hits):
             break
         enter_running(state, request, row, hits, extents)
-        if len(flight.groups) > 0:
-            groups.admit(state, flight, request, hit_tokens, slots)
-        else:
-            allocate_slots(state, request, slots)
+        allocate_admitted(state, request, hit_tokens, slots)
         this.computed = hit_tokens
         own.cached = hit_tokens
         kept = own.drafts  # of before a preemption

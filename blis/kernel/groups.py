@@ -1,355 +1,447 @@
 """KV-cache groups: layers with blocks of their own, such as sliding windows beside full attention.
 
-All groups take their blocks from one pool.  A request has a table of blocks for each group.  Blocks that a window has
-left are freed while the request runs, and a cached prefix is used as far as every group has it.  Blocks are single
-rows of ``State.extents`` here, numbered from 1; 0 stands for one that a group need not keep.  It is compiled with
-``draft_batch``, and only there.
+All groups take their blocks from one pool, each one block for each block size of tokens.  Blocks that a window has left
+are freed while the request runs, and a cached prefix is used as far as every group has it.  A block that can be looked
+up is an extent of its own here, named in ``State.table``; the others are only counted, as in ``pool``.
+
+The kernel calls ``operate`` by its address.  So these rules are compiled, by themselves, only where there are groups.
 """
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.flight import CHUNK, DENSE, FULL, UNFINDABLE, WINDOW, Flight
-from blis_replay.blis.kernel.free_queue import insert_before, unlink
-from blis_replay.blis.kernel.state import NONE, State, compiled, separate
+from blis_replay.base.tables import column
+from blis_replay.blis.kernel.free_queue import (
+    append_unkeyed,
+    insert_before,
+    new_extent,
+    prepend_unkeyed,
+    take_blocks,
+    unlink,
+)
+from blis_replay.blis.kernel.pool import blocks_for, full_blocks, modulo_block
+from blis_replay.blis.kernel.queues import computed_now, in_flight_input, leave_bucket
+from blis_replay.blis.kernel.state import (
+    ADMIT,
+    AWAIT_LEAVING,
+    DECODING,
+    ENTER,
+    FIND,
+    FORGET_LEAVING,
+    LACKS,
+    LEAVE,
+    LEAVE_DUE,
+    NONE,
+    UNKEYED,
+    State,
+    Table,
+    compiled,
+    of_kind,
+    separate,
+    state_of,
+)
+
+# -- Group.kind: what a layer attends to --------------------------------------------------
+FULL, WINDOW, CHUNK = range(3)
+DENSE = -1  # Grouping.retention: every block is cached
+
+
+@of_kind
+def operate(operation: int, address: int, request: int, first: int, second: int) -> int:
+    """Do one of the operations of ``kernel.state`` on the state at an address."""
+    state = state_of(address)
+    if operation == LEAVE:
+        leave(state, request, first, second)
+    elif operation == LEAVE_DUE:
+        return leave_due(state)
+    elif operation == FIND:
+        return find_prefix(state, request, first)
+    elif operation == LACKS:
+        return 1 if lacks_blocks(state, request, first, second) else 0
+    elif operation == ADMIT:
+        admit(state, request, first, second)
+    elif operation == ENTER:
+        enter(state, request, first)
+    elif operation == AWAIT_LEAVING:
+        await_leaving(state, request, first)
+        enter_leaving(state, request)
+    elif operation == FORGET_LEAVING:
+        forget_leaving(state, request)
+    else:
+        release(state, request, first)
+    return 0
 
 
 @compiled
-def skipped_tokens(kind: int, window: int, computed: int) -> int:
-    """Leading tokens that nothing behind the first ``computed`` ones attends to."""
-    if kind == WINDOW:
-        return max(computed - window + 1, 0)
-    return computed // window * window if kind == CHUNK else 0
+def skipped_blocks(state: State, g: int, computed: int) -> int:
+    """Leading blocks of a group that nothing behind the first ``computed`` tokens attends to."""
+    group = state.groups[g]
+    if group.kind == WINDOW:
+        return full_blocks(state, max(computed - group.window + 1, 0))
+    return full_blocks(state, computed // group.window * group.window) if group.kind == CHUNK else 0
 
 
 # -- Looking cached prefixes up ----------------------------------------------------------------
 
 
 @compiled
-def key_of(state: State, flight: Flight, request: int, g: int, i: int) -> int:
-    """Place in ``State.extent_of_key`` of a request's i-th full block of a group; UNFINDABLE if it has no key."""
-    this, facts, groups = state.requests[request], state.facts[request], len(flight.groups)
+def key_of(state: State, request: int, g: int, i: int) -> int:
+    """Place in ``State.extent_of_key`` of a request's i-th full block of a group; NONE if it has no key."""
+    this, facts, groups = state.requests[request], state.facts[request], len(state.groups)
     if i < facts.key_count:
         return state.keys[facts.key_start + i] * groups + g
     if this.dynamic_key == NONE:
-        return UNFINDABLE
+        return NONE
     return this.dynamic_key + (i - facts.key_count) * groups + g
 
 
 @compiled
-def all_cached(state: State, flight: Flight, request: int, row: int, g: int, i: int) -> bool:
+def all_cached(state: State, request: int, row: int, g: int, i: int) -> bool:
     """Whether all groups like ``g`` have the i-th block cached; it is noted in a row of the table then."""
-    for other in range(g, len(flight.groups)):
-        if flight.groups[other].first_alike == g:
-            key = key_of(state, flight, request, other, i)
+    for other in range(g, len(state.groups)):
+        if state.groups[other].first_alike == g:
+            key = key_of(state, request, other, i)
             if key < 0 or state.extent_of_key[key] == NONE:
                 return False
-            state.table[row, flight.groups[other].column + i] = state.extent_of_key[key]
+            state.table[row, state.groups[other].column + i] = state.extent_of_key[key]
     return True
 
 
-@compiled
-def look_up(state: State, flight: Flight, request: int, row: int, g: int, most: int) -> int:
-    """Tokens of the longest prefix of at most ``most`` that the groups like ``g`` have; their blocks are noted."""
-    group, alignment = flight.groups[g], flight.grouping.alignment
-    size = group.block_size
-    blocks, first, run = most // size, 0, 0
+@separate
+def look_up(state: State, request: int, row: int, g: int, most: int) -> int:
+    """Blocks of the longest prefix of at most ``most`` that the groups like ``g`` have; they are noted."""
+    group, size, first = state.groups[g], state.config.block_size, 0
+    blocks = most
     if group.kind == WINDOW:
         need = (group.window - 1 + size - 1) // size
-        i, found = blocks - 1, 0
-        blocks = 0
-        while i >= 0 and found == 0:
-            if not all_cached(state, flight, request, row, g, i):
-                run = 0
-            elif run > 0 or (i + 1) * size % alignment == 0:
-                run += 1
-                found = 1 if run >= need else 0
-                if found == 1:
-                    first, blocks = i, i + run
+        i, run, found = blocks - 1, 0, False
+        while i >= 0 and not found:
+            run = run + 1 if all_cached(state, request, row, g, i) else 0
+            found = run > 0 and run >= need
+            if found:
+                first = i
             i -= 1
-        if found == 0:
-            blocks = run
+        blocks = first + run if found else run
     else:
         if group.kind == CHUNK:
-            first = most // group.window * group.window // size
+            first = most * size // group.window * group.window // size
         i = first
-        while i < blocks and all_cached(state, flight, request, row, g, i):
+        while i < blocks and all_cached(state, request, row, g, i):
             i += 1
         blocks = i
-    while blocks > 0 and blocks * size % alignment != 0:
-        blocks -= 1
-    for other in range(g, len(flight.groups)):
-        if flight.groups[other].first_alike == g:
-            held = flight.held[row * len(flight.groups) + other]
-            held.blocks = blocks
-            held.first = first
-    return blocks * size
+    for other in range(g, len(state.groups)):
+        if state.groups[other].first_alike == g:
+            state.left[row * len(state.groups) + other] = first
+    return blocks
 
 
 @separate
-def find_prefix(state: State, flight: Flight, request: int, row: int) -> int:
-    """Tokens of the longest prefix that every group has cached; its blocks are noted in a row, and not held yet.
+def find_prefix(state: State, request: int, row: int) -> int:
+    """Blocks of the longest prefix that every group has cached; they are noted in a row, and not held yet.
 
     vllm/v1/core/kv_cache_coordinator.py: lookups go on until no group has less than another, full attention first.
     """
-    groups, own = len(flight.groups), flight.requests[request]
-    own.junction = 0
+    groups = len(state.groups)
+    state.leaving[request].junction = 0
+    state.grouping.found = 0
     for g in range(groups):
-        flight.held[row * groups + g].blocks = 0
-        flight.held[row * groups + g].first = 0
-    if state.config.prefix_caching == 0:
+        state.left[row * groups + g] = 0
+    if state.config.prefix_caching == 0 or groups == 0:
         return 0
-    hit = state.requests[request].known - 1
-    longest, looked, settled = 0, 0, 0
-    while settled == 0:
+    hit = full_blocks(state, state.requests[request].known - 1)
+    longest, whole, looked, settled = 0, hit, False, False
+    while not settled:
         current = hit
         for windows in range(2):
             for g in range(groups):
-                group = flight.groups[g]
-                if group.first_alike == g and (group.kind != FULL) == (windows == 1):
-                    if windows == 0 and looked == 1:
-                        current = min(current, flight.held[row * groups + g].blocks * group.block_size)
+                if state.groups[g].first_alike == g and (state.groups[g].kind != FULL) == (windows == 1):
+                    if windows == 0 and looked:
+                        current = min(current, whole)
                     else:
-                        current = look_up(state, flight, request, row, g, current)
+                        current = look_up(state, request, row, g, current)
                         longest = max(longest, current)
-        looked = 1
-        settled = 1 if current >= hit or flight.grouping.once == 1 else 0
+                    if windows == 0:
+                        whole = current
+        looked = True
+        settled = current >= hit or state.grouping.once == 1
         hit = min(hit, current)
-    for g in range(groups):
-        held, size = flight.held[row * groups + g], flight.groups[g].block_size
-        held.blocks = min(held.blocks, (hit + size - 1) // size)
     if longest > hit:
-        own.junction = longest
+        state.leaving[request].junction = longest * state.config.block_size
+    state.grouping.found = hit
     return hit
 
 
 # -- Blocks of a request -----------------------------------------------------------------------
 
 
-@compiled
-def lacks_blocks(state: State, flight: Flight, request: int, row: int, hit: int, slots: int) -> bool:
+@separate
+def lacks_blocks(state: State, request: int, hit: int, slots: int) -> bool:
     """Whether too few blocks are free to admit a request with ``hit`` tokens of the prefix that was found for it."""
-    spare = state.config.watermark_blocks if state.at.running_depth > 0 else 0
-    if state.config.full_prompt_admission == 1:
-        whole = min(state.requests[request].known, state.config.max_model_len)
-        if blocks_to_admit(state, flight, row, hit, whole, True) + spare > state.at.free_blocks:
-            return True
-    return blocks_to_admit(state, flight, row, hit, slots, False) + spare > state.at.free_blocks
-
-
-@compiled
-def blocks_to_admit(state: State, flight: Flight, row: int, hit: int, slots: int, bounded: bool) -> int:
-    """Free blocks that an admission takes, those of the found prefix that nobody holds included."""
-    wanted = 0
-    for g in range(len(flight.groups)):
-        group, held = flight.groups[g], flight.held[row * len(flight.groups) + g]
-        blocks = (slots + group.block_size - 1) // group.block_size
-        if bounded and group.most_admitted >= 0:
-            blocks = min(blocks, group.most_admitted)
-        skipped = skipped_tokens(group.kind, group.window, hit) // group.block_size
-        wanted += max(blocks - max(skipped, held.blocks), 0)
-        for i in range(max(skipped, held.first), held.blocks):
+    at, config, found = state.at, state.config, state.grouping.found
+    row, free = state.free_rows[at.free_rows - 1], at.free_blocks - state.grouping.states
+    if at.running_depth > 0:
+        free -= config.watermark_blocks
+    blocks, whole, wanted, wanted_of_whole = blocks_for(state, slots), 0, 0, 0
+    if config.full_prompt_admission == 1:
+        whole = blocks_for(state, min(state.requests[request].known, config.max_model_len))
+    for g in range(len(state.groups)):
+        group, skipped = state.groups[g], skipped_blocks(state, g, hit)
+        held = max(skipped, found)
+        wanted += max(blocks - held, 0)
+        wanted_of_whole += max((min(whole, group.most_admitted) if group.most_admitted >= 0 else whole) - held, 0)
+        # Of the found prefix, what nobody holds is among the free blocks.
+        for i in range(max(skipped, state.left[row * len(state.groups) + g]), found):
             if state.extents[state.table[row, group.column + i]].ref_count == 0:
-                wanted += 1
-    return wanted
+                free -= 1
+    return max(wanted, wanted_of_whole) > free
 
 
 @separate
-def admit(state: State, flight: Flight, request: int, hit: int, slots: int) -> None:
+def admit(state: State, request: int, hit: int, slots: int) -> None:
     """Hold the found prefix of a request that has just begun to run, and blocks for ``slots`` tokens."""
-    row, groups = state.requests[request].table_row, len(flight.groups)
-    flight.requests[request].next_entered = 0
-    for g in range(groups):
-        group, held = flight.groups[g], flight.held[row * groups + g]
-        held.first = max(held.first, skipped_tokens(group.kind, group.window, hit) // group.block_size)
-        held.blocks = max(held.blocks, held.first)
-        held.entered = held.blocks
-        for i in range(held.first, held.blocks):
-            block = state.table[row, group.column + i]
-            if state.extents[block].ref_count == 0:
-                unlink(state, block)
+    this, found, wanted = state.requests[request], state.grouping.found, state.grouping.states
+    row, blocks = this.table_row, blocks_for(state, slots)
+    for g in range(len(state.groups)):
+        at = row * len(state.groups) + g
+        first = max(state.left[at], skipped_blocks(state, g, hit))
+        state.left[at] = first
+        for i in range(first, found):
+            extent = state.table[row, state.groups[g].column + i]
+            if state.extents[extent].ref_count == 0:
+                unlink(state, extent)
                 state.at.free_blocks -= 1
-            state.extents[block].ref_count += 1
-    take(state, flight, request, slots)
+            state.extents[extent].ref_count += 1
+        wanted += blocks - max(found, first)
+    take_blocks(state, wanted)
+    this.blocks_held = blocks
+    note_next(state, request)
 
 
 @compiled
-def allocate(state: State, flight: Flight, request: int, slots: int) -> bool:
-    """Free what the windows of a running request have left, and hold blocks for ``slots`` tokens.
-
-    False if too few are free.  Tokens in flight still attend to what is before them.
-    """
-    this, own = state.requests[request], flight.requests[request]
-    processed = this.computed - own.in_flight * flight.config.frees_processed
-    if slots <= own.slots_held and processed < own.next_left:
-        return True
-    return allocate_anew(state, flight, request, slots, processed)
-
-
-@separate
-def allocate_anew(state: State, flight: Flight, request: int, slots: int, processed: int) -> bool:
-    """As ``allocate``, where something is to be done."""
-    row, groups = state.requests[request].table_row, len(flight.groups)
-    wanted = 0
+def note_next(state: State, request: int) -> None:
+    """Note with how many processed tokens a window leaves its first block."""
+    row, groups, left = state.requests[request].table_row, len(state.groups), 2**30
     for g in range(groups):
-        group, held = flight.groups[g], flight.held[row * groups + g]
-        skipped = min(skipped_tokens(group.kind, group.window, processed) // group.block_size, held.blocks)
-        for i in range(skipped - 1, held.first - 1, -1):
-            give_up(state, state.table[row, group.column + i])
-        held.first = max(held.first, skipped)
-        wanted += max((slots + group.block_size - 1) // group.block_size - held.blocks, 0)
-    note_next(state, flight, request)
-    if wanted > state.at.free_blocks:
-        return False
-    take(state, flight, request, slots)
-    return True
-
-
-@compiled
-def take(state: State, flight: Flight, request: int, slots: int) -> None:
-    """Take blocks from the head of the queue until every group has those of ``slots`` tokens."""
-    row, groups = state.requests[request].table_row, len(flight.groups)
-    for g in range(groups):
-        group, held = flight.groups[g], flight.held[row * groups + g]
-        while held.blocks * group.block_size < slots:
-            block = state.at.free_queue.head
-            unlink(state, block)
-            forget(state, block)
-            state.extents[block].ref_count = 1
-            state.at.free_blocks -= 1
-            state.table[row, group.column + held.blocks] = block
-            held.blocks += 1
-    note_next(state, flight, request)
-
-
-@compiled
-def note_next(state: State, flight: Flight, request: int) -> None:
-    """Note up to when there is nothing to do for a request."""
-    own, row, groups = flight.requests[request], state.requests[request].table_row, len(flight.groups)
-    slots, left = 2**30, 2**30
-    for g in range(groups):
-        group, held = flight.groups[g], flight.held[row * groups + g]
-        slots = min(slots, held.blocks * group.block_size)
-        behind = (held.first + 1) * group.block_size
+        group = state.groups[g]
+        behind = (state.left[row * groups + g] + 1) * state.config.block_size
         if group.kind == WINDOW:
             left = min(left, behind + group.window - 1)
         elif group.kind == CHUNK:
             left = min(left, (behind + group.window - 1) // group.window * group.window)
-    own.slots_held = slots
-    own.next_left = left
+    state.leaving[request].next_left = left
 
 
 @separate
-def release(state: State, flight: Flight, request: int) -> None:
-    """Give up all blocks of a request, group by group, the last block first."""
-    row, groups = state.requests[request].table_row, len(flight.groups)
+def leave(state: State, request: int, computed: int, cached: int) -> None:
+    """Free what the windows of a running request have left; tokens in flight still attend to what is before them.
+
+    ``cached``: tokens whose full blocks can be looked up; NONE: of a request without drafts, whose ``computed`` tokens
+    are those that are computed or in flight.
+    """
+    if cached == NONE:
+        cached = computed
+        if state.requests[request].status == DECODING and in_flight_input(state, request, False):
+            cached -= 1
+        if state.config.frees_processed == 1:
+            computed -= in_flight_of(state, request, state.at.step)
+    if computed < state.leaving[request].next_left:
+        return
+    row, groups = state.requests[request].table_row, len(state.groups)
     for g in range(groups):
-        held = flight.held[row * groups + g]
-        for i in range(held.blocks - 1, held.first - 1, -1):
-            give_up(state, state.table[row, flight.groups[g].column + i])
-        held.blocks = 0
+        at, skipped = row * groups + g, skipped_blocks(state, g, computed)
+        if skipped > state.left[at]:
+            give_up(state, request, g, state.left[at], skipped, full_blocks(state, cached))
+            state.left[at] = skipped
+    note_next(state, request)
+    if state.requests[request].status == DECODING:
+        await_leaving(state, request, state.at.step + 1)
+        if modulo_block(state, state.leaving[request].due) != state.leaving[request].slot:
+            forget_leaving(state, request)
+            enter_leaving(state, request)
+
+
+@separate
+def release(state: State, request: int, cached: int) -> None:
+    """Give up all blocks of a request, group by group; those that its first ``cached`` tokens fill are cached."""
+    this, groups = state.requests[request], len(state.groups)
+    full = full_blocks(state, cached) if state.config.prefix_caching == 1 else 0
+    for g in range(groups):
+        give_up(state, request, g, state.left[this.table_row * groups + g], this.blocks_held, full)
+    append_free(state, state.grouping.states, True)
 
 
 @compiled
-def give_up(state: State, block: int) -> None:
-    """One request less holds a block; if it was the last, it is free: cached ones are taken last."""
-    this = state.extents[block]
-    this.ref_count -= 1
-    if this.ref_count == 0:
-        first = this.keys_at == NONE and state.config.uncached_blocks_first == 1
-        insert_before(state, block, state.at.free_queue.head if first else NONE)
-        state.at.free_blocks += 1
+def give_up(state: State, request: int, g: int, first: int, last: int, full: int) -> None:
+    """Give up the blocks from ``first`` to ``last`` - 1, the last one first; unheld and cached ones are taken last."""
+    this = state.requests[request]
+    dense = state.groups[g].kind != WINDOW or state.grouping.retention == DENSE
+    cached, lost = 0, 0
+    if dense:
+        begin = max(first, this.blocks_entered)
+        cached = max(min(full, last) - begin, 0)
+        lost = max(last - begin, 0) - cached
+    else:
+        for i in range(max(first, this.blocks_entered), last):
+            if i < full and is_reachable(state, request, g, i):
+                cached += 1
+            else:
+                lost += 1
+    append_free(state, lost, False)
+    append_free(state, cached, True)
+    for i in range(min(last, this.blocks_entered) - 1, first - 1, -1):
+        extent = state.table[this.table_row, state.groups[g].column + i]
+        if extent == NONE:
+            append_free(state, 1, False)
+            continue
+        state.extents[extent].ref_count -= 1
+        if state.extents[extent].ref_count == 0:
+            insert_before(state, extent, NONE)
+            state.at.free_blocks += 1
+
+
+@compiled
+def append_free(state: State, count: int, cached: bool) -> None:
+    """Blocks that nobody can look up are free; newer releases take first what is not cached."""
+    if count > 0:
+        if cached or state.config.uncached_blocks_first == 0:
+            append_unkeyed(state, count)
+        else:
+            prepend_unkeyed(state, count)
+        state.at.free_blocks += count
+
+
+# -- When windows leave blocks of decoding requests --------------------------------------------
+
+
+@compiled
+def in_flight_of(state: State, request: int, step: int) -> int:
+    """Tokens of a request in flight when a step is scheduled: those that the step before gave it, asynchronously."""
+    this = state.requests[request]
+    if state.config.batches_in_flight == 1:
+        return 0
+    if this.chunk_step == step - 1:
+        return this.chunk
+    return 1 if this.status == DECODING and this.segment_start != step else 0
+
+
+@compiled
+def await_leaving(state: State, request: int, step: int) -> None:
+    """Note in which step, from ``step`` on, a window leaves a block of a decoding request."""
+    this = state.leaving[request]
+    due, in_flight, steady = this.next_left + state.requests[request].step_offset, 0, 0
+    if state.config.frees_processed == 1:
+        in_flight, steady = in_flight_of(state, request, step), state.config.batches_in_flight - 1
+    this.due = step if step - in_flight >= due else max(step + 1, due + steady)
+
+
+@compiled
+def enter_leaving(state: State, request: int) -> None:
+    """Into the bucket of the step in which a block is left, in the order of the running list."""
+    this = state.leaving[request]
+    slot, before, after = modulo_block(state, this.due), NONE, NONE
+    this.slot = slot
+    after = state.leave_head[slot]
+    while after != NONE and state.requests[after].admission < state.requests[request].admission:
+        before, after = after, state.leaving[after].next
+    this.next, this.previous = after, before
+    if after != NONE:
+        state.leaving[after].previous = request
+    if before == NONE:
+        state.leave_head[slot] = request
+    else:
+        state.leaving[before].next = request
+
+
+@compiled
+def forget_leaving(state: State, request: int) -> None:
+    """A request decodes no more, or leaves a block in another step."""
+    leave_bucket(state.leaving, state.leave_head, state.leaving[request].slot, request)
+
+
+@separate
+def leave_due(state: State) -> int:
+    """Free what the windows of decoding requests leave in this step; the blocks for their growth that it has taken.
+
+    Requests come in the order of the running list, and take blocks between what they free.  That only counts where
+    there are too few blocks without contents at the head of the queue.
+    """
+    at, taken, admission = state.at, 0, NONE
+    slot, growth = at.growth_slot, column(state.links, "growth")
+    request, growing, grows = state.leave_head[slot], state.growth_count[slot], NONE
+    if request != NONE and growing > 0:
+        head = state.extents[at.free_queue.head]
+        if head.depth != UNKEYED or head.blocks <= growing:
+            grows = next_admitted(state, growth, state.growth_head[slot], NONE)
+    while request != NONE:
+        following, admission = state.leaving[request].next, state.requests[request].admission
+        if state.leaving[request].due <= at.step:
+            while grows != NONE and state.requests[grows].admission < admission:
+                take_blocks(state, state.config.growing)
+                taken += state.config.growing
+                grows = next_admitted(state, growth, state.growth_head[slot], state.requests[grows].admission)
+            leave(state, request, computed_now(state, request), NONE)
+        request = following
+    return taken
+
+
+@compiled
+def next_admitted(state: State, links: Table, request: int, admission: int) -> int:
+    """Of a bucket that begins with ``request``, the first one of the running list behind ``admission``, or NONE."""
+    following = NONE
+    while request != NONE:
+        this = state.requests[request].admission
+        if this > admission and (following == NONE or this < state.requests[following].admission):
+            following = request
+        request = links[request].next
+    return following
 
 
 # -- The cache ---------------------------------------------------------------------------------
 
 
-@compiled
-def enter(state: State, flight: Flight, request: int, tokens: int) -> None:
-    """Cache what the first ``tokens`` tokens of a request fill."""
-    if tokens >= flight.requests[request].next_entered:
-        enter_anew(state, flight, request, tokens)
-
-
 @separate
-def enter_anew(state: State, flight: Flight, request: int, tokens: int) -> None:
-    """As ``enter``, where something is to be done."""
-    row, groups = state.requests[request].table_row, len(flight.groups)
-    cacheable = tokens // flight.grouping.alignment * flight.grouping.alignment
+def enter(state: State, request: int, full: int) -> None:
+    """Cache the first ``full`` blocks of a request, whose keys are known."""
+    this, groups = state.requests[request], len(state.groups)
     for g in range(groups):
-        group, held = flight.groups[g], flight.held[row * groups + g]
-        full = cacheable // group.block_size
-        for i in range(max(held.entered, held.first), full):
-            if is_reachable(state, flight, request, g, i):
-                set_key(state, state.table[row, group.column + i], key_of(state, flight, request, g, i))
-        held.entered = max(held.entered, full)
-    flight.requests[request].next_entered = cacheable + flight.grouping.alignment
+        for i in range(max(this.blocks_entered, state.left[this.table_row * groups + g]), full):
+            extent = NONE
+            if is_reachable(state, request, g, i):
+                extent = new_extent(state)
+                set_key(state, extent, key_of(state, request, g, i), i)
+            state.table[this.table_row, state.groups[g].column + i] = extent
+    this.blocks_entered = full
 
 
 @compiled
-def is_reachable(state: State, flight: Flight, request: int, g: int, i: int) -> bool:
+def is_reachable(state: State, request: int, g: int, i: int) -> bool:
     """Whether a later request could use the i-th block of a group (``SlidingWindowManager.reachable_block_mask``)."""
-    group, grouping = flight.groups[g], flight.grouping
-    if group.kind != WINDOW or grouping.alignment % group.block_size != 0:
+    group, size, retention = state.groups[g], state.config.block_size, state.grouping.retention
+    if group.kind != WINDOW or retention == DENSE:
         return True
-    need = (group.window - 1 + group.block_size - 1) // group.block_size
-    segment = grouping.alignment if grouping.retention == DENSE else grouping.retention
-    if segment > 0:
-        stretch = segment // group.block_size
+    need = (group.window - 1 + size - 1) // size
+    if retention > 0:
+        stretch = retention // size
         if i % stretch >= stretch - need:
             return True
-    if grouping.retention == DENSE:
-        return False
-    end = (state.facts[request].prompt_tokens - 1) // grouping.alignment * grouping.alignment // group.block_size
+    end = full_blocks(state, state.facts[request].prompt_tokens - 1)
     if end - need <= i < end:
         return True
-    end = flight.requests[request].junction // grouping.alignment * grouping.alignment // group.block_size
+    end = full_blocks(state, state.leaving[request].junction)
     return end - need <= i < end
 
 
 @compiled
-def set_key(state: State, block: int, key: int) -> None:
-    """Enter a block under its key, behind those that have the same."""
-    this = state.extents[block]
-    this.keys_at = key
-    this.twin = NONE
-    if key < 0:
-        return
+def set_key(state: State, extent: int, key: int, depth: int) -> None:
+    """A new extent of one held block, entered under a key behind those that have the same."""
+    this = state.extents[extent]
+    this.ref_count = this.blocks = 1
+    this.depth = depth
+    this.keys_at = -key - 2  # as of keys that are given at a preemption
+    this.rest = this.twin = NONE
     first = state.extent_of_key[key]
     if first == NONE:
-        state.extent_of_key[key] = block
+        state.extent_of_key[key] = extent
         return
     while state.extents[first].twin != NONE:
         first = state.extents[first].twin
-    state.extents[first].twin = block
-
-
-@compiled
-def forget(state: State, block: int) -> None:
-    """The contents of a block are lost."""
-    this = state.extents[block]
-    if this.keys_at >= 0:
-        before = state.extent_of_key[this.keys_at]
-        if before == block:
-            state.extent_of_key[this.keys_at] = this.twin
-        else:
-            while state.extents[before].twin != block:
-                before = state.extents[before].twin
-            state.extents[before].twin = this.twin
-    this.keys_at = NONE
-
-
-@separate
-def give_keys(state: State, flight: Flight, request: int) -> None:
-    """Let a request that is preempted find its own generated blocks again, those cached already included."""
-    this, groups = state.requests[request], len(flight.groups)
-    if state.config.prefix_caching == 0 or this.dynamic_key != NONE:
-        return
-    this.dynamic_key = state.at.keys_used
-    full = state.facts[request].total_tokens // state.config.block_size + 1
-    state.at.keys_used += max(full - state.facts[request].key_count, 0) * groups
-    for g in range(groups):
-        held = flight.held[this.table_row * groups + g]
-        for i in range(held.first, held.blocks):
-            block = state.table[this.table_row, flight.groups[g].column + i]
-            if state.extents[block].keys_at == UNFINDABLE:
-                set_key(state, block, key_of(state, flight, request, g, i))
+    state.extents[first].twin = extent

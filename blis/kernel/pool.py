@@ -18,6 +18,7 @@ a key, an extent that the block was cut off from: the way to it is the chain of 
 
 from __future__ import annotations
 
+from blis_replay.base.tables import call_operation
 from blis_replay.blis.kernel.free_queue import (
     append_unkeyed,
     insert_before,
@@ -28,7 +29,17 @@ from blis_replay.blis.kernel.free_queue import (
     take_blocks,
     unlink,
 )
-from blis_replay.blis.kernel.state import NONE, State, compiled, separate
+from blis_replay.blis.kernel.state import (
+    ADMIT,
+    ENTER,
+    FIND,
+    LEAVE,
+    NONE,
+    RELEASE,
+    State,
+    compiled,
+    separate,
+)
 
 # -- Blocks of a request ------------------------------------------------------------------
 
@@ -57,13 +68,31 @@ def modulo_block(state: State, number: int) -> int:
 def allocate_slots(state: State, request: int, tokens: int) -> bool:
     """Hold blocks for ``tokens`` tokens; False, and nothing changed, if too few are free."""
     this = state.requests[request]
-    wanted = blocks_for(state, tokens) - this.blocks_held
+    more = blocks_for(state, tokens) - this.blocks_held
+    wanted = more * state.config.growing
     if wanted > state.at.free_blocks:
         return False
     if wanted > 0:
         take_blocks(state, wanted)
-        this.blocks_held += wanted
+    if more > 0:
+        this.blocks_held += more
     return True
+
+
+@compiled
+def allocate_admitted(state: State, request: int, hit: int, tokens: int) -> None:
+    """Hold blocks for ``tokens`` tokens of a request that has just begun to run, with ``hit`` cached ones."""
+    if state.config.groups_at == 0:
+        allocate_slots(state, request, tokens)
+    else:
+        call_operation(state.config.groups_at, ADMIT, state, request, hit, tokens)
+
+
+@compiled
+def leave_windows(state: State, request: int, computed: int, cached: int) -> None:
+    """Free what the windows of a running request have left: see ``groups.leave``."""
+    if state.config.windowed == 1:
+        call_operation(state.config.groups_at, LEAVE, state, request, computed, cached)
 
 
 @compiled
@@ -72,6 +101,19 @@ def release_blocks(state: State, request: int, cached: int) -> None:
 
     Newer releases put blocks that its first ``cached`` tokens do not fill to the head: nothing is lost with them.
     """
+    this = state.requests[request]
+    if state.config.groups_at == 0:
+        release_extents(state, request, cached)
+    else:
+        call_operation(state.config.groups_at, RELEASE, state, request, cached, 0)
+    this.blocks_held = 0
+    this.blocks_entered = 0
+    this.extents_held = 0
+
+
+@compiled
+def release_extents(state: State, request: int, cached: int) -> None:
+    """As ``release_blocks``, of layers that share their blocks."""
     this = state.requests[request]
     row = this.table_row
     freed = this.blocks_held - this.blocks_entered
@@ -86,9 +128,6 @@ def release_blocks(state: State, request: int, cached: int) -> None:
     for i in range(this.extents_held - 1, -1, -1):
         freed += release_extent(state, state.table[row, 2 * i], state.table[row, 2 * i + 1])
     state.at.free_blocks += freed
-    this.blocks_held = 0
-    this.blocks_entered = 0
-    this.extents_held = 0
 
 
 # -- Keys ---------------------------------------------------------------------------------
@@ -122,7 +161,7 @@ def give_keys(state: State, request: int) -> None:
     this.dynamic_key = state.at.keys_used
     this.keyed = 1
     full = full_blocks(state, state.facts[request].total_tokens) + 1
-    state.at.keys_used += max(full - state.facts[request].key_count, 0)
+    state.at.keys_used += max(full - state.facts[request].key_count, 0) * state.config.growing
 
 
 # -- Finding cached blocks ----------------------------------------------------------------
@@ -136,6 +175,8 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
     held yet.
     """
     found, free, extents = 0, 0, 0
+    if state.config.groups_at != 0:
+        return call_operation(state.config.groups_at, FIND, state, request, row, 0), free, extents
     if state.config.prefix_caching == 0:
         return found, free, extents
     this = state.requests[request]
@@ -242,6 +283,9 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
         return
     if this.dynamic_key == NONE:
         full = min(full, state.facts[request].key_count)
+    if state.config.groups_at != 0:
+        call_operation(state.config.groups_at, ENTER, state, request, full, 0)
+        return
     while i < full:
         key = key_of(state, request, i)
         if state.extent_of_key[key] == NONE:

@@ -9,12 +9,14 @@ place by (priority, arrival time, request id).
 from __future__ import annotations
 
 from blis_replay.base.arrays import Int32s
-from blis_replay.base.tables import column
+from blis_replay.base.tables import call_operation, column
 from blis_replay.blis.kernel.pool import blocks_for, enter_cache, modulo_block, release_blocks
 from blis_replay.blis.kernel.state import (
     ABORTED,
+    AWAIT_LEAVING,
     COMPLETED,
     DECODING,
+    FORGET_LEAVING,
     NEVER,
     NEW,
     NONE,
@@ -155,6 +157,8 @@ def start_decoding(state: State, request: int, first_decode_step: int) -> None:
     at.keyed_decoding += this.keyed
     enter_growth(state, request)
     enter_finish(state, request, last_token_step(state, request))
+    if state.config.windowed == 1:
+        call_operation(state.config.groups_at, AWAIT_LEAVING, state, request, first_decode_step, 0)
 
 
 @compiled
@@ -178,6 +182,8 @@ def stop_decoding(state: State, request: int, computed: int) -> None:
     at.decoding_context -= computed + 1
     at.keyed_decoding -= state.requests[request].keyed
     leave_growth(state, request)
+    if state.config.windowed == 1:
+        call_operation(state.config.groups_at, FORGET_LEAVING, state, request, 0, 0)
 
 
 @compiled
@@ -191,6 +197,9 @@ def pass_over(state: State, request: int) -> None:
     this.step_offset += 1
     enter_growth(state, request)
     enter_finish(state, request, last_token_step(state, request))
+    if state.config.windowed == 1:
+        call_operation(state.config.groups_at, FORGET_LEAVING, state, request, 0, 0)
+        call_operation(state.config.groups_at, AWAIT_LEAVING, state, request, state.at.step + 1, 0)
 
 
 @compiled
@@ -198,7 +207,7 @@ def enter_growth(state: State, request: int) -> None:
     """Into the bucket of the steps in which the request has a multiple of the block size computed."""
     slot = modulo_block(state, state.requests[request].step_offset)
     enter_bucket(column(state.links, "growth"), state.growth_head, slot, request)
-    state.growth_count[slot] += 1
+    state.growth_count[slot] += state.config.growing
 
 
 @compiled
@@ -206,7 +215,7 @@ def leave_growth(state: State, request: int) -> None:
     """Out of that bucket."""
     slot = modulo_block(state, state.requests[request].step_offset)
     leave_bucket(column(state.links, "growth"), state.growth_head, slot, request)
-    state.growth_count[slot] -= 1
+    state.growth_count[slot] -= state.config.growing
 
 
 @compiled

@@ -8,6 +8,7 @@ touched.  Otherwise the running list is walked member by member.
 
 from __future__ import annotations
 
+from blis_replay.base.tables import call_operation
 from blis_replay.blis.kernel.batch import (
     begin_interval,
     choose_victim,
@@ -24,9 +25,11 @@ from blis_replay.blis.kernel.batch import (
 )
 from blis_replay.blis.kernel.free_queue import take_blocks
 from blis_replay.blis.kernel.pool import (
+    allocate_admitted,
     allocate_slots,
     blocks_for,
     find_cached_blocks,
+    leave_windows,
     modulo_block,
 )
 from blis_replay.blis.kernel.queues import (
@@ -34,7 +37,7 @@ from blis_replay.blis.kernel.queues import (
     first_waiting,
     pass_over,
 )
-from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled
+from blis_replay.blis.kernel.state import DECODING, LACKS, LEAVE_DUE, NONE, PREFILLING, State, compiled
 
 
 @compiled
@@ -103,10 +106,12 @@ def nothing_is_short(state: State) -> bool:
     while request != NONE:
         this, wanted = state.requests[request], chunk_wanted(state, request)
         tokens += wanted
-        blocks += blocks_for(state, this.computed + wanted) - this.blocks_held
+        blocks += (blocks_for(state, this.computed + wanted) - this.blocks_held) * state.config.growing
         request = state.links[request].prefilling.next
     if blocks > at.free_blocks:
         return False
+    if state.config.windowed == 1 and at.prefilling.head != NONE:
+        return False  # what windows leave is freed in the order of the running list
     budget = state.config.token_budget
     if tokens <= budget:
         return True
@@ -118,7 +123,10 @@ def nothing_is_short(state: State) -> bool:
 def serve_all_running(state: State) -> int:
     """Serve all running requests; the budget that is left.  O(prefills), and a little for what is evicted."""
     at, batch = state.at, state.batch
-    take_blocks(state, state.growth_count[at.growth_slot])
+    taken = 0
+    if state.config.windowed == 1:
+        taken = call_operation(state.config.groups_at, LEAVE_DUE, state, NONE, 0, 0)
+    take_blocks(state, state.growth_count[at.growth_slot] - taken)
     if at.keyed_decoding > 0:
         # Known at once, a block is entered in the step that fills it (whose request needs a
         # new one in the next step); asynchronously when its last token has arrived.
@@ -169,6 +177,7 @@ def walk_running(state: State) -> int:
         if tokens > 0:
             after = NONE
             itself = False
+            leave_windows(state, request, computed, NONE)
             while not itself and not allocate_slots(state, request, computed + tokens):
                 victim = choose_victim(state)
                 if given_now(state, victim):
@@ -215,10 +224,10 @@ def admit_waiting(state: State, budget: int) -> None:
             tokens = state.batch.prefill_cap
         refused = tokens > budget and config.chunked_prefill == 0
         tokens = min(tokens, budget)
-        if refused or blocks_to_admit(state, request, hit_tokens + tokens) - hits > at.free_blocks - free_hits:
+        if refused or lacks_blocks(state, request, hit_tokens, hit_tokens + tokens, hits - free_hits):
             break
         enter_running(state, request, row, hits, extents)
-        allocate_slots(state, request, hit_tokens + tokens)
+        allocate_admitted(state, request, hit_tokens, hit_tokens + tokens)
         this.computed = hit_tokens
         note_admission(state, request, hit_tokens)
         if several:
@@ -228,12 +237,17 @@ def admit_waiting(state: State, budget: int) -> None:
 
 
 @compiled
-def blocks_to_admit(state: State, request: int, tokens: int) -> int:
-    """Blocks that an admission with ``tokens`` tokens asks for, its cached ones and those to be left free included."""
+def lacks_blocks(state: State, request: int, hit: int, tokens: int, held: int) -> bool:
+    """Whether too few blocks are free to admit a request with ``tokens`` tokens, ``hit`` of them cached.
+
+    ``held``: cached blocks that others hold.  Some blocks are to be left free.
+    """
     at, config = state.at, state.config
+    if config.groups_at != 0:
+        return call_operation(config.groups_at, LACKS, state, request, hit, tokens) == 1
     asked = max(state.requests[request].known, tokens) if config.full_prompt_admission == 1 else tokens
     spare = config.watermark_blocks if at.running_depth > 0 else 0
-    return blocks_for(state, asked) + spare
+    return blocks_for(state, asked) + spare - held > at.free_blocks
 
 
 @compiled

@@ -42,6 +42,9 @@ NONE = -1
 # -- Request.status -------------------------------------------------------------------
 NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7)
 
+# -- What ``groups.operate`` does, at ``Config.groups_at`` ----------------------------------
+FIND, LACKS, ADMIT, ENTER, LEAVE, LEAVE_DUE, AWAIT_LEAVING, FORGET_LEAVING, RELEASE = range(9)
+
 # -- Extent.depth of blocks whose contents cannot be looked up ----------------------------
 UNKEYED = -1
 
@@ -82,6 +85,11 @@ class Config:
     segments_of_step: i64  # no step ends more of them
     keys_of_step: i64  # no step gives more of them
     ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
+    # Of KV-cache groups (``groups``):
+    groups_at: i64  # address of ``groups.operate``, 0: all layers share their blocks
+    growing: i64  # blocks that a request takes for each block size of its tokens: one, or one for each group
+    windowed: i64  # 1: some layers give blocks up while a request runs
+    frees_processed: i64  # 1: they keep those that tokens in flight attend to
 
 
 class Ends:
@@ -131,6 +139,25 @@ class Progress:
     steps_with_tokens: i64
     last_prefill_step: i64  # of those, the last with prefill
     left_waiting: i64  # 1: the last admissions left somebody in the queue, so that prefills are not held back
+
+
+class Grouping:
+    """What holds of all KV-cache groups."""
+
+    retention: i64  # windows cache what ends at a multiple of it, DENSE: all, 0: what the prompt's end needs
+    once: i64  # 1: one pass over the groups finds a prefix
+    states: i64  # blocks that a request has however long it is
+    found: i64  # blocks of the prefix that was looked up last, which every group has
+
+
+class Group:
+    """Layers that share tables of blocks."""
+
+    kind: i64
+    window: i64  # tokens of the window or of the chunk
+    most_admitted: i64  # blocks of a request that an admission counts at most, NONE: all
+    first_alike: i64  # the first group of the same layers: they are looked up together
+    column: i64  # of its blocks in State.table
 
 
 class Batch:
@@ -232,6 +259,17 @@ class Links:
     finish: Link  # requests by the step that gives their last token, modulo the ring
 
 
+class Leaving:
+    """What windows have to do with a request."""
+
+    junction: i32  # tokens of a prefix that some groups have and others have not
+    next_left: i32  # processed tokens with which a window leaves its first block
+    due: i32  # while decoding, the step in which it does
+    slot: i32  # the list of State.leave_head that the request is in
+    next: i32  # there, in the order of the running list
+    previous: i32
+
+
 class Extent:
     """KV blocks that are cached, held and freed together, see ``pool`` and ``free_queue``."""
 
@@ -261,6 +299,7 @@ def dtype_of(row: type) -> np.dtype[Any]:
 
 CONFIG, PROGRESS, BATCH, STEP, EXTENT = map(dtype_of, (Config, Progress, Batch, Step, Extent))
 FACTS, REQUEST, OUTCOME, LINKS = map(dtype_of, (Facts, Request, Outcome, Links))
+GROUPING, GROUP, LEAVING = map(dtype_of, (Grouping, Group, Leaving))
 
 
 class State(Tables):
@@ -289,6 +328,12 @@ class State(Tables):
     free_rows: Int64s
     steps: Annotated[Table, STEP, 1]  # [capacity], grows
     segments: Annotated[Int64s, 2]  # [capacity, 3]: request, first row, rows that all gave it a token; grows
+    # Of KV-cache groups, else empty:
+    grouping: Annotated[Record, GROUPING, 0]
+    groups: Annotated[Table, GROUP, 1]
+    left: Int32s  # [rows * groups] leading blocks that a running request has given up
+    leaving: Annotated[Table, LEAVING, 1]  # [requests]
+    leave_head: Int32s  # [block size] decoding requests by the step, modulo block size, in which they leave a block
 
 
 # A state, in compiled code: of the words that an entry was given.

@@ -32,7 +32,7 @@ entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py"
 _BY_REQUEST = ("facts", "requests", "outcomes", "links", "abort_order", "heap")
 # By block key, with what stands for nothing.
 _PADDING = {"extent_of_key": k.NONE}
-_SHARED = ("config", "keys", "by_rank")
+_SHARED = ("config", "keys", "by_rank", "grouping")
 
 
 class Progress:
