@@ -17,8 +17,9 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import compare_replay, with_draws
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks
-from blis_replay.validate.comparison.pages import comparison_answer, first_screen
+from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.spread import prediction_interval
+from blis_replay.validate.comparison.verdict_text import first_screen
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.judgement import held
 from blis_replay.validate.metrics.uncertainty import Estimate

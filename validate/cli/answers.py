@@ -99,8 +99,11 @@ def print_answer(answer: Answer, schema: str = "") -> int:
     meta = click.get_current_context().meta
     file: Path | None = meta.get(f"{_META}.out")
     form = asked_form() or (file and _FORMS.get(file.suffix))
+    verbose = meta.get(f"{_META}.verbose")
+    if answer.whole and (form or verbose):
+        answer = answer.whole()
     if form is None:
-        brief = answer.brief and not meta.get(f"{_META}.verbose")
+        brief = answer.brief and not verbose
         text = page_text(answer.brief if brief else answer.page) + "\n"
     elif form == "json":
         text = page_json(with_schema(schema or verb_name(click.get_current_context()), answer.document)) + "\n"

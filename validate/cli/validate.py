@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from blis_replay.replay.executors import Workers
     from blis_replay.replay.simulator import Simulator
     from blis_replay.validate.metrics.objectives import Objectives
+    from blis_replay.validate.text.answer import Answer
 
 
 def _simulators(_ctx: click.Context) -> Iterable[str]:
@@ -116,8 +117,8 @@ def validate_verb(
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.simulator import EmbeddedEngine
-        from blis_replay.validate.comparison.pages import validation_answer
         from blis_replay.validate.comparison.validated import validate_many
+        from blis_replay.validate.comparison.verdict_text import first_answer
         from blis_replay.validate.experiment import given_options, release_for
 
         release = release_for(coefficients)
@@ -168,4 +169,11 @@ def validate_verb(
     }
     again = "".join(f" --{name} {quote(value)}" for name, value in given.items() if value)
     again += given_options(coefficients, store_path)
-    return print_answer(validation_answer(report, summary=everything, again=again))
+
+    def whole() -> Answer:
+        from blis_replay.validate.comparison.pages import validation_answer  # for -v, for programs, and of several
+
+        return validation_answer(report, summary=everything, again=again)
+
+    one = not everything and not by_stage and len(report.comparisons) + len(report.not_judged) == 1
+    return print_answer(first_answer(report, again, whole) if one else whole())

@@ -1,4 +1,4 @@
-"""What a validation answers: the first screen of an experiment, its whole page, and both for programs.
+"""What a validation answers in full: the page of an experiment, and the same for programs.
 
 Times of a table are in us and written in ms; JSON has ms, and errors as fractions.
 """
@@ -17,17 +17,15 @@ from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
     NOT_BRIEF,
-    cause_lines,
-    command_text,
     error_cell,
+    first_screen,
+    first_screens,
     judgement_json,
-    judgement_parts,
     marked,
     reason,
-    toned,
+    refused_screen,
 )
 from blis_replay.validate.judgement import (
-    Command,
     Draws,
     Quantity,
     Remark,
@@ -39,7 +37,7 @@ from blis_replay.validate.judgement import (
     worst,
 )
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS, MetricStatistic
-from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line
+from blis_replay.validate.text.answer import Answer, Block, Part, finding_line
 from blis_replay.validate.text.cells import UNITS_US, in_ms, milliseconds, percent_plain, percent_span
 from blis_replay.validate.text.messages import words
 
@@ -52,16 +50,6 @@ _METRIC_COLUMNS = (
     *(Column(""), Column("observed", "time"), Column("simulated", "time"), Column("error", "error")),
     *(Column("95 % interval", "word"), Column("difference ms", "ms_difference", wide=1)),
 )
-
-
-def first_screen(comparison: Comparison, options: str = "", more: str = "") -> list[Part]:
-    """Verdict, what is judged, the cause and the next command: in 80 columns, without assumptions in 12 lines.
-
-    ``options``: of the command line, which the next command needs as well.  ``more``: a line before that command.
-    """
-    judgement = comparison.judgement
-    following = Line("next:", command=command_text(judgement.next, options))
-    return [*judgement_parts(comparison), Block([*cause_lines(judgement), *([more] if more else []), following])]
 
 
 def comparison_page(comparison: Comparison, options: str = "") -> list[Part]:
@@ -157,14 +145,6 @@ def pairs_sentence(comparison: Comparison) -> str:
 
 # -- What a validation answers ----------------------------------------------------------------------------------
 
-_MORE = "more: -v prints every number, assumption and finding"
-
-
-def _refused_screen(name: str, why: str, options: str) -> list[Part]:
-    """The same of a recording that cannot be replayed."""
-    following = Line("next:", command=command_text(Command("inspect", name, of_release=False), options))
-    return [Block([Line(f"NOT JUDGED  {name}: {why}", mark=toned("NOT JUDGED")), following])]
-
 
 def validation_answer(report: Validated, *, summary: bool, again: str = "") -> Answer:
     """What a simulator answered: a table (``summary``, or of several briefly), or a page of each.
@@ -190,10 +170,9 @@ def validation_answer(report: Validated, *, summary: bool, again: str = "") -> A
     page, brief = overview, []
     if not summary:
         pages = [part for comparison in report.comparisons for part in comparison_page(comparison, again)]
-        refused = [part for name, why in report.not_judged.items() for part in _refused_screen(name, why, again)]
-        screens = [part for comparison in report.comparisons for part in first_screen(comparison, again, _MORE)]
+        refused = [refused_screen(name, why, again) for name, why in report.not_judged.items()]
         page = [*pages, *(overview if several else refused)]
-        brief = overview if several else [*screens, *refused]
+        brief = overview if several else first_screens(report, again)
     shown = [c for whole in report.comparisons for c in (whole, *report.stages.get(whole.slug, []))]
     verdicts: list[Verdict] = [c.verdict for c in report.comparisons]
     rows = [row for comparison in shown for row in data_rows(comparison)]

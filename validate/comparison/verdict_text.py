@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from shlex import quote
 
@@ -12,7 +12,8 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of
-from blis_replay.validate.judgement import FITTED, Command, Judgement, Quantity, Remark, Subject
+from blis_replay.validate.comparison.validated import Validated
+from blis_replay.validate.judgement import FITTED, Command, Judgement, Quantity, Remark, Subject, Verdict, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import limit_text, percent, percent_span, predicted, quantity_text
@@ -181,6 +182,40 @@ def error_cell(judgement: Judgement, cell: tuple[str, str], error: float | None)
     if error is None or judgement.overloaded or states.get(cell) not in ("beyond", "undecided"):
         return error
     return Toned(error, "bad" if states[cell] == "beyond" else "caution")
+
+
+# -- What a validation answers first -----------------------------------------------------------------------------
+
+_MORE = "more: -v prints every number, assumption and finding"
+
+
+def first_screen(comparison: Comparison, options: str = "", more: str = "") -> list[Part]:
+    """Verdict, what is judged, the cause and the next command: in 80 columns, without assumptions in 12 lines.
+
+    ``options``: of the command line, which the next command needs as well.  ``more``: a line before that command.
+    """
+    judgement = comparison.judgement
+    following = Line("next:", command=command_text(judgement.next, options))
+    return [*judgement_parts(comparison), Block([*cause_lines(judgement), *([more] if more else []), following])]
+
+
+def first_screens(report: Validated, options: str) -> list[Part]:
+    """The same of each experiment; of one that cannot be replayed, why."""
+    screens = [part for comparison in report.comparisons for part in first_screen(comparison, options, _MORE)]
+    return [*screens, *(refused_screen(name, why, options) for name, why in report.not_judged.items())]
+
+
+def refused_screen(name: str, why: str, options: str) -> Part:
+    """Why a recording cannot be replayed, and the next command."""
+    following = Line("next:", command=command_text(Command("inspect", name, of_release=False), options))
+    return Block([Line(f"NOT JUDGED  {name}: {why}", mark=toned("NOT JUDGED")), following])
+
+
+def first_answer(report: Validated, options: str, whole: Callable[[], Answer]) -> Answer:
+    """The first screens; ``whole`` lays out the rest."""
+    verdicts: list[Verdict] = [comparison.verdict for comparison in report.comparisons]
+    verdicts += ["NOT JUDGED" for _ in report.not_judged]
+    return Answer(first_screens(report, options), {}, exit_code=exit_code(verdicts), whole=whole)
 
 
 # -- For programs ----------------------------------------------------------------------------------------------

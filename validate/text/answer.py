@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Answer:
     CSV, Markdown and frames; without it the document is the only row.  ``exit_code``: what the command ends with.
     ``beside_data``: what the page says and the rows cannot, for standard error.  ``brief``: what the command line
     prints instead of the page unless all of it is asked for (``-v``); nothing: the page.  ``card``: HTML, for a
-    notebook.
+    notebook.  ``whole``: lays out all of it, where this is only what is printed at first.
     """
 
     page: Sequence[Part]
@@ -76,6 +76,7 @@ class Answer:
     beside_data: tuple[str, ...] = ()
     brief: Sequence[Part] = ()
     card: str = ""
+    whole: Callable[[], Answer] | None = None
 
     @property
     def table(self) -> Table:
