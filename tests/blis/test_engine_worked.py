@@ -33,22 +33,17 @@ def test_a_step_is_never_overlapped_v2() -> None:
     assert result.ttft_us.tolist() == [2220, 4210 + 2000 + 20 - 3100]
 
 
-def test_prefill_and_decode_share_a_step_v3() -> None:
-    """B joins A's decode at 3205: 1000 + 10*100 + 5 = 2005 us for both."""
-    result = simulate(make_trace([0, 2800], [100, 100], [3, 1]), ENGINE, BETA, ALPHA)
-    assert result.ttft_us.tolist() == [2220, 2430]
-    assert result.e2e_us.tolist() == [5270, 2430]
+@pytest.mark.parametrize(("first_token_per_decode_us", "second_us"), [(0, 2430), (30, 2460)])
+def test_prefill_and_decode_share_a_step_v3(first_token_per_decode_us: int, second_us: int) -> None:
+    """B joins A's decode at 3205: 1000 + 10*100 + 5 = 2005 us for both.
 
-
-def test_a_first_token_waits_for_those_of_the_decodes_in_its_step() -> None:
-    """B's prefill shares a step with one decode, A's: 30 us more than 2430; A's own prefill was alone.
-
-    B has one token only, so its end waits as well; A's later tokens do not.
+    A first token may wait for those of the decodes in its step: 30 us for A's.  A's own prefill was alone.  B has one
+    token only, so its end waits as well; A's later tokens do not.
     """
-    handing_out = replace(ALPHA, first_token_per_decode_us=30)
-    result = simulate(make_trace([0, 2800], [100, 100], [3, 1]), ENGINE, BETA, handing_out)
-    assert result.ttft_us.tolist() == [2220, 2460]
-    assert result.e2e_us.tolist() == [5270, 2460]
+    delays = replace(ALPHA, first_token_per_decode_us=first_token_per_decode_us)
+    result = simulate(make_trace([0, 2800], [100, 100], [3, 1]), ENGINE, BETA, delays)
+    assert result.ttft_us.tolist() == [2220, second_us]
+    assert result.e2e_us.tolist() == [5270, second_us]
 
 
 def test_a_long_prompt_is_chunked_by_the_budget_v4() -> None:

@@ -61,10 +61,27 @@ def test_half_a_microsecond(rounding: str, expected_us: int) -> None:
     assert duration_us(LatencyModel("blackbox", 1_000_500, 0, 0, rounding=rounding), 0, 1) == expected_us  # type: ignore[arg-type]
 
 
-def test_a_floor_binds_until_compute_exceeds_it() -> None:
-    """max(5000, 1000 + 10 * prefill): 5000 up to 400 tokens, 6000 at 500."""
-    model = LatencyModel("floor", 1_000_000, 10_000, 0, floor_ns=5_000_000)
-    assert [duration_us(model, tokens, 0) for tokens in (0, 400, 500)] == [5000, 5000, 6000]
+@pytest.mark.parametrize(
+    ("model", "tokens", "us"),
+    [
+        # max(5000, 1000 + 10 * prefill): 5000 up to 400 tokens, 6000 at 500.
+        (LatencyModel("floor", 1_000_000, 10_000, 0, floor_ns=5_000_000), (0, 400, 500), [5000, 5000, 6000]),
+        # StepML's floor with cap: within 5000 and 3 * 5000, whatever 10 us a prefill token comes to.
+        (
+            LatencyModel("floor", 0, 10_000, 0, floor_ns=5_000_000, cap_ns=15_000_000),
+            *((100, 1000, 2000), [5000, 10_000, 15_000]),
+        ),
+        # 16.5 us a token, 22.7 beyond 1,103: 6,000 + 18,199.5 us, and 2,993 * 22.7 = 67,941.1 us more for 4,096.
+        (
+            LatencyModel("blackbox", 6_000_000, 16_500, 0, prefill_beyond=PrefillBeyond(1_103, 6_200)),
+            *((0, 1_103, 4_096), [6_000, 24_200, 92_141]),
+        ),
+    ],
+)
+def test_floors_caps_and_prefill_tokens_beyond_a_number(
+    model: LatencyModel, tokens: tuple[int, ...], us: list[int]
+) -> None:
+    assert [duration_us(model, prefill, 0) for prefill in tokens] == us
 
 
 def test_a_prompt_costs_the_tokens_that_it_attends_to() -> None:
@@ -73,12 +90,6 @@ def test_a_prompt_costs_the_tokens_that_it_attends_to() -> None:
     batch["prefill_tokens"], batch["prefill_requests"], batch["attended_tokens"] = 100, 1, 5_050
     model = LatencyModel("blackbox", 1_000_000, 10_000, 0, per_1000_attended_ns=200_000)
     assert step_duration_us(*model.for_kernel(), batch, 0) == 1_000 + 1_000 + 1_010
-
-
-def test_prefill_tokens_beyond_a_number_cost_more() -> None:
-    """16.5 us a token, 22.7 beyond 1,103: 6,000 + 18,199.5 us, and 2,993 * 22.7 = 67,941.1 us more for 4,096."""
-    model = LatencyModel("blackbox", 6_000_000, 16_500, 0, prefill_beyond=PrefillBeyond(1_103, 6_200))
-    assert [duration_us(model, tokens, 0) for tokens in (0, 1_103, 4_096)] == [6_000, 24_200, 92_141]
 
 
 def test_no_step_is_shorter_than_a_microsecond() -> None:
@@ -97,12 +108,6 @@ def test_the_smallest_batch_with_a_positive_step_time(intercept_us: int, per_dec
 def test_a_model_that_is_never_positive_is_refused() -> None:
     with pytest.raises(ReleaseError, match="not positive at any size"):
         LatencyModel("blackbox", -1, 0, 0).smallest_positive_batch()
-
-
-def test_a_cap_bounds_what_compute_asks_for() -> None:
-    """StepML's floor with cap: within 5000 and 3 * 5000, whatever 10 us a prefill token comes to."""
-    model = LatencyModel("floor", 0, 10_000, 0, floor_ns=5_000_000, cap_ns=15_000_000)
-    assert [duration_us(model, tokens, 0) for tokens in (100, 1000, 2000)] == [5000, 10_000, 15_000]
 
 
 def test_the_first_regime_that_holds_is_used() -> None:

@@ -215,24 +215,16 @@ def test_a_physical_release_survives_being_written() -> None:
     ("old", "new", "complaint"),
     [
         ("layers: 32", "layers: 0", "architecture.layers: is 0; write a whole number from 1"),
-        ("layers: 32", "layers: true", "architecture.layers: is true; write a whole number"),
         ("experts: 0", "experts: 8", "architecture.experts_per_token: does not go with experts"),
-        (
-            "memory_bandwidth: 3350 GB/s",
-            "memory_bandwidth: 3350",
-            "memory_bandwidth: is 3350, and not a number with a unit",
-        ),
         (
             "memory_bandwidth: 3350 GB/s",
             "memory_bandwidth: 0 GB/s",
             "is 0 GB/s; write a number with a unit above 0 GB/s",
         ),
         ("weight_read: 1", "weight_read: -1", "coefficients.weight_read: is -1; write a number from 0"),
-        ("weight_read: 1\n", "weight_read: 1 us\n", "coefficients.weight_read: is '1 us'; write a number"),
         ("per_layer: 0 us", "per_layer: 0", "coefficients.per_layer: is 0, and not a number with a unit"),
         ("layers: 32", "layers: 9999999", "models[0].latency: a token takes more than 0.1 s or a step more than a"),
         ("3350 GB/s", "1e-99 GB/s", "models[0].latency: a token takes more than 0.1 s or a step more than a day"),
-        ("weight_read: 1", "weight_reed: 1", "weight_reed: is not a field of a release; did you mean weight_read?"),
     ],
 )
 def test_what_is_wrong_with_a_physical_release_is_named(old: str, new: str, complaint: str) -> None:

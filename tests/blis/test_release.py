@@ -65,23 +65,17 @@ def test_units_become_nanoseconds() -> None:
     ("old", "new", "complaint"),
     [
         ("13.546 ms", "13.546 minutes", "field models[0].latency.intercept: has the unknown unit 'minutes'"),
-        ("13.546 ms", "13546", "models[0].latency.intercept: is 13546, and not a number with a unit"),
         ("13.546 ms", "13.546 us/token", "has the unknown unit 'us/token'"),
         ("      per_decode_token: 40300 ns/token\n", "", "field models[0].latency.per_decode_token: is missing"),
         ("kind: blackbox", "kind: magic", "field models[0].latency.kind: is 'magic'; write one of blackbox, floor"),
         ("rounding: round_half_up", "rounding: up", "rounding: is 'up'; write one of round_half_up, truncate"),
-        ("      rounding: round_half_up\n", "", "field models[0].latency.rounding: is missing"),
         ("tensor_parallelism: 2", "tensor_parallelism: two", "field models[0].tensor_parallelism"),
         ("pre_queue:", "prequeue:", "field models[0].lifecycle.prequeue: is not a field of a release"),
-        ("name: sound", "nome: sound", "field nome: is not a field of a release; did you mean name?"),
         ("coefficients/1", "coefficients/2", "field schema"),
         ("intercept: 13.546 ms", "intercept: -13.546 ms", "give some/Model a negative step time"),
-        ("13.546 ms", "1e12 s", "intercept: is 1e+18 us; write a number with a unit from -1e+12 us to 1e+12 us"),
         # Of the record of a fit.
         ("status: fitted", "status: guessed", "fit.coefficients[0].status: is 'guessed'; write one of fitted"),
         ("part: test", "part: rest", "models[0].fit.scores[0].part: is 'rest'; write one of choose, fit, test"),
-        ("value_us: 13546.0", "value_us: much", "fit.coefficients[0].value_us: is 'much'; write a number"),
-        ("      form: line\n", "", "models[0].fit.form: is missing"),
         ("      form: line\n", "      form: line\n      shape: round\n", "fit.shape: is not a field of a release"),
     ],
 )

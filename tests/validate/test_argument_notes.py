@@ -48,17 +48,20 @@ def test_memory_without_bound_is_open_where_requests_could_have_met_its_end() ->
     assert named(burst(3, 100, {})) == {}
 
 
-@pytest.mark.parametrize(("requests", "why"), [(127, None), (128, "the replay reached 128")])
-def test_max_num_seqs_is_open_from_the_least_default_on(requests: int, why: str | None) -> None:
-    """128 on a CPU (vllm/engine/arg_utils.py); none is lower."""
-    found = named(burst(requests, 10, {"max_num_seqs": 256}, num_gpu_blocks=10_000))
-    assert found.get("max_num_seqs") == why
-
-
-@pytest.mark.parametrize(("prompt", "why"), [(1000, None), (1024, "the replay reached 2,048")])
-def test_the_token_budget_is_open_from_the_least_default_on(prompt: int, why: str | None) -> None:
-    found = named(burst(2, prompt, {"max_num_batched_tokens": 8192}, num_gpu_blocks=10_000))
-    assert found.get("max_num_batched_tokens") == why
+@pytest.mark.parametrize(
+    ("argument", "value", "requests", "prompt", "why"),
+    [
+        # 128 on a CPU (vllm/engine/arg_utils.py); none is lower.
+        ("max_num_seqs", 256, 127, 10, None),
+        ("max_num_seqs", 256, 128, 10, "the replay reached 128"),
+        ("max_num_batched_tokens", 8192, 2, 1000, None),
+        ("max_num_batched_tokens", 8192, 2, 1024, "the replay reached 2,048"),
+    ],
+)
+def test_a_limit_is_open_from_the_least_default_on(
+    argument: str, value: int, requests: int, prompt: int, why: str | None
+) -> None:
+    assert named(burst(requests, prompt, {argument: value}, num_gpu_blocks=10_000)).get(argument) == why
 
 
 def test_asynchronous_scheduling_is_always_open() -> None:

@@ -68,19 +68,11 @@ def test_outputs_that_end_at_the_longest_length_are_told(run: Run, inputs: Path,
     assert json.loads((inputs / "run" / "summary.json").read_text("utf-8"))["cut_short"] == 2
 
 
-def test_one_of_several_models_is_chosen_by_name(run: Run, inputs: Path) -> None:
-    arguments = [*ARGUMENTS[:5], "h100-vllm-0.15.1", *ARGUMENTS[6:]]
-    answer = run("simulate", *arguments, "--model", "codellama-34b-instruct-hf", "--json")
-    assert answer.json["provenance"]["model"] == "codellama/CodeLlama-34b-Instruct-hf"
-
-
 @pytest.mark.parametrize(
     ("file", "content", "code", "message"),
     [
         ("load.csv", "arrival_s,prompt_tokens,output_tokens\n0,x,3\n", 4, "load.csv, line 2: prompt_tokens is 'x'"),
-        ("load.csv", "arrival_s,prompt_tokens,output_tokens\n0,5000,3\n", 4, "line 2: a prompt of 5000 tokens"),
         ("engine.yaml", ENGINE + "max_seqs: 3\n", 4, "max_seqs"),
-        ("engine.yaml", "max_num_seqs: 8\n", 4, "max_model_len, async_scheduling missing"),
         ("worked.yaml", "name: [", 4, "worked.yaml, line 2: not YAML"),
         ("run", "a file", 2, "run"),
     ],
@@ -92,15 +84,6 @@ def test_what_is_wrong_is_named(run: Run, inputs: Path, file: str, content: str,
     assert message in answer.err
     assert "Traceback" not in answer.err
     assert code == 2 or answer.err.count("\n") == 1
-
-
-def test_files_that_are_not_there(run: Run, inputs: Path) -> None:
-    for i, code in ((1, 4), (3, 4), (5, 2)):
-        arguments = list(ARGUMENTS)
-        arguments[i] = "nowhere.csv"
-        answer = run("simulate", *arguments)
-        assert (answer.code, answer.err.count("\n")) == (code, 1)
-        assert "nowhere.csv" in answer.err
 
 
 def test_memory_that_is_not_bounded_is_called_unlimited(run: Run, inputs: Path) -> None:
@@ -162,11 +145,6 @@ def test_an_instance_without_a_request_has_nothing_to_show(run: Run, inputs: Pat
     assert page.code == 0
     assert "3 instances, router round-robin" in page.out
     assert max(map(len, page.out.splitlines())) <= 80
-
-
-def test_affinity_needs_to_know_which_prompts_are_alike(run: Run, inputs: Path) -> None:
-    answer = run("simulate", *CLUSTER, "--router", "weighted")
-    assert (answer.code, "prefix affinity needs to know which prompts are alike" in answer.err) == (4, True)
 
 
 def test_clients_that_wait_and_what_they_were_promised(run: Run, inputs: Path) -> None:
