@@ -133,7 +133,7 @@ def _two(job: tuple[Bound, NoisyServer], draws: int) -> dict[tuple[float, int, f
     factors = np.linspace(0.95, 1.20, 11)
     base = sum(number(found.simulated(1.0, i), cell) for i in range(draws))
     ratios = [sum(number(found.simulated(float(f), i), cell) for i in range(draws)) / base - 1 for f in factors]
-    factor_of = PchipInterpolator(np.maximum.accumulate(ratios + 1e-9 * factors), factors)
+    factor_of = PchipInterpolator(np.maximum.accumulate(ratios) + 1e-6 * factors, factors)
     states: dict[tuple[float, int, float], list[str]] = {}
     for draw in range(draws):
         rng = np.random.default_rng([noisy.server.seed, draw, 48])

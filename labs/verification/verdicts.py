@@ -23,10 +23,11 @@ from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyMode
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.replay.executors import Progress, map_jobs
 from blis_replay.validate.comparison.changes import change_estimates
+from blis_replay.validate.comparison.comparison import change_remarks
 from blis_replay.validate.gating.policy import Regression
 from blis_replay.validate.judgement import Verdict, worst
 from blis_replay.validate.metrics.latency import THRESHOLDS, LatencySamples, MetricStatistic, number
-from blis_replay.validate.metrics.uncertainty import Estimate, TimeOrder, error_estimates, time_order
+from blis_replay.validate.metrics.uncertainty import Estimate, TimeOrder, error_estimates, error_trend, time_order
 from blis_replay_labs.planted.servers import Server, any_server, load_of, residence_us, step_us
 from blis_replay_labs.verification.workloads import VerificationRow
 
@@ -46,6 +47,8 @@ _NO_WORSE = ((0.03, 0.03), (0.03, 0.01), (-0.05, -0.03), (0.05, -0.02), (0.10, 0
 _MIRRORED = (0.05, -0.05)
 # Requests that come while a server stands still; and how many bins of disturbance one of the next steps begins in.
 _STALLED, _BINS_OF_A_STEP = 12, 12
+# Shares by which steps get longer over a run.
+_DRIFTS = (0.0, 0.05, 0.10)
 _FACTORS = np.linspace(0.80, 1.20, 11)
 
 
@@ -129,16 +132,23 @@ class Draws:
         return np.arange(len(trace)) * self.noisy.stages // len(trace)
 
     def served(
-        self, trace: RequestTrace, rng: np.random.Generator, factor: float = 1.0, stalled: int | None = None
+        self,
+        trace: RequestTrace,
+        rng: np.random.Generator,
+        factor: float = 1.0,
+        stalled: int | None = None,
+        drift: float = 0.0,
     ) -> LatencySamples:
         """What the noisy server made of a load; ``factor``: how many times as long its steps take by the model.
 
         ``stalled``: the request at whose arrival the server stands still until ``_STALLED`` more have come.
+        ``drift``: by what share of a usual step its steps get longer from the first arrival to the last.
         """
         server = self.noisy.server
         until_us = int(2 * trace.arrival_us[-1] + 40 * residence_us(server))
         at_us = np.arange(0, until_us, max(int(step_us(server) / 2), 1))
-        extra_us = np.rint(step_us(server) * _disturbance(self.noisy, at_us, rng)).astype(np.int64)
+        longer = _disturbance(self.noisy, at_us, rng) + drift * at_us / trace.arrival_us[-1]
+        extra_us = np.rint(step_us(server) * longer).astype(np.int64)
         if stalled is not None:
             begins_us, ends_us = trace.arrival_us[stalled], trace.arrival_us[stalled + _STALLED]
             first = int(np.searchsorted(at_us, begins_us))
@@ -225,6 +235,11 @@ def judged(noisy: NoisyServer, draws: int) -> Measures:
         limits = {cell: THRESHOLDS[cell[0]] for cell in known}
         note("fail stalled", float(any(e.low > limits[c] or e.high < -limits[c] for c, e in errors.items())))
 
+        for drift in _DRIFTS:
+            drifting = found.served(found.traces[draw], rng, drift=drift)
+            trend = error_trend(order, found.traces[draw].arrival_us, drifting, answers[0.0])
+            note(f"drift {drift:.2f}", float(bool(change_remarks("trend", trend))))
+
         def gated(before: float, after: float) -> Mapping[MetricStatistic, Verdict]:
             sides = answers[after], answers[before]  # noqa: B023
             known = estimates(sides[0], _GATE.numbers)
@@ -293,6 +308,11 @@ def _bars() -> list[_Bar]:
         _Bar("PASS at half the limit", f"pass {_LIMIT / 2:.2f}", 0.8, 1.0, (400,)),
     ]
     bars.append(_Bar("true simulator, one stall while 12 requests come: FAIL", "fail stalled", 0, 0.01))
+    bars.append(_Bar("server without drift: drift is named", "drift 0.00", 0, 0.02))
+    bars += [
+        _Bar(f"steps {drift:.0%} longer at the end: drift is named", f"drift {drift:.2f}", 0, 1)
+        for drift in _DRIFTS[1:]
+    ]
     least = {120: (0.8, 0.9, 0.95), 400: (0.8, 0.9, 0.95), 1_200: (0.9, 0.95, 0.99)}
     for size, shares in least.items():
         for by, share in zip(_WORSE, shares, strict=True):

@@ -13,6 +13,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.comparison.changes import change_estimates
+from blis_replay.validate.comparison.comparison import change_remarks
 from blis_replay.validate.judgement import what_decides
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import samples_of
@@ -20,11 +21,13 @@ from blis_replay.validate.metrics.uncertainty import (
     MIN_REQUESTS,
     Estimate,
     error_estimates,
+    error_trend,
     half_width,
     in_order,
     request_order,
     requests_needed,
     student_t,
+    time_order,
 )
 from blis_replay_labs.planted.servers import Noise, any_server, run_of
 
@@ -77,6 +80,21 @@ def test_a_trend_is_not_taken_for_noise_of_many_requests() -> None:
     observed = samples_of(RECORDING, EVERYONE)
     estimate = estimated(observed, scaled(observed, np.linspace(0.9, 1.1, len(EVERYONE))))
     assert estimate.half > 0.05
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.1])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_server_that_gets_slower_is_named_with_its_slope(drift: float, stages: int) -> None:
+    """Steps take up to 10 % longer at the end, or 10 % longer in all of a second load stage, which is no drift."""
+    observed, rng = samples_of(RECORDING, EVERYONE), np.random.default_rng(7)
+    arrival_us, rows = RECORDING.requests["arrival_us"].to_numpy(), len(EVERYONE)
+    stage = np.arange(rows) * stages // rows
+    longer = (1 + drift * arrival_us / arrival_us.max()) * (1 + 0.1 * stage) * rng.normal(1, 0.02, rows)
+    order = time_order(arrival_us, stage, observed.e2e_us)
+    trend = error_trend(order, arrival_us, scaled(observed, longer), observed)
+    assert trend is not None
+    assert trend.low < -drift < trend.high
+    assert [one.code for one in change_remarks("trend", trend)] == ["trend"] * (drift > 0)
 
 
 def test_too_few_requests_have_no_interval() -> None:

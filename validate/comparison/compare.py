@@ -47,6 +47,7 @@ from blis_replay.validate.metrics.observed import (
 from blis_replay.validate.metrics.uncertainty import (
     Estimate,
     error_estimates,
+    error_trend,
     half_width,
     of_requests_alone,
     request_order,
@@ -119,7 +120,9 @@ def compare_replay(
         from blis_replay.validate.schedule import schedule_verdict  # a sixth of all modules, which few runs need
 
         schedule = schedule_verdict(run.recording, run.plan.engine)
-    comparison = _with_capacity(replace(comparison, warming=warming, pace=server_pace(run, selection)))
+    trend = None if observed.requests is None else _trend(run, left)
+    comparison = replace(comparison, warming=warming, pace=server_pace(run, selection), trend=trend)
+    comparison = _with_capacity(comparison)
     return replace(comparison, schedule=schedule, predicted_us=predicted_us(run, left))
 
 
@@ -133,6 +136,13 @@ def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, E
     estimates = error_estimates(order, *sides, errors)
     unsure = unsure_of(run)
     return {(m, s): e.beyond(unsure) if s == "mean" else e for (m, s), e in estimates.items()}
+
+
+def _trend(run: ReplayRun, chosen: Bools) -> Estimate | None:
+    """How the error changes over the run, by the chosen requests (bool[n])."""
+    sides = samples_of(run.recording, chosen), simulated_samples(run, chosen)
+    order = request_order(run.recording, chosen, sides[0].e2e_us)
+    return error_trend(order, run.recording.requests["arrival_us"].to_numpy()[chosen], *sides)
 
 
 def _of_summary(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, Estimate]:

@@ -102,6 +102,7 @@ class Comparison:
     ``promised``: by side, what came of objectives, where some were given; of published aggregates the statistics that
     were published, and no goodput.  ``warming``: of a replay of a whole run.
     ``pace``: by which share the server's steps take longer than the coefficients say, of a whole run with its steps.
+    ``trend``: by how much the error grows over a run that is not overloaded, see ``error_trend``.
     ``predicted_us``: what the fit leaves possible of each simulated mean and p99, 95 %; they decide nothing.
     ``estimates``: of a replay, its errors with their 95 % intervals, where single requests are known.
     """
@@ -124,6 +125,7 @@ class Comparison:
     promised: Mapping[str, Attainment] | None = None
     warming: WarmUp | None = None
     pace: Estimate | None = None
+    trend: Estimate | None = None
     predicted_us: Mapping[MetricStatistic, tuple[float, float]] = field(default_factory=dict)
     estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
 
@@ -355,15 +357,15 @@ def draws_remarks(comparison: Comparison) -> list[Remark]:
     return [remark("draws", count=draws.count, ranges=ranges)]
 
 
-# A pace nearer to that of the coefficients moves no verdict.
+# A pace nearer to that of the coefficients, or a smaller trend, moves no verdict.
 _LEAST_PACE = 0.02
 
 
-def pace_remarks(pace: Estimate | None) -> list[Remark]:
-    """That the server's steps took longer or less long than the coefficients say, where its whole interval says so."""
-    if pace is None or pace.low <= 0 <= pace.high or abs(pace.error) < _LEAST_PACE:
+def change_remarks(code: str, change: Estimate | None) -> list[Remark]:
+    """Of code ``pace`` or ``trend``, where its whole interval says so; see ``Comparison``."""
+    if change is None or change.low <= 0 <= change.high or abs(change.error) < _LEAST_PACE:
         return []
-    return [remark("pace", slower=pace.error, low=pace.low, high=pace.high)]
+    return [remark(code, change=change.error, low=change.low, high=change.high)]
 
 
 def rejected_remarks(recording: Recording) -> list[Remark]:
@@ -373,7 +375,8 @@ def rejected_remarks(recording: Recording) -> list[Remark]:
 
 def _remarks(comparison: Comparison) -> list[Remark]:
     repeats, found, beyond = comparison.repeats, comparison.saturation, comparison.run.outside
-    remarks = pace_remarks(comparison.pace)
+    remarks = change_remarks("pace", comparison.pace)
+    remarks += [] if comparison.overloaded else change_remarks("trend", comparison.trend)
     if found is not None and (found.from_us, found.simulated.from_us) != (None, None):
         remarks.append(remark("saturation", verdict=found.remarks[0]))
     remarks += draws_remarks(comparison)

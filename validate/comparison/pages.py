@@ -267,7 +267,7 @@ def report_json(report: Validated, options: str = "") -> dict[str, object]:
 
 def comparison_json(comparison: Comparison, options: str = "") -> dict[str, object]:
     """One experiment; times in ms, errors and MAPE as fractions."""
-    judgement, repeats, pace = comparison.judgement, comparison.repeats, comparison.pace
+    judgement, repeats, pace, trend = comparison.judgement, comparison.repeats, comparison.pace, comparison.trend
     return {
         "slug": comparison.slug,
         "alias": comparison.alias,
@@ -284,6 +284,7 @@ def comparison_json(comparison: Comparison, options: str = "") -> dict[str, obje
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "warm_up": comparison.warming and vars(comparison.warming),
         "pace": pace and {"factor": 1 + pace.error, "low": 1 + pace.low, "high": 1 + pace.high},
+        "trend": trend and {"change": trend.error, "low": trend.low, "high": trend.high},
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and comparison.saturation.document,
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],

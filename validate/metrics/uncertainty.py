@@ -46,6 +46,8 @@ _STRETCHES = 6
 # Shares of the requests of a run: what one event may change, and how far apart such stretches begin.  A stall of 12 of
 # 120 requests, with the queue that it leaves, is longer than a quarter.
 _EVENT, _EVENT_STEP = 1 / 3, 1 / 12
+# Of the interval of a trend: it is looked for in every run, and most have none.
+_TREND_CONFIDENCE = 0.995
 # Requests around a quantile, as a multiple of those beyond it.
 _TAIL = 3.0
 
@@ -271,6 +273,33 @@ def _with_single_events(
         return once
     low = max(low, -1.0) if isfinite(low) else low
     return replace(once, low=low, high=high, parts={"one stretch": (high - low) / 2})
+
+
+def error_trend(
+    order: TimeOrder, arrival_us: Int64s, observed: LatencySamples, simulated: LatencySamples
+) -> Estimate | None:
+    """By how much the error of the mean ITL (of E2E without token counts) grows over the run, with its 99.5 % interval.
+
+    ``arrival_us``: int64[rows].  Within load stages, because a simulator may be off by more at a higher load.  None
+    without a run to see it in.
+    """
+    metric = "itl" if isfinite(number(observed, ("itl", "mean"))) else "e2e"
+    seen, said = (terms(side, metric)[0] for side in (observed, simulated))
+    share = seen / max(float(seen.sum()), 1.0)
+    ratio = number(simulated, (metric, "mean")) / number(observed, (metric, "mean"))
+    place = (arrival_us - arrival_us.min()) / max(float(np.ptp(arrival_us)), 1.0)
+    sizes = np.bincount(order.stage, share)
+    if not sizes.all():
+        return None
+    error = (said - ratio * seen) / seen.sum()
+    error -= share * (np.bincount(order.stage, error) / sizes)[order.stage]
+    place -= (np.bincount(order.stage, share * place) / sizes)[order.stage]
+    spread = float(share @ place**2)
+    if not spread > 0:
+        return None
+    slope = float(error @ place) / spread
+    half, blocks = order.half_width((error - slope * share * place) * place / spread, _TREND_CONFIDENCE)
+    return of_requests_alone(slope, half, blocks) if isfinite(half) else None
 
 
 def _ratio(cell: MetricStatistic, one: LatencySamples, other: LatencySamples) -> Weighted:

@@ -8,7 +8,7 @@ from typing import Any
 from blis_replay.base.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.text.cells import percent, percent_plain, quantity_text
+from blis_replay.validate.text.cells import percent, percent_plain, percent_span, quantity_text
 
 
 def words(remark: Remark) -> str:
@@ -60,8 +60,16 @@ def _warm_up(
     )
 
 
-def _pace(slower: float, low: float, high: float) -> str:
-    much, which = percent_plain(abs(slower)), "slower" if slower > 0 else "faster"
+def _trend(change: float, low: float, high: float) -> str:
+    which = "slower" if change < 0 else "faster"
+    return (
+        f"drift: from the first request to the last the error changes by {percent(change)} (99.5 %: "
+        f"{percent_span(low, high)}), as on a server that gets {which} under equal load"
+    )
+
+
+def _pace(change: float, low: float, high: float) -> str:
+    much, which = percent_plain(abs(change)), "slower" if change > 0 else "faster"
     bounds = " to ".join(percent_plain(one) for one in sorted((abs(low), abs(high))))
     return (
         f"pace: at equal batches this server is {much} {which} than the coefficients say (95 %: {bounds}); "
@@ -194,6 +202,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
     "pace": _pace,
+    "trend": _trend,
     "predicted": _predicted,
     "warm_up": _warm_up,
     "extrapolated": lambda what: f"extrapolated: {what}",
