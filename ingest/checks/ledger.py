@@ -47,7 +47,7 @@ _REMEDY = {
     JOURNEYS: "take the traces of this run, or leave them out",
     METRICS: "take the snapshots right before and after the run, of every server that served it, or leave them out",
     LOG: "take the server log of this run, or leave it out",
-    STEP_RECORDS: "take the step records of this run, or leave them out",
+    STEP_RECORDS: "take the step records of this run, all of them, or leave them out",
     **dict.fromkeys((REPORT, STAGES, IDS, BEAT), "copy the client's file again, whole"),
 }
 
@@ -511,8 +511,8 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
     every = totals.rate == 1
     if (counted := _step_log(recording).get("counted_steps")) is not None:
         yield _within(STEPS, COUNTERS, int(counted), OTHERS * int(counted), "the step log")
-    records = recording.steps.height
-    yield Entry(STEPS, STEP_RECORDS, records, records, records if every else math.inf)
+    records, sampled = recording.steps.height, not every and not _step_log(recording)
+    yield Entry(STEPS, STEP_RECORDS, records, records, math.inf if sampled else records)
     placed = {clock.name: clock.placed for clock in recording.clocks}.get("step", NOT_KNOWN) not in ("", NOT_KNOWN)
     ends = recording.steps.aggregate(first="min(start_us)", last="max(start_us)")
     if SPAN in client and placed and ends["first"] is not None:

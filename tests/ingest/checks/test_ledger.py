@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks.ledger import CLIENT, DECODED, METRICS, STEP_RECORDS, entries, ledger_table, warm_ups
+from blis_replay.ingest.checks.ledger import (
+    CLIENT,
+    COUNTERS,
+    DECODED,
+    METRICS,
+    STEP_RECORDS,
+    STEPS,
+    entries,
+    ledger_table,
+    warm_ups,
+)
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.readers.discovery import only_source
@@ -89,6 +99,16 @@ def test_rows_that_are_missing_show_though_ids_are_numbered_anew(data_pack: Path
     assert by_metrics.measured["requests completed: /metrics"] == 180
     assert by_metrics.measured["requests completed: client's requests"] == 160
     assert by_metrics.metric == ""
+
+
+def test_steps_missing_in_the_middle_of_a_step_log_are_missing(again: Path) -> None:
+    """A step log has every step, so what is left is no sample: its own counters say how many there were."""
+    (path,) = again.glob("steps-*")
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join(lines[: len(lines) // 2] + lines[6 * len(lines) // 10 :])))
+    (finding,) = stops(again)
+    assert finding.metric == "step_time"
+    assert set(finding.measured) == {f"{STEPS}: {COUNTERS}", f"{STEPS}: {STEP_RECORDS}"}
 
 
 @pytest.mark.parametrize("with_metrics", [True, False])
