@@ -213,6 +213,18 @@ class KvCacheGroup:
             raise TraceError(f"kv_cache_groups: {self.kind} {self.size}; use full, window N, chunk N or state")
 
 
+def why_not_grouped(
+    groups: tuple[KvCacheGroup, ...], speculation: Speculation | None, prefix_caching: bool, ranks: int
+) -> str:
+    """With which other arguments the groups are not simulated; empty if they are."""
+    keeps_state = KvCacheGroup("state") in groups
+    if groups and ranks > 1:
+        return "ranks"
+    if groups and speculation is not None and (speculation.lookahead_tokens or keeps_state):
+        return "these drafts"
+    return "a prefix cache of states" if keeps_state and prefix_caching else ""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Engine arguments under vLLM's names.
@@ -274,17 +286,6 @@ class EngineConfig:
         drops = self.speculation is not None and self.speculation.drops_last_hit
         return 1 if drops and self.behaviours.hashes_look_ahead and self.enable_prefix_caching else 0
 
-    def _why_not_grouped(self) -> str:
-        """With what the groups are not simulated; empty if they are."""
-        keeps_state = any(group.kind == "state" for group in self.kv_cache_groups)
-        if not self.kv_cache_groups:
-            return ""
-        if self.data_parallel_size > 1:
-            return "ranks"
-        if self.speculation is not None and (self.speculation.lookahead_tokens or keeps_state):
-            return "these drafts"
-        return "a prefix cache of states" if keeps_state and self.enable_prefix_caching else ""
-
     def __post_init__(self) -> None:
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
@@ -294,7 +295,10 @@ class EngineConfig:
                 raise TraceError(f"{name} is {value}; at most {most} can be simulated")
         if self.speculation is not None and self.data_parallel_size > 1:
             raise TraceError("speculative decoding is simulated without ranks; leave out data_parallel_size")
-        if why := self._why_not_grouped():
+        why = why_not_grouped(
+            self.kv_cache_groups, self.speculation, self.enable_prefix_caching, self.data_parallel_size
+        )
+        if why:
             raise TraceError(f"kv_cache_groups are not simulated with {why}; leave out one of the two")
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         if self.max_num_seqs * (1 + drafts) > MOST_SEQUENCES:

@@ -59,7 +59,9 @@ class ReplayRun:
         """In words, where the inputs of the replay come from, and whether its steps are extrapolated."""
         extrapolated = {} if self.outside is None else {"extrapolated": str(self.outside)}
         kinds = kinds_of_cache(self.recording)
-        how = "each group simulated" if self.plan.engine.kv_cache_groups else "here every layer keeps all of a context"
+        how = "here every layer keeps all of a context"
+        if self.plan.engine.kv_cache_groups:
+            how = "blocks of each group simulated; step times count all of a context in every layer"
         alike = {} if kinds is None else {"kinds of KV cache": f"{kinds}; {how}"}
         return self.plan.basis | extrapolated | alike
 

@@ -12,7 +12,7 @@ from blis_replay.base.engine_packs import choose_pack
 from blis_replay.base.errors import ReplayError, UnreplayableError, argument_not_known
 from blis_replay.blis.latency.models import Latency, PaddedLatency
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.trace import EngineConfig, KvCacheGroup, release_arguments
+from blis_replay.blis.trace import EngineConfig, KvCacheGroup, release_arguments, why_not_grouped
 from blis_replay.ingest.recording import UNKNOWN, Recording, Setting
 from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
 
@@ -53,6 +53,7 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "max_num_queued_reqs": (None, "no request is refused"),
     "max_num_queued_tokens": (None, "no request is refused"),
     "enable_dbo": (False, "a batch is computed whole"),
+    "request_features": (None, "each request is one sequence that is free to share prefixes and waits for no grammar"),
     "scheduler_cls": (None, "vLLM's own scheduler is simulated"),
 }
 
@@ -131,7 +132,6 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         raise UnreplayableError(
             f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority"
         )
-    speculation = _speculation(value)
     config = EngineConfig(
         max_num_seqs=int(value["max_num_seqs"]),
         max_num_batched_tokens=int(value["max_num_batched_tokens"]),
@@ -143,8 +143,8 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         enable_chunked_prefill=bool(value.get("enable_chunked_prefill", True)),
         long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
         scheduling_policy="priority" if policy == "priority" else "fcfs",
-        speculation=speculation,
-        kv_cache_groups=_groups(recording, speculation),
+        speculation=_speculation(value),
+        kv_cache_groups=cache_groups(value | {"kv_cache_groups": kinds_of_cache(recording) or "1"}),
         data_parallel_size=ranks,
         api_server_count=None if fronts is None else int(fronts),
         mixture_of_experts=_has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False)),
@@ -216,6 +216,8 @@ def _simulated(name: str, arguments: Mapping[str, object]) -> bool:
         return arguments.get("data_parallel_size", 1) == 1
     if name.startswith("data_parallel_") and name != "data_parallel_size":  # who chooses among ranks
         return arguments.get("data_parallel_size", 1) == 1
+    if name == "kv_cache_groups":
+        return bool(cache_groups(arguments))
     return name == "data_parallel_size" or (name == "speculative_config" and _speculation(arguments) is not None)
 
 
@@ -228,27 +230,23 @@ def _speculation(arguments: Mapping[str, object]) -> Speculation | None:
     return speculation_of(arguments)
 
 
-def _groups(recording: Recording, speculation: Speculation | None) -> tuple[KvCacheGroup, ...]:
+def cache_groups(arguments: Mapping[str, Any]) -> tuple[KvCacheGroup, ...]:
     """The groups of KV blocks that the layers keep, if they are known, and the release was compared with such ones.
 
     None where something else that the server used goes with one group only.
     """
-    kinds, version = kinds_of_cache(recording), recording.engine.get("vllm_version")
-    if kinds is None or version is None:
+    kinds, version = arguments.get("kv_cache_groups", "1"), arguments.get("vllm_version")
+    if str(kinds) == "1" or version is None:
         return ()
     from blis_replay.ingest.readers.server.layers import groups_in_words
 
-    choice, values = choose_pack(str(version.value)), engine_values(recording)
-    groups = tuple(starmap(KvCacheGroup, groups_in_words(kinds) or ()))
-    states = any(group.kind == "state" for group in groups)
-    asked = {"windows"} | ({"states"} if states else set()) | ({"drafts"} if speculation is not None else set())
-    refused = (
-        not asked <= set(choice.pack.grouped.get(choice.release, ()))
-        or (speculation is not None and (speculation.lookahead_tokens > 0 or states))
-        or (states and bool(values.get("enable_prefix_caching", True)))
-        or int(values.get("data_parallel_size", 1)) > 1
-    )
-    return () if refused else groups
+    choice, speculation = choose_pack(str(version)), _speculation(arguments)
+    groups = tuple(starmap(KvCacheGroup, groups_in_words(str(kinds)) or ()))
+    asked = {"windows"} | ({"states"} if KvCacheGroup("state") in groups else set())
+    asked |= {"drafts"} if speculation is not None else set()
+    prefixes, ranks = bool(arguments.get("enable_prefix_caching", True)), int(arguments.get("data_parallel_size", 1))
+    compared = asked <= set(choice.pack.grouped.get(choice.release, ()))
+    return groups if compared and not why_not_grouped(groups, speculation, prefixes, ranks) else ()
 
 
 def kinds_of_cache(recording: Recording) -> str | None:

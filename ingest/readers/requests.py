@@ -104,7 +104,8 @@ class RequestsRead:
     the checks to compare with.  ``prefix``: identities of the prompts, if the file tells them.  ``remarks``: what of
     the file was not used.  ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
     ``lacks``: what such a file should have and this one does not, in words.  ``placed``: REBUILT or REBUILT_E2E, where
-    send times were not recorded.
+    send times were not recorded.  ``features``: what requests asked for that changes how they are scheduled, by vLLM's
+    names.
     """
 
     rows: Rows
@@ -121,6 +122,7 @@ class RequestsRead:
     ignore_eos: bool | None = None
     lacks: tuple[str, ...] = ()
     placed: str = ""
+    features: tuple[str, ...] = ()
 
     @property
     def frame(self) -> pl.DataFrame:

@@ -21,7 +21,7 @@ from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import not_simulated, with_captured_sizes, with_engine
+from blis_replay.replay.engine import cache_groups, not_simulated, with_captured_sizes, with_engine
 from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
 from blis_replay_labs.cluster.config import ClusterConfig
@@ -94,7 +94,7 @@ def engine_of(given: Mapping[str, Any], path: Path) -> EngineFile:
     if refused := not_simulated(given):
         raise ReplayError(f"{path}: not simulated: {refused[0]}; remove it to simulate without")
     arguments: dict[str, Any] = {name: value for name, value in given.items() if name in _OF_THE_ENGINE}
-    arguments["speculation"] = speculation_of(given)
+    arguments |= {"speculation": speculation_of(given), "kv_cache_groups": cache_groups(given)}
     tensor_parallelism = given.get("tensor_parallel_size")
     try:
         engine = EngineConfig(**arguments | release_arguments(arguments | {"vllm_version": given.get("vllm_version")}))

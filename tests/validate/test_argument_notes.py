@@ -121,6 +121,7 @@ def test_arguments_that_no_simulator_has_are_named_where_they_do_something() -> 
         ("speculative_config", "method=ngram num_speculative_tokens=3"),
         ("kv_transfer_config", "kv_connector=NixlConnector"),
         ("enable_lora", True),
+        ("request_features", "n, prompt_logprobs"),
     ],
 )
 def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str, value: int | bool | str) -> None:

@@ -11,7 +11,7 @@ including an inter-token latency that counted two events per token; the checks c
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -89,6 +89,10 @@ class _Body(Struct):
     messages: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
+    n: Any = None
+    prompt_logprobs: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
 
 
 def _of_response(*names: str) -> list[str]:
@@ -145,6 +149,16 @@ def _model_of(body: _Body) -> str | None:
         return None
 
 
+def _features_of(body: _Body) -> Iterator[str]:
+    """What a body asks for that changes how its request is scheduled, other than by its lengths."""
+    if (whole(body.n) or 1) > 1:
+        yield "n"
+    if body.prompt_logprobs is not None:
+        yield "prompt_logprobs"
+    if body.structured_outputs or documents.at({"format": body.response_format}, "format.type") not in (None, "text"):
+        yield "structured_outputs"
+
+
 def _body_of(request: str | None) -> _Body:
     """The fields of the request's body that matter; a body that is not JSON has none."""
     try:
@@ -170,7 +184,8 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
         reading.texts.flush()
     prompts = np.array(reading.prompts, np.int64)
     prefix = raw_prompts(reading.texts, hashes_path, prompts, rows["prompt_tokens"].fill_null(0).to_numpy())
-    return RequestsRead(rows, "client", "monotonic", reading.model, events, prefix=prefix)
+    features = tuple(sorted(reading.features))
+    return RequestsRead(rows, "client", "monotonic", reading.model, events, prefix=prefix, features=features)
 
 
 @dataclass
@@ -178,13 +193,14 @@ class _Reading:
     """What is known beside the rows of requests.
 
     ``prompts``: of each request the number of its prompt, or ``NONE``; ``digests``: hashes of the records so far;
-    ``model``: the first that a record names.
+    ``model``: the first that a record names; ``features``: of all.
     """
 
     texts: PromptTexts
     prompts: array[int] = field(default_factory=lambda: array("q"))
     digests: set[int] = field(default_factory=set)
     model: str | None = None
+    features: set[str] = field(default_factory=set)
 
     def request(self, raw: bytes) -> Request:
         """The row of a record and its stamps; :class:`UnusableError` if it has none."""
@@ -200,6 +216,7 @@ class _Reading:
             raise UnusableError("the same record again, identical")
         self.digests.add(digest)
         self.model = self.model or _model_of(body)
+        self.features.update(_features_of(body))
         self.prompts.append(_prompt_of(body, self.texts))
         return row, stamps_us
 

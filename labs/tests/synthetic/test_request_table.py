@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from blis_replay.base.errors import RecordingError, ReplayError, UnknownNameError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.blis.trace import Behaviours, EngineConfig
+from blis_replay.blis.trace import Behaviours, EngineConfig, KvCacheGroup
 from blis_replay_labs.synthetic.request_table import read_request_table
 from blis_replay_labs.synthetic.simulation import (
     Simulation,
@@ -333,6 +333,11 @@ class TestEngineFile:
         )
         with pytest.raises(ReplayError, match="not simulated: pipeline_parallel_size 4; in the replay one batch"):
             read_engine(write(tmp_path, "e.yaml", self.NEEDED + "pipeline_parallel_size: 4\n"))
+        grouped = self.NEEDED + "kv_cache_groups: window 64, full\nvllm_version: "
+        groups = (KvCacheGroup("window", 64), KvCacheGroup("full"))
+        assert read_engine(write(tmp_path, "e.yaml", grouped + "0.32.0\n")).engine.kv_cache_groups == groups
+        with pytest.raises(ReplayError, match="kv_cache_groups"):  # not compared with this release
+            read_engine(write(tmp_path, "e.yaml", grouped + "0.11.0\n"))
 
     def test_what_is_needed(self, tmp_path: Path) -> None:
         with pytest.raises(ReplayError, match="max_num_batched_tokens, max_model_len, async_scheduling missing"):

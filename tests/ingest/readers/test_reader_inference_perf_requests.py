@@ -210,3 +210,19 @@ def test_the_model_is_that_of_the_first_record_that_names_one(tmp_path: Path) ->
     bodies = [None, json.dumps({"model": "a"}), json.dumps({"model": "b"})]
     found, _ = read(tmp_path, [record(i, request=body) for i, body in enumerate(bodies)])
     assert found.model == "a"
+
+
+@pytest.mark.parametrize(
+    ("asked", "features"),
+    [
+        ({"n": 1, "prompt_logprobs": None, "response_format": {"type": "text"}}, ()),
+        ({"n": 4, "cache_salt": "a"}, ("n",)),  # a salt sets prompts apart, and no more
+        ({"prompt_logprobs": 0, "response_format": {"type": "json_object"}}, ("prompt_logprobs", "structured_outputs")),
+        ({"structured_outputs": {"regex": "a+"}}, ("structured_outputs",)),
+    ],
+)
+def test_what_a_body_asks_for_beyond_its_tokens_is_named(
+    asked: dict[str, Any], features: tuple[str, ...], tmp_path: Path
+) -> None:
+    found, _ = read(tmp_path, [record(), record(1, request=json.dumps({"prompt": "a"} | asked))])
+    assert found.features == features
