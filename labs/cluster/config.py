@@ -33,8 +33,7 @@ class AlwaysBusiest(Struct, frozen=True):
     """The instance with the greatest load, the first on a tie: what a router must never do."""
 
 
-@dataclass(frozen=True)
-class Weighted:
+class Weighted(Struct, frozen=True):
     """The instance with the greatest weighted mean of scores within 0 and 1; the first on a tie.
 
     ``prefix_affinity``: share of the prompt's full blocks, from the first on, that the router remembers to have
@@ -43,12 +42,12 @@ class Weighted:
     of KV blocks that are free.
     """
 
-    prefix_affinity: float = 3.0
-    queue_depth: float = 2.0
-    kv_utilization: float = 2.0
+    prefix_affinity: Number = 3.0
+    queue_depth: Number = 2.0
+    kv_utilization: Number = 2.0
 
     def __post_init__(self) -> None:
-        weights = (self.prefix_affinity, self.queue_depth, self.kv_utilization)
+        weights = astuple(self)
         if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
             raise TraceError(f"weights of the router are {weights}; none may be negative, and one must be positive")
 
@@ -73,40 +72,25 @@ class ClusterConfig:
 # -- Read from text --------------------------------------------------------------------------
 
 
-class _WeightedText(Struct, frozen=True):
-    """Weights that are not given are 0."""
-
-    prefix_affinity: Number = 0.0
-    queue_depth: Number = 0.0
-    kv_utilization: Number = 0.0
-
-    def __post_init__(self) -> None:
-        self.router()
-
-    def router(self) -> Router:
-        return Weighted(*astuple(self))
-
-
-_ROUTERS: dict[str, type[RoundRobin | Random | LeastLoaded | AlwaysBusiest | _WeightedText]] = {
+_ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
     "random": Random,
     "least-loaded": LeastLoaded,
     "always-busiest": AlwaysBusiest,
-    "weighted": _WeightedText,
+    "weighted": Weighted,
 }
 
 
 def router_of_text(text: str) -> Router:
     """A router as ``least-loaded`` or ``weighted:prefix_affinity=3,queue_depth=2``.
 
-    ``weighted`` alone has the weights of BLIS.  Raises ``TraceError`` for what is not a router.
+    ``weighted`` alone has the weights of BLIS; beside given ones the others are 0.  Raises ``TraceError`` for what is
+    not a router.
     """
-    if text == "weighted":
-        return Weighted()
     kind, _, rest = text.partition(":")
     if kind not in _ROUTERS:
         raise TraceError(f"router {text}: {kind!r} is not a router; use one of {', '.join(_ROUTERS)}")
-    values: dict[str, object] = {}
+    values: dict[str, object] = dict.fromkeys(Weighted.__struct_fields__, 0.0) if kind == "weighted" and rest else {}
     for setting in rest.split(",") if rest else []:
         name, _, value = setting.partition("=")
         try:
@@ -115,5 +99,4 @@ def router_of_text(text: str) -> Router:
             raise TraceError(
                 f"router {text}: {setting!r} is not a weight; write e.g. weighted:prefix_affinity=3,queue_depth=2"
             ) from None
-    described = read_values(values, _ROUTERS[kind], f"router {text}", "a router", TraceError)
-    return described.router() if isinstance(described, _WeightedText) else described
+    return read_values(values, _ROUTERS[kind], f"router {text}", "a router", TraceError)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from msgspec.structs import asdict
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.functions import decorators
@@ -105,7 +106,7 @@ def _policy(cluster: ClusterConfig, kind: int) -> Table:
     policy["kind"] = kind
     policy["memory_blocks"] = ROUTER_MEMORY_BLOCKS
     if isinstance(cluster.router, Weighted):
-        weights = vars(cluster.router)
+        weights = asdict(cluster.router)
         for scorer, weight in weights.items():
             policy[scorer] = weight / sum(weights.values())
     return policy

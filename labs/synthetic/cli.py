@@ -25,7 +25,6 @@ from blis_replay_labs.synthetic.simulation import (
     recorded_table,
     simulate_on_cluster,
     simulate_table,
-    write_cluster_tables,
     write_tables,
 )
 from blis_replay_labs.synthetic.text import cluster_answer, cluster_summary, simulation_answer, summary
@@ -68,11 +67,11 @@ def simulate_requests(
     table = _table(requests, given, mode)
     if instances is not None:
         pooled = simulate_on_cluster(table, ClusterConfig(instances, router), given.engine, release, entry)
-        write_cluster_tables(pooled, out)
+        write_tables(pooled.instances, out, numbered=True)
         answer = cluster_answer(cluster_summary(pooled))
     else:
         simulation = simulate_table(table, given.engine, release, entry, mode.loop)
-        write_tables(simulation, out)
+        write_tables([simulation], out)
         answer = simulation_answer(summary(simulation, objectives))
     write_whole(out / "summary.json", page_json(answer.document) + "\n")
     return answer

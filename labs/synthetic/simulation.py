@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -33,20 +33,11 @@ _OF_THE_ENGINE = frozenset(field.name for field in fields(EngineConfig))
 
 _STEPS_A_PART = 500_000
 
-_STEP_COLUMNS = {
-    "start_us": "start_us",
-    "end_us": "end_us",
-    "prefill_tokens": "prefill_tokens",
-    "decode_tokens": "decode_tokens",
-    "context_tokens": "context_tokens",
-    "prefill_requests": "prefill_requests",
-    "running_depth": "running_depth",
-    "waiting_depth": "waiting_depth",
-    "admitted": "admitted",
-    "preempted": "preempted",
-    "finished": "finished",
-    "free_blocks": "free_blocks",
-}
+_STEP_COLUMNS = (
+    *("start_us", "end_us", "prefill_tokens", "decode_tokens", "context_tokens", "prefill_requests"),
+    *("running_depth", "waiting_depth", "admitted", "preempted", "finished", "free_blocks"),
+)
+_RESULT_COLUMNS = ("preemptions", "queued_us", "scheduled_us", "first_token_us", "finished_us", "ttft_us", "e2e_us")
 
 
 @dataclass(frozen=True)
@@ -196,16 +187,11 @@ def request_frame(simulation: Simulation) -> pl.DataFrame:
         "prompt_tokens": table.trace.prompt_tokens,
         "output_tokens": result.output_tokens,
         "cached_tokens": np.maximum(result.cached_tokens, known),
-        "preemptions": result.preemptions,
-        "queued_us": result.queued_us,
-        "scheduled_us": result.scheduled_us,
-        "first_token_us": result.first_token_us,
-        "finished_us": result.finished_us,
-        "ttft_us": result.ttft_us,
-        "e2e_us": result.e2e_us,
+        **{name: getattr(result, name) for name in _RESULT_COLUMNS},
     }
     names = table.request_ids or [str(row) for row in range(len(place))]
-    return pl.DataFrame({"request_id": names, **{name: values[place] for name, values in columns.items()}})
+    ids = pl.Series(names, dtype=pl.String)  # also of no request
+    return pl.DataFrame({"request_id": ids, **{name: values[place] for name, values in columns.items()}})
 
 
 def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) -> pl.DataFrame:
@@ -215,20 +201,30 @@ def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) 
     """
     steps = simulation.result.steps[first : None if rows is None else first + rows]
     numbers = np.arange(first, first + len(steps))
-    return pl.DataFrame({"step": numbers, **{name: steps[column] for name, column in _STEP_COLUMNS.items()}})
+    return pl.DataFrame({"step": numbers, **{name: steps[name] for name in _STEP_COLUMNS}})
 
 
-def write_tables(simulation: Simulation, folder: Path) -> None:
-    """Write ``requests.parquet`` and ``steps.parquet`` into a folder: both, or none.
+def write_tables(parts: Sequence[Simulation], folder: Path, *, numbered: bool = False) -> None:
+    """Write ``requests.parquet`` and ``steps.parquet`` of these simulations into a folder: both, or none.
 
-    Raises ``OSError`` if the folder cannot be written.
+    ``numbered``: with the number of each as the first column, ``instance``.  Raises ``OSError`` if the folder cannot be
+    written.
     """
-    steps = len(simulation.result.steps)
-    # A long run has more steps than should be in memory twice.
-    parts = (step_frame(simulation, first, _STEPS_A_PART) for first in range(0, max(steps, 1), _STEPS_A_PART))
+
+    def frames(of: Callable[[Simulation], Iterator[pl.DataFrame]]) -> Iterator[pl.DataFrame]:
+        for i, part in enumerate(parts):
+            number = [pl.lit(i).alias("instance")] if numbered else []
+            yield from (frame.select(*number, "*") for frame in of(part))
+
     with whole_files(folder) as scratch:
-        write_frame(scratch / "requests.parquet", iter([request_frame(simulation)]))
-        write_frame(scratch / "steps.parquet", parts)
+        write_frame(scratch / "requests.parquet", frames(lambda part: iter([request_frame(part)])))
+        write_frame(scratch / "steps.parquet", frames(_step_frames))
+
+
+def _step_frames(simulation: Simulation) -> Iterator[pl.DataFrame]:
+    """A long run has more steps than should be in memory twice."""
+    for first in range(0, max(len(simulation.result.steps), 1), _STEPS_A_PART):
+        yield step_frame(simulation, first, _STEPS_A_PART)
 
 
 def write_frame(path: Path, parts: Iterator[pl.DataFrame]) -> None:
@@ -276,19 +272,6 @@ def simulate_on_cluster(
         for i, run in enumerate(result.instances)
     )
     return ClusterSimulation(table, cluster, result, instances)
-
-
-def write_cluster_tables(simulation: ClusterSimulation, folder: Path) -> None:
-    """Write ``requests`` and ``steps`` of all instances into a folder, all or none, ``instance`` the first column.
-
-    Raises ``OSError`` if the folder cannot be written.
-    """
-    with whole_files(folder) as scratch:
-        for name, frame_of in (("requests", request_frame), ("steps", step_frame)):
-            frames = [
-                frame_of(part).select(pl.lit(i).alias("instance"), "*") for i, part in enumerate(simulation.instances)
-            ]
-            write_frame(scratch / f"{name}.parquet", iter([pl.concat(frames)]))
 
 
 def _part(table: RequestTable, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RequestTable:

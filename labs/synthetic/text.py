@@ -36,16 +36,14 @@ def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, An
     hits = np.maximum(result.cached_tokens, trace.prompt_tokens - trace.prefill_tokens)
     samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
     bounded, gaps = engine.num_gpu_blocks is not None, result.inter_token_gaps(done)
+    slo = {"slo": attained(objectives, samples, gaps, len(trace)).document} if objectives else {}
     return {
         "requests": len(trace),
         "completed": int(done.sum()),
         "cut_short": int((result.output_tokens < trace.output_tokens)[done].sum()),
         "steps": len(steps),
-        "duration_s": duration_s,
-        "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
-        "output_tokens_per_s": int(result.output_tokens[done].sum()) / duration_s if duration_s else None,
-        "latencies_ms": latencies_ms(samples, gaps),
-        **({"slo": attained(objectives, samples, gaps, len(trace)).document} if objectives else {}),
+        **_served(samples, gaps, duration_s),
+        **slo,
         "preemptions": int(result.preemptions.sum()),
         "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()) if len(trace) else None,
         "peak_running": int(steps["running_depth"].max(initial=0)),
@@ -101,15 +99,20 @@ def _ignored(values: dict[str, Any]) -> list[str]:
     return [f"columns not used: {', '.join(ignored)}"] if ignored else []
 
 
-def latencies_ms(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]]) -> dict[str, dict[str, float | None]]:
-    """Statistics of all metrics, ms, by metric and statistic; None without samples."""
+def _served(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]], duration_s: float) -> dict[str, Any]:
+    """Rates of completed requests, and their latencies by metric and statistic; None without samples."""
     latencies = latency_statistics(samples, gaps)
     return {
-        metric: {
-            name: round(us / 1000, 6) if (us := latencies[metric].get(name)) is not None else None
-            for name in STATISTICS
-        }
-        for metric in METRICS
+        "duration_s": duration_s,
+        "requests_per_s": len(samples.e2e_us) / duration_s if duration_s else None,
+        "output_tokens_per_s": int(samples.output_tokens.sum()) / duration_s if duration_s else None,
+        "latencies_ms": {
+            metric: {
+                name: round(us / 1000, 6) if (us := latencies[metric].get(name)) is not None else None
+                for name in STATISTICS
+            }
+            for metric in METRICS
+        },
     }
 
 
@@ -135,10 +138,7 @@ def cluster_summary(simulation: ClusterSimulation) -> dict[str, Any]:
     hits = sum((one["prefix_hit_rate"] or 0) * tokens for one, tokens in zip(instances, prompts, strict=True))
     return {
         **{name: sum(one[name] for one in instances) for name in _SUMS},
-        "duration_s": duration_s,
-        "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
-        "output_tokens_per_s": int(samples.output_tokens.sum()) / duration_s if duration_s else None,
-        "latencies_ms": latencies_ms(samples, (np.concatenate(gaps_us), np.concatenate(counts))),
+        **_served(samples, (np.concatenate(gaps_us), np.concatenate(counts)), duration_s),
         "prefix_hit_rate": hits / sum(prompts),
         "instances": [{name: one[name] for name in one if name not in _ONCE} for one in instances],
         "ignored_columns": instances[0]["ignored_columns"],

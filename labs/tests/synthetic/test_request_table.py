@@ -290,7 +290,7 @@ class TestSimulating:
         """7 steps, 3 a part: the files hold what one frame holds."""
         monkeypatch.setattr("blis_replay_labs.synthetic.simulation._STEPS_A_PART", 3)
         simulation = simulated(write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n0,100,7\n"))
-        write_tables(simulation, tmp_path / "out")
+        write_tables([simulation], tmp_path / "out")
         assert pl.read_parquet(tmp_path / "out" / "steps.parquet").equals(step_frame(simulation))
         assert len(step_frame(simulation)) == 7
         assert pl.read_parquet(tmp_path / "out" / "requests.parquet").equals(request_frame(simulation))
@@ -381,7 +381,7 @@ def test_equal_tables_give_equal_results(tmp_path: Path) -> None:
     ]
     path = write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n" + "\n".join(lines))
     for name in ("one", "two"):
-        write_tables(simulated(path), tmp_path / name)
+        write_tables([simulated(path)], tmp_path / name)
     for table in ("requests.parquet", "steps.parquet"):
         assert (tmp_path / "one" / table).read_bytes() == (tmp_path / "two" / table).read_bytes()
 
