@@ -60,6 +60,10 @@ class Answered:
     after: Int64s
     later_us: Int64s
 
+    def part(self, first: slice) -> Answered:
+        """Of the first requests."""
+        return Answered(self.after[first], self.later_us[first])
+
 
 # A client with a limit sends within some milliseconds of an answer; later, something else held it up.
 _AT_ONCE_US = 50_000

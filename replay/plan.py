@@ -11,8 +11,10 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.base.errors import ReplayError, UnreplayableError, counted
-from blis_replay.blis.latency.models import FirstUse, Latency, ObservedCycles
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.latency.models import FirstUse, Latency, Lifecycle, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay.ingest.recording import PUBLISHED, RECORDED, Recording, Setting
 from blis_replay.ingest.rows import Rows
@@ -85,6 +87,15 @@ class ReplayPlan:
         if self.stalls is None and self.first_use is not None:
             return self.first_use.on(of_batches, self.captured_tokens, self.engine.max_num_batched_tokens)
         return of_batches
+
+    def served(self, latency: Latency, lifecycle: Lifecycle) -> SimResult:
+        """The requests through the engine, from their clients.  Raises ``TraceError`` as ``simulate`` does."""
+        if self.answered is None and self.mode.loop is None:
+            return simulate(self.trace, self.engine, latency, lifecycle)
+        from blis_replay.blis.closed_loop import simulate_load  # only this needs it
+
+        clients = self.mode.loop, self.sessions, self.answered
+        return simulate_load(self.trace, self.engine, latency, lifecycle, *clients)
 
     @property
     def at_recorded_times(self) -> ReplayPlan:

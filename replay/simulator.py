@@ -9,7 +9,6 @@ import numpy as np
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.base.errors import ReleaseError, ReplayError, TraceError
-from blis_replay.blis.engine import simulate
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import Recording
@@ -118,13 +117,7 @@ class EmbeddedEngine:
         entry = self.entry_for(plan.recording)
         latency = plan.latency(entry.latency)
         try:
-            if plan.answered is None and plan.mode.loop is None:
-                result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
-            else:
-                from blis_replay.blis.closed_loop import simulate_load  # only this needs it
-
-                clients = plan.mode.loop, plan.sessions, plan.answered
-                result = simulate_load(plan.trace, plan.engine, latency, entry.lifecycle, *clients)
+            result = plan.served(latency, entry.lifecycle)
         except TraceError as error:
             raise TraceError(f"{plan.recording.alias}: {error}") from None
         ttft_us, e2e_us = result.ttft_us, result.e2e_us

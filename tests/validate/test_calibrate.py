@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recordings import make_recording
 
 from blis_replay.base.errors import ValidateError
-from blis_replay.blis.latency.models import LatencyModel, PrefillBeyond
+from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle, PrefillBeyond
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
@@ -30,9 +33,10 @@ from blis_replay.validate.fit.calibrate import (
     training_recordings,
 )
 from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
-from blis_replay.validate.fit.evidence import SchedulingEvidence
+from blis_replay.validate.fit.evidence import SCALE, SchedulingEvidence, latency_evidence
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
 from blis_replay.validate.fit.refused import DataChoice, implausible, refuse_impossible, why_not_fitted
+from blis_replay.validate.fit.step_form import StepForm
 from blis_replay.validate.fit.text import calibration_answer
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 from blis_replay_labs.planted.files import write_experiment
@@ -373,3 +377,23 @@ def test_a_pattern_skips_what_may_not_be_fitted_to_and_says_so(tmp_path: Path) -
     assert [recording.slug for recording in named] == list(served)
     assert [recording.slug for recording in matched] == ["run-served"]
     assert [why.split(":")[0] for why in left_out] == ["run-growing"]
+
+
+def test_requests_that_waited_for_answers_are_fitted_so() -> None:
+    """Steps that are 10 % longer make all of E2E 10 % longer; at recorded sends requests would queue without end."""
+    vector, n = np.array([8_000.0, 60.0, 0.0, 5_000.0, 0.0, 200.0]), 400
+    drawn = np.random.default_rng(1)
+    prompt, output = drawn.integers(500, 1_500, n), drawn.integers(20, 60, n)
+    engine = EngineConfig(32, 2_048, 4_096, async_scheduling=False)
+    trace = RequestTrace(np.zeros(n, np.int64), prompt, prompt, output, np.full(n, NEVER_US))
+    form = StepForm()
+    served = simulate_load(trace, engine, form.latency(vector), Lifecycle(pre_queue_us=5_000.0), ClosedLoop(32))
+    columns = {"arrival_us": served.arrival_us, "prompt_tokens": prompt, "output_tokens": output}
+    columns |= {"ttft_us": served.ttft_us, "e2e_us": served.e2e_us}
+    arguments = {"max_num_seqs": 32, "max_num_batched_tokens": 2_048, "max_model_len": 4_096}
+    recording = make_recording({name: of.tolist() for name, of in columns.items()}, engine=arguments)
+    evidence = latency_evidence(recording, (0.0, 1.0))
+    assert evidence is not None
+    slower = vector * [1.1, 1.1, 1.1, 1.0, 1.0, 1.1]
+    residuals = evidence.residuals(form, Lifecycle(), slower)[: len(evidence.decodes)]
+    assert (SCALE["e2e"] * residuals).mean() == pytest.approx(0.1, abs=0.02)

@@ -12,7 +12,6 @@ import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import ValidateError
-from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.datasheets import Architecture, architecture_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
@@ -143,10 +142,7 @@ class LatencyEvidence:
     def residuals(self, form: StepForm, measured: Lifecycle, vector: Floats) -> Floats:
         """float64[2 * windows]: simulated over observed mean less one, E2E then TTFT, in units of ``SCALE``."""
         latency, lifecycle = form.latency(vector), form.lifecycle(vector, measured)
-        results = [
-            simulate_load(p.trace, p.engine, p.stalls.on(latency) if p.stalls else latency, lifecycle, p.mode.loop)
-            for p in self.plans
-        ]
+        results = [p.served(p.stalls.on(latency) if p.stalls else latency, lifecycle) for p in self.plans]
         e2e_us, ttft_us = (np.concatenate([getattr(r, name) for r in results]) for name in ("e2e_us", "ttft_us"))
         means = window_means(self.window, e2e_us, ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
@@ -261,7 +257,9 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     in_flight = np.arange(count) - np.searchsorted(np.sort(ended_us[:count]), arrival_us[:count])
     first = places[begins]
     stage = requests["stage"].fill_null(-1).to_numpy()[first].astype(np.int64)
-    plan = replace(plan, trace=plan.trace.part(slice(count)), stalls=cold_start_of(recording))
+    some = slice(count)
+    answered = None if plan.answered is None else plan.answered.part(some)
+    plan = replace(plan, trace=plan.trace.part(some), answered=answered, stalls=cold_start_of(recording))
     return LatencyEvidence(
         (plan,),
         numbers,

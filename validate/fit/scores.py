@@ -11,8 +11,6 @@ from typing import Literal
 import numpy as np
 
 from blis_replay.base.arrays import Floats
-from blis_replay.blis.closed_loop import simulate_load
-from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import FirstUse
 from blis_replay.blis.releases.fit import CoefficientFit, Part, PartScore, StepRange, range_of
 from blis_replay.blis.releases.release import ModelEntry
@@ -195,7 +193,7 @@ def _replayed(
 ) -> tuple[ReplayPlan, SimResult]:
     """The replay of a recording by an entry, with stalls if there are any."""
     plan = replace(plan_replay(with_lengths(recording), mode, entry), stalls=stalls)
-    return plan, simulate(plan.trace, plan.engine, plan.latency(entry.latency), entry.lifecycle)
+    return plan, plan.served(plan.latency(entry.latency), entry.lifecycle)
 
 
 def served(
@@ -203,8 +201,7 @@ def served(
 ) -> tuple[LoadLevel, SimResult]:
     """A load level, and its simulation."""
     level = load_level(recording, scheduling)
-    plan = level.plan
-    return level, simulate_load(plan.trace, plan.engine, entry.latency, entry.lifecycle, plan.mode.loop)
+    return level, level.plan.served(entry.latency, entry.lifecycle)
 
 
 def _errors(observed: Mapping[str, Mapping[str, float]], simulated: LatencySamples) -> dict[str, float]:

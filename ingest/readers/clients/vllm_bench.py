@@ -221,7 +221,8 @@ def _rebuild(run: _Run, gaps_s: Floats, begin_s: float) -> float:
         gap_s = float(gaps_s[first : first + count].sum())
         if not has_gaps:
             gap_s = tpot_ms / 1000 * max((whole(run.value("output_lens", i)) or 0) - 1, 0)
-        e2es_s.append(max(finite(run.value("ttfts", i)) or 0.0, 0.0) + gap_s)
+        # In whole us, as it is kept: the next request of this client is sent when this one ends, not 1 us before.
+        e2es_s.append(round(max(finite(run.value("ttfts", i)) or 0.0, 0.0) + gap_s, 6))
         free_s = heappop(ends_s) if len(ends_s) >= cap else 0.0
         sent_s.append(max(free_s, i / rate_per_s if rate_per_s else 0.0))
         heappush(ends_s, sent_s[-1] + e2es_s[-1])

@@ -185,6 +185,17 @@ def test_without_gaps_the_e2e_of_a_request_follows_from_the_mean_tpot(tmp_path: 
     assert (found.placed, found.events) == (REBUILT_E2E, None)
 
 
+def test_a_request_is_sent_at_the_microsecond_in_which_another_one_ends(tmp_path: Path) -> None:
+    """Rounded apart, an end 1 us after the send that it caused would make three in flight of two."""
+    ttfts = [0.1 + i * 0.0037 / 3 for i in range(40)]
+    made = result(40, request_rate="inf", max_concurrency=2, duration=2.5, ttfts=ttfts, output_lens=[2] * 40)
+    made |= {"mean_tpot_ms": 1.2345678}
+    del made["itls"], made["start_times"]
+    found, _file = read(tmp_path, made)
+    ended_us = (found.frame["sent_us"] + found.frame["e2e_us"]).to_list()
+    assert set(found.frame["sent_us"].to_list()[2:]) <= set(ended_us)
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"duration": 0.4}, {"duration": -1}, {"max_concurrency": None}, {"max_concurrency": -1}, {"request_rate": 4.0}],
