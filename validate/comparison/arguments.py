@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.base.arrays import Int64s
 from blis_replay.base.engine_packs import least_default, shown_argument
 from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
@@ -58,8 +56,9 @@ def _why(name: str, run: ReplayRun, result: SimResult) -> str:
         return "" if run.mode.scheduling != "recorded" or "scheduling" in plan.basis else "it governs every step"
     if name in _BOUNDS:
         least = min(least_default(name), getattr(plan.engine, name))
-        of = _tokens if name == "max_num_batched_tokens" else _depth
-        reached = max(int(of(some).max(initial=0)) for some in step_parts(steps))
+        columns = ("running_depth",) if name == "max_num_seqs" else ("prefill_tokens", "decode_tokens")
+        sums = (sum(some[column].astype(np.int64) for column in columns) for some in step_parts(steps))
+        reached = max(int(np.max(of_part, initial=0)) for of_part in sums)
         return f"the replay reached {reached:,}" if reached >= least else ""
     hits = plan.trace.block_keys is not None and int(result.cached_tokens.sum()) > 0
     if name == "enable_prefix_caching" or hits:
@@ -67,16 +66,6 @@ def _why(name: str, run: ReplayRun, result: SimResult) -> str:
     blocks = plan.engine.num_gpu_blocks
     tight = blocks is not None and 2 * result.blocks_in_use > blocks
     return "more than half of the KV blocks were in use" if tight else ""
-
-
-def _depth(steps: NDArray[np.void]) -> Int64s:
-    """Requests in the running list after each step was scheduled."""
-    return np.asarray(steps["running_depth"])
-
-
-def _tokens(steps: NDArray[np.void]) -> Int64s:
-    """int64[steps]: tokens in each batch."""
-    return np.asarray(steps["prefill_tokens"].astype(np.int64) + steps["decode_tokens"])
 
 
 def _memory_could_bind(plan: ReplayPlan, result: SimResult) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from blis_replay.validate.comparison.warm_up import WarmUp
     from blis_replay.validate.metrics.objectives import Attainment
     from blis_replay.validate.schedule import ScheduleVerdict
+
+_Value = TypeVar("_Value")
 
 # With more requests than this without latencies, those that have some are not the run.
 _MOST_WITHOUT = 0.1
@@ -175,12 +177,9 @@ class Comparison:
     def overloaded(self) -> bool:
         """Whether the server had more load than it could serve, so that its latencies judge no simulator."""
         by_latencies = not {"e2e", "ttft"} & self.refused().keys()  # a queue is seen by these
-        return by_latencies and overloaded(self.findings) and not self.is_before_the_queue
-
-    @property
-    def is_before_the_queue(self) -> bool:
-        """Whether only requests are compared that were sent before the queue grew: latencies judge these."""
-        return self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
+        # Requests that were sent before the queue grew are judged by their latencies.
+        before = self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
+        return by_latencies and overloaded(self.findings) and not before
 
     def quantity(self, cell: MetricStatistic, limit: float) -> Quantity:
         """One number of the table against a limit."""
@@ -348,13 +347,17 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
     return remarks
 
 
+def _means(values: Mapping[MetricStatistic, _Value]) -> dict[str, _Value]:
+    """Of the judged metrics, what there is of the mean."""
+    return {metric: values[metric, "mean"] for metric in THRESHOLDS if (metric, "mean") in values}
+
+
 def draws_remarks(comparison: Comparison) -> list[Remark]:
     """Median and range of the errors of all reconstructions, where they decide something."""
     draws = comparison.draws
     if draws is None or not draws.count:
         return []
-    ranges = {m: draws.range_of((m, "mean")) for m in THRESHOLDS if (m, "mean") in draws.errors}
-    return [remark("draws", count=draws.count, ranges=ranges)]
+    return [remark("draws", count=draws.count, ranges={m: draws.range_of((m, "mean")) for m in _means(draws.errors)})]
 
 
 # A pace nearer to that of the coefficients, or a smaller trend, moves no verdict.
@@ -381,8 +384,7 @@ def _remarks(comparison: Comparison) -> list[Remark]:
         remarks.append(remark("saturation", verdict=found.remarks[0]))
     remarks += draws_remarks(comparison)
     if repeats is not None:
-        apart = {m: repeats.apart[m, "mean"] for m in THRESHOLDS if (m, "mean") in repeats.apart}
-        remarks.append(remark("repeats", recordings=repeats.recordings, apart=apart))
+        remarks.append(remark("repeats", recordings=repeats.recordings, apart=_means(repeats.apart)))
     for side, attained in (comparison.promised or {}).items():
         remarks.append(remark("slo", side=side, attained=attained.document))
     remarks += hardware_remarks(comparison)
@@ -390,10 +392,8 @@ def _remarks(comparison: Comparison) -> list[Remark]:
         remarks.append(remark("warm_up", **vars(comparison.warming)))
     if beyond is not None and beyond.matters:
         remarks.append(remark("extrapolated", what=str(beyond)))
-    if of_means := {
-        m: comparison.predicted_us[m, "mean"] for m in THRESHOLDS if (m, "mean") in comparison.predicted_us
-    }:
-        remarks.append(remark("predicted", between_us=of_means))
+    if between_us := _means(comparison.predicted_us):
+        remarks.append(remark("predicted", between_us=between_us))
     remarks += argument_remarks(comparison.recording, comparison.open_arguments)
     if left_out := sum(comparison.excluded.values()):
         remarks.append(remark("left_out", requests=left_out))

@@ -42,14 +42,10 @@ def use_of(release: CoefficientRelease, recording: Recording) -> Use:
         return "fitted on this run"
     if recording.ground_truth == PUBLISHED:
         return "held out"  # its requests are reconstructed
-    sketches = {fit.sketch or _bundled_sketches().get(fit.experiment, "") for fit in release.fitted_on} - {""}
+    # Of the recordings that releases without sketches were fitted on.
+    file = resources.files("blis_replay.validate.comparison") / "sketches.json"
+    bundled: dict[str, str] = json.loads(file.read_text("utf-8"))
+    sketches = {fit.sketch or bundled.get(fit.experiment, "") for fit in release.fitted_on} - {""}
     keys = request_keys(recording) if sketches else None
     share = 0.0 if keys is None else max(shared_with(sketch, keys) for sketch in sketches)
     return "held out" if share < _SOME else "fitted on this run" if share > _ALL else "fitted on part of this run"
-
-
-def _bundled_sketches() -> dict[str, str]:
-    """By slug, sketches of the recordings that releases without sketches were fitted on."""
-    file = resources.files("blis_replay.validate.comparison") / "sketches.json"
-    sketches: dict[str, str] = json.loads(file.read_text("utf-8"))
-    return sketches
