@@ -181,13 +181,13 @@ def _with_capacity(comparison: Comparison) -> Comparison:
 def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
     """With the errors of many reconstructions, where the requests of a whole run are reconstructed."""
     run = comparison.run
-    if not comparison.selection.everything or comparison.ground_truth != PUBLISHED:
+    if not comparison.selection.everything or comparison.recording.ground_truth != PUBLISHED:
         return comparison
     published_us = {cell: number.a_us for cell, number in comparison.cells.items()}
     draws = draw_errors(run.recording, run.release, run.mode, simulator, published_us)
     if draws is None:
         return comparison
-    known = load_is_known(comparison.slug, comparison.ground_truth)
+    known = load_is_known(comparison.slug, comparison.recording.ground_truth)
     return replace(comparison, draws=draws, estimates=drawn_estimates(draws, unsure_of(run)) if known else {})
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
-from blis_replay.ingest.recording import PUBLISHED, RECORDED, Finding, GroundTruth, Recording, SourceFile
+from blis_replay.ingest.recording import PUBLISHED, RECORDED, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.judgement import (
@@ -159,16 +159,6 @@ class Comparison:
         return self.recording.alias
 
     @property
-    def ground_truth(self) -> GroundTruth:
-        """Of the recording of side A."""
-        return self.recording.ground_truth
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Of the recording of side A."""
-        return self.recording.findings
-
-    @property
     def requests(self) -> int:
         """How many were compared, of side B where A has published numbers only."""
         return self.compared[1]
@@ -179,7 +169,7 @@ class Comparison:
         by_latencies = not {"e2e", "ttft"} & self.refused().keys()  # a queue is seen by these
         # Requests that were sent before the queue grew are judged by their latencies.
         before = self.saturation is not None and self.selection.window[1] <= self.saturation.share_before
-        return by_latencies and overloaded(self.findings) and not before
+        return by_latencies and overloaded(self.recording.findings) and not before
 
     def quantity(self, cell: MetricStatistic, limit: float) -> Quantity:
         """One number of the table against a limit."""
@@ -231,7 +221,7 @@ class Comparison:
         """Of the means; of TPOT only where the recording does not state the ITL or E2E of its requests."""
         means = {metric: self.metrics[metric]["mean"] for metric in METRICS}
         limits = {(metric, "mean"): limit for metric, limit in THRESHOLDS.items()}
-        if self.ground_truth == PUBLISHED and any(means[metric].derived for metric in ("e2e", "itl")):
+        if self.recording.ground_truth == PUBLISHED and any(means[metric].derived for metric in ("e2e", "itl")):
             limits["tpot", "mean"] = THRESHOLDS["itl"]
         return limits
 
@@ -243,7 +233,7 @@ class Comparison:
         return Subject(
             slug=self.slug,
             alias=self.alias,
-            ground_truth=self.ground_truth,
+            ground_truth=self.recording.ground_truth,
             requests=self.requests,
             simulator=self.run.simulator,
             release=release.name,
@@ -283,7 +273,7 @@ class Comparison:
     def lost(self) -> tuple[Remark, ...]:
         """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
         not_simulated = self.replay.not_simulated if self.replay else ()
-        whole = [f for f in self.findings if f.severity == "unusable" and not f.metric]
+        whole = [f for f in self.recording.findings if f.severity == "unusable" and not f.metric]
         reasons = [remark("not_simulated", what=what) for what in not_simulated]
         reasons += [remark("unusable", check=finding.check, message=finding.message) for finding in whole]
         rejected = sum(file.rejected_count for file in rejecting_files(self.recording))
@@ -299,7 +289,7 @@ class Comparison:
         """Why no number can be judged."""
         if not self.overloaded:
             return remark("no_number")
-        if self.ground_truth != RECORDED:
+        if self.recording.ground_truth != RECORDED:
             return remark("failures_unknown")
         return remark("stage_alone" if self.selection.stage is not None else "too_few_served")
 
@@ -398,5 +388,5 @@ def _remarks(comparison: Comparison) -> list[Remark]:
     if left_out := sum(comparison.excluded.values()):
         remarks.append(remark("left_out", requests=left_out))
     remarks += rejected_remarks(comparison.recording)
-    changed = [(f.severity, f.check, f.metric or "") for f in comparison.findings if f.severity != "note"]
+    changed = [(f.severity, f.check, f.metric or "") for f in comparison.recording.findings if f.severity != "note"]
     return [*remarks, *([remark("checks", findings=changed)] if changed else [])]

@@ -60,7 +60,7 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
     return [
         Table("", _JUDGED, [*gated, *means]),
         *([Table("overloaded: judged by what was served, not by latencies", _SERVED, apart)] if apart else []),
-        *([RECONSTRUCTED] if any(c.ground_truth != "recorded" for c in comparisons) else []),
+        *([RECONSTRUCTED] if any(c.recording.ground_truth != "recorded" for c in comparisons) else []),
         Block(_outcome(ordered, not_judged)),
     ]
 
@@ -95,7 +95,7 @@ def _served(c: Comparison) -> list[Cell]:
 
 def _name(c: Comparison) -> list[Cell]:
     use = c.judgement.subject.use.removeprefix("fitted on ").removeprefix("part of ")
-    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), use]
+    return [c.alias + ("" if c.recording.ground_truth == "recorded" else "*"), use]
 
 
 def _error_cells(comparison: Comparison) -> list[Cell]:

@@ -54,7 +54,9 @@ _METRIC_COLUMNS = (
 
 def comparison_page(comparison: Comparison, options: str = "") -> list[Part]:
     """The first screen, then every number, what it rests on, and findings that changed one."""
-    changed = [f for severity in ("unusable", "corrected") for f in comparison.findings if f.severity == severity]
+    changed = [
+        f for severity in ("unusable", "corrected") for f in comparison.recording.findings if f.severity == severity
+    ]
     beside = [marked(r) for r in comparison.judgement.remarks if r.code in NOT_BRIEF]
     return [
         *first_screen(comparison, options),
@@ -108,7 +110,11 @@ def notes(comparison: Comparison) -> list[Remark]:
 
 def _head(comparison: Comparison) -> Block:
     run = comparison.run
-    truth = "recorded" if comparison.ground_truth == "recorded" else "published aggregates, requests reconstructed"
+    truth = (
+        "recorded"
+        if comparison.recording.ground_truth == "recorded"
+        else "published aggregates, requests reconstructed"
+    )
     scheduling = "asynchronous" if run.simulated.asynchronous else "synchronous"
     return Block(
         [
@@ -271,7 +277,7 @@ def comparison_json(comparison: Comparison, options: str = "") -> dict[str, obje
     return {
         "slug": comparison.slug,
         "alias": comparison.alias,
-        "ground_truth": comparison.ground_truth,
+        "ground_truth": comparison.recording.ground_truth,
         "requests": comparison.requests,
         "excluded": comparison.excluded,
         "stage": comparison.selection.stage,
@@ -285,7 +291,7 @@ def comparison_json(comparison: Comparison, options: str = "") -> dict[str, obje
         "warm_up": comparison.warming and vars(comparison.warming),
         "pace": pace and {"factor": 1 + pace.error, "low": 1 + pace.low, "high": 1 + pace.high},
         "trend": trend and {"change": trend.error, "low": trend.low, "high": trend.high},
-        "findings": [vars(finding) for finding in comparison.findings],
+        "findings": [vars(finding) for finding in comparison.recording.findings],
         "saturation": comparison.saturation and comparison.saturation.document,
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],
         "schedule": comparison.schedule and comparison.schedule.document,

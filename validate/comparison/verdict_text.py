@@ -91,7 +91,7 @@ def verdict_line(judgement: Judgement) -> Line:
 def basis_text(comparison: Comparison) -> str:
     """How many requests, by which simulator and release, and what that was fitted on."""
     subject, mode = comparison.judgement.subject, comparison.run.mode.name
-    kind = "" if comparison.ground_truth == "recorded" else "reconstructed "
+    kind = "" if comparison.recording.ground_truth == "recorded" else "reconstructed "
     loop = comparison.run.mode.loop
     found = (f.measured for f in comparison.run.recording.findings if f.check == "stationarity")
     clients = [int(of["in_flight"] or 0) for of in found if "in_flight" in of]

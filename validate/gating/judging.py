@@ -84,7 +84,7 @@ def judge_experiment(job: GateJob) -> Gated:
         slug=comparison.slug,
         alias=comparison.alias,
         model=job.experiment.recording.model or "",
-        ground_truth=comparison.ground_truth,
+        ground_truth=comparison.recording.ground_truth,
         judgement=judgement,
         standing=standing,
         reason=reason,

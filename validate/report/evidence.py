@@ -54,7 +54,7 @@ def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMod
     gaps = pooled_gaps(store, slug, compared) if compared.any() else None
     attribution, why_not = _attributed(comparison, gaps, options)
     known = check_names()  # a store may have findings of a check that another version had
-    checks = [name for name in dict.fromkeys(f.check for f in comparison.findings) if name in known]
+    checks = [name for name in dict.fromkeys(f.check for f in comparison.recording.findings) if name in known]
     return Evidence(
         comparison=comparison,
         stages=tuple(by_stage(store, comparison)) if len(run.recording.stages) > 1 else (),

@@ -153,7 +153,7 @@ def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) ->
 
 def overloaded(comparison: Comparison) -> Comparison:
     """The same, had the instrument check called its recording so."""
-    findings = (*comparison.findings, Finding(CHECK, "note", "", "planted"))
+    findings = (*comparison.recording.findings, Finding(CHECK, "note", "", "planted"))
     return replace(comparison, recording=replace(comparison.recording, findings=findings))
 
 
@@ -203,7 +203,7 @@ def test_a_picture_over_time_marks_where_the_server_is_overloaded(wrong_evidence
 
 def test_no_fit_is_advised_where_latencies_are_unusable(wrong_evidence: Evidence) -> None:
     """`calibrate` would refuse them."""
-    findings = (*wrong_evidence.comparison.findings, Finding("streaming", "unusable", "ttft", "planted"))
+    findings = (*wrong_evidence.comparison.recording.findings, Finding("streaming", "unusable", "ttft", "planted"))
     recording = replace(wrong_evidence.comparison.recording, findings=findings)
     cells = {
         statistic: replace(cell, unusable="streaming", reason="planted")
