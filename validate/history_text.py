@@ -9,7 +9,7 @@ from math import isfinite
 from blis_replay.base.errors import ValidateError, counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.bounds import Bound
-from blis_replay.validate.comparison.verdict_text import toned
+from blis_replay.validate.comparison.verdict_text import toned, toned_error
 from blis_replay.validate.history import Entry, History, Moved, Series, Stretch
 from blis_replay.validate.judgement import Verdict, exit_code, worst
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
@@ -88,9 +88,7 @@ def _table(history: History, *, all_of: bool) -> Table:
         of = (newest.alias, *(newest.key[1:4] if several else ()))
         interval = None if newest.interval is None else percent_span(*newest.interval)
         limit = None if newest.limit is None else limit_text(newest.limit)
-        now: Cell = newest.error
-        if newest.state in ("beyond", "undecided") and newest.error is not None:
-            now = Toned(newest.error, "bad" if newest.state == "beyond" else "caution")
+        now = toned_error(newest.error, newest.state)
         rows.append([", ".join(of) if of != before else "", newest.name, now, interval, limit, _strip(history, one)])
         before = of
     count = counted(min(_SHOWN, len(history.commits)), "commit")

@@ -93,15 +93,16 @@ def _number(name: str, value: float) -> str:
     return f"{100 * value:.1f} %" if name == "kv_usage" else f"{value:,}"
 
 
+def _counts(check: ScheduleCheck) -> dict[str, int]:
+    kv = {"kv_equal": check.kv_equal, "kv_open": check.kv_open}
+    return {"steps": check.steps, "equal": check.reached, "not_compared": check.not_compared, **kv}
+
+
 def _document(check: ScheduleCheck, meaning: Meaning | None) -> dict[str, object]:
     return {
         "compared": True,
         "source": check.schedule.source,
-        "steps": check.steps,
-        "equal": check.reached,
-        "not_compared": check.not_compared,
-        "kv_equal": check.kv_equal,
-        "kv_open": check.kv_open,
+        **_counts(check),
         "first": None if check.first is None else _divergence(check.first),
         "meaning": None if meaning is None else meaning.document,
         "basis": check.schedule.basis,
@@ -128,27 +129,14 @@ def _findings(recording: Recording, context: Context) -> list[Finding]:
         check, meaning = _checked(recording)
     except ReplayError as error:
         return [Finding(NAME, "note", "", f"not checked: {error}")]
-    measured: dict[str, float | int | str | None] = {
-        "steps": check.steps,
-        "equal": check.reached,
-        "not_compared": check.not_compared,
-        "kv_equal": check.kv_equal,
-        "kv_open": check.kv_open,
-    }
+    measured: dict[str, float | int | str | None] = {**_counts(check)}
     if check.first is not None:
         measured |= {"first step": check.first.step, "requests in question": ", ".join(check.first.requests) or "none"}
     if meaning is not None:
         measured |= {"cause": meaning.cause, "equal with it": meaning.reached, "of": meaning.steps}
     basis = "; ".join(f"{what}: {words}" for what, words in check.schedule.basis.items())
-    said = Finding(
-        NAME,
-        "note",
-        "",
-        f"the engine's schedule is {sentence(check, meaning, left_out(recording, check.engine))}",
-        measured,
-        RULE,
-    )
-    return [said, Finding(NAME, "note", "", basis)]
+    said = f"the engine's schedule is {sentence(check, meaning, left_out(recording, check.engine))}"
+    return [Finding(NAME, "note", "", said, measured, RULE), Finding(NAME, "note", "", basis)]
 
 
 def _tables(recording: Recording, context: Context) -> tuple[Table, ...]:

@@ -47,16 +47,12 @@ def segments_json(segments: Segments) -> dict[str, object]:
     ``difference_ms`` is the statistic of one side less that of the other, ``paired_difference_ms`` that of the
     differences of single requests.
     """
-    parts: list[dict[str, object]] = [
-        {
-            "name": part.name,
-            "observed_ms": _in_ms(part.a_us),
-            "simulated_ms": _in_ms(part.b_us),
-            "difference_ms": {name: _in_ms(part.b_us)[name] - value for name, value in _in_ms(part.a_us).items()},
-            "paired_difference_ms": _in_ms(part.difference_us),
-        }
-        for part in (*segments.segments, segments.whole)
-    ]
+    parts: list[dict[str, object]] = []
+    for part in (*segments.segments, segments.whole):
+        observed, simulated, paired = map(_in_ms, (part.a_us, part.b_us, part.difference_us))
+        apart = {name: simulated[name] - value for name, value in observed.items()}
+        sides = {"observed_ms": observed, "simulated_ms": simulated, "difference_ms": apart}
+        parts.append({"name": part.name, **sides, "paired_difference_ms": paired})
     counts = {"requests": len(segments.request_index), "left_out": segments.left_out}
     return {**counts, "stamps": segments.source, "merged": list(segments.merged), "parts": parts}
 

@@ -10,20 +10,19 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import (
     METRICS,
-    STATISTICS,
     LatencySamples,
     MetricStatistic,
     latency_statistics,
 )
 from blis_replay.validate.metrics.observed import (
     Gaps,
-    Number,
     Numbers,
     Selection,
     has_gaps,
     numbers_from_aggregates,
     numbers_from_requests,
     observed_requests,
+    plain_numbers,
     samples_of,
     simulated_samples,
     without_unusable,
@@ -93,20 +92,10 @@ def replay_side(run: ReplayRun, name: str = "replay") -> Side:
 def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | None) -> Numbers:
     if chosen is None or samples is None:
         raise ValueError("a replay has single requests")
-    if run.simulated.engine is None:
-        return _numbers_or_reason(latency_statistics(samples, None), _REQUESTS_ONLY)
-    return _numbers_or_reason(latency_statistics(samples, run.pooled_gaps(chosen)))
-
-
-def _numbers_or_reason(values_us: dict[str, dict[str, float]], no_token_times: str = "") -> Numbers:
-    """The values, with the reason where one is absent."""
-    absent = "no such request"
+    has_steps = run.simulated.engine is not None
+    values_us = latency_statistics(samples, run.pooled_gaps(chosen) if has_steps else None)
+    known = {metric: values_us.get(metric, {}) for metric in METRICS}
     return {
-        metric: {
-            name: Number(value_us)
-            if (value_us := values_us.get(metric, {}).get(name)) is not None
-            else Number(None, no_token_times or absent if metric == "itl" else absent)
-            for name in STATISTICS
-        }
-        for metric in METRICS
+        metric: plain_numbers(of, _REQUESTS_ONLY) if metric == "itl" and not has_steps else plain_numbers(of)
+        for metric, of in known.items()
     }

@@ -13,7 +13,17 @@ from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.comparison.validated import Validated
-from blis_replay.validate.judgement import FITTED, Command, Judgement, Quantity, Remark, Subject, Verdict, exit_code
+from blis_replay.validate.judgement import (
+    FITTED,
+    Command,
+    Judgement,
+    Quantity,
+    Remark,
+    State,
+    Subject,
+    Verdict,
+    exit_code,
+)
 from blis_replay.validate.metrics.latency import METRIC_NAMES
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import limit_text, percent, percent_span, predicted, quantity_text
@@ -179,9 +189,12 @@ def marked(one: Remark) -> Line:
 def error_cell(judgement: Judgement, cell: tuple[str, str], error: float | None) -> Cell:
     """An error in a table of many; one that is judged in the colour of its state, one that is within in none."""
     states = {(q.key, q.statistic): q.state for q in judgement.judged}
-    if error is None or judgement.overloaded or states.get(cell) not in ("beyond", "undecided"):
-        return error
-    return Toned(error, "bad" if states[cell] == "beyond" else "caution")
+    return error if judgement.overloaded else toned_error(error, states.get(cell))
+
+
+def toned_error(error: float | None, state: State | None) -> Cell:
+    """An error in the colour of its state, if that is beyond or undecided."""
+    return error if error is None or state not in ("beyond", "undecided") else Toned(error, _TONES[state])
 
 
 # -- What a validation answers first -----------------------------------------------------------------------------

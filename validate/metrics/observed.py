@@ -137,9 +137,9 @@ def numbers_from_requests(
     both sides: an event of a stream may bring several tokens, so there may be fewer gaps than tokens.
     """
     cells = {
-        "e2e": _plain(statistics(samples.e2e_us)),
-        "ttft": _plain(statistics(samples.ttft_us)),
-        "tpot": _plain(statistics(samples.tpot_us)),
+        "e2e": plain_numbers(statistics(samples.e2e_us)),
+        "ttft": plain_numbers(statistics(samples.ttft_us)),
+        "tpot": plain_numbers(statistics(samples.tpot_us)),
         "itl": dict.fromkeys(STATISTICS, Number(None, "no token times recorded")),
     }
     if len(samples.e2e_us) and recording.requests["ttft_us"].null_count() == recording.requests.height:
@@ -151,7 +151,7 @@ def numbers_from_requests(
         several = f"each event brings {stream_interval(recording)} tokens (stream_interval)"
         cells["itl"] = dict.fromkeys(STATISTICS, Number(None, several))
     elif token_gaps is not None and has_gaps(token_gaps):
-        cells["itl"] = _plain(pooled_quantiles(*token_gaps))
+        cells["itl"] = plain_numbers(pooled_quantiles(*token_gaps))
     elif selection.window == (0.0, 1.0):
         cells["itl"] |= _published_itl(recording, selection.stage)
     cells["itl"]["mean"] = Number(samples.itl_mean_us)
@@ -173,12 +173,12 @@ def numbers_from_aggregates(recording: Recording, stage: int | None) -> Numbers:
     of_stage = recording.aggregates.filter(pl.col("stage") == (-1 if stage is None else stage))
     table = {(row["metric"], row["statistic"]): row["value"] for row in of_stage.iter_rows(named=True)}
     cells: Numbers = {
-        metric: _plain({name: value for (of, name), value in table.items() if of == metric}, _UNPUBLISHED)
+        metric: plain_numbers({name: value for (of, name), value in table.items() if of == metric}, _UNPUBLISHED)
         for metric in ("e2e", "ttft")
     }
     lengths = recording.requests["output_tokens"].drop_nulls()
     e2e, ttft = table.get(("e2e", "mean")), table.get(("ttft", "mean"))
-    cells["itl"] = _plain({}, _UNPUBLISHED) | _published_itl(recording, stage)
+    cells["itl"] = plain_numbers({}, _UNPUBLISHED) | _published_itl(recording, stage)
     if e2e is None:
         return {**cells, **_stated_gaps(table, cells, ttft, tokens_per_event(recording))}
     if ttft is not None and len(lengths):
@@ -226,7 +226,8 @@ def _stated_gaps(table: Mapping[tuple[str, str], float], cells: Numbers, ttft: f
 _UNPUBLISHED = "not published"
 
 
-def _plain(values: Mapping[str, float], absent: str = "no such request") -> dict[str, Number]:
+def plain_numbers(values: Mapping[str, float], absent: str = "no such request") -> dict[str, Number]:
+    """The values of a metric by statistic, us, with ``absent`` as the reason where there is none."""
     return {name: Number(values.get(name), None if name in values else absent) for name in STATISTICS}
 
 
@@ -244,7 +245,7 @@ def _published_tpot(table: Mapping[tuple[str, str], float], itl_mean_us: float |
     reported = table.get(("tpot_reported", "mean"))
     factor = 0.0 if reported is None or itl_mean_us is None else itl_mean_us / reported
     values = {name: us * factor for (metric, name), us in table.items() if factor and metric == "tpot_reported"}
-    return _plain(values, _UNPUBLISHED)
+    return plain_numbers(values, _UNPUBLISHED)
 
 
 # Metric of a finding -> the metrics that are computed from it: a gap between tokens is

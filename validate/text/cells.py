@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blis_replay.ingest.tables import NUMBERS, Cell, Kind, Number, Value, plain
+from blis_replay.ingest.tables import NUMBERS, Cell, Kind, Number, plain
 
 
 def number_text(value: float | None, how: Number | str) -> str:
@@ -69,13 +69,6 @@ def in_ms(value_us: float | None) -> float | None:
     return None if value_us is None else round(value_us / 1000, 6)
 
 
-def by_type(value: Value) -> str:
-    """Format a value by its type alone."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def cell_text(cell: Cell, kind: Kind = "value") -> str:
     """A cell in a column of this kind; a text as it is, ``-`` for none, which programs read as nothing."""
     value = plain(cell)
@@ -87,7 +80,11 @@ def cell_text(cell: Cell, kind: Kind = "value") -> str:
         return "-"
     if kind == "time":
         return time_text(value)
-    return by_type(value) if kind in ("value", "text", "word") else number_text(value, kind)
+    if kind not in ("value", "text", "word"):
+        return number_text(value, kind)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def predicted(error: float) -> str:

@@ -68,15 +68,9 @@ def simulated_steps(run: ReplayRun, window: tuple[int, int]) -> pl.DataFrame:
     steps = every[shown]
     columns = {
         "step": np.flatnonzero(shown) + 1,
-        "start_us": steps["start_us"],
-        "end_us": steps["end_us"],
-        "scheduled_us": steps["scheduled_us"],
-        "source": np.full(len(steps), SIMULATED),
-        "batch": np.full(len(steps), SIMULATED),
-        "prefill_requests": steps["prefill_requests"],
-        "prefill_tokens": steps["prefill_tokens"],
-        "decode_requests": steps["decode_tokens"],
-        "decode_tokens": steps["decode_tokens"],
+        **dict.fromkeys(("source", "batch"), np.full(len(steps), SIMULATED)),
+        **{name: steps[name] for name in ("start_us", "end_us", "scheduled_us", "prefill_requests", "prefill_tokens")},
+        **dict.fromkeys(("decode_requests", "decode_tokens"), steps["decode_tokens"]),
         "decode_context_tokens": steps["context_tokens"],
         "running": steps["running_depth"],
         "waiting": steps["waiting_depth"],
