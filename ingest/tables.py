@@ -89,7 +89,7 @@ class Table:
     """A row has one cell per column.
 
     ``note``: how to read it.  ``bars``: the name of the column that is drawn as bars, if any.  ``cut``: the longest
-    texts are cut to the width there is.  ``header``: whether the names of the columns are shown.
+    texts are cut to the width there is.
     """
 
     title: str
@@ -98,7 +98,6 @@ class Table:
     note: str = ""
     bars: str = ""
     cut: bool = False
-    header: bool = True
 
     @property
     def names(self) -> list[str]:

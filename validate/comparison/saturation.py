@@ -72,7 +72,11 @@ class Saturation:
         """Whose queue grows, and then what that rests on."""
         limits = [(limit.stage, limit.from_us / 1e6, limit.in_flight) for limit in self.client_limits]
         held = [remark("client_limits", limits=limits, answered=self.answered)] if limits else []
-        return [_verdict(self), *_queues(self), *held]
+        alone_s = _s(self.simulated.from_us)
+        verdict = remark("short_queues_only") if alone_s is None else remark("saturates_alone", from_s=alone_s)
+        if self.from_us is not None:
+            verdict = remark("saturates", from_s=_s(self.from_us), until_s=_s(self.until_us))
+        return [verdict, *_queues(self), *held]
 
     @property
     def document(self) -> dict[str, object]:
@@ -111,7 +115,8 @@ def saturation(run: ReplayRun) -> Saturation | None:
     seen = (from_us, simulated.from_us, observed.touched_us or None, simulated.touched_us or None)
     if not limits and seen == (None, None, None, None):
         return None
-    outside = known & run.simulated.completed & ((arrival_us < (from_us or 0)) | _after(arrival_us, from_us, until_us))
+    gone_us = NEVER_US if from_us is None or until_us is None else until_us
+    outside = known & run.simulated.completed & ((arrival_us < (from_us or 0)) | (arrival_us > gone_us))
     share = min(floor(100 * (from_us or 0) / max(int(arrival_us[-1]), 1)) / 100, 1.0)
     return Saturation(
         observed=observed,
@@ -169,12 +174,6 @@ def _meaningless(
     if len(failures_us) > FAILED_SHARE * requests:
         return int(failures_us[0]), None
     return None, None
-
-
-def _after(arrival_us: Int64s, from_us: int | None, until_us: int | None) -> Bools:
-    """bool[n]: what came when the queue was gone again."""
-    gone_us = NEVER_US if from_us is None or until_us is None else until_us
-    return np.asarray(arrival_us > gone_us, np.bool_)
 
 
 # -- What of a run beyond its capacity can be judged ------------------------------------------------------------
@@ -324,13 +323,6 @@ def _times_of_parts_s(arrival_us: Int64s, e2e_us: Int64s, both: Bools) -> Floats
 
 
 # -- As remarks and JSON ---------------------------------------------------------------------------------------
-
-
-def _verdict(found: Saturation) -> Remark:
-    if found.from_us is not None:
-        return remark("saturates", from_s=_s(found.from_us), until_s=_s(found.until_us))
-    simulated = found.simulated.from_us
-    return remark("short_queues_only") if simulated is None else remark("saturates_alone", from_s=_s(simulated))
 
 
 def _queues(found: Saturation) -> list[Remark]:

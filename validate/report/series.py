@@ -127,7 +127,7 @@ def _of_steps(run: ReplayRun, steps: pl.DataFrame) -> DepthOverTime:
         return seen, _mean_in(edges, simulated["scheduled_us"], simulated[column])
 
     waiting = both("waiting_depth") if "waiting_depth" in steps.columns else None  # a server log does not say it
-    return DepthOverTime(_middles_s(edges), both("running_depth"), waiting, in_flight=False)
+    return DepthOverTime((edges[1:] + edges[:-1]) / 2e6, both("running_depth"), waiting, in_flight=False)
 
 
 def _of_requests(run: ReplayRun, compared: Bools) -> DepthOverTime:
@@ -137,15 +137,11 @@ def _of_requests(run: ReplayRun, compared: Bools) -> DepthOverTime:
     simulated_us = run.e2e_us[compared]
     edges = _edges(int(max((sent_us + seen_us).max(), (arrival_us + simulated_us).max())))
     running = (_in_flight(edges, sent_us, sent_us + seen_us), _in_flight(edges, arrival_us, arrival_us + simulated_us))
-    return DepthOverTime(_middles_s(edges), running, None, in_flight=True)
+    return DepthOverTime((edges[1:] + edges[:-1]) / 2e6, running, None, in_flight=True)
 
 
 def _edges(end_us: int) -> Floats:
     return np.linspace(0, max(end_us, 1) + 1, _DEPTH_BINS + 1)
-
-
-def _middles_s(edges: Floats) -> Floats:
-    return (edges[1:] + edges[:-1]) / 2e6
 
 
 def _mean_in(edges: Floats, at_us: Int64s, values: Int64s) -> Floats:
@@ -208,7 +204,9 @@ def step_cycles(run: ReplayRun) -> tuple[Band, Band] | None:
     batch, cycle_us = recorded_cycles(run.recording)
     if len(batch) < _FEWEST_CYCLES:
         return None
-    edges, steps = _batch_edges(batch), run.result.steps
+    low, high, steps = int(batch.min()), int(batch.max()) + 1, run.result.steps
+    width = -(-(high - low) // _MOST_BATCH_BINS)
+    edges = np.arange(low, high + width, width, dtype=np.float64)
     model = band_by(edges, steps["running_depth"].astype(np.int64), steps["end_us"] - steps["start_us"])
     return band_by(edges, batch, cycle_us), model
 
@@ -227,12 +225,6 @@ def recorded_cycles(recording: Recording) -> tuple[Int64s, Int64s]:
     cycle_us = start_us[later] - start_us[later - 1]
     usable = (depth[later - 1] >= _BUSY_DEPTH) & (cycle_us > 0)
     return depth[later][usable].astype(np.int64), cycle_us[usable].astype(np.int64)
-
-
-def _batch_edges(batch: Int64s) -> Floats:
-    low, high = int(batch.min()), int(batch.max()) + 1
-    width = -(-(high - low) // _MOST_BATCH_BINS)
-    return np.arange(low, high + width, width, dtype=np.float64)
 
 
 # Even steps up to p90, then even steps of the logarithm of the share that is slower, to p99.9.

@@ -126,7 +126,7 @@ def _laid_out(table: Table, lines: _Lines, columns: Sequence[int]) -> str:
     if below:
         more = [wrap(_BELOW + "; ".join(line[i].text for i in below), _BELOW) for line in lines[1:]]
         rows = [f"{row}\n{text}" for row, text in zip(rows, more, strict=True)]
-    return "\n".join([head, _GAP.join("-" * width for width in widths).rstrip(), *rows] if table.header else rows)
+    return "\n".join([head, _GAP.join("-" * width for width in widths).rstrip(), *rows])
 
 
 def _bars(table: Table, used: int) -> list[_Shown]:
