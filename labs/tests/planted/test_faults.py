@@ -143,7 +143,7 @@ def test_live_faults_and_controls_are_as_many_as_asked_for(data_pack: Path) -> N
 
 
 # A tenth of the list; `verify --faults` judges all of it.
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("load", "expected"),
     [

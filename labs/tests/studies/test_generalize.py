@@ -258,6 +258,7 @@ def test_models_never_seen_on_real_recordings(real: list[Observed]) -> None:
     assert mean_abs_error(scores, "step") < 0.05  # type: ignore[operator]
 
 
+@pytest.mark.heavy
 def test_workloads_never_seen_on_real_recordings(real: list[Observed]) -> None:
     """The physical form, each workload from the others: published 117.4 % of a step; mean E2E within 3 %."""
     h100 = [case for case in real if case.recording.model in bundled_architectures()]

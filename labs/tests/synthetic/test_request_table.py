@@ -169,11 +169,11 @@ class TestReading:
                 read_request_table(tmp_path / name, 16)
 
     def test_a_damaged_parquet_file(self, tmp_path: Path) -> None:
-        """Every byte in turn is turned over; the table is read, or refused in one line."""
+        """One byte in thirteen is turned over, each by itself; the table is read, or refused in one line."""
         path = tmp_path / "r.parquet"
         pl.DataFrame({"arrival_us": [0, 1], "prompt_tokens": [5, 6], "output_tokens": [1, 1]}).write_parquet(path)
         sound = path.read_bytes()
-        for i in range(0, len(sound), 3):
+        for i in range(0, len(sound), 13):
             path.write_bytes(sound[:i] + bytes([sound[i] ^ 0xFF]) + sound[i + 1 :])
             try:
                 assert len(read_request_table(path, 16).trace) <= 2
