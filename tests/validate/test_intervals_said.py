@@ -22,6 +22,7 @@ SAID = {
     "validate/comparison/verdict_text.py": "another recording of the same load",
     "validate/ci.py": "for another recording of the load",
     "validate/comparison/sweep.py": "for another recording of the load",
+    "validate/report/sweep_chart.py": "for another recording of the load",
     "validate/history_text.py": "for another recording of the load",
     "validate/report/history_chart.py": "for another recording of the load",
     "validate/what_if.py": "of the coefficients and of steps beyond the fit",

@@ -51,7 +51,8 @@ def sweep_chart(sweep: Sweep) -> Chart:
     ]
     return Chart(
         "Latencies and throughput by load",
-        f"Band: 95 % interval of the simulated mean beside the observed one. {knee_text(sweep)}.",
+        "Band: 95 % interval of the simulated mean beside the observed one, for another recording of the load. "
+        f"{knee_text(sweep)}.",
         drawn(shown, 8.6, 0.9 + 1.4 * len(panels), at, share_x=True),
         sweep_table(sweep),
         wide=True,
