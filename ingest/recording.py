@@ -8,6 +8,7 @@ from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,28 +24,34 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# One row per request, in send order (``request_index`` 0, 1, ...).
-REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
-    "request_index": pl.Int64,
-    "request_id": pl.String,  # the recording's own name for it
-    "stage": pl.Int64,  # load stage, null if unknown
-    "arrival_us": pl.Int64,  # client send, or arrival at the server's front end
-    "prompt_tokens": pl.Int64,  # null where the recording lost it (failed requests)
-    "output_tokens": pl.Int64,  # the true decode length, null if not known
-    "output_tokens_source": pl.String,  # one of OUTPUT_LENGTH_SOURCES
-    "output_tokens_reported": pl.Int64,  # as the recording has it, trusted or not
-    "max_tokens": pl.Int64,
-    "ttft_us": pl.Int64,
-    "e2e_us": pl.Int64,  # of a failed request: how long the client held on
-    "queue_us": pl.Int64,  # server: queued to first scheduled
-    "prefill_us": pl.Int64,  # server: first scheduled to first token
-    "decode_us": pl.Int64,  # server: first token to last token
-    "cached_prompt_tokens": pl.Int64,  # prefix-cache hit where the server reported it
-    "status": pl.String,  # one of STATUSES; aborted: the client ended the run, or gave up as configured
-    "error": pl.String,
+# Columns of every table, with what each means.
+SCHEMA_SQL = Path(__file__).with_name("schema.sql").read_text("utf-8")
+_TYPES: dict[str, type[pl.DataType]] = {
+    "BIGINT": pl.Int64,
+    "DOUBLE": pl.Float64,
+    "VARCHAR": pl.String,
+    "BOOLEAN": pl.Boolean,
 }
+_OWNER = ("slug", "run_key")  # says whose a row of the store is
 
-STATUSES = ("ok", "error", "timeout", "aborted")
+
+def columns_of(table: str) -> dict[str, type[pl.DataType]]:
+    """Columns and types of a table of ``schema.sql``, without the one that says whose its rows are."""
+    plain = re.sub("--.*", "", SCHEMA_SQL)
+    created = plain.partition(f"CREATE TABLE IF NOT EXISTS {table} (")[2].partition(");")[0]
+    columns = re.findall(rf"(\w+) ({'|'.join(_TYPES)})\b", created)
+    return {name: _TYPES[kind] for name, kind in columns if name not in _OWNER}
+
+
+REQUEST_SCHEMA = columns_of("requests")
+STEP_SCHEMA = columns_of("steps")
+ITERATION_SCHEMA = columns_of("iterations")
+PROMPT_SCHEMA = columns_of("prompts")
+REQUEST_PROMPT_SCHEMA = columns_of("request_prompts")
+SNAPSHOT_SCHEMA = columns_of("snapshots")
+LIFECYCLE_SCHEMA = columns_of("lifecycles")
+JOURNEY_EVENT_SCHEMA = columns_of("journey_events")
+AGGREGATE_SCHEMA = columns_of("aggregates")
 
 # Where a decode length comes from, best first (re-tokenised replies of Llama-2-7B have 20-26 % fewer tokens).
 COUNTED, RETOKENISED = "counted stream events", "re-tokenised"
@@ -56,111 +63,7 @@ OUTPUT_LENGTH_SOURCES = (
     RETOKENISED,
 )
 
-# One row per sampled engine step.
-STEP_SCHEMA: dict[str, type[pl.DataType]] = {
-    "step_id": pl.Int64,
-    "start_us": pl.Int64,  # start of schedule(), on the step clock, from the experiment's zero
-    "duration_us": pl.Int64,  # CPU time inside schedule(); not the step cycle
-    "running_depth": pl.Int64,
-    "waiting_depth": pl.Int64,
-    "prefill_requests": pl.Int64,
-    "decode_requests": pl.Int64,
-    "prefill_tokens": pl.Int64,
-    "decode_tokens": pl.Int64,
-    "preempted_requests": pl.Int64,
-    "kv_usage": pl.Float64,
-    "kv_blocks_total": pl.Int64,
-    "kv_blocks_free": pl.Int64,
-}
-
-# One row per step as the server's log has it (``--enable-logging-iteration-details``), by engine and index.
-# A request is in prefill until it has an output token, so that one which computes its tokens again is in decode.
-ITERATION_SCHEMA: dict[str, type[pl.DataType]] = {
-    "engine": pl.Int64,  # data-parallel rank
-    "iteration": pl.Int64,  # counts from 0 within one start of the server
-    "prefill_requests": pl.Int64,
-    "prefill_tokens": pl.Int64,
-    "decode_requests": pl.Int64,
-    "decode_tokens": pl.Int64,
-    "elapsed_us": pl.Int64,  # waiting for the model's result: not the cycle, and asynchronously not the step
-    "kv_usage": pl.Float64,  # 0..1 to a thousandth, after the step
-    "dummy": pl.Boolean,  # a step without requests, in which an engine only kept pace with the others
-    "logged_us": pl.Int64,  # whole second of its stamp, from that of the first iteration
-    "start_us": pl.Int64,  # start of schedule(), from the experiment's zero, worked out from requests; null: not placed
-    "uncertainty_us": pl.Int64,  # how far the true start can be from it
-}
-
-# Which prompts begin alike, one row a distinct prompt.
-PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {
-    "prompt": pl.Int64,  # 0, 1, ...
-    "parent": pl.Int64,  # an earlier prompt with which it begins, or null
-    "shared_tokens": pl.Int64,  # how far the two are equal
-    "tokens": pl.Int64,  # how far requests with this prompt are equal; beyond, they are like no other
-}
-REQUEST_PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {"request_index": pl.Int64, "prompt": pl.Int64}
-
-# One row per running request in a step that was recorded in full.
-SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {
-    "step_id": pl.Int64,
-    "request_id": pl.String,  # the engine's own (LIFECYCLE_SCHEMA core_request_id)
-    "prompt_tokens": pl.Int64,
-    "effective_prompt_tokens": pl.Int64,  # without those that its first admission found in the prefix cache
-    "computed_tokens": pl.Int64,  # before this step's
-    "output_tokens": pl.Int64,
-    "scheduled_tokens": pl.Int64,  # in this step
-}
-
-# One row per request that the server traced (a journey), in order of arrival.  Null: not recorded.
-LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
-    "journey": pl.Int64,  # 0, 1, ...
-    "request_index": pl.Int64,  # the request it belongs to, null if identities do not tell
-    "api_request_id": pl.String,
-    "core_request_id": pl.String,
-    "arrived_us": pl.Int64,  # at the API server, prompt tokenised
-    "queued_us": pl.Int64,
-    "scheduled_us": pl.Int64,  # first
-    "first_token_us": pl.Int64,  # when the scheduler had it
-    "first_response_us": pl.Int64,  # when the API server had it
-    "finished_us": pl.Int64,
-    "departed_us": pl.Int64,  # answer sent, or given up by the client
-    "queued_step": pl.Int64,  # last step begun before
-    "scheduled_step": pl.Int64,
-    "first_token_step": pl.Int64,  # the step that computed it
-    "finished_step": pl.Int64,
-    "preemptions": pl.Int64,
-    "status": pl.String,  # ok | aborted | error | unfinished
-    "prompt_tokens": pl.Int64,
-    "max_tokens": pl.Int64,
-    "output_tokens": pl.Int64,  # produced, also by an aborted one
-    "cached_prompt_tokens": pl.Int64,  # prefix-cache hit of the first admission
-}
-
 ARRIVAL_TIME = "request.arrival_time"  # of the engine's request, as the recorder in a server notes it
-
-# One row per event of a journey, by journey and time.
-JOURNEY_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
-    "journey": pl.Int64,
-    "event": pl.String,  # as recorded: api.ARRIVED, journey.QUEUED, ...
-    "time_us": pl.Int64,
-    "step_id": pl.Int64,
-    "output_tokens": pl.Int64,
-    "finish_status": pl.String,  # stopped | length | aborted | ignored | error
-}
-
-# Published aggregates: one row per number.
-AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
-    "stage": pl.Int64,  # -1: the whole run
-    # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes; TPOT is
-    # (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported, (last
-    # token - send) / n, or tpot_over_n_reported, (last token - first token) / n; requests: the counts of the report,
-    # statistics "sent", "succeeded", "failed"; schedule_delay: from when the client meant to send to when it did;
-    # server_...: what the server itself counted and timed (/metrics), statistics "count", "mean", "sum" and those
-    "metric": pl.String,
-    "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max
-    "value": pl.Float64,  # us for latencies, tokens for lengths
-}
-
-
 SCHEDULE_DELAY = "schedule_delay"
 
 # Source of an engine argument whose value is an assumption.

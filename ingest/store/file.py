@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from blis_replay.base.errors import StoreError
+from blis_replay.ingest.recording import SCHEMA_SQL
 from blis_replay.ingest.rows import result_frame
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ _MAGIC, _MAGIC_AT = b"DUCK", 8
 # Written to see whether there is room: DuckDB writes blocks of 256 KB.
 _PROBE_BYTES = 1 << 20
 _FULL_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-
-_SCHEMA = Path(__file__).with_name("schema.sql")
 
 
 @dataclass
@@ -382,7 +381,7 @@ def _shown(name: str) -> str:
 @cache
 def _ours() -> frozenset[tuple[str, str]]:
     """Kind and name of the tables and views that this package makes."""
-    made = re.findall(r"CREATE (TABLE|VIEW) IF NOT EXISTS (\w+)", _SCHEMA.read_text(encoding="utf-8"))
+    made = re.findall(r"CREATE (TABLE|VIEW) IF NOT EXISTS (\w+)", SCHEMA_SQL)
     return frozenset((kind.lower(), name) for kind, name in made)
 
 
@@ -390,7 +389,7 @@ def _create(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> 
     """Make the tables in one transaction; a new file that cannot have them (a full disk) is removed again."""
     try:
         connection.execute("BEGIN TRANSACTION")
-        connection.execute(_SCHEMA.read_text(encoding="utf-8"))
+        connection.execute(SCHEMA_SQL)
         connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         connection.execute("COMMIT")
     except BaseException:

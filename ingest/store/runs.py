@@ -11,37 +11,12 @@ from typing import Any, Literal
 import polars as pl
 
 from blis_replay.base.errors import StoreError
+from blis_replay.ingest.recording import columns_of
 from blis_replay.ingest.store.file import Store, fetch, first_row, insert_stream, transaction
 
-# Columns as documented in schema.sql, without run_key.
-RUN_REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
-    "request_index": pl.Int64,
-    "queued_us": pl.Int64,
-    "scheduled_us": pl.Int64,
-    "first_token_us": pl.Int64,
-    "finished_us": pl.Int64,
-    "ttft_us": pl.Int64,
-    "e2e_us": pl.Int64,
-    "state": pl.String,
-}
-RUN_STEP_SCHEMA: dict[str, type[pl.DataType]] = {
-    "step": pl.Int64,
-    "start_us": pl.Int64,
-    "end_us": pl.Int64,
-    "prefill_tokens": pl.Int64,
-    "decode_tokens": pl.Int64,
-    "context_tokens": pl.Int64,
-    "running_depth": pl.Int64,
-    "waiting_depth": pl.Int64,
-}
-ERROR_SCHEMA: dict[str, type[pl.DataType]] = {
-    "metric": pl.String,
-    "statistic": pl.String,
-    "observed_us": pl.Float64,
-    "simulated_us": pl.Float64,
-    "error": pl.Float64,
-    "reason": pl.String,
-}
+RUN_REQUEST_SCHEMA = columns_of("run_requests")
+RUN_STEP_SCHEMA = columns_of("run_steps")
+ERROR_SCHEMA = columns_of("errors")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
--- Ground-truth store, schema version 7 (file.SCHEMA_VERSION).
+-- Ground-truth store, schema version 7 (store.file.SCHEMA_VERSION).  The frames of a recording have the same columns
+-- (recording.columns_of).  A column is null where the recording does not say.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -70,33 +71,44 @@ CREATE TABLE IF NOT EXISTS clocks (
     stamped_zero_us BIGINT                  -- zero_us by the recording's own stamps, believed or not
 );
 
-CREATE TABLE IF NOT EXISTS requests (
+CREATE TABLE IF NOT EXISTS requests (       -- in send order
     slug VARCHAR NOT NULL,
-    request_index BIGINT NOT NULL,          -- send order
-    request_id VARCHAR,
-    stage BIGINT,
-    arrival_us BIGINT,
-    prompt_tokens BIGINT,
+    request_index BIGINT NOT NULL,          -- 0, 1, ...
+    request_id VARCHAR,                     -- the recording's own name for it
+    stage BIGINT,                           -- load stage
+    arrival_us BIGINT,                      -- client send, or arrival at the server's front end
+    prompt_tokens BIGINT,                   -- null also where the recording lost it (failed requests)
     output_tokens BIGINT,                   -- true decode length
-    output_tokens_source VARCHAR,
-    output_tokens_reported BIGINT,
+    output_tokens_source VARCHAR,           -- one of recording.OUTPUT_LENGTH_SOURCES
+    output_tokens_reported BIGINT,          -- as the recording has it, trusted or not
     max_tokens BIGINT,
     ttft_us BIGINT,
-    e2e_us BIGINT,
-    queue_us BIGINT,
-    prefill_us BIGINT,
-    decode_us BIGINT,
-    cached_prompt_tokens BIGINT,
-    status VARCHAR,                         -- ok | error | timeout
+    e2e_us BIGINT,                          -- of a failed request: how long the client held on
+    queue_us BIGINT,                        -- server: queued to first scheduled
+    prefill_us BIGINT,                      -- server: first scheduled to first token
+    decode_us BIGINT,                       -- server: first token to last token
+    cached_prompt_tokens BIGINT,            -- prefix-cache hit where the server reported it
+    status VARCHAR,                         -- ok | error | timeout | aborted: the client ended the run, or gave up as configured
     error VARCHAR
 );
 
-CREATE TABLE IF NOT EXISTS aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
+-- metric: e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes; TPOT is
+-- (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported, (last token -
+-- send) / n, or tpot_over_n_reported, (last token - first token) / n; requests: the counts of the report, statistics
+-- "sent", "succeeded", "failed"; schedule_delay: from when the client meant to send to when it did; server_...: what the
+-- server itself counted and timed (/metrics), statistics "count", "mean", "sum" and those.
+CREATE TABLE IF NOT EXISTS aggregates (     -- what was published or reported, a row a number
+    slug VARCHAR NOT NULL,
+    stage BIGINT,                           -- -1: the whole run
+    metric VARCHAR,
+    statistic VARCHAR,                      -- mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max
+    value DOUBLE                            -- us for latencies, tokens for lengths
+);
 
-CREATE TABLE IF NOT EXISTS steps (
+CREATE TABLE IF NOT EXISTS steps (          -- recorded engine steps, all or a sample
     slug VARCHAR NOT NULL,
     step_id BIGINT,
-    start_us BIGINT,
+    start_us BIGINT,                        -- start of schedule(), on the step clock
     duration_us BIGINT,                     -- CPU time inside schedule(); not the step cycle
     running_depth BIGINT,
     waiting_depth BIGINT,
@@ -112,12 +124,12 @@ CREATE TABLE IF NOT EXISTS steps (
 
 CREATE TABLE IF NOT EXISTS prefix_identity (slug VARCHAR NOT NULL, source VARCHAR NOT NULL);
 
-CREATE TABLE IF NOT EXISTS prompts (        -- distinct ones, as a tree of what they share (recording.PROMPT_SCHEMA)
+CREATE TABLE IF NOT EXISTS prompts (        -- distinct ones, as a tree of what they share
     slug VARCHAR NOT NULL,
-    prompt BIGINT NOT NULL,
+    prompt BIGINT NOT NULL,                 -- 0, 1, ...
     parent BIGINT,                          -- an earlier prompt with which it begins
     shared_tokens BIGINT NOT NULL,          -- how far the two are equal
-    tokens BIGINT NOT NULL                  -- how far requests with this prompt are equal
+    tokens BIGINT NOT NULL                  -- how far requests with this prompt are equal; beyond, they are like no other
 );
 
 CREATE TABLE IF NOT EXISTS request_prompts (slug VARCHAR NOT NULL, request_index BIGINT NOT NULL, prompt BIGINT NOT NULL);
@@ -186,7 +198,7 @@ CREATE TABLE IF NOT EXISTS snapshots (                    -- running requests of
     effective_prompt_tokens BIGINT,         -- without those that the first admission found in the prefix cache
     computed_tokens BIGINT,                 -- before this step's
     output_tokens BIGINT,
-    scheduled_tokens BIGINT
+    scheduled_tokens BIGINT                 -- in this step
 );
 
 CREATE TABLE IF NOT EXISTS lifecycles (                   -- requests as the server traced them
@@ -195,29 +207,29 @@ CREATE TABLE IF NOT EXISTS lifecycles (                   -- requests as the ser
     request_index BIGINT,                   -- of requests, null where identities do not tell
     api_request_id VARCHAR,
     core_request_id VARCHAR,
-    arrived_us BIGINT,
+    arrived_us BIGINT,                      -- at the API server, prompt tokenised
     queued_us BIGINT,
     scheduled_us BIGINT,                    -- first
-    first_token_us BIGINT,
-    first_response_us BIGINT,
+    first_token_us BIGINT,                  -- when the scheduler had it
+    first_response_us BIGINT,               -- when the API server had it
     finished_us BIGINT,
-    departed_us BIGINT,                     -- or given up
-    queued_step BIGINT,
+    departed_us BIGINT,                     -- answer sent, or given up by the client
+    queued_step BIGINT,                     -- last step begun before
     scheduled_step BIGINT,
-    first_token_step BIGINT,
+    first_token_step BIGINT,                -- the step that computed it
     finished_step BIGINT,
     preemptions BIGINT,
     status VARCHAR,                         -- ok | aborted | error | unfinished
     prompt_tokens BIGINT,
     max_tokens BIGINT,
-    output_tokens BIGINT,
-    cached_prompt_tokens BIGINT
+    output_tokens BIGINT,                   -- produced, also by an aborted one
+    cached_prompt_tokens BIGINT             -- prefix-cache hit of the first admission
 );
 
 CREATE TABLE IF NOT EXISTS journey_events (               -- what happened to them, by journey and time
     slug VARCHAR NOT NULL,
     journey BIGINT NOT NULL,
-    event VARCHAR NOT NULL,
+    event VARCHAR NOT NULL,                 -- as recorded: api.ARRIVED, journey.QUEUED, ...
     time_us BIGINT,
     step_id BIGINT,
     output_tokens BIGINT,
@@ -246,7 +258,8 @@ FROM (
     FROM token_event_runs
 );
 
--- Steps as the server's log has them (recording.ITERATION_SCHEMA).
+-- Steps as the server's log has them (--enable-logging-iteration-details), by engine and index.
+-- A request is in prefill until it has an output token, so that one which computes its tokens again is in decode.
 CREATE TABLE IF NOT EXISTS iterations (
     slug VARCHAR NOT NULL,
     engine BIGINT,                          -- data-parallel rank
@@ -255,10 +268,10 @@ CREATE TABLE IF NOT EXISTS iterations (
     prefill_tokens BIGINT,
     decode_requests BIGINT,
     decode_tokens BIGINT,
-    elapsed_us BIGINT,                      -- waiting for the model's result
-    kv_usage DOUBLE,
-    dummy BOOLEAN,
+    elapsed_us BIGINT,                      -- waiting for the model's result: not the cycle, and asynchronously not the step
+    kv_usage DOUBLE,                        -- 0..1 to a thousandth, after the step
+    dummy BOOLEAN,                          -- a step without requests, in which an engine only kept pace with the others
     logged_us BIGINT,                       -- whole seconds, from the stamp of the first iteration
     start_us BIGINT,                        -- from the experiment's zero, worked out; null: not placed
-    uncertainty_us BIGINT
+    uncertainty_us BIGINT                   -- how far the true start can be from it
 );
