@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import RecordingError
-from blis_replay.ingest.readers.documents import US_PER_S, quoted_value, tokens
+from blis_replay.ingest.readers.documents import US_PER_S
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
@@ -54,27 +54,6 @@ class RawEvents:
     path: Path
     offsets: NDArray[np.int64]
     counts: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RawPrefix:
-    """Prompt blocks as a file names them: request ``i`` of the frame, in file order, owns ``counts[i]`` of ``keys``.
-
-    ``block_tokens``: prompt tokens that a key stands for; the last of a prompt may stand for fewer.
-    ``source``: as in ``PromptTree``.
-    """
-
-    block_tokens: int
-    source: str
-    counts: NDArray[np.int64]
-    keys: NDArray[np.int64]
-
-    def in_order(self, order: NDArray[np.int64]) -> PromptTree:
-        """The tree of the prompts of requests in send order; ``order`` as :func:`in_send_order` returns it."""
-        counts = self.counts[order]
-        starts = (np.cumsum(self.counts) - self.counts)[order]
-        block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        return tree_of_blocks(self.source, self.block_tokens, counts, self.keys[np.repeat(starts, counts) + block])
 
 
 @dataclass(frozen=True)
@@ -116,7 +95,7 @@ class RequestsRead:
     version: str = ""
     stages: tuple[Stage, ...] = ()
     aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
-    prefix: RawPrefix | RawPrompts | None = None
+    prefix: RawPrompts | None = None
     remarks: tuple[str, ...] = ()
     configured_output_tokens: int | None = None
     ignore_eos: bool | None = None
@@ -338,24 +317,6 @@ def clock_kind_of(requests: Rows) -> str:
     return "epoch" if first_us >= EARLIEST_EPOCH_US else "relative"
 
 
-def arrival(arrival_us: int | None, prompt: object, output: object) -> Row:
-    """A row of a trace that has no latencies; :class:`UnusableError` if the request could not be served."""
-    prompt_tokens, output_tokens = tokens(prompt), tokens(output)
-    if arrival_us is None:
-        raise UnusableError("no usable arrival time")
-    if prompt_tokens is None:
-        raise UnusableError(f"a prompt length of {quoted_value(prompt)}")
-    if output_tokens is None:
-        raise UnusableError(f"an output length of {quoted_value(output)}")
-    return {
-        "sent_us": arrival_us,
-        "prompt_tokens": prompt_tokens,
-        "usage_output_tokens": output_tokens,
-        "output_tokens_reported": output_tokens,
-        "status": "ok",
-    }
-
-
 def failure(error: object) -> str:
     """The status of a request that ended with this error."""
     return "timeout" if "timeout" in str(error)[:2000].lower() else "error"
@@ -412,25 +373,6 @@ def shared_units(offsets: Int64s, counts: Int64s, units: NDArray[Any]) -> tuple[
         going_on = np.repeat(sizes > 1, sizes) & (counts[active] > depth)
         active, group = active[going_on], group[going_on]
     return parent, shared
-
-
-def tree_of_blocks(source: str, block_tokens: int, counts: Int64s, keys: Int64s) -> PromptTree:
-    """The tree of requests that each own the next ``counts[i]`` of ``keys``, one for ``block_tokens`` tokens.
-
-    Equal keys are equal blocks if those before them are; requests without keys are not known.
-    """
-    starts = np.cumsum(counts) - counts
-    numbers: dict[bytes, int] = {}
-    prompt = np.full(len(counts), NONE, np.int64)
-    first: list[int] = []
-    for i in np.flatnonzero(counts).tolist():
-        own = keys[starts[i] : starts[i] + counts[i]].tobytes()
-        prompt[i] = numbers.setdefault(own, len(numbers))
-        if prompt[i] == len(first):
-            first.append(i)
-    offsets, owned = starts[first], counts[first]
-    parent, shared = shared_units(offsets, owned, keys)
-    return prompt_tree(source, prompt, parent, shared * block_tokens, owned * block_tokens)
 
 
 def prompt_tree(source: str, prompt: Int64s, parent: Int64s, shared_tokens: Int64s, tokens: Int64s) -> PromptTree:

@@ -13,11 +13,40 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds
+from blis_replay.base.arrays import Int64s
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, quoted_value, tokens
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import decoded_records, named_rows, numbered_lines
-from blis_replay.ingest.readers.requests import RawPrefix, Request, RequestsRead, UnusableError, arrival, gathered
+from blis_replay.ingest.readers.requests import (
+    NONE,
+    RawPrompts,
+    Request,
+    RequestsRead,
+    Row,
+    UnusableError,
+    gathered,
+    shared_units,
+)
+
+
+def arrival(arrival_us: int | None, prompt: object, output: object) -> Row:
+    """A row of a trace that has no latencies; :class:`UnusableError` if the request could not be served."""
+    prompt_tokens, output_tokens = tokens(prompt), tokens(output)
+    if arrival_us is None:
+        raise UnusableError("no usable arrival time")
+    if prompt_tokens is None:
+        raise UnusableError(f"a prompt length of {quoted_value(prompt)}")
+    if output_tokens is None:
+        raise UnusableError(f"an output length of {quoted_value(output)}")
+    return {
+        "sent_us": arrival_us,
+        "prompt_tokens": prompt_tokens,
+        "usage_output_tokens": output_tokens,
+        "output_tokens_reported": output_tokens,
+        "status": "ok",
+    }
+
 
 # -- Azure LLM inference traces of 2023 and 2024: when requests came, and how long they were ------
 
@@ -143,7 +172,7 @@ def _keys(hash_ids: object) -> list[int]:
     return hash_ids
 
 
-def _prefix(blocks: _Blocks) -> tuple[RawPrefix | None, tuple[str, ...]]:
+def _prefix(blocks: _Blocks) -> tuple[RawPrompts | None, tuple[str, ...]]:
     """The identities at the block size that fits the most requests; none if it fits no more than half of them."""
     if not blocks.named:
         return None, ()
@@ -154,7 +183,26 @@ def _prefix(blocks: _Blocks) -> tuple[RawPrefix | None, tuple[str, ...]]:
         return None, (f"prefix identities: hash_ids are in blocks of {sizes} tokens in no more than {fitting}",)
     remarks = () if blocks.fitting[size] == blocks.named else (f"hash_ids for every {size} tokens but in {fitting}",)
     source = f"hash_ids of the trace, one for {size} tokens"
-    return RawPrefix(size, source, np.array(blocks.counts, np.int64), np.array(blocks.keys, np.int64)), remarks
+    counts, keys = (np.array(numbers, np.int64) for numbers in (blocks.counts, blocks.keys))
+    return prompts_of_blocks(source, size, counts, keys), remarks
+
+
+def prompts_of_blocks(source: str, block_tokens: int, counts: Int64s, keys: Int64s) -> RawPrompts:
+    """The prompts of requests that each own the next ``counts[i]`` of ``keys``, one for ``block_tokens`` tokens.
+
+    Equal keys are equal blocks if those before them are; requests without keys are not known.
+    """
+    starts = np.cumsum(counts) - counts
+    numbers: dict[bytes, int] = {}
+    prompt = np.full(len(counts), NONE, np.int64)
+    first: list[int] = []
+    for i in np.flatnonzero(counts).tolist():
+        own = keys[starts[i] : starts[i] + counts[i]].tobytes()
+        prompt[i] = numbers.setdefault(own, len(numbers))
+        if prompt[i] == len(first):
+            first.append(i)
+    parent, shared = shared_units(starts[first], counts[first], keys)
+    return RawPrompts(source, prompt, parent, shared * block_tokens, counts[first] * block_tokens)
 
 
 AZURE_LLM = RequestFormat("azure-llm", recognises_azure_llm, read=read_azure_llm, latencies=False)

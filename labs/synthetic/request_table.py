@@ -15,9 +15,9 @@ from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import RecordingError, printable
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.readers.tables.records import PARQUET_MAGIC, first_record, table_of
 from blis_replay.replay.prefix import recorded_block_keys
+from blis_replay_labs.formats.arrival_traces import prompts_of_blocks
 
 # Microseconds in a unit; a table has one of these columns.
 ARRIVALS = {"arrival_us": 1, "arrival_ms": 1_000, "arrival_s": 1_000_000}
@@ -216,7 +216,8 @@ class _Builder:
         """Identities as keys: a key stands for a block and all before it, so equal keys are equal tokens so far."""
         small: dict[int, int] = {}  # identities may be hashes of any length
         keys = np.array([small.setdefault(key, len(small)) for key in self.keys], np.int64)
-        tree = tree_of_blocks(str(self.path), self.block_size, np.array(self.key_count, np.int64), keys)
+        prompts = prompts_of_blocks(str(self.path), self.block_size, np.array(self.key_count, np.int64), keys)
+        tree = prompts.in_order(np.arange(len(self.key_count)))
         chained = recorded_block_keys(tree, len(self.key_count), self.block_size)
         return replace(chained, start=chained.start[order], count=chained.count[order])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +17,20 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import RawPrefix, in_send_order, tree_of_blocks
+from blis_replay.ingest.readers.requests import in_send_order
 from blis_replay.ingest.recording import PromptTree
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.prefix import engine_block_keys
 from blis_replay.replay.prefix_estimate import cached_tokens
+from blis_replay_labs.formats.arrival_traces import prompts_of_blocks
 from blis_replay_labs.formats.arrival_traces import read_mooncake as read_requests
 
 
 def prefix_of(block_tokens: int, *requests: list[int]) -> PromptTree:
     counts = np.array([len(keys) for keys in requests])
-    return tree_of_blocks("test", block_tokens, counts, np.array([key for keys in requests for key in keys], np.int64))
+    keys = np.array([key for keys in requests for key in keys], np.int64)
+    return prompts_of_blocks("test", block_tokens, counts, keys).in_order(np.arange(len(counts)))
 
 
 def rows_of(keys: BlockKeys) -> list[list[int]]:
@@ -118,14 +122,15 @@ def test_hits_of_the_conversation_trace_in_an_endless_cache(data_pack: Path) -> 
     path = data_pack / "public-traces" / "mooncake" / "conversation_trace.jsonl.gz"
     read = read_requests(RecordedFile(path, path.name))
     _frame, order, _zero_us = in_send_order(read.rows)
-    assert isinstance(read.prefix, RawPrefix)
+    assert read.prefix is not None
+    with gzip.open(path) as lines:
+        ids_of = [json.loads(line)["hash_ids"] for line in lines]
     prompts = read.frame["prompt_tokens"].to_numpy()[order]
     keys = engine_block_keys(read.prefix.in_order(order), prompts, 16)
     seen_ids, seen_keys = set(), np.zeros(int(keys.keys.max()) + 1, np.bool_)
-    by_ids = by_keys = place = 0
+    by_ids = by_keys = 0
     for i, length in enumerate(prompts.tolist()):
-        ids = read.prefix.keys[place : place + int(read.prefix.counts[i])].tolist()
-        place += len(ids)
+        ids = ids_of[i]
         hits = next((j for j, key in enumerate(ids) if key not in seen_ids), len(ids))
         by_ids += min(hits * 512, length) // 16
         row = keys.keys[keys.start[i] : keys.start[i] + keys.count[i]]

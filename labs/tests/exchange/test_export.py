@@ -14,10 +14,10 @@ from recordings import make_recording
 from blis_replay.base.errors import FileExistsAlreadyError, ReplayError
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.discovery import sources_of
-from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.recording import ARRIVALS, Clock, Recording, SharedPrefix
 from blis_replay.ingest.rows import rows_of
 from blis_replay_labs.exchange.export import TARGETS, export
+from blis_replay_labs.formats.arrival_traces import prompts_of_blocks
 
 EPOCH_US = 1_770_000_000_123_456
 ARRIVED = {"arrival_us": [0, 1_234_567, 1_234_567, 9_999_999], "prompt_tokens": [600, 1100, 20, 33]} | {
@@ -33,7 +33,8 @@ SERVED = ARRIVED | {
 ENGINE_LOST = "engine arguments async_scheduling, block_size, max_model_len, max_num_batched_tokens, max_num_seqs"
 # The first prompt has blocks 4 and 5 of 512 tokens, the second 4, 6 and 7: it begins with one of the first's.
 KEYS = np.array([4, 5, 4, 6, 7])
-TREE = tree_of_blocks("hash_ids of the trace, one for 512 tokens", 512, np.array([2, 3, 0, 0]), KEYS)
+PROMPTS = prompts_of_blocks("hash_ids of the trace, one for 512 tokens", 512, np.array([2, 3, 0, 0]), KEYS)
+TREE = PROMPTS.in_order(np.arange(4))
 
 
 def arrivals(**more: object) -> Recording:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.readers.formats import RequestFormat
-from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, in_send_order
+from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead, in_send_order
 from blis_replay_labs.formats.arrival_traces import AZURE_LLM, MOONCAKE, epoch_us
 
 NOON = "2023-11-16 18:17:03"
@@ -48,8 +48,8 @@ def rows(found: RequestsRead) -> list[tuple[int, int, int]]:
     return found.frame.select("sent_us", "prompt_tokens", "usage_output_tokens").rows()
 
 
-def keys(found: RequestsRead) -> RawPrefix:
-    assert isinstance(found.prefix, RawPrefix)
+def prompts(found: RequestsRead) -> RawPrompts:
+    assert found.prefix is not None
     return found.prefix
 
 
@@ -160,9 +160,8 @@ def test_every_line_is_read_or_rejected(
     # White space alone is a row of one cell to the reader of CSV.
     assert len(found.frame) + file.tally.rejected_count >= len(written)
     assert len(found.frame) + file.tally.rejected_count <= 1 + sum(map(bool, lines))
-    if isinstance(found.prefix, RawPrefix):
-        assert len(found.prefix.counts) == len(found.frame)
-        assert found.prefix.counts.sum() == len(found.prefix.keys)
+    if found.prefix is not None:
+        assert len(found.prefix.prompt) == len(found.frame)
 
 
 @pytest.mark.slow
@@ -185,11 +184,10 @@ def test_block_ids_are_those_of_512_tokens_the_last_one_partial(tmp_path: Path) 
     """Format notes, section 5.4: ids = ceil(input_length / 512); 600 tokens have 2, 1,300 have 3."""
     lines = mooncake(5, hash_ids=[7, 9]), mooncake(0, 1300, hash_ids=[7, 8, 2**63 - 1])
     found, _file = read(tmp_path, MOONCAKE, *lines)
-    assert (keys(found).block_tokens, keys(found).counts.tolist(), found.remarks) == (512, [2, 3], ())
     _ordered, order, _zero_us = in_send_order(found.rows)
-    tree = keys(found).in_order(order)
-    assert tree.requests.rows() == [(0, 0), (1, 1)]
-    assert tree.prompts.rows() == [(0, None, 0, 1536), (1, 0, 512, 1024)]  # both begin with block 7
+    tree = prompts(found).in_order(order)
+    assert (tree.requests.rows(), found.remarks) == ([(0, 1), (1, 0)], ())
+    assert tree.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1536)]  # both begin with block 7
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,7 @@ def test_the_size_of_a_block_follows_from_the_number_of_ids(
 ) -> None:
     found, _file = read(tmp_path, MOONCAKE, *[mooncake(prompt=prompt, hash_ids=ids)] * 3)
     assert (found.prefix is None, bool(found.remarks)) == (block_tokens is None, block_tokens is None)
-    assert block_tokens is None or keys(found).block_tokens == block_tokens
+    assert block_tokens is None or prompts(found).tokens.tolist() == [len(ids) * block_tokens]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +238,8 @@ def test_the_conversation_trace_of_mooncake(data_pack: Path, tmp_path: Path) -> 
     assert found.frame["sent_us"].max() == 3_536_999_000
     assert found.frame["prompt_tokens"].sum() == truth["input_length"].sum()
     assert found.frame["usage_output_tokens"].sum() == truth["output_length"].sum()
-    assert keys(found).keys[:14].tolist() == list(range(14))
-    assert keys(found).keys.tolist() == truth["hash_ids"].explode().to_list()
-    assert (keys(found).block_tokens, found.remarks) == (512, ())
+    ids = [tuple(keys) for keys in truth["hash_ids"].to_list()]
+    distinct = list(dict.fromkeys(ids))
+    assert (distinct[0], found.remarks) == (tuple(range(14)), ())
+    assert [distinct[prompt] for prompt in prompts(found).prompt] == ids
+    assert prompts(found).tokens.tolist() == [512 * len(keys) for keys in distinct]

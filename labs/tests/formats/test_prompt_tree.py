@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers.requests import shared_units, tree_of_blocks
+from blis_replay.ingest.readers.requests import shared_units
+from blis_replay_labs.formats.arrival_traces import prompts_of_blocks
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)
 
@@ -33,7 +34,7 @@ def test_what_any_two_share_is_read_off_the_tree(sequences: list[list[int]]) -> 
     """Two prompts share what both share with the prompt at which their ways up meet, here in blocks of 512 tokens."""
     counts = np.array([len(sequence) for sequence in sequences], np.int64)
     keys = np.array([unit for sequence in sequences for unit in sequence], np.int64)
-    tree = tree_of_blocks("test", 512, counts, keys)
+    tree = prompts_of_blocks("test", 512, counts, keys).in_order(np.arange(len(counts)))
     parents, shared, tokens = (tree.prompts[name].to_list() for name in ("parent", "shared_tokens", "tokens"))
     prompt = dict(tree.requests.iter_rows())
     assert sorted(prompt) == [i for i, sequence in enumerate(sequences) if sequence]
@@ -55,6 +56,7 @@ def test_what_any_two_share_is_read_off_the_tree(sequences: list[list[int]]) -> 
 
 
 def test_a_prompt_that_ends_within_another_shares_all_of_itself() -> None:
-    tree = tree_of_blocks("test", 16, np.array([3, 2, 3]), np.array([7, 8, 9, 7, 8, 7, 8, 9]))
+    prompts = prompts_of_blocks("test", 16, np.array([3, 2, 3]), np.array([7, 8, 9, 7, 8, 7, 8, 9]))
+    tree = prompts.in_order(np.arange(3))
     assert tree.prompts.rows() == [(0, None, 0, 48), (1, 0, 32, 32)]
     assert tree.requests.rows() == [(0, 0), (1, 1), (2, 0)]
