@@ -15,17 +15,9 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.ingest import served
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
-from blis_replay.ingest.served import (
-    by_arrival,
-    completed_requests,
-    failed_count,
-    late_first_tokens,
-    published,
-    recorded_requests,
-    request_count,
-)
 
 CHECK = "overloaded"
 FAILED_SHARE = 0.10  # of requests; more of them failed: the server could not serve them
@@ -55,7 +47,7 @@ def overloaded(recording: Recording) -> tuple[bool, str]:
     share = failed_share(recording)
     if share is not None and share > FAILED_SHARE:
         return True, f"{100 * share:.0f} % of requests failed"
-    if recorded_requests(recording).is_empty():
+    if served.recorded_requests(recording).is_empty():
         return _slow_median(recording)
     for growth in recorded_growths(recording):
         where = "the run" if growth.stage is None else f"stage {growth.stage}"
@@ -68,21 +60,21 @@ def overloaded(recording: Recording) -> tuple[bool, str]:
 
 def failed_share(recording: Recording) -> float | None:
     """Failed requests over all, 0..1; published counts if no requests were recorded."""
-    requests = recorded_requests(recording)
+    requests = served.recorded_requests(recording)
     if not requests.is_empty():
-        return failed_count(requests) / requests.height
-    failures, count = published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
+        return served.failed_count(requests) / requests.height
+    failures, count = served.published(recording.aggregates, -1, "requests", "failed"), served.request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
         return None
-    return failed_count(recording.requests) / recording.requests.height
+    return served.failed_count(recording.requests) / recording.requests.height
 
 
 def _slow_median(recording: Recording) -> tuple[bool, str]:
     stages = sorted({-1, *recording.aggregates["stage"].drop_nulls().to_list()})
     for stage in stages:
-        median_us = published(recording.aggregates, stage, "ttft", "p50")
+        median_us = served.published(recording.aggregates, stage, "ttft", "p50")
         if median_us is not None and median_us > QUEUE_US:
             return True, f"the published median TTFT is {median_us / 1e6:.1f} s"
     return False, ""
@@ -129,14 +121,14 @@ def growths(requests: pl.DataFrame) -> tuple[Growth, ...]:
 
 def recorded_growths(recording: Recording) -> tuple[Growth, ...]:
     """``growths`` of what was recorded, of requests that were answered; first tokens that came late show no queue."""
-    if late_first_tokens(recording) is not None:
+    if served.late_first_tokens(recording) is not None:
         return ()
-    return growths(completed_requests(recording, *_TIMES))
+    return growths(served.completed_requests(recording, *_TIMES))
 
 
 def queue_counts(recording: Recording) -> Iterator[tuple[int | None, Counts]]:
     """Each load stage with the counts of its queue, as recorded."""
-    return _counted(completed_requests(recording, *_TIMES))
+    return _counted(served.completed_requests(recording, *_TIMES))
 
 
 def overload_ends_us(recording: Recording) -> tuple[int, ...]:
@@ -166,7 +158,7 @@ class Counts:
 
 def _counted(requests: pl.DataFrame) -> Iterator[tuple[int | None, Counts]]:
     """The counts of each load stage of 20 requests or more."""
-    timed = by_arrival(requests.drop_nulls(["ttft_us", "arrival_us"]))
+    timed = served.by_arrival(requests.drop_nulls(["ttft_us", "arrival_us"]))
     all_arrival_us = timed["arrival_us"].to_numpy().astype(np.int64)
     all_first_us = np.sort(all_arrival_us + timed["ttft_us"].to_numpy().astype(np.int64))
     for (stage,), of_stage in timed.group_by("stage", maintain_order=True):

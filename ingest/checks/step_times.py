@@ -6,19 +6,7 @@ import math
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import (
-    Context,
-    InstrumentCheck,
-    Measured,
-    Window,
-    mean_of,
-    named,
-    no_tables,
-    not_checked,
-    recorded_decode_gap_us,
-    step_intervals,
-    steps_in,
-)
+from blis_replay.ingest.checks import evidence
 from blis_replay.ingest.recording import Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.timeline import step_anchors
@@ -37,14 +25,14 @@ CLOCK_RULE = (
 )
 
 
-def check_step_clock(recording: Recording, context: Context) -> list[Finding]:
+def check_step_clock(recording: Recording, context: evidence.Context) -> list[Finding]:
     """One finding: coverage, how the recorded steps were drawn, the largest gap."""
     anchors = step_anchors(recording)
     if anchors.steps < 2:
-        return [not_checked(CLOCK_CHECK, "step_time", "no two step records")]
+        return [evidence.not_checked(CLOCK_CHECK, "step_time", "no two step records")]
     gaps = query(_GAPS, _GAP_SCHEMA, anchors=anchors.rows).aggregate(**_OF_GAPS)
     recorded = anchors.rows.height
-    measured: Measured = {
+    measured: evidence.Measured = {
         "steps": anchors.steps,
         "recorded": recorded,
         "coverage": recorded / anchors.steps,
@@ -78,7 +66,7 @@ _OF_GAPS = {
 }
 
 
-def _sentence(measured: Measured) -> str:
+def _sentence(measured: evidence.Measured) -> str:
     coverage = f"({100 * float(measured['coverage'] or 0):.1f} %)"
     message = f"{measured['recorded']:,} of {measured['steps']:,} steps {coverage} have a recorded time"
     if (us := measured["largest_gap_us"]) is not None:
@@ -96,7 +84,7 @@ def _sentence(measured: Measured) -> str:
     return message
 
 
-def _draw(measured: Measured) -> str:
+def _draw(measured: evidence.Measured) -> str:
     """How the recorded steps were drawn, by the variation of the gaps between them."""
     recorded = int(measured["recorded"] or 0)
     if recorded <= _FEWEST_DRAWN:
@@ -117,14 +105,14 @@ CYCLE_RULE = (
 )
 
 
-def check_step_cycle(recording: Recording, context: Context) -> list[Finding]:
+def check_step_cycle(recording: Recording, context: evidence.Context) -> list[Finding]:
     """Start-to-start cycle against recorded duration and the client's gap, per load stage."""
     if recording.steps.is_empty():
-        return [not_checked(CYCLE_CHECK, "step_time", "no step records")]
+        return [evidence.not_checked(CYCLE_CHECK, "step_time", "no step records")]
     findings = [_of_window(recording, window) for window in context.windows]
     judged = [finding for finding in findings if finding is not None]
     return judged or [
-        not_checked(CYCLE_CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")
+        evidence.not_checked(CYCLE_CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")
     ]
 
 
@@ -134,14 +122,14 @@ def cycle_us(intervals: Rows) -> float | None:
     return of["us"] / of["steps"] if of["steps"] else None
 
 
-def _of_window(recording: Recording, window: Window) -> Finding | None:
-    records = steps_in(recording, window, "duration_us")
-    steps, cycle = records.height, cycle_us(step_intervals(records))
+def _of_window(recording: Recording, window: evidence.Window) -> Finding | None:
+    records = evidence.steps_in(recording, window, "duration_us")
+    steps, cycle = records.height, cycle_us(evidence.step_intervals(records))
     if steps < _FEWEST_STEPS or cycle is None:
         return None
-    duration = mean_of(records, "duration_us")
-    gap = recorded_decode_gap_us(recording, window.stage)
-    measured: Measured = {
+    duration = evidence.mean_of(records, "duration_us")
+    gap = evidence.recorded_decode_gap_us(recording, window.stage)
+    measured: evidence.Measured = {
         "stage": window.stage,
         "steps": steps,
         "cycle_us": cycle,
@@ -150,7 +138,7 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
         "client_gap_us": gap,
         "cycle_over_client_gap": cycle / gap if gap else None,
     }
-    message = f"{named(window)}: step cycle {cycle / 1e3:.2f} ms"
+    message = f"{evidence.named(window)}: step cycle {cycle / 1e3:.2f} ms"
     if duration is not None:
         message += f", while step.duration_us says {duration / 1e3:.2f} ms"
     if gap is not None:
@@ -159,5 +147,5 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
     return Finding(CYCLE_CHECK, severity, "step_time", message, measured, CYCLE_RULE)
 
 
-STEP_CLOCK = InstrumentCheck(CLOCK_CHECK, CLOCK_MEASURES, CLOCK_RULE, check_step_clock, no_tables)
-STEP_CYCLE = InstrumentCheck(CYCLE_CHECK, CYCLE_MEASURES, CYCLE_RULE, check_step_cycle, no_tables)
+STEP_CLOCK = evidence.InstrumentCheck(CLOCK_CHECK, CLOCK_MEASURES, CLOCK_RULE, check_step_clock, evidence.no_tables)
+STEP_CYCLE = evidence.InstrumentCheck(CYCLE_CHECK, CYCLE_MEASURES, CYCLE_RULE, check_step_cycle, evidence.no_tables)

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import (
-    Context,
-    Measured,
-    not_checked,
-    published_decode_gap_us,
-    recorded_decode_gap_us,
-    true_output_tokens,
-)
+from blis_replay.ingest import served
+from blis_replay.ingest.checks import evidence
 from blis_replay.ingest.recording import FIRST_TOKEN, Finding, Recording
-from blis_replay.ingest.served import (
-    PAIRED_QUANTILES,
-    LateFirstTokens,
-    completed_requests,
-    is_paired,
-    late_first_tokens,
-    published,
-    published_itl,
-)
 from blis_replay.ingest.stream import NO_EVENTS, EventTotals, TokenLayout
 from blis_replay.ingest.tables import Cell, Table, columns_named
 
@@ -47,12 +32,12 @@ _TPOT_DEFINITIONS = {
 }
 
 
-def check(recording: Recording, context: Context) -> list[Finding]:
+def check(recording: Recording, context: evidence.Context) -> list[Finding]:
     """Reported ITL against the true gap, from the stamps or, without them, from aggregates; other notions of TPOT."""
-    times = completed_requests(recording, "ttft_us", "e2e_us")
+    times = served.completed_requests(recording, "ttft_us", "e2e_us")
     if times["ttft_us"].null_count() == times.height > times["e2e_us"].null_count():
         return [Finding(CHECK, "note", "ttft", "nothing was streamed: no request has a TTFT, and E2E alone is judged")]
-    if (late := late_first_tokens(recording)) is not None:
+    if (late := served.late_first_tokens(recording)) is not None:
         return [_late(late)]
     layout, totals = context.layout, context.events
     # Stamps of failed requests alone say less than aggregates over the others.
@@ -64,9 +49,9 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [itl, *_before_any_step(recording), *others]
 
 
-def _late(late: LateFirstTokens) -> Finding:
+def _late(late: served.LateFirstTokens) -> Finding:
     """First tokens that are not first: what is left is E2E."""
-    measured: Measured = vars(late)
+    measured: evidence.Measured = vars(late)
     if late.comes_at_once:
         message = (
             f"streams come at once, {late.gap_us:.0f} us per token: a proxy holds them back, or nothing was streamed; "
@@ -81,7 +66,7 @@ def _late(late: LateFirstTokens) -> Finding:
     return Finding(CHECK, "unusable", FIRST_TOKEN, message, measured, LATE_RULE)
 
 
-def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: evidence.Context) -> tuple[Table, ...]:
     """The histogram of gaps between stamps with its modes; published quantiles where no stamp was kept."""
     if context.stamp_gaps is not None and not context.stamp_gaps.is_empty():
         bins = tuple((_gap(low_us), count) for low_us, count in context.stamp_gaps.iter_rows())
@@ -96,12 +81,13 @@ def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]
             ),
         )
     reported = {
-        name: published(recording.aggregates, -1, "itl_reported", name) for name in ("p50", *PAIRED_QUANTILES, "mean")
+        name: served.published(recording.aggregates, -1, "itl_reported", name)
+        for name in ("p50", *served.PAIRED_QUANTILES, "mean")
     }
-    true = published_itl(recording.aggregates, -1, true_output_tokens(recording))
-    paired = is_paired(recording.aggregates, -1, true_output_tokens(recording))
+    true = served.published_itl(recording.aggregates, -1, evidence.true_output_tokens(recording))
+    paired = served.is_paired(recording.aggregates, -1, evidence.true_output_tokens(recording))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name, value / 1e3, PAIRED_QUANTILES.get(name, "") if paired else name, _in_ms(true, name, paired))
+        (name, value / 1e3, served.PAIRED_QUANTILES.get(name, "") if paired else name, _in_ms(true, name, paired))
         for name, value in reported.items()
         if value is not None and name != "max"  # one stall would dwarf all others
     )
@@ -117,23 +103,23 @@ def _gap(low_us: float) -> str:
 
 
 def _in_ms(true: dict[str, float], reported: str, paired: bool) -> float | None:
-    value_us = true.get(PAIRED_QUANTILES.get(reported, "") if paired else reported)
+    value_us = true.get(served.PAIRED_QUANTILES.get(reported, "") if paired else reported)
     return None if value_us is None else value_us / 1e3
 
 
 def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals) -> Finding:
     per_token = totals.stamps / totals.tokens if totals.tokens else None
-    measured: Measured = {
+    measured: evidence.Measured = {
         "layout": layout.name,
         "requests": totals.requests,
         "events_per_token": per_token,
-        "reported_itl_us": published(recording.aggregates, -1, "itl_reported", "mean") or totals.stamped_gap_us,
+        "reported_itl_us": served.published(recording.aggregates, -1, "itl_reported", "mean") or totals.stamped_gap_us,
         "true_gap_us": totals.token_gap_us,
     }
     if not layout.identified:
-        return _several_tokens(measured, recorded_decode_gap_us(recording))
+        return _several_tokens(measured, evidence.recorded_decode_gap_us(recording))
     if totals.token_gap_us is None or totals.stamped_gap_us is None:
-        return not_checked(CHECK, "itl", "no completed request has two output tokens")
+        return evidence.not_checked(CHECK, "itl", "no completed request has two output tokens")
     if layout.stamps_per_token > 1:
         rule = "2n to 2n+3 stamps for n tokens, gaps alternating between under 0.2 ms and a step"
         return _two_events(measured, rule)
@@ -145,10 +131,10 @@ def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals)
         return Finding(
             CHECK, "corrected", "itl", message, measured, "most requests end with an event that is not a token"
         )
-    return _one_by_one(measured, totals.token_gap_us, recorded_decode_gap_us(recording))
+    return _one_by_one(measured, totals.token_gap_us, evidence.recorded_decode_gap_us(recording))
 
 
-def _several_tokens(measured: Measured, mean_gap_us: float | None) -> Finding:
+def _several_tokens(measured: evidence.Measured, mean_gap_us: float | None) -> Finding:
     measured = {**measured, "true_gap_us": mean_gap_us}
     message = (
         "some stream events carry several tokens, or tokens had no event: single gaps cannot be told, only the mean"
@@ -159,7 +145,7 @@ def _several_tokens(measured: Measured, mean_gap_us: float | None) -> Finding:
     return Finding(CHECK, "unusable", "itl quantiles", message, measured, rule)
 
 
-def _one_by_one(measured: Measured, pooled_us: float, by_request_us: float | None) -> Finding:
+def _one_by_one(measured: evidence.Measured, pooled_us: float, by_request_us: float | None) -> Finding:
     """A published mean is over all gaps, or over the means of requests: it may agree with either."""
     true_us = [gap_us for gap_us in (pooled_us, by_request_us) if gap_us is not None]
     reported_us = float(measured["reported_itl_us"] or 0)
@@ -172,14 +158,14 @@ def _one_by_one(measured: Measured, pooled_us: float, by_request_us: float | Non
 
 def _before_any_step(recording: Recording) -> list[Finding]:
     """First tokens that came sooner than a step can compute one: the first event of a stream has only a role."""
-    requests = completed_requests(recording, "request_index", "output_tokens", "ttft_us", "e2e_us").drop_nulls()
+    requests = served.completed_requests(recording, "request_index", "output_tokens", "ttft_us", "e2e_us").drop_nulls()
     several = requests.filter(pl.col("output_tokens") >= _ENOUGH_TOKENS)
     gap_us = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
     early = several.filter((pl.col("ttft_us") >= 0) & (pl.col("ttft_us") < _OF_A_STEP * gap_us))
     median_ttft_us, median_gap_us = early.select(pl.col("ttft_us").median(), gap_us.median().alias("gap_us")).row(0)
     if early.height <= max(_MOST_EARLY * several.height, _FEWEST_EARLY):
         return []
-    measured: Measured = {
+    measured: evidence.Measured = {
         "requests": early.height,
         "of": several.height,
         "median_ttft_us": median_ttft_us,
@@ -198,11 +184,11 @@ def _other_tpot(recording: Recording) -> list[Finding]:
     """Time per output token by a definition of the tool's own: no error, but not to be compared with others."""
     findings = []
     for metric, definition in _TPOT_DEFINITIONS.items():
-        reported_us = published(recording.aggregates, -1, metric, "mean")
-        true_us = None if reported_us is None else recorded_decode_gap_us(recording)
+        reported_us = served.published(recording.aggregates, -1, metric, "mean")
+        true_us = None if reported_us is None else evidence.recorded_decode_gap_us(recording)
         if reported_us is None or true_us is None:
             continue
-        measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
+        measured: evidence.Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
         message = (
             f"reported TPOT {reported_us / 1e3:.2f} ms is {definition}; "
             f"(E2E - TTFT) / (n - 1) is {true_us / 1e3:.2f} ms, and is what is used here"
@@ -213,33 +199,33 @@ def _other_tpot(recording: Recording) -> list[Finding]:
 
 def _miscounted_tpot(recording: Recording) -> list[Finding]:
     """Time per output token over a count that is not the decoded one, where the ITL itself is right."""
-    reported_us = published(recording.aggregates, -1, "tpot_reported", "mean")
-    true_us = None if reported_us is None else recorded_decode_gap_us(recording)
+    reported_us = served.published(recording.aggregates, -1, "tpot_reported", "mean")
+    true_us = None if reported_us is None else evidence.recorded_decode_gap_us(recording)
     if reported_us is None or true_us is None or abs(reported_us - true_us) <= _AGREES * true_us:
         return []
-    measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
+    measured: evidence.Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
     message = f"reported TPOT {reported_us / 1e3:.2f} ms, but (E2E-TTFT)/(n-1) is {true_us / 1e3:.2f} ms and is used"
     return [Finding(CHECK, "corrected", "tpot", message, measured, "more than 1 % apart, while the ITL agrees")]
 
 
 def _from_aggregates(recording: Recording) -> Finding:
-    reported_us = published(recording.aggregates, -1, "itl_reported", "mean")
+    reported_us = served.published(recording.aggregates, -1, "itl_reported", "mean")
     if not reported_us:
-        return not_checked(CHECK, "itl", "no stream events and no published ITL")
-    true_us = published_decode_gap_us(recording, -1) or recorded_decode_gap_us(recording)
-    tokens = true_output_tokens(recording)
+        return evidence.not_checked(CHECK, "itl", "no stream events and no published ITL")
+    true_us = evidence.published_decode_gap_us(recording, -1) or evidence.recorded_decode_gap_us(recording)
+    tokens = evidence.true_output_tokens(recording)
     if true_us is None or tokens is None:
-        if not is_paired(recording.aggregates):
-            return not_checked(CHECK, "itl", "no true output length to compare the published ITL with")
+        if not served.is_paired(recording.aggregates):
+            return evidence.not_checked(CHECK, "itl", "no true output length to compare the published ITL with")
         message = "the published ITL pools two stream events per token; its mean is about half the true gap"
-        measured: Measured = {"reported_itl_us": reported_us, "true_gap_us": None, "events_per_token": None}
+        measured: evidence.Measured = {"reported_itl_us": reported_us, "true_gap_us": None, "events_per_token": None}
         return Finding(CHECK, "unusable", "itl", message, measured, "published ITL: median below 5 % of p75")
     return _compare(reported_us, true_us, tokens)
 
 
 def _compare(reported_us: float, true_us: float, tokens: float) -> Finding:
     ratio = true_us / reported_us
-    measured: Measured = {
+    measured: evidence.Measured = {
         "reported_itl_us": reported_us,
         "true_gap_us": true_us,
         "ratio": ratio,
@@ -258,13 +244,13 @@ def _compare(reported_us: float, true_us: float, tokens: float) -> Finding:
     return Finding(CHECK, "corrected", "itl", message, measured, "more than 3 % apart")
 
 
-def _two_events(measured: Measured, threshold: str) -> Finding:
+def _two_events(measured: evidence.Measured, threshold: str) -> Finding:
     count = round(float(measured["events_per_token"] or 0))
     words = {2: "two", 3: "three"}.get(count, str(count))
     message = f"{_both(measured)}, {words} stream events per token"
     return Finding(CHECK, "corrected", "itl", message, measured, threshold)
 
 
-def _both(measured: Measured) -> str:
+def _both(measured: evidence.Measured) -> str:
     reported_us, true_us = (float(measured[name] or 0) for name in ("reported_itl_us", "true_gap_us"))
     return f"reported ITL {reported_us / 1e3:.2f} ms, true gap {true_us / 1e3:.2f} ms"

@@ -11,19 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blis_replay.base.errors import RecordingError
-from blis_replay.ingest.readers.documents import (
-    MAX_TOKENS,
-    at,
-    finite,
-    microseconds,
-    quoted,
-    section,
-    switch,
-    text,
-    tokens,
-    whole,
-    yaml_mapping,
-)
+from blis_replay.ingest.readers import documents
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_arguments import checked_arguments
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
@@ -77,7 +65,7 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
     it is not a YAML mapping, for an unknown key and for an engine argument of the wrong type.  An unusable model or
     tensor parallelism is rejected and counted.
     """
-    document = yaml_mapping(file)
+    document = documents.yaml_mapping(file)
     engine = document.get("engine") or {}
     if not isinstance(engine, Mapping):
         problem = "not key: value pairs of engine arguments"
@@ -88,17 +76,17 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
         raise RecordingError(file.path, f"field {said_twice[0]}", "given at the top and under engine", "give it once")
     arguments = {str(key): value for key, value in (above | dict(engine)).items() if value is not None}
     said = document.get("tensor_parallelism")
-    model, tensor_parallelism = text(document.get("model") or engine.get("model")), tokens(said)
+    model, tensor_parallelism = documents.text(document.get("model") or engine.get("model")), documents.tokens(said)
     if model is None and document.get("model") is not None:
-        file.tally.reject("field model", f"{quoted(document['model'])} is not a name")
+        file.tally.reject("field model", f"{documents.quoted(document['model'])} is not a name")
     if tensor_parallelism is None and said is not None:
-        file.tally.reject("field tensor_parallelism", f"{quoted(said)} is not a positive whole number")
+        file.tally.reject("field tensor_parallelism", f"{documents.quoted(said)} is not a positive whole number")
     return ExperimentConfig(
         model=model,
-        app=text(document.get("app")),
+        app=documents.text(document.get("app")),
         tensor_parallelism=tensor_parallelism,
         engine=checked_arguments(file.path, arguments, _EXPERIMENT_KEYS),
-        hardware=text(document.get("hardware")),
+        hardware=documents.text(document.get("hardware")),
     )
 
 
@@ -108,18 +96,18 @@ def read_load_config(file: RecordedFile) -> LoadConfig:
     A profile of GuideLLM has no stages, and says what its prompts share.  Raises :class:`RecordingError` if the file is
     not a YAML mapping.  A stage without a usable rate and duration is rejected and counted.
     """
-    document = yaml_mapping(file)
-    asked, load = section(document, "data.shared_prefix"), section(document, "load")
+    document = documents.yaml_mapping(file)
+    asked, load = documents.section(document, "data.shared_prefix"), documents.section(document, "load")
     return LoadConfig(
-        model=text(section(document, "server").get("model_name")),
+        model=documents.text(documents.section(document, "server").get("model_name")),
         stages=_stages(file, load.get("stages")),
         shared_prefix=_shared_prefix(asked),
-        configured_output_tokens=tokens(asked.get("output_len")),
-        ignore_eos=switch(section(document, "server").get("ignore_eos")),
-        arrivals=text(load.get("type")),
-        stage_gap_us=microseconds(load.get("interval")),
+        configured_output_tokens=documents.tokens(asked.get("output_len")),
+        ignore_eos=documents.switch(documents.section(document, "server").get("ignore_eos")),
+        arrivals=documents.text(load.get("type")),
+        stage_gap_us=documents.microseconds(load.get("interval")),
         multi_turn=asked.get("enable_multi_turn_chat") is True,
-        prefix_tokens=_synthetic_prefix(section(document, "data")),
+        prefix_tokens=_synthetic_prefix(documents.section(document, "data")),
     )
 
 
@@ -141,14 +129,14 @@ def declared_load(
 
 def _synthetic_prefix(data: Mapping[str, Any]) -> int | None:
     """Shared tokens of GuideLLM's synthetic prompts, drawn anew behind the prefix; None for several prefixes."""
-    several = tokens(data.get("prefix_count")) not in (None, 1) or data.get("prefix_buckets") is not None
-    made = tokens(data.get("prompt_tokens")) is not None and not several
-    length = whole(data.get("prefix_tokens")) if made else None
-    return length if length is not None and length < MAX_TOKENS else None
+    several = documents.tokens(data.get("prefix_count")) not in (None, 1) or data.get("prefix_buckets") is not None
+    made = documents.tokens(data.get("prompt_tokens")) is not None and not several
+    length = documents.whole(data.get("prefix_tokens")) if made else None
+    return length if length is not None and length < documents.MAX_TOKENS else None
 
 
 def _shared_prefix(asked: Mapping[str, Any]) -> SharedPrefix | None:
-    values = {name: tokens(at(asked, *keys)) for name, keys in _SHARED_PREFIX_KEYS.items()}
+    values = {name: documents.tokens(documents.at(asked, *keys)) for name, keys in _SHARED_PREFIX_KEYS.items()}
     known = {name: value for name, value in values.items() if value is not None}
     return SharedPrefix(**known) if len(known) == len(values) else None
 
@@ -156,7 +144,10 @@ def _shared_prefix(asked: Mapping[str, Any]) -> SharedPrefix | None:
 def _stages(file: RecordedFile, listed: object) -> tuple[Stage, ...]:
     stages = []
     for index, entry in enumerate(listed if isinstance(listed, list) else []):
-        rate, duration_us = finite(at(entry, "rate")), microseconds(at(entry, "duration"))
+        rate, duration_us = (
+            documents.finite(documents.at(entry, "rate")),
+            documents.microseconds(documents.at(entry, "duration")),
+        )
         if rate is None or duration_us is None or rate <= 0 or duration_us <= 0:
             file.tally.reject(f"load.stages[{index}]", "expected a positive rate and duration")
             continue

@@ -8,49 +8,8 @@ import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.tables import word_at
-from blis_replay.ingest.scan.json_text import (
-    CLOSE_BRACE,
-    CLOSE_BRACKET,
-    COMMA,
-    MINUS,
-    NINE,
-    NULL_LETTER,
-    OPEN_BRACE,
-    OPEN_BRACKET,
-    PLUS,
-    POINT,
-    QUOTE,
-    UNUSUAL,
-    ZERO,
-    Bytes,
-    after_colon,
-    after_null,
-    after_number,
-    after_plain_text,
-    after_space,
-    after_value,
-    is_exponent,
-    name_at,
-    next_member,
-)
-from blis_replay.ingest.scan.otlp_rows import (
-    ALL_KINDS,
-    ATTRIBUTE_LENGTHS,
-    ATTRIBUTE_NAMES,
-    ATTRIBUTE_TABLE,
-    ATTRIBUTES,
-    DOUBLE,
-    FIELD_OF,
-    FIRST_TEXT,
-    FOLLOWERS,
-    FOLLOWERS_EACH,
-    FULL,
-    INTEGER,
-    KINDS_OF,
-    NULL,
-    STRING,
-    keep_text,
-)
+from blis_replay.ingest.scan import json_text as js
+from blis_replay.ingest.scan import otlp_rows as out
 from blis_replay.ingest.scan.words import (
     Words,
     are_digits,
@@ -74,118 +33,118 @@ _LONGEST_DOUBLE = 40  # one is printed with 25 at most
 _OPENINGS, _OPENING_LENGTHS = words_of(
     [
         f'{{"key":"{name}","value":{{"{kind}":'
-        for name in ATTRIBUTES
+        for name in out.ATTRIBUTES
         for kind in ("intValue", "doubleValue", "stringValue")
     ]
 )
 _BETWEEN = word_of("}},{")
-_ANY_OTHER, _START = len(ATTRIBUTES), len(ATTRIBUTES) + 1  # in the place of a name
+_ANY_OTHER, _START = len(out.ATTRIBUTES), len(out.ATTRIBUTES) + 1  # in the place of a name
 
 
 @compiled
 def after_attributes(
-    text: Bytes, words: Words, at: int, whose: int, rows: Int64s, first: int, state: Int64s, texts: Bytes
+    text: js.Bytes, words: Words, at: int, whose: int, rows: Int64s, first: int, state: Int64s, texts: js.Bytes
 ) -> int:
     """The end of a list of attributes or ``null``; the values that have a column are in the row from ``first`` on.
 
     Lists of one writer are alike: how the attribute began that came next the last time is looked for as a whole.
     """
-    if text[at] != OPEN_BRACKET:
-        return after_null(text, at)
-    at = after_space(text, at + 1)
+    if text[at] != js.OPEN_BRACKET:
+        return js.after_null(text, at)
+    at = js.after_space(text, at + 1)
     name = _START
-    while text[at] != CLOSE_BRACKET:
-        follower = FOLLOWERS + FOLLOWERS_EACH * whose + name
+    while text[at] != js.CLOSE_BRACKET:
+        follower = out.FOLLOWERS + out.FOLLOWERS_EACH * whose + name
         opening = state[follower]
         if opening >= 0 and text_stands_at(words, at, _OPENINGS, _OPENING_LENGTHS, opening):
-            name, kind = opening // len(ALL_KINDS), opening % len(ALL_KINDS)
+            name, kind = opening // len(out.ALL_KINDS), opening % len(out.ALL_KINDS)
             at += _OPENING_LENGTHS[opening]
         else:
             name, kind, at = _after_opening(text, words, at, whose)
             if at < 0:
-                return UNUSUAL
+                return js.UNUSUAL
             if kind >= 0:
-                state[follower] = len(ALL_KINDS) * name + kind
-        field = FIELD_OF[whose, name]
+                state[follower] = len(out.ALL_KINDS) * name + kind
+        field = out.FIELD_OF[whose, name]
         if kind >= 0:
-            as_text = field >= FIRST_TEXT[whose]
+            as_text = field >= out.FIRST_TEXT[whose]
             at = _after_scalar(text, words, at, kind, as_text, rows, first + field, state, texts)
             if at < 0:
                 return at
             if stands_at(words, at, _BETWEEN, 4):
                 at += 3
                 continue
-            at = after_space(text, at)
-            if text[at] != CLOSE_BRACE:
-                return UNUSUAL
+            at = js.after_space(text, at)
+            if text[at] != js.CLOSE_BRACE:
+                return js.UNUSUAL
             at += 1
         elif field < 0:
-            at = after_value(text, words, at)
+            at = js.after_value(text, words, at)
         else:
-            rows[first + field] = NULL
-            at = after_null(text, at)
+            rows[first + field] = out.NULL
+            at = js.after_null(text, at)
         if at < 0:
-            return UNUSUAL
-        at = after_space(text, at)
-        if text[at] != CLOSE_BRACE:
-            return UNUSUAL
-        at = next_member(text, at + 1, CLOSE_BRACKET)
+            return js.UNUSUAL
+        at = js.after_space(text, at)
+        if text[at] != js.CLOSE_BRACE:
+            return js.UNUSUAL
+        at = js.next_member(text, at + 1, js.CLOSE_BRACKET)
         if at < 0:
-            return UNUSUAL
+            return js.UNUSUAL
     return at + 1
 
 
 @compiled
-def _after_opening(text: Bytes, words: Words, at: int, whose: int) -> tuple[int, int, int]:
+def _after_opening(text: js.Bytes, words: Words, at: int, whose: int) -> tuple[int, int, int]:
     """``(name, kind, at)`` of an attribute up to its scalar, or up to a value that is null or has no column."""
-    wrong = 0, _NULL_OR_NOT_READ, UNUSUAL
-    if text[at] != OPEN_BRACE:
+    wrong = 0, _NULL_OR_NOT_READ, js.UNUSUAL
+    if text[at] != js.OPEN_BRACE:
         return wrong
-    at = after_space(text, at + 1)
+    at = js.after_space(text, at + 1)
     if not stands_at(words, at, _KEY, 5):
         return wrong
-    at = after_colon(text, at + 5)
-    if at < 0 or text[at] != QUOTE:
+    at = js.after_colon(text, at + 5)
+    if at < 0 or text[at] != js.QUOTE:
         return wrong
-    known, at = name_at(words, at + 1, ATTRIBUTE_NAMES, ATTRIBUTE_LENGTHS, ATTRIBUTE_TABLE)
+    known, at = js.name_at(words, at + 1, out.ATTRIBUTE_NAMES, out.ATTRIBUTE_LENGTHS, out.ATTRIBUTE_TABLE)
     if at < 0:
         return wrong
     name = known if known >= 0 else _ANY_OTHER
-    at = after_space(text, at)
-    if text[at] != COMMA:
+    at = js.after_space(text, at)
+    if text[at] != js.COMMA:
         return wrong
-    at = after_space(text, at + 1)
+    at = js.after_space(text, at + 1)
     if not stands_at(words, at, _VALUE, 7):
         return wrong
-    at = after_colon(text, at + 7)
+    at = js.after_colon(text, at + 7)
     if at < 0:
         return wrong
-    if FIELD_OF[whose, name] < 0 or text[at] == NULL_LETTER:
+    if out.FIELD_OF[whose, name] < 0 or text[at] == js.NULL_LETTER:
         return name, _NULL_OR_NOT_READ, at
-    if text[at] != OPEN_BRACE:
+    if text[at] != js.OPEN_BRACE:
         return wrong
-    at = after_space(text, at + 1)
+    at = js.after_space(text, at + 1)
     kind, at = _kind_at(words, at)
-    if kind < 0 or not KINDS_OF[whose, name] >> kind & 1:
+    if kind < 0 or not out.KINDS_OF[whose, name] >> kind & 1:
         return wrong
-    return name, kind, after_colon(text, at)
+    return name, kind, js.after_colon(text, at)
 
 
 @inlined
 def _kind_at(words: Words, at: int) -> tuple[int, int]:
     """``(kind, end)`` of the name of a value's one member, which is left to the decoder if it is of another kind."""
     if stands_at(words, at, _INT_VALU, 8) and stands_at(words, at + 8, _E, 2):
-        return INTEGER, at + 10
+        return out.INTEGER, at + 10
     if stands_at(words, at, _DOUBLE_, 8) and stands_at(words, at + 8, _ALUE, 5):
-        return DOUBLE, at + 13
+        return out.DOUBLE, at + 13
     if stands_at(words, at, _STRING_, 8) and stands_at(words, at + 8, _ALUE, 5):
-        return STRING, at + 13
-    return -1, UNUSUAL
+        return out.STRING, at + 13
+    return -1, js.UNUSUAL
 
 
 @inlined
 def _after_scalar(
-    text: Bytes,
+    text: js.Bytes,
     words: Words,
     at: int,
     kind: int,
@@ -193,31 +152,31 @@ def _after_scalar(
     rows: Int64s,
     place: int,
     state: Int64s,
-    texts: Bytes,
+    texts: js.Bytes,
 ) -> int:
     """The end of a scalar of a kind, which is at ``place`` of the rows."""
-    quoted = text[at] == QUOTE
+    quoted = text[at] == js.QUOTE
     begin = at + quoted
     value = np.uint64(0)
-    if kind == INTEGER:
+    if kind == out.INTEGER:
         value, at = whole(text, words, at)
-    elif kind == DOUBLE:
+    elif kind == out.DOUBLE:
         at = _after_double(text, at)
     else:
-        at = after_plain_text(text, at + 1) if quoted else UNUSUAL
+        at = js.after_plain_text(text, at + 1) if quoted else js.UNUSUAL
     if at < 0:
-        return UNUSUAL
+        return js.UNUSUAL
     if not as_text:
         rows[place] = np.int64(value)
-    elif not keep_text(text, begin, at - quoted, rows, place, state, texts):
-        return FULL
+    elif not out.keep_text(text, begin, at - quoted, rows, place, state, texts):
+        return out.FULL
     return at
 
 
 @compiled
-def whole(text: Bytes, words: Words, at: int) -> tuple[Any, int]:
+def whole(text: js.Bytes, words: Words, at: int) -> tuple[Any, int]:
     """``(value, end)`` of a whole number below 2^63 without sign, as a number or in quotes."""
-    quoted = text[at] == QUOTE
+    quoted = text[at] == js.QUOTE
     at += quoted
     begin, value = at, np.uint64(0)
     eight = word_at(words, at)
@@ -225,23 +184,23 @@ def whole(text: Bytes, words: Words, at: int) -> tuple[Any, int]:
         value = value * np.uint64(100_000_000) + eight_digits(eight)
         at += 8
         eight = word_at(words, at)
-    while ZERO <= text[at] <= NINE:
-        value = value * np.uint64(10) + np.uint64(text[at] - ZERO)
+    while js.ZERO <= text[at] <= js.NINE:
+        value = value * np.uint64(10) + np.uint64(text[at] - js.ZERO)
         at += 1
     digits = at - begin
-    plain = 0 < digits <= _MOST_DIGITS and (digits == 1 or text[begin] != ZERO) and value <= _LARGEST
-    if not plain or text[at] == POINT or is_exponent(text[at]) or (quoted and text[at] != QUOTE):
-        return np.uint64(0), UNUSUAL
+    plain = 0 < digits <= _MOST_DIGITS and (digits == 1 or text[begin] != js.ZERO) and value <= _LARGEST
+    if not plain or text[at] == js.POINT or js.is_exponent(text[at]) or (quoted and text[at] != js.QUOTE):
+        return np.uint64(0), js.UNUSUAL
     return value, at + quoted
 
 
 @compiled
-def _after_double(text: Bytes, at: int) -> int:
+def _after_double(text: js.Bytes, at: int) -> int:
     """The end of a number that no exponent of three digits and no great length can make larger than a double."""
-    end = after_number(text, at)
+    end = js.after_number(text, at)
     if end - at > _LONGEST_DOUBLE:
-        return UNUSUAL
-    while at < end and not is_exponent(text[at]):
+        return js.UNUSUAL
+    while at < end and not js.is_exponent(text[at]):
         at += 1
-    signed = text[at + 1] == MINUS or text[at + 1] == PLUS
-    return end if end - at - 1 - signed <= 2 else UNUSUAL
+    signed = text[at + 1] == js.MINUS or text[at + 1] == js.PLUS
+    return end if end - at - 1 - signed <= 2 else js.UNUSUAL

@@ -12,58 +12,15 @@ import numpy as np
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.tables import table_of
+from blis_replay.ingest.scan import json_text as js
 from blis_replay.ingest.scan import otlp_columns
-from blis_replay.ingest.scan.json_text import (
-    CLOSE_BRACE,
-    CLOSE_BRACKET,
-    NEWLINE,
-    NULL_LETTER,
-    OPEN_BRACE,
-    OPEN_BRACKET,
-    QUOTE,
-    RETURN,
-    SPACE,
-    TAB,
-    UNUSUAL,
-    Bytes,
-    after_colon,
-    after_newline,
-    after_null,
-    after_plain_text,
-    after_space,
-    after_value,
-    name_at,
-    names_of,
-    next_member,
-)
+from blis_replay.ingest.scan import otlp_rows as out
 from blis_replay.ingest.scan.otlp_attributes import after_attributes, whole
 from blis_replay.ingest.scan.otlp_columns import SCOPES
-from blis_replay.ingest.scan.otlp_rows import (
-    EVENT_WIDTH,
-    EVENTS,
-    FULL,
-    IS_READ,
-    LARGEST_DROPPED,
-    LINE_END,
-    OF_EVENT,
-    OF_SPAN,
-    SCOPE_BEGIN,
-    SCOPE_END,
-    SEEN,
-    SPAN_NUMBER,
-    SPAN_WIDTH,
-    SPANS,
-    TEXT_BYTES,
-    begin_event,
-    begin_span,
-    event_field,
-    keep_text,
-    span_field,
-)
 from blis_replay.ingest.scan.words import Words, compiled, entry
 
-_NAME, _DROPPED, _OTHERS = (span_field(column) for column in ("name", "dropped_events", "other_events"))
-_EVENT_NAME = event_field("name")
+_NAME, _DROPPED, _OTHERS = (out.span_field(column) for column in ("name", "dropped_events", "other_events"))
+_EVENT_NAME = out.event_field("name")
 
 # Objects of a line, each in the one that _PARENT says.
 _LINE, _RESOURCE, _SCOPED, _SCOPE_OBJECT, _SPAN, _OTHER_SPAN, _STATUS, _EVENT = range(8)
@@ -80,25 +37,25 @@ _PLAN: dict[int, dict[str, tuple[int, int]]] = {
     _SCOPE_OBJECT: {"name": (_SCOPE_NAME, 0)},
     _SPAN: {
         "name": (_TEXT, _NAME),
-        "traceId": (_TEXT, span_field("trace_id")),
-        "spanId": (_TEXT, span_field("span_id")),
-        "parentSpanId": (_TEXT, span_field("parent_span_id")),
-        "startTimeUnixNano": (_SPAN_COUNT, span_field("start_ns")),
+        "traceId": (_TEXT, out.span_field("trace_id")),
+        "spanId": (_TEXT, out.span_field("span_id")),
+        "parentSpanId": (_TEXT, out.span_field("parent_span_id")),
+        "startTimeUnixNano": (_SPAN_COUNT, out.span_field("start_ns")),
         "droppedEventsCount": (_SPAN_COUNT, _DROPPED),
         "status": (_WITHIN, _STATUS),
         "attributes": (_SPAN_ATTRIBUTES, 0),
         "events": (_LIST, _EVENT),
     },
     _OTHER_SPAN: {"name": (_TEXT, _NAME)},
-    _STATUS: {"message": (_TEXT, span_field("status_message"))},
+    _STATUS: {"message": (_TEXT, out.span_field("status_message"))},
     _EVENT: {
         "name": (_NAME_OF_EVENT, 0),
-        "timeUnixNano": (_EVENT_COUNT, event_field("time_ns")),
+        "timeUnixNano": (_EVENT_COUNT, out.event_field("time_ns")),
         "attributes": (_EVENT_ATTRIBUTES, 0),
     },
 }
 _KNOWN = list(dict.fromkeys([*(key for members in _PLAN.values() for key in members), *SCOPES, *otlp_columns.EVENTS]))
-_NAMES, _LENGTHS, _TABLE = names_of(_KNOWN)
+_NAMES, _LENGTHS, _TABLE = js.names_of(_KNOWN)
 # By object and key; the last column stands for unknown keys, which are skipped.
 _ACTION = np.full((len(_PLAN), len(_KNOWN) + 1), _SKIP)
 _TARGET = np.zeros_like(_ACTION)
@@ -117,7 +74,15 @@ _EVENT_CODE = np.array(
 
 @entry
 def scan_lines(
-    text: Bytes, words: Words, at: int, end: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: Bytes
+    text: js.Bytes,
+    words: Words,
+    at: int,
+    end: int,
+    line: int,
+    state: Int64s,
+    spans: Int64s,
+    events: Int64s,
+    texts: js.Bytes,
 ) -> tuple[int, int, int]:
     """Scan lines from ``at``, the first one numbered ``line``: ``(why it ended, where, next line)``.
 
@@ -130,24 +95,32 @@ def scan_lines(
 
 @compiled
 def _lines(
-    text: Bytes, words: Words, at: int, end: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: Bytes
+    text: js.Bytes,
+    words: Words,
+    at: int,
+    end: int,
+    line: int,
+    state: Int64s,
+    spans: Int64s,
+    events: Int64s,
+    texts: js.Bytes,
 ) -> tuple[int, int, int]:
     while True:
-        stop = after_newline(text, words, at, end)
+        stop = js.after_newline(text, words, at, end)
         if stop < 0:
             return 0, at, line
         text[stop - 1] = 0  # nothing goes on beyond the line
         begin = _after_blank(text, at)
         ended = begin
         if begin < stop - 1:
-            filled = state[SPANS], state[EVENTS], state[TEXT_BYTES]
+            filled = state[out.SPANS], state[out.EVENTS], state[out.TEXT_BYTES]
             ended = _line(text, words, begin, line, state, spans, events, texts)
             if ended >= 0 and _after_blank(text, ended) != stop - 1:
-                ended = UNUSUAL
+                ended = js.UNUSUAL
             if ended < 0:
-                state[SPANS], state[EVENTS], state[TEXT_BYTES] = filled
-                state[LINE_END] = stop
-        text[stop - 1] = NEWLINE
+                state[out.SPANS], state[out.EVENTS], state[out.TEXT_BYTES] = filled
+                state[out.LINE_END] = stop
+        text[stop - 1] = js.NEWLINE
         if ended < 0:
             return ended, at, line
         at = stop
@@ -155,91 +128,91 @@ def _lines(
 
 
 @compiled
-def _after_blank(text: Bytes, at: int) -> int:
-    while text[at] == SPACE or text[at] == RETURN or text[at] == TAB:
+def _after_blank(text: js.Bytes, at: int) -> int:
+    while text[at] == js.SPACE or text[at] == js.RETURN or text[at] == js.TAB:
         at += 1
     return at
 
 
 @compiled
 def _line(
-    text: Bytes, words: Words, at: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: Bytes
+    text: js.Bytes, words: Words, at: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: js.Bytes
 ) -> int:
     """The end of a line's object, whose spans and events are now in the rows."""
-    if text[at] != OPEN_BRACE:
-        return UNUSUAL
-    at = after_space(text, at + 1)
+    if text[at] != js.OPEN_BRACE:
+        return js.UNUSUAL
+    at = js.after_space(text, at + 1)
     inside = _LINE
-    state[SEEN], state[SPAN_NUMBER] = 0, 0
+    state[out.SEEN], state[out.SPAN_NUMBER] = 0, 0
     while True:
-        if text[at] == CLOSE_BRACE:
+        if text[at] == js.CLOSE_BRACE:
             at += 1
             _leave(inside, state, spans, events)
             if inside == _LINE:
-                return at if state[SEEN] else UNUSUAL
+                return at if state[out.SEEN] else js.UNUSUAL
             if _LISTED[inside]:
-                at = next_member(text, at, CLOSE_BRACKET)
+                at = js.next_member(text, at, js.CLOSE_BRACKET)
                 if at < 0:
-                    return UNUSUAL
-                if text[at] == OPEN_BRACE:
+                    return js.UNUSUAL
+                if text[at] == js.OPEN_BRACE:
                     if not _enter(inside, line, state, spans, events):
-                        return FULL
-                    at = after_space(text, at + 1)
+                        return out.FULL
+                    at = js.after_space(text, at + 1)
                     continue
-                if text[at] != CLOSE_BRACKET:
-                    return UNUSUAL
+                if text[at] != js.CLOSE_BRACKET:
+                    return js.UNUSUAL
                 at += 1
             inside = _PARENT[inside]
         else:
-            if text[at] != QUOTE:
-                return UNUSUAL
-            key, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+            if text[at] != js.QUOTE:
+                return js.UNUSUAL
+            key, at = js.name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
             if at < 0:
-                return UNUSUAL
-            at = after_colon(text, at)
-            if at < 0 or state[SEEN + inside] & _MARK[inside, key]:
-                return UNUSUAL
-            state[SEEN + inside] |= _MARK[inside, key]
+                return js.UNUSUAL
+            at = js.after_colon(text, at)
+            if at < 0 or state[out.SEEN + inside] & _MARK[inside, key]:
+                return js.UNUSUAL
+            state[out.SEEN + inside] |= _MARK[inside, key]
             action, target = _ACTION[inside, key], _TARGET[inside, key]
             within = _members_of(text, at, action)
             if within > 0:
                 if target == _SPAN:
-                    if not state[SEEN + _SCOPED] & _SCOPE_SEEN:
-                        return UNUSUAL
-                    target = _SPAN if state[IS_READ] else _OTHER_SPAN
+                    if not state[out.SEEN + _SCOPED] & _SCOPE_SEEN:
+                        return js.UNUSUAL
+                    target = _SPAN if state[out.IS_READ] else _OTHER_SPAN
                 inside = target
                 if not _enter(inside, line, state, spans, events):
-                    return FULL
-                at = after_space(text, within)
+                    return out.FULL
+                at = js.after_space(text, within)
                 continue
             at = _value(text, words, at, action, target, state, spans, events, texts)
             if at < 0:
                 return at
-        at = next_member(text, at, CLOSE_BRACE)
+        at = js.next_member(text, at, js.CLOSE_BRACE)
         if at < 0:
-            return UNUSUAL
+            return js.UNUSUAL
 
 
 @compiled
-def _members_of(text: Bytes, at: int, action: int) -> int:
+def _members_of(text: js.Bytes, at: int, action: int) -> int:
     """Where the members begin of an object that the plan enters, or of the first object of a list; 0 otherwise."""
     if action == _LIST:
-        if text[at] != OPEN_BRACKET:
+        if text[at] != js.OPEN_BRACKET:
             return 0
-        at = after_space(text, at + 1)
-    return at + 1 if action >= _WITHIN and text[at] == OPEN_BRACE else 0
+        at = js.after_space(text, at + 1)
+    return at + 1 if action >= _WITHIN and text[at] == js.OPEN_BRACE else 0
 
 
 @compiled
 def _enter(inside: int, line: int, state: Int64s, spans: Int64s, events: Int64s) -> bool:
     """Begin an object; whether there is room for its row."""
-    state[SEEN + inside] = 0
+    state[out.SEEN + inside] = 0
     if _SPAN <= inside <= _OTHER_SPAN:
-        return begin_span(line, inside == _SPAN, state, spans)
+        return out.begin_span(line, inside == _SPAN, state, spans)
     if inside == _EVENT:
-        return begin_event(state, events)
+        return out.begin_event(state, events)
     if inside == _SCOPED:
-        state[SCOPE_BEGIN], state[SCOPE_END], state[IS_READ] = 0, 0, 0
+        state[out.SCOPE_BEGIN], state[out.SCOPE_END], state[out.IS_READ] = 0, 0, 0
     return True
 
 
@@ -247,16 +220,16 @@ def _enter(inside: int, line: int, state: Int64s, spans: Int64s, events: Int64s)
 def _leave(inside: int, state: Int64s, spans: Int64s, events: Int64s) -> None:
     """End an object: its row is kept, but of an event that nobody reads."""
     if _SPAN <= inside <= _OTHER_SPAN:
-        state[SPANS] += 1
-    elif inside == _EVENT and events[state[EVENTS] * EVENT_WIDTH + _EVENT_NAME] < 0:
-        spans[state[SPANS] * SPAN_WIDTH + _OTHERS] += 1
+        state[out.SPANS] += 1
+    elif inside == _EVENT and events[state[out.EVENTS] * out.EVENT_WIDTH + _EVENT_NAME] < 0:
+        spans[state[out.SPANS] * out.SPAN_WIDTH + _OTHERS] += 1
     elif inside == _EVENT:
-        state[EVENTS] += 1
+        state[out.EVENTS] += 1
 
 
 @compiled
 def _value(
-    text: Bytes,
+    text: js.Bytes,
     words: Words,
     at: int,
     action: int,
@@ -264,46 +237,46 @@ def _value(
     state: Int64s,
     spans: Int64s,
     events: Int64s,
-    texts: Bytes,
+    texts: js.Bytes,
 ) -> int:
     """The end of a value with which was done what the plan says."""
     if action == _SKIP:
-        return after_value(text, words, at)
-    span, event = state[SPANS] * SPAN_WIDTH, state[EVENTS] * EVENT_WIDTH
+        return js.after_value(text, words, at)
+    span, event = state[out.SPANS] * out.SPAN_WIDTH, state[out.EVENTS] * out.EVENT_WIDTH
     if action == _SPAN_ATTRIBUTES:
-        return after_attributes(text, words, at, OF_SPAN, spans, span, state, texts)
+        return after_attributes(text, words, at, out.OF_SPAN, spans, span, state, texts)
     if action == _EVENT_ATTRIBUTES:
-        return after_attributes(text, words, at, OF_EVENT, events, event, state, texts)
-    if text[at] == NULL_LETTER:
-        return after_null(text, at)
-    if action == _LIST and text[at] == OPEN_BRACKET:
-        at = after_space(text, at + 1)
-        return at + 1 if text[at] == CLOSE_BRACKET else UNUSUAL
+        return after_attributes(text, words, at, out.OF_EVENT, events, event, state, texts)
+    if text[at] == js.NULL_LETTER:
+        return js.after_null(text, at)
+    if action == _LIST and text[at] == js.OPEN_BRACKET:
+        at = js.after_space(text, at + 1)
+        return at + 1 if text[at] == js.CLOSE_BRACKET else js.UNUSUAL
     if action == _SPAN_COUNT:
-        return _count(text, words, at, spans, span + target, LARGEST_DROPPED if target == _DROPPED else -1)
+        return _count(text, words, at, spans, span + target, out.LARGEST_DROPPED if target == _DROPPED else -1)
     if action == _EVENT_COUNT:
         return _count(text, words, at, events, event + target, -1)
-    if text[at] != QUOTE or not _TEXT <= action <= _NAME_OF_EVENT:
-        return UNUSUAL
-    end = after_plain_text(text, at + 1)
+    if text[at] != js.QUOTE or not _TEXT <= action <= _NAME_OF_EVENT:
+        return js.UNUSUAL
+    end = js.after_plain_text(text, at + 1)
     if end < 0:
-        return UNUSUAL
+        return js.UNUSUAL
     if action == _TEXT:
-        return end if keep_text(text, at + 1, end - 1, spans, span + target, state, texts) else FULL
-    name, _ = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+        return end if out.keep_text(text, at + 1, end - 1, spans, span + target, state, texts) else out.FULL
+    name, _ = js.name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
     if action == _NAME_OF_EVENT:
         events[event + _EVENT_NAME] = _EVENT_CODE[name]
         return end
-    state[IS_READ] = _IS_SCOPE[name]
-    return end if keep_text(text, at + 1, end - 1, state, SCOPE_BEGIN, state, texts) else FULL
+    state[out.IS_READ] = _IS_SCOPE[name]
+    return end if out.keep_text(text, at + 1, end - 1, state, out.SCOPE_BEGIN, state, texts) else out.FULL
 
 
 @compiled
-def _count(text: Bytes, words: Words, at: int, rows: Int64s, place: int, largest: int) -> int:
+def _count(text: js.Bytes, words: Words, at: int, rows: Int64s, place: int, largest: int) -> int:
     """The end of a time or count, which is at ``place`` unless it is 0: a time of 0 is null, a count is 0 already."""
     value, at = whole(text, words, at)
     if at < 0 or (largest >= 0 and np.int64(value) > largest):
-        return UNUSUAL
+        return js.UNUSUAL
     if value > 0:
         rows[place] = np.int64(value)
     return at

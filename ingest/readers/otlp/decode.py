@@ -17,21 +17,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.records import ObjectScan
-from blis_replay.ingest.scan.otlp_columns import (
-    EVENT_FLOATS,
-    EVENT_INTEGERS,
-    EVENT_SCHEMA,
-    EVENT_STRINGS,
-    EVENTS,
-    MAX_SPAN_BYTES,
-    SCOPES,
-    SPAN_FLOATS,
-    SPAN_INTEGERS,
-    SPAN_SCHEMA,
-    SPAN_STRINGS,
-    TraceBatch,
-    batch_of,
-)
+from blis_replay.ingest.scan import otlp_columns
 
 BATCH_ROWS = 50_000  # spans or events
 # A longer list is split member by member: decoded at once, empty objects take 60 times their size.
@@ -41,7 +27,7 @@ _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 _MAX_EXACT = 1 << 53  # doubles below it hold every integer
-_EVENT_NAMES = frozenset(EVENTS)
+_EVENT_NAMES = frozenset(otlp_columns.EVENTS)
 _NULL = Raw(b"null")
 
 _Scalar = int | float | str | None
@@ -136,9 +122,11 @@ class BatchRows:
         """Whether it is time for the next batch."""
         return len(self.spans) >= BATCH_ROWS or len(self.events) >= BATCH_ROWS
 
-    def batch(self, unit: str) -> TraceBatch:
+    def batch(self, unit: str) -> otlp_columns.TraceBatch:
         """The rows as frames; ``unit``: what a record of their file is called."""
-        return batch_of(unit, _frame(SPAN_SCHEMA, self.spans), _frame(EVENT_SCHEMA, self.events))
+        return otlp_columns.batch_of(
+            unit, _frame(otlp_columns.SPAN_SCHEMA, self.spans), _frame(otlp_columns.EVENT_SCHEMA, self.events)
+        )
 
 
 def _frame(schema: Mapping[str, pl.DataType | type[pl.DataType]], rows: list[list[_Scalar]]) -> pl.DataFrame:
@@ -191,10 +179,10 @@ def _members(listed: Raw, place: str, tally: Tally) -> Iterator[Raw]:
 
 
 def _add_span(text: Raw, scope: str, record: int, number: int, rows: BatchRows, tally: Tally, place: str) -> None:
-    if (size := len(memoryview(text))) > MAX_SPAN_BYTES:
+    if (size := len(memoryview(text))) > otlp_columns.MAX_SPAN_BYTES:
         raise Malformed(f"a span of {size} bytes")
-    row: list[_Scalar] = [record, number, scope, *(None,) * (len(SPAN_SCHEMA) - 3)]
-    if scope not in SCOPES:
+    row: list[_Scalar] = [record, number, scope, *(None,) * (len(otlp_columns.SPAN_SCHEMA) - 3)]
+    if scope not in otlp_columns.SCOPES:
         row[3] = _NAMED.decode(text).name or ""
         rows.spans.append(row)
         return
@@ -207,7 +195,7 @@ def _add_span(text: Raw, scope: str, record: int, number: int, rows: BatchRows, 
                 others += 1
                 continue
             of_event: list[_Scalar] = [len(rows.spans), index, read.name, read.timeUnixNano or None]
-            of_event += (None,) * (len(EVENT_SCHEMA) - len(of_event))
+            of_event += (None,) * (len(otlp_columns.EVENT_SCHEMA) - len(of_event))
             _fill(of_event, read.attributes, _OF_EVENT)
             events.append(of_event)
         except (*DECODE_ERRORS, Malformed) as error:
@@ -229,8 +217,12 @@ def _places(
     return {name: (columns.index(column), kind) for table, kind in tables for name, column in table.items()}
 
 
-_OF_SPAN = _places(SPAN_SCHEMA, SPAN_INTEGERS, SPAN_FLOATS, SPAN_STRINGS)
-_OF_EVENT = _places(EVENT_SCHEMA, EVENT_INTEGERS, EVENT_FLOATS, EVENT_STRINGS)
+_OF_SPAN = _places(
+    otlp_columns.SPAN_SCHEMA, otlp_columns.SPAN_INTEGERS, otlp_columns.SPAN_FLOATS, otlp_columns.SPAN_STRINGS
+)
+_OF_EVENT = _places(
+    otlp_columns.EVENT_SCHEMA, otlp_columns.EVENT_INTEGERS, otlp_columns.EVENT_FLOATS, otlp_columns.EVENT_STRINGS
+)
 
 
 def _fill(row: list[_Scalar], attributes: Iterable[_Attribute] | None, places: Mapping[str, tuple[int, _Kind]]) -> None:

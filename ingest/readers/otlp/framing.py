@@ -12,18 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from blis_replay.ingest.readers.files import (
-    CHUNK_BYTES,
-    FREE_EXPANSION_BYTES,
-    HEAD_BYTES,
-    MAX_EXPANSION_RATIO,
-    ZSTD_MAGIC,
-    Pieces,
-    RecordedFile,
-    lines,
-    zstd_head,
-    zstd_pieces,
-)
+from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.otlp.protobuf import begins_like_traces, json_of, resources_of
 from blis_replay.ingest.readers.records import json_objects
 
@@ -45,17 +34,17 @@ class Records:
 
 def recognises(head: bytes) -> bool:
     """Whether a file whose (decompressed) content starts with ``head`` holds OTLP traces; never raises."""
-    if _begins_a_line(head[:HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
+    if _begins_a_line(head[: files.HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
         return True
     return _begins_with_json(framed := _first_framed(head)) or begins_like_traces(framed) or begins_like_traces(head)
 
 
-def records(file: RecordedFile) -> Records:
+def records(file: files.RecordedFile) -> Records:
     """The records of an OTLP file, JSON lines where nothing speaks for another framing.
 
     What the file cuts off, and what is longer than 128 MB, is rejected with its place; the rest is used.
     """
-    head = file.head(HEAD_BYTES)
+    head = file.head(files.HEAD_BYTES)
     if _first_framed(head):
         return Records("frame", _framed(file))
     if begins_like_traces(head):
@@ -64,7 +53,7 @@ def records(file: RecordedFile) -> Records:
     text = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
     if _spans_lines(text):
         return Records("object", json_objects(file, MAX_RECORD_BYTES))
-    return Records("line", records_in_lines(lines(file, MAX_RECORD_BYTES)))
+    return Records("line", records_in_lines(files.lines(file, MAX_RECORD_BYTES)))
 
 
 def records_in_lines(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -104,21 +93,21 @@ def _first_framed(head: bytes) -> bytes:
     size, content = int.from_bytes(head[:_LENGTH_BYTES], "big"), head[_LENGTH_BYTES:]
     if not 0 < size <= MAX_RECORD_BYTES:
         return b""
-    if content.startswith(ZSTD_MAGIC):
+    if content.startswith(files.ZSTD_MAGIC):
         # Framed it is, even if nothing can be unpacked.
-        return zstd_head(content[:size], HEAD_BYTES) or ZSTD_MAGIC
+        return files.zstd_head(content[:size], files.HEAD_BYTES) or files.ZSTD_MAGIC
     framed = content[:size]
     return framed if _begins_with_json(framed) or begins_like_traces(framed) else b""
 
 
-def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
-    source = io.BufferedReader(Pieces(file.chunks()))
+def _framed(file: files.RecordedFile) -> Iterator[tuple[int, bytes]]:
+    source = io.BufferedReader(files.Pieces(file.chunks()))
     number = 1
     while size_bytes := source.read(_LENGTH_BYTES):
         size = int.from_bytes(size_bytes, "big")
         if len(size_bytes) == _LENGTH_BYTES and size > MAX_RECORD_BYTES:
             file.tally.reject(f"frame {number}", f"its length says {size} bytes: nothing after it can be found")
-            while source.read(CHUNK_BYTES):  # the file's hash is of all of it
+            while source.read(files.CHUNK_BYTES):  # the file's hash is of all of it
                 pass
             return
         content = source.read(size)
@@ -131,15 +120,15 @@ def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
         file.tally.reject(f"frame {number}", file.damage)
 
 
-def _unpacked(file: RecordedFile, number: int, content: bytes) -> Iterator[tuple[int, bytes]]:
+def _unpacked(file: files.RecordedFile, number: int, content: bytes) -> Iterator[tuple[int, bytes]]:
     """The content of a frame as JSON, decompressed if need be."""
-    if not content.startswith(ZSTD_MAGIC):
+    if not content.startswith(files.ZSTD_MAGIC):
         yield from _as_json(file, number, content)
         return
-    limit_bytes = min(MAX_RECORD_BYTES, max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * len(content)))
+    limit_bytes = min(MAX_RECORD_BYTES, max(files.FREE_EXPANSION_BYTES, files.MAX_EXPANSION_RATIO * len(content)))
     unpacked = bytearray()
     try:
-        for piece in zstd_pieces(io.BytesIO(content)):
+        for piece in files.zstd_pieces(io.BytesIO(content)):
             unpacked += piece
             if len(unpacked) > limit_bytes:
                 file.tally.reject(f"frame {number}", f"its zstd content is more than {limit_bytes} bytes")
@@ -150,7 +139,7 @@ def _unpacked(file: RecordedFile, number: int, content: bytes) -> Iterator[tuple
     yield from _as_json(file, number, bytes(unpacked))
 
 
-def _as_json(file: RecordedFile, number: int, content: bytes, unit: str = "frame") -> Iterator[tuple[int, bytes]]:
+def _as_json(file: files.RecordedFile, number: int, content: bytes, unit: str = "frame") -> Iterator[tuple[int, bytes]]:
     """A record, from protobuf if it is not JSON already; what is neither is rejected."""
     text = content if content.lstrip(_BEFORE_JSON)[:1] == b"{" else json_of(content) if content else b""
     if text:
