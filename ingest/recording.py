@@ -296,11 +296,20 @@ class Recording:
     journey_events: Rows = field(default_factory=lambda: no_rows(JOURNEY_EVENT_SCHEMA))  # by journey and time
     iterations: Rows = field(default_factory=lambda: no_rows(ITERATION_SCHEMA))  # by engine and index
 
+    def argument(self, name: str, absent: Any = None) -> Any:
+        """The value of an engine argument; ``absent`` if nothing says it."""
+        setting = self.engine.get(name)
+        return absent if setting is None else setting.value
+
     @property
     def served_dtype(self) -> str | None:
         """The data type of the weights that were served, None if it is not recorded."""
-        setting = self.engine.get("dtype")
-        return None if setting is None else str(setting.value)
+        dtype = self.argument("dtype")
+        return None if dtype is None else str(dtype)
+
+    def clock(self, name: str) -> Clock | None:
+        """The clock of that name: ``client``, ``server`` or ``step``."""
+        return next((clock for clock in self.clocks if clock.name == name), None)
 
     def in_memory(self) -> Recording:
         """The same with the rows of every table that has few held, for who looks at them over and over."""

@@ -35,13 +35,13 @@ def failed_requests(requests: Rows) -> Rows:
     return requests.where("coalesce(status NOT IN ('ok', 'aborted'), true)")
 
 
-def request_count(recording: Recording, stage: int = -1) -> int | None:
+def request_count(recording: Recording) -> int | None:
     """Requests sent: recorded ones, else the published count, else those reconstructed."""
     requests = recorded_requests(recording)
     if requests.is_empty():
-        count = published(recording.aggregates, stage, "requests", "sent")
+        count = published(recording.aggregates, -1, "requests", "sent")
         return int(count) if count is not None else (recording.requests.height or None)
-    return requests.height if stage < 0 else requests.where("stage = $stage", stage=stage).height
+    return requests.height
 
 
 def by_arrival(requests: pl.DataFrame) -> pl.DataFrame:

@@ -69,9 +69,8 @@ def sliced(recording: Recording, mine: Bools, files: NDArray[np.str_], *, with_r
     beside = (came <= end) & (left >= begin)
     index = pl.DataFrame({"request_index": np.flatnonzero(mine), "new": np.arange(mine.sum())})
     part = _Part(index, begin, end, begin - _room(begin - left), end + _room(came - end))
-    placed = {clock.name: clock.placed for clock in recording.clocks}.get("step") != NOT_KNOWN
-    steps = recording.steps.between("start_us", part.low, part.high).frame()
-    steps = steps if placed else steps.clear()
+    clock, steps = recording.clock("step"), recording.steps.between("start_us", part.low, part.high).frame()
+    steps = steps.clear() if clock is not None and clock.placed == NOT_KNOWN else steps
     log = recording.iterations.between("start_us", part.low, part.high).frame()
     if not (beside & (came < begin)).any():  # the server was idle, and this part begins as after a start
         part = replace(part, first_step=int(steps["step_id"].min() or 1) - 1)  # type: ignore[arg-type]

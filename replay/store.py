@@ -18,8 +18,10 @@ from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.recording import empty_frame
 from blis_replay.ingest.rows import no_rows
-from blis_replay.ingest.store import RUN_STEP_SCHEMA, TABLES, RunRecord, Store, open_store, writable, write_run
-from blis_replay.ingest.store.file import limit_writing
+from blis_replay.ingest.store import Store, open_store
+from blis_replay.ingest.store.file import limit_writing, writable
+from blis_replay.ingest.store.recordings import TABLES
+from blis_replay.ingest.store.runs import RUN_STEP_SCHEMA, RunRecord, write_run
 from blis_replay.replay.driver import ReplayRun
 
 

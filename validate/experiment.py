@@ -13,17 +13,9 @@ from blis_replay.base.files import STORE_DEFAULT
 from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store import (
-    ExperimentRow,
-    NamedExperiment,
-    Store,
-    experiments_named,
-    list_experiments,
-    open_for_reading,
-    read_stored,
-    resolve,
-    writable,
-)
+from blis_replay.ingest.store import Store, list_experiments, open_for_reading, read_stored
+from blis_replay.ingest.store.file import writable
+from blis_replay.ingest.store.recordings import ExperimentRow, NamedExperiment, experiments_named, resolve
 from blis_replay.replay.release_file import load_release
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"

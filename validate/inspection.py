@@ -21,13 +21,8 @@ from blis_replay.ingest.recording import (
     SharedPrefix,
 )
 from blis_replay.ingest.served import published
-from blis_replay.ingest.store import (
-    list_experiments,
-    open_for_reading,
-    open_store,
-    read_findings,
-    read_stored,
-)
+from blis_replay.ingest.store import list_experiments, open_for_reading, open_store, read_stored
+from blis_replay.ingest.store.recordings import read_findings
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line, severity_mark

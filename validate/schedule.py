@@ -11,7 +11,8 @@ from blis_replay.base.errors import ReplayError
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.store import Store, read_stored, read_token_layout
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.ingest.store.recordings import read_token_layout
 from blis_replay.ingest.tables import Table, Toned, Value, columns_named
 from blis_replay.replay.engine import left_out, replayed_engine
 from blis_replay.replay.mode import ReplayMode

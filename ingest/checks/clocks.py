@@ -237,11 +237,10 @@ def _ahead(least_us: float, most_us: float) -> str:
 
 def _server_clock(recording: Recording) -> list[Finding]:
     """The server's clock beside the client's, by requests that both recorded."""
-    clocks = {clock.name: clock for clock in recording.clocks}
+    client = recording.clock("client")
     paired = next((clock for clock in recording.clocks if clock.placed == IDENTITIES), None)
     if paired is None:
         return []
-    client = clocks.get("client")
     ahead_us = paired.zero_us - client.zero_us if client is not None and client.kind == paired.kind else None
     measured: Measured = {"server_ahead_us": ahead_us, "uncertainty_us": paired.uncertainty_us}
     said = "lies beside the client's" if ahead_us is None else f"is {_ms(ahead_us)} ahead of the client's"
@@ -251,7 +250,7 @@ def _server_clock(recording: Recording) -> list[Finding]:
 
 
 def _step_clock(recording: Recording) -> list[Finding]:
-    clock = next((clock for clock in recording.clocks if clock.name == "step"), None)
+    clock = recording.clock("step")
     if clock is None or recording.steps.is_empty() or recorded_requests(recording).is_empty():
         return []
     by_depth, why = estimate_offset(recording.steps, recorded_requests(recording))

@@ -107,10 +107,9 @@ def _missing_fields(recording: Recording) -> list[Finding]:
 
 
 def _beyond_model_length(recording: Recording) -> list[Finding]:
-    setting = recording.engine.get("max_model_len")
-    if setting is None:
+    limit_tokens = recording.argument("max_model_len")
+    if limit_tokens is None:
         return []
-    limit_tokens = int(setting.value)
     length = pl.col("prompt_tokens") + pl.col("output_tokens")
     longer = completed_requests(recording, "prompt_tokens", "output_tokens").filter(length > limit_tokens)
     if longer.is_empty():

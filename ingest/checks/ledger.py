@@ -452,7 +452,7 @@ def _of_log(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
     of_run = exact and sums["logged_us"] is not None and sums["logged_us"] <= run_us + _DISTINCT_US
     covers = "iteration lines" if of_run else "whole log"
     rate = recording.prefix_hit_rate
-    if not _caches(recording):
+    if not recording.argument("enable_prefix_caching", True):
         rate = 0.0
     for quantity, value in ((DECODED, sums["decode"]), (PROMPT, sums["prefill"])):
         if quantity == PROMPT and (rate is None or rate >= 1):
@@ -460,11 +460,6 @@ def _of_log(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
         whole = int(value) / (1 - (rate or 0.0)) if quantity == PROMPT else int(value)
         entry = _within(quantity, LOG, whole, _tokens(client, quantity), covers)
         yield entry if of_run else _at_most(entry)
-
-
-def _caches(recording: Recording) -> bool:
-    setting = recording.engine.get("enable_prefix_caching")
-    return setting is None or bool(setting.value)
 
 
 @dataclass(frozen=True)
@@ -513,13 +508,14 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
         yield _within(STEPS, COUNTERS, int(counted), OTHERS * int(counted), "the step log")
     records, sampled = recording.steps.height, not every and not _step_log(recording)
     yield Entry(STEPS, STEP_RECORDS, records, records, math.inf if sampled else records)
-    placed = {clock.name: clock.placed for clock in recording.clocks}.get("step", NOT_KNOWN) not in ("", NOT_KNOWN)
+    clock = recording.clock("step")
+    placed = clock is not None and clock.placed not in ("", NOT_KNOWN)
     ends = recording.steps.aggregate(first="min(start_us)", last="max(start_us)")
     if SPAN in client and placed and ends["first"] is not None:
         yield Entry(SPAN, STEP_RECORDS, 0, ends["first"] - _DISTINCT_US, ends["last"] + _DISTINCT_US, "±1 s")
     if SENT not in client:
         return
-    alone = int(getattr(recording.engine.get("data_parallel_size"), "value", 1) or 1) == 1
+    alone = recording.argument("data_parallel_size", 1) == 1
     again = bool(preemptions(recording))  # tokens of preempted requests are computed again
     scaled = totals.prefill_tokens / totals.rate
     tolerance = _tokens(client, PROMPT) + _NOISE * totals.prefill_error

@@ -15,12 +15,11 @@ from itertools import combinations
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
 
-Int64s = NDArray[np.int64]
 NONE = -1
 
 # Requests as an engine served them, in order of arrival; null: not recorded.
@@ -316,7 +315,5 @@ class _Walk:
 
 def followed_requests(recording: Recording, iterations: pl.DataFrame, served: pl.DataFrame) -> Followed:
     """How ``served`` (``SERVED_SCHEMA``) goes through the steps of one engine, by index, with its prefix cache."""
-    block = recording.engine.get("block_size")
-    caching = recording.engine.get("enable_prefix_caching")
-    size = int(block.value) if block is not None else 1
-    return followed(step_counts(iterations), served, size, caching is None or bool(caching.value))
+    block_size, caching = recording.argument("block_size", 1), recording.argument("enable_prefix_caching", True)
+    return followed(step_counts(iterations), served, block_size, caching)

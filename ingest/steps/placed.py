@@ -14,12 +14,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.recording import IDENTITIES, ITERATION_SCHEMA, Recording, TokenEvents
 from blis_replay.ingest.rows import Rows, Scratch
 from blis_replay.ingest.steps.followed import MOST_STEPS, NONE, Followed, followed_requests, served_requests
+from blis_replay.ingest.steps.records import is_asynchronous
 
-Int64s = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 _NEVER, _FOREVER = -(1 << 60), 1 << 60
 _PASSES = 4  # bounds of different requests move each other; in practice they settle within these passes
 
@@ -114,8 +114,7 @@ def _starts(
     recording: Recording, iterations: pl.DataFrame, served: pl.DataFrame, walk: Followed
 ) -> tuple[Int64s, Int64s]:
     """int64[steps explained]: the start of each in us, and how far the true one can be from it."""
-    asynchronous = recording.engine.get("async_scheduling")
-    lead = 2 if asynchronous is not None and asynchronous.value else 1
+    lead = 2 if is_asynchronous(recording) else 1
     own_us = iterations["elapsed_us"].to_numpy()[walk.begin : walk.end]
     steps = len(own_us)
     bounds = _Bounds(np.full(steps, _NEVER), np.full(steps, _FOREVER), np.cumsum(own_us))
@@ -162,8 +161,8 @@ def _bound_by_requests(
     recording: Recording, served: pl.DataFrame, walk: Followed, bounds: _Bounds, begun_us: Int64s
 ) -> None:
     """By arrival, first and last token of each request; ``begun_us`` takes the arrivals, by admitting step."""
-    server = next((clock for clock in recording.clocks if clock.name == "server" and clock.placed == IDENTITIES), None)
-    loose_us = 0 if server is None or server.uncertainty_us is None else server.uncertainty_us
+    server = recording.clock("server")
+    loose_us = (server.uncertainty_us or 0) if server is not None and server.placed == IDENTITIES else 0
     known = (walk.admitted >= 0) & (walk.first >= 0) & (walk.last < walk.end)
     admitted, first, last = (steps[known] - walk.begin for steps in (walk.admitted, walk.first, walk.last))
     column = {name: served[name].cast(pl.Float64).fill_null(np.nan).to_numpy()[known] for name in _TIMES}

@@ -53,8 +53,7 @@ LOOKED_UP_ROWS = 3_000_000  # steps and events that the database joins at a time
 
 def is_asynchronous(recording: Recording) -> bool:
     """Whether scheduling was asynchronous, by the engine arguments (journeys are one of their sources)."""
-    setting = recording.engine.get("async_scheduling")
-    return setting is not None and bool(setting.value)
+    return bool(recording.argument("async_scheduling"))
 
 
 def detected_async(steps: Rows, journey_events: Rows) -> bool | None:

@@ -10,7 +10,8 @@ from blis_stand_in import HELP_BLACKBOX, write_stand_in
 from command_line import Run
 
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.ingest.store import list_runs, open_store, read_run
+from blis_replay.ingest.store import list_runs, open_store
+from blis_replay.ingest.store.runs import read_run
 from blis_replay.validate import experiment
 
 pytestmark = pytest.mark.slow

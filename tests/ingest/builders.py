@@ -29,7 +29,7 @@ from blis_replay.ingest.recording import (
     empty_frame,
 )
 from blis_replay.ingest.rows import Rows, Scratch, rows_of
-from blis_replay.ingest.store import TABLES
+from blis_replay.ingest.store.recordings import TABLES
 
 
 def read_frame(rows: Iterable[dict[str, object]]) -> pl.DataFrame:

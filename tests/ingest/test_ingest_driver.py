@@ -21,7 +21,8 @@ from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, timeline_of
-from blis_replay.ingest.store import list_experiments, open_store, read_findings, read_stored, resolve
+from blis_replay.ingest.store import list_experiments, open_store, read_stored
+from blis_replay.ingest.store.recordings import read_findings, resolve
 
 GENERAL_34B = "20260218-150304-codellama-34b-tp2-general"
 

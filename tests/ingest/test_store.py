@@ -17,23 +17,17 @@ from builders import aggregates, recording, requests, server_traces, steps, writ
 
 from blis_replay.base.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import Clock, Finding, SharedPrefix
-from blis_replay.ingest.store import (
+from blis_replay.ingest.store import list_experiments, list_runs, open_store, read_stored, recordings
+from blis_replay.ingest.store.recordings import (
     TABLES,
     ExperimentRow,
-    RunRecord,
     inter_token_gaps,
-    list_experiments,
-    list_runs,
-    open_store,
     read_findings,
-    read_run,
-    read_stored,
     read_token_layout,
-    recordings,
     resolve,
     token_times,
-    write_run,
 )
+from blis_replay.ingest.store.runs import RunRecord, read_run, write_run
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import NO_EVENTS, PAIRED_WITH_DONE, PLAIN
 

@@ -16,14 +16,9 @@ from full_disk import files_of_at_most
 
 from blis_replay.base.errors import StoreError
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.store import (
-    SCHEMA_VERSION,
-    list_experiments,
-    open_for_reading,
-    open_store,
-    read_stored,
-)
 from blis_replay.ingest.store import file as store_file
+from blis_replay.ingest.store import list_experiments, open_for_reading, open_store, read_stored
+from blis_replay.ingest.store.file import SCHEMA_VERSION
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import NO_EVENTS
 

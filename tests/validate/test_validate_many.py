@@ -13,7 +13,8 @@ from planted import PLANTED, planted_recording
 from blis_replay.base.errors import ReleaseError, StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS
-from blis_replay.ingest.store import list_runs, open_store, read_run
+from blis_replay.ingest.store import list_runs, open_store
+from blis_replay.ingest.store.runs import read_run
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine

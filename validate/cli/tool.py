@@ -99,7 +99,8 @@ def _package(topic: str, name: str, without: State, fix: str) -> Found:
 
 def _store(path: Path) -> Found:
     from blis_replay.base.errors import IngestError
-    from blis_replay.ingest.store import SCHEMA_VERSION, list_experiments, open_store
+    from blis_replay.ingest.store import list_experiments, open_store
+    from blis_replay.ingest.store.file import SCHEMA_VERSION
 
     if not path.exists():
         return Found("kept", "store", "absent", str(path), "the first ingest or validation makes it; --store moves it")

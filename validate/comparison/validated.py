@@ -14,7 +14,8 @@ import polars as pl
 from blis_replay.base.errors import ExperimentError, NothingToJudgeError, UnreplayableError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
-from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
+from blis_replay.ingest.store import Store, open_for_reading, open_store, read_stored
+from blis_replay.ingest.store.runs import RunRecord, is_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator

@@ -13,7 +13,8 @@ from blis_replay.ingest import overload
 from blis_replay.ingest.recording import FIRST_TOKEN, REBUILT_E2E, WAY, Finding, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.served import published_itl
-from blis_replay.ingest.store import Store, inter_token_gaps, read_stored
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.ingest.store.recordings import inter_token_gaps
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import STATISTICS, LatencySamples, pooled_quantiles, statistics
 
