@@ -44,13 +44,12 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return findings or [Finding(CHECK, "note", "", "no segment is negative, no stamps are mixed", {}, RULE)]
 
 
-def _latencies(requests: pl.DataFrame) -> list[Finding]:
+def _latencies(requests: pl.DataFrame) -> Iterator[Finding]:
     negative = {
         "ttft": requests.filter(pl.col("ttft_us") < 0),
         "e2e": requests.filter(pl.col("e2e_us") < 0),
     }
     crossed = requests.filter(pl.col("ttft_us") > pl.col("e2e_us"))
-    findings = []
     for metric, name in (("ttft", "TTFT"), ("e2e", "E2E")):
         bad = pl.concat([negative[metric], crossed]).unique("request_index").sort("request_index")
         if bad.is_empty():
@@ -65,8 +64,7 @@ def _latencies(requests: pl.DataFrame) -> list[Finding]:
             f"{negative[metric].height} completed requests have a {name} below 0, {crossed.height} a TTFT above their "
             f"E2E, first {measured['first_request_index']}"
         )
-        findings.append(Finding(CHECK, "unusable", metric, message, measured, RULE))
-    return findings
+        yield Finding(CHECK, "unusable", metric, message, measured, RULE)
 
 
 def _segments(requests: pl.DataFrame) -> list[Finding]:
@@ -83,23 +81,20 @@ def _segments(requests: pl.DataFrame) -> list[Finding]:
     return [Finding(CHECK, "unusable", "segments", message, measured, RULE)]
 
 
-def _mixed(recording: Recording) -> list[Finding]:
+def _mixed(recording: Recording) -> Iterator[Finding]:
     requests = recorded_requests(recording)
-    findings = []
     for metric, column in (("ttft", "ttft_us"), ("e2e", "e2e_us"), ("", "arrival_us")):
         bad = int((requests[column].abs() > MIXED_US).sum())
         if bad:
             what = "were sent" if not metric else f"have a {metric.upper()} of"
             message = f"{bad} requests {what} more than 30 days apart: epoch and monotonic stamps are mixed"
-            findings.append(Finding(CHECK, "unusable", metric, message, {"requests": bad}, RULE))
-    return findings
+            yield Finding(CHECK, "unusable", metric, message, {"requests": bad}, RULE)
 
 
-def _published(recording: Recording) -> list[Finding]:
+def _published(recording: Recording) -> Iterator[Finding]:
     if recorded_requests(recording).height:
-        return []
+        return
     ttft, e2e = (published(recording.aggregates, -1, metric, "mean") for metric in ("ttft", "e2e"))
-    findings = []
     for metric in ("ttft", "e2e"):
         least = published(recording.aggregates, -1, metric, "min")
         negative = least is not None and least < 0
@@ -109,8 +104,7 @@ def _published(recording: Recording) -> list[Finding]:
                 f"the published {metric.upper()} cannot be: minimum {_ms(least)}, mean TTFT {_ms(ttft)}, E2E {_ms(e2e)}"
             )
             measured: Measured = {"min_us": least, "mean_ttft_us": ttft, "mean_e2e_us": e2e}
-            findings.append(Finding(CHECK, "unusable", metric, message, measured, RULE))
-    return findings
+            yield Finding(CHECK, "unusable", metric, message, measured, RULE)
 
 
 def _coarse(recording: Recording) -> list[Finding]:
@@ -132,14 +126,13 @@ def _coarse(recording: Recording) -> list[Finding]:
     return [Finding(CHECK, "unusable", "", message, measured, "stamps of 0.1 s and coarser, shared by a fifth")]
 
 
-def _coarse_latencies(requests: pl.DataFrame) -> list[Finding]:
+def _coarse_latencies(requests: pl.DataFrame) -> Iterator[Finding]:
     """TTFT and E2E in coarse steps (half a step is a good part of the mean): the client polls."""
     latencies = requests.select("ttft_us", "e2e_us").drop_nulls()
     # Equal latencies have no step.
     if latencies.height < _FEWEST_PAIRS or latencies["e2e_us"].n_unique() < _FEWEST_VALUES:
-        return []
+        return
     grain_us = int(np.gcd.reduce(latencies.to_numpy(), axis=None))
-    findings = []
     for metric in ("ttft", "e2e") if grain_us >= _ROUNDING_US else ():
         share = grain_us / 2 / max(float(latencies[f"{metric}_us"].to_numpy().mean()), 1.0)
         if share > _COARSE:
@@ -148,8 +141,7 @@ def _coarse_latencies(requests: pl.DataFrame) -> list[Finding]:
                 "the client looked only that often, so it is late by as much, or early if it rounds down"
             )
             measured: Measured = {"grain_us": grain_us, "half_a_step_of_the_mean": share}
-            findings.append(Finding(CHECK, "unusable", metric, message, measured, _COARSE_RULE))
-    return findings
+            yield Finding(CHECK, "unusable", metric, message, measured, _COARSE_RULE)
 
 
 def _has_no_latency(recording: Recording) -> bool:
@@ -201,11 +193,10 @@ def _beside_journeys(recording: Recording, sent: pl.DataFrame) -> Iterator[pl.Da
         yield sent.join(batch.drop_nulls("request_index"), on="request_index")
 
 
-def _too_short(both: pl.DataFrame, requests: int) -> list[Finding]:
+def _too_short(both: pl.DataFrame, requests: int) -> Iterator[Finding]:
     """Client latencies that are shorter in the mean than what the server alone took: whatever the clocks, and whoever
     is paired with whom, sends are stamped late or tokens early.  ``requests``: how many the client completed.
     """
-    findings = []
     for metric, mark in (("ttft", "first_token_us"), ("e2e", "finished_us")):
         pairs = both.select(f"{metric}_us", (pl.col(mark) - pl.col("arrived_us")).alias("server_us")).drop_nulls()
         left_us = (pairs[f"{metric}_us"] - pairs["server_us"]).to_numpy()
@@ -222,8 +213,7 @@ def _too_short(both: pl.DataFrame, requests: int) -> list[Finding]:
             f"the mean {metric.upper()} is at least {_ms(-mean_us)} too short: the client has {_ms(client_us)}, and "
             f"the server alone took {_ms(client_us - mean_us)}, whatever the clocks are; stamp sends before they leave"
         )
-        findings.append(Finding(CHECK, "unusable", metric, message, measured, RULE))
-    return findings
+        yield Finding(CHECK, "unusable", metric, message, measured, RULE)
 
 
 def _ahead(least_us: float, most_us: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured
@@ -44,8 +46,7 @@ def _complete(recording: Recording) -> Finding:
     return Finding(CHECK, "note", "", message, {"requests": requests.height})
 
 
-def _rejected(recording: Recording) -> list[Finding]:
-    findings = []
+def _rejected(recording: Recording) -> Iterator[Finding]:
     for file in recording.files:
         if not file.rejected_count:
             continue
@@ -55,8 +56,7 @@ def _rejected(recording: Recording) -> list[Finding]:
         message = file.loss() + (f"; {_LOST}: copy the file again, whole" if lost else "")
         message += "; nothing of it is used: copy the file again, whole" if metric else ""
         rule = "any rejected record; of requests that end with their file nothing is judged"
-        findings.append(Finding(CHECK, "unusable" if lost or metric else "note", metric, message, measured, rule))
-    return findings
+        yield Finding(CHECK, "unusable" if lost or metric else "note", metric, message, measured, rule)
 
 
 def _failures(recording: Recording) -> list[Finding]:

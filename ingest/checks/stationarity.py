@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import polars as pl
@@ -87,17 +87,15 @@ def _load_stages(requests: pl.DataFrame) -> list[Finding]:
     return [Finding(CHECK, "note", "", message, measured, "more than one load stage")]
 
 
-def _closed_loop(recording: Recording) -> list[Finding]:
+def _closed_loop(recording: Recording) -> Iterator[Finding]:
     """A client that sent a request only when another was done: its sends follow the server's pace."""
-    findings = []
     for limit in client_limits(recording) if _follow_ends(recording) else ():
         where = "the run" if limit.stage is None else f"stage {limit.stage}"
         message = (
             f"{where}: a closed loop, the client kept {counted(limit.in_flight, 'request')} in flight from "
             f"{limit.from_us / 1e6:.1f} s on; a replay of its sends amplifies an error of the pace"
         )
-        findings.append(Finding(CHECK, "note", "", message, vars(limit), "one number in flight for most of a stage"))
-    return findings
+        yield Finding(CHECK, "note", "", message, vars(limit), "one number in flight for most of a stage")
 
 
 _AT_ONCE_US = 5_000  # from the end of a request to the next send of a client
@@ -214,8 +212,7 @@ def _median(values: pl.Series, counts: pl.Series) -> float:
     return float(values[middle[0]] + values[middle[1]]) / 2
 
 
-def _step_stalls(recording: Recording, context: Context) -> list[Finding]:
-    findings = []
+def _step_stalls(recording: Recording, context: Context) -> Iterator[Finding]:
     for window in context.windows:
         intervals = step_intervals(steps_in(recording, window, "running_depth")).where("running_depth > 0")
         cycles = query(_CYCLES, {"cycle_us": pl.Float64, "steps": pl.Int64}, intervals=intervals).frame()
@@ -231,8 +228,7 @@ def _step_stalls(recording: Recording, context: Context) -> list[Finding]:
             steps="arg_max(elapsed_steps, excess_us)",
         )
         if worst["excess_us"] > STALL_US:
-            findings.append(_stall(window, worst, usual_us))
-    return findings
+            yield _stall(window, worst, usual_us)
 
 
 def _stall(window: Window, worst: dict[str, float], usual_us: float) -> Finding:

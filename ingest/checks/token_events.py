@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
 
 from blis_replay.ingest import served
@@ -180,9 +182,8 @@ def _before_any_step(recording: Recording) -> list[Finding]:
     return [Finding(CHECK, "unusable", "ttft", message, measured, rule)]
 
 
-def _other_tpot(recording: Recording) -> list[Finding]:
+def _other_tpot(recording: Recording) -> Iterator[Finding]:
     """Time per output token by a definition of the tool's own: no error, but not to be compared with others."""
-    findings = []
     for metric, definition in _TPOT_DEFINITIONS.items():
         reported_us = served.published(recording.aggregates, -1, metric, "mean")
         true_us = None if reported_us is None else evidence.recorded_decode_gap_us(recording)
@@ -193,8 +194,7 @@ def _other_tpot(recording: Recording) -> list[Finding]:
             f"reported TPOT {reported_us / 1e3:.2f} ms is {definition}; "
             f"(E2E - TTFT) / (n - 1) is {true_us / 1e3:.2f} ms, and is what is used here"
         )
-        findings.append(Finding(CHECK, "note", "tpot", message, measured, "the tool defines TPOT like this"))
-    return findings
+        yield Finding(CHECK, "note", "tpot", message, measured, "the tool defines TPOT like this")
 
 
 def _miscounted_tpot(recording: Recording) -> list[Finding]:

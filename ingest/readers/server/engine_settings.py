@@ -6,7 +6,7 @@ ones; what the run shows; configuration files; derived values; the bundled profi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -253,16 +253,12 @@ def _blocks_of_groups(log: ServerLog, groups: str, known: Mapping[str, Setting])
     return blocks_of_tokens(groups, log.kv_tokens, int(longest.value), int(known["block_size"].value), in_flight)
 
 
-def _findings_of_log(log: ServerLog) -> list[Finding]:
+def _findings_of_log(log: ServerLog) -> Iterator[Finding]:
     """What of the line of arguments is not known."""
-    findings = []
     if kept := [f"{name} {quoted(value)}" for name, value in log.as_text.items() if name in ARGUMENTS]:
-        findings.append(_finding(f"engine arguments in the server log that are kept as text: {', '.join(kept[:5])}"))
+        yield _finding(f"engine arguments in the server log that are kept as text: {', '.join(kept[:5])}")
     if log.cut:
-        findings.append(
-            _finding("the line of engine arguments in the server log is cut off: what follows is not known")
-        )
-    return findings
+        yield _finding("the line of engine arguments in the server log is cut off: what follows is not known")
 
 
 def _finding(message: str, **measured: float | int | str | None) -> Finding:
