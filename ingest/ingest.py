@@ -19,10 +19,8 @@ from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
 from blis_replay.ingest.store.recordings import (
     given_engine,
-    is_stored_experiment,
     stored_counts,
     stored_files,
-    stored_unchanged,
 )
 from blis_replay.ingest.store.writing import WriteOutcome, write_recording
 from blis_replay.ingest.stream import TokenLayout
@@ -171,11 +169,10 @@ def _unchanged(
     """What is stored of a source, if this program read the same bytes before; its files are hashed, not parsed."""
     from blis_replay.ingest.assemble import content_hash_of
 
-    if not is_stored_experiment(store, source.slug):
+    counts = stored_counts(store, source.slug)
+    if counts is None or counts.read_by != _reader_hash(source.form):
         return None
-    content_hash = content_hash_of(source, profile, given, progress)
-    counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
-    if counts is None:
+    if counts.content_hash != content_hash_of(source, profile, given, progress):
         return None
     kept = {name: value for name, value in asdict(counts).items() if name in _KEPT_COUNTS}
     return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, **kept)

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import counted
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import OTLP, STEP_LOG
@@ -59,7 +58,8 @@ class ServerSide:
             return traces
         traces = with_step_log(traces, self.log, self.scratch)
         if traces.journeys is not None:
-            self.logged = journeys_of_requests(traces.journeys)
+            arrived = traces.journeys.lifecycles.where("coalesce(arrived_ns, queued_ns) IS NOT NULL")
+            self.logged = arrived["journey"].to_numpy()
         return traces
 
     def paired_with(self, traced: RequestsRead, client: RequestsRead | None, used: str) -> RequestsRead:
@@ -74,10 +74,12 @@ class ServerSide:
         return replace(client, rows=rows_of(self.pairing.frame), prefix=logged or client.prefix)
 
     def _logged_prompts(self, rows: NDArray[np.int64], count: int) -> RawPrompts | None:
-        """The prompts of requests by the step log, whose own requests are the requests ``rows``."""
+        """The prompts of ``count`` requests by the step log; ``rows``: which of them its own requests are, -1: none."""
         if self.log is None or self.log.prompts is None or not (rows >= 0).any():
             return None
-        return prompts_of_rows(self.log.prompts, self.logged, rows, count)
+        prompt = np.full(count, -1, np.int64)
+        prompt[rows[rows >= 0]] = self.log.prompts.prompt[self.logged[rows >= 0]]
+        return replace(self.log.prompts, prompt=prompt)
 
     def _note_pairing(self, pairing: Pairing, used: str) -> None:
         """Note requests of the server without a pair, and pairs that were not found by their ids."""
@@ -113,7 +115,9 @@ class ServerSide:
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
         lifecycles = with_request_indices(lifecycles, requests, self.scratch)
         if self.pairing is not None and self.log is not None:
-            lifecycles = with_owners(lifecycles, self.logged, self._owners(self.pairing), self.scratch)
+            owners = pl.DataFrame({"journey": self.logged, "owner": self._owners(self.pairing)})
+            tables = {"lifecycles": lifecycles, "owners": rows_of(owners.filter(pl.col("owner") >= 0))}
+            lifecycles = self.scratch.kept(query(_OWNED, LIFECYCLE_SCHEMA, None, **tables))
         if unknown := lifecycles.where("request_index IS NULL").height:
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return ServerTimes(steps, lifecycles, events, clocks)
@@ -217,22 +221,3 @@ def _with_ends(journeys: Journeys, spans: RequestsRead | None, bridge_ns: int | 
     bound = {"offset_ns": bridge_ns}
     tables = {"lifecycles": journeys.lifecycles, "requests": spans.rows}
     return replace(journeys, lifecycles=scratch.kept(query(_WITH_ENDS, READ_LIFECYCLE_SCHEMA, bound, **tables)))
-
-
-def journeys_of_requests(journeys: Journeys) -> Int64s:
-    """int64[requests]: the journey of each request that :func:`requests_of` makes of them."""
-    return journeys.lifecycles.where("coalesce(arrived_ns, queued_ns) IS NOT NULL")["journey"].to_numpy()
-
-
-def prompts_of_rows(prompts: RawPrompts, journeys: Int64s, rows: Int64s, count: int) -> RawPrompts:
-    """The prompts of ``count`` requests, by the rows of theirs that journeys belong to (-1: to none)."""
-    prompt = np.full(count, -1, np.int64)
-    prompt[rows[rows >= 0]] = prompts.prompt[journeys[rows >= 0]]
-    return replace(prompts, prompt=prompt)
-
-
-def with_owners(lifecycles: Rows, journeys: Int64s, owners: Int64s, scratch: Scratch) -> Rows:
-    """The lifecycles with ``request_index`` of those journeys that have an owner (-1: none)."""
-    owned = pl.DataFrame({"journey": journeys, "owner": owners}).filter(pl.col("owner") >= 0)
-    tables = {"lifecycles": lifecycles, "owners": rows_of(owned)}
-    return scratch.kept(query(_OWNED, LIFECYCLE_SCHEMA, None, **tables))

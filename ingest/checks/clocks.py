@@ -110,7 +110,8 @@ def _published(recording: Recording) -> Iterator[Finding]:
 def _coarse(recording: Recording) -> list[Finding]:
     """Sends whose stamps are multiples of a long time: replayed like that, they come in bursts."""
     sends_us = recorded_requests(recording)["arrival_us"].drop_nulls().to_numpy()
-    if len(sends_us) < _FEWEST_PAIRS or _has_no_latency(recording):
+    # Without latencies nothing is judged by sends.
+    if len(sends_us) < _FEWEST_PAIRS or recording.requests["e2e_us"].null_count() == recording.requests.height:
         return []
     grain_us = int(np.gcd.reduce(sends_us))
     if grain_us < _GRAIN_US:
@@ -142,11 +143,6 @@ def _coarse_latencies(requests: pl.DataFrame) -> Iterator[Finding]:
             )
             measured: Measured = {"grain_us": grain_us, "half_a_step_of_the_mean": share}
             yield Finding(CHECK, "unusable", metric, message, measured, _COARSE_RULE)
-
-
-def _has_no_latency(recording: Recording) -> bool:
-    """Whether no request has a latency, so that nothing is judged by its send."""
-    return recording.requests["e2e_us"].null_count() == recording.requests.height
 
 
 def _causality(recording: Recording) -> list[Finding]:

@@ -53,11 +53,13 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         if of_stage.is_empty():
             continue
         sent = _of_stage(recorded_requests(recording).frame(["stage", "arrival_us"]), window)
+        finishes = (of_stage["arrival_us"] + of_stage["e2e_us"]).sort()
+        within = (finishes >= window.start_us) & (finishes < window.end_us)
         findings += [
             *_cold_start(of_stage, window),
             *_drift(of_stage, window),
             *_long_gaps(sent["arrival_us"].drop_nulls().sort(), window, "no request was sent"),
-            *_finish_gaps(of_stage, window),
+            *_long_gaps(finishes.filter(within), window, "no request finished"),
             *_late_together(of_stage, window),
         ]
     if requests.is_empty():
@@ -166,12 +168,6 @@ def _long_gaps(times_us: pl.Series, window: Window, what: str) -> list[Finding]:
     }
     message = f"{named(window)}: {what} for {longest_us / 1e6:.1f} s from {at_us / 1e6:.1f} s on"
     return [Finding(CHECK, "note", "", message, measured, RULE)]
-
-
-def _finish_gaps(requests: pl.DataFrame, window: Window) -> list[Finding]:
-    finishes = (requests["arrival_us"] + requests["e2e_us"]).sort()
-    settled = finishes.filter((finishes >= window.start_us) & (finishes < window.end_us))
-    return _long_gaps(settled, window, "no request finished")
 
 
 _LATE_TOGETHER = 3  # requests that end late one after the other

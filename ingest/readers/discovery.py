@@ -196,19 +196,14 @@ def _of_different_names(sources: list[Source]) -> list[Source]:
     return sources
 
 
-def refuse_unnamable(source: Source) -> None:
-    """Raise :class:`RecordingError` if the name of a source cannot stand for an experiment."""
-    if not source.slug or printable(source.slug) != source.slug:
-        problem = "its name becomes the name of the experiment, and is not plain text"
-        raise RecordingError(source.root, "", problem, "rename the directory")
-
-
 def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
     """The known files of a recording by kind (``formats.file_kinds``), in the order of their names, and the others.
 
     Raises :class:`RecordingError` for a missing directory, and for a name that cannot be that of an experiment.
     """
-    refuse_unnamable(source)
+    if not source.slug or printable(source.slug) != source.slug:
+        problem = "its name becomes the name of the experiment, and is not plain text"
+        raise RecordingError(source.root, "", problem, "rename the directory")
     known: dict[str, list[RecordedFile]] = {}
     others: list[SourceFile] = []
     for path in _walk(source.root) if source.paths is None else source.paths:

@@ -35,7 +35,9 @@ def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, by
         if held_bytes * 2 >= len(scan.buffer):
             yield from scan.feed(b"".join(held))
             held, held_bytes = [], 0
-            scan.check_size(file, len(scan.buffer))
+            if len(scan.buffer) > limit_bytes:  # of an object that has no end yet
+                problem = f"a record of more than {limit_bytes} bytes"
+                raise RecordingError(file.path, scan.place(), problem, "check that the file is whole")
     yield from scan.feed(b"".join(held))
     scan.finish(file.damage)
 
@@ -81,12 +83,6 @@ class ObjectScan:
         self.depth = 0
         self.base: int | None = None  # depth at which records stand: 1 inside an array, else 0
         self.count = 0
-
-    def check_size(self, file: RecordedFile, size: int) -> None:
-        """:class:`RecordingError` if an object that has ``size`` bytes and no end yet is beyond the limit."""
-        if size > self.limit_bytes:
-            problem = f"a record of more than {self.limit_bytes} bytes"
-            raise RecordingError(file.path, self.place(), problem, "check that the file is whole")
 
     def place(self) -> str:
         """The place of the object that is next, for a rejection."""

@@ -197,7 +197,7 @@ class _Walk:
             if prefill[step] == 0 and not self.partial and following == going_on:
                 continue
             self.why = self._take(step, prefill[step])
-            if not self.why and step + 1 < steps and not self._can_finish(following - going_on):
+            if not self.why and step + 1 < steps and not 0 <= following - going_on <= self._several(self.partial):
                 self.at, self.why = step + 1, self._wrong_decodes(following - going_on)
             self.why = self.why or self._finish(step, following - going_on, step + 1 == steps)
             if self.why:
@@ -258,9 +258,6 @@ class _Walk:
     def _several(self, requests: list[int]) -> int:
         """How many of them decode after their first token."""
         return sum(self.lengths.output[request] > 1 for request in requests)
-
-    def _can_finish(self, finished: int) -> bool:
-        return 0 <= finished <= self._several(self.partial)
 
     def _wrong_decodes(self, finished: int) -> str:
         several = self._several(self.partial)

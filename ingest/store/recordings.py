@@ -151,11 +151,6 @@ def stored_files(store: Store, slug: str) -> list[tuple[str, str]]:
     return [(str(name), str(kind)) for name, kind in rows.fetchall()]
 
 
-def is_stored_experiment(store: Store, slug: str) -> bool:
-    """Whether there is an experiment of that slug."""
-    return first_row(store.connection, "SELECT 1 FROM experiments WHERE slug = ?", [slug]) is not None
-
-
 @dataclass(frozen=True)
 class StoredCounts:
     """What an experiment that was ingested before has.
@@ -192,13 +187,6 @@ def stored_counts(store: Store, slug: str) -> StoredCounts | None:
     """What is stored of a slug; ``None`` if nothing is."""
     row = first_row(store.connection, _STORED_COUNTS, [slug])
     return None if row is None else StoredCounts(*row)
-
-
-def stored_unchanged(store: Store, slug: str, content_hash: str, read_by: str) -> StoredCounts | None:
-    """What is stored of a slug if the same program read the same content; ``None`` if it has to be read again."""
-    counts = stored_counts(store, slug)
-    same = counts is not None and (counts.content_hash, counts.read_by) == (content_hash, read_by)
-    return counts if same else None
 
 
 _LIST_EXPERIMENTS = """

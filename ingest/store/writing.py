@@ -55,7 +55,8 @@ def write_recording(
             if tuple(stored) == (recording.ground_truth, recording.content_hash, derived_hash):
                 connection.execute("UPDATE experiments SET read_by = ? WHERE slug = ?", [read_by, recording.slug])
                 return "unchanged"
-            _delete(connection, recording.slug)
+            for table in _RECORDING_TABLES:
+                connection.execute(f"DELETE FROM {table} WHERE slug = ?", [recording.slug])  # noqa: S608 (constants)
         _insert(connection, recording, token_layout, (derived_hash, read_by))
     return "new" if stored is None else "replaced"
 
@@ -67,11 +68,6 @@ def _insert_prompts(connection: duckdb.DuckDBPyConnection, recording: Recording)
         connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
         _insert_table(connection, "prompts", slug, rows_of(typed(prefix.prompts, PROMPT_SCHEMA)))
         _insert_table(connection, "request_prompts", slug, rows_of(typed(prefix.requests, REQUEST_PROMPT_SCHEMA)))
-
-
-def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
-    for table in _RECORDING_TABLES:
-        connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants of this package)
 
 
 def _insert(

@@ -142,11 +142,12 @@ def read_requests(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     results = _Results()
     rows, _events = gathered(file, _records(file, results), results.request)
     length = None if results.timed else _configured_length(results)
+    of_backends = (text(at(benchmark, "worker.backend_model")) for benchmark in results.benchmarks.values())
     return RequestsRead(
         rows,
         "client",
         "epoch",
-        text(results.top.get("model")) or _backend_model(results) or results.model,
+        text(results.top.get("model")) or next(filter(None, of_backends), results.model),
         version=_version(results),
         stages=tuple(stage for i in sorted(results.benchmarks) if (stage := _stage(i, results))),
         aggregates=documents.aggregate_frame(_aggregates(file, results)),
@@ -238,11 +239,6 @@ def _stage(number: int, results: _Results) -> Stage | None:
         return Stage(number, results.sent.get(number, 0) / (duration_us / US_PER_S), duration_us)
     most = finite(at(benchmark, "config.constraints.max_requests.max_num", "args.max_number"))
     return stage_of_sends(number, asked, duration_us, most)
-
-
-def _backend_model(results: _Results) -> str | None:
-    models = (text(at(benchmark, "worker.backend_model")) for benchmark in results.benchmarks.values())
-    return next(filter(None, models), None)
 
 
 def _prefix_of(results: _Results, requests: int) -> RawPrompts | None:

@@ -201,7 +201,9 @@ def joined(
         read.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
     lifecycles = by_arrival(read.done(), scratch)
-    return Journeys(lifecycles, parts.events, _most_named(pl.concat(models)), _remarks(lifecycles))
+    counts = pl.concat(models).group_by("model").agg(pl.col("count").sum())
+    model = next(iter(counts.sort("count", "model", descending=[True, False])["model"]), None)
+    return Journeys(lifecycles, parts.events, model, _remarks(lifecycles))
 
 
 def by_arrival(lifecycles: Rows, scratch: Scratch) -> Rows:
@@ -227,12 +229,6 @@ def _both_halves(spans: pl.DataFrame) -> pl.DataFrame:
     api = spans.filter(pl.col("scope") == API_SCOPE).drop("parent_span_id")
     of_core, of_api = ["trace_id", "parent_span_id"], ["trace_id", "span_id"]
     return core.join(api, left_on=of_core, right_on=of_api, how="full", suffix="_api")
-
-
-def _most_named(models: pl.DataFrame) -> str | None:
-    """The name with the highest count, the first in the alphabet of several."""
-    counts = models.group_by("model").agg(pl.col("count").sum()).sort("count", "model", descending=[True, False])
-    return str(counts["model"][0]) if len(counts) else None
 
 
 def on_zero(journeys: Journeys, zero_us: int, scratch: Scratch) -> tuple[Rows, Rows]:

@@ -69,10 +69,6 @@ class ScannedBatch:
         """What the scan goes on filling."""
         return self.state, self.spans.reshape(-1), self.events.reshape(-1), self.texts
 
-    def can_grow(self) -> bool:
-        """Whether a record that does not go into an empty batch should be tried in a larger one."""
-        return len(self.spans) < _MOST_ROWS
-
     def is_empty(self) -> bool:
         """Whether the scan has added nothing yet."""
         return not self.state[: otlp_rows.LINE_END].any()
@@ -222,7 +218,7 @@ def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
             why, at, line = scan_lines(text, words, at, end, line, *batch.rows())
             if why == FULL and not batch.is_empty():
                 yield batch.taken()
-            elif why == FULL and batch.can_grow():
+            elif why == FULL and len(batch.spans) < _MOST_ROWS:
                 batch.grow()
             elif why < 0:
                 stop = int(batch.state[otlp_rows.LINE_END])

@@ -113,7 +113,10 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
     unread = f"{collected.other_events} span events of unknown names: not read"
     remarks = [unread] if collected.other_events else []
     if ended_ns is not None:
-        remarks.append(_earlier(read_steps, parts, ended_ns))
+        left = parts.spans.height - is_since(parts.spans, ended_ns).height
+        before = read_steps.height - is_since(read_steps, ended_ns, "epoch_ns").height
+        earlier = f"{before} steps and {left} journey spans of earlier starts of the server"
+        remarks.append(f"{earlier}: not used, the last one is")
     steps = _steps(read_steps, ended_ns, files[0], scratch)
     snapshots = _snapshots(collected.snapshots.done(), ended_ns, files[0], scratch)
     bridge_ns = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
@@ -181,12 +184,6 @@ def _others(batch: TraceBatch) -> pl.DataFrame:
     """Scope, name and number of the spans of a batch that nobody reads."""
     read = (pl.col("scope") == STEP_SCOPE) | spans.is_request_span() | otlp_journeys.is_journey_span()
     return batch.spans.filter(~read).group_by("scope", "name").len()
-
-
-def _earlier(steps: Rows, parts: JourneyParts, ended_ns: int) -> str:
-    left = parts.spans.height - is_since(parts.spans, ended_ns).height
-    count = steps.height - is_since(steps, ended_ns, "epoch_ns").height
-    return f"{count} steps and {left} journey spans of earlier starts of the server: not used, the last one is"
 
 
 def _step_spans(batch: TraceBatch) -> pl.DataFrame:

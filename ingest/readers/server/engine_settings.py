@@ -200,14 +200,12 @@ def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[
     derived, doubts = _derived_blocks(log, known)
     sources += [derived, profile]
     settings, findings = engine_settings(sources, machine)
-    return settings, (*findings, *_findings_of_log(log), *doubts, *_findings_of_release(settings))
-
-
-def _findings_of_release(settings: Mapping[str, Setting]) -> list[Finding]:
-    """Which release's scheduling stands for one that was not compared itself."""
-    version = settings.get("vllm_version")
-    choice = None if version is None else choose_pack(str(version.value))
-    return [_finding(choice.remark, scheduled_as=choice.release)] if choice is not None and choice.remark else []
+    findings = (*findings, *_findings_of_log(log), *doubts)
+    # Another release's scheduling may stand for one that was not compared itself.
+    if said_version := settings.get("vllm_version"):
+        choice = choose_pack(str(said_version.value))
+        findings += (_finding(choice.remark, scheduled_as=choice.release),) if choice.remark else ()
+    return settings, findings
 
 
 def _machine(said: EngineEvidence) -> Machine:

@@ -15,6 +15,7 @@ from otlp_trees import MAX_INT64, documents
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp import decode as otlp_json
 from blis_replay.ingest.readers.otlp.decode import BatchRows, read_json
+from blis_replay.ingest.scan import otlp_columns
 from blis_replay.ingest.scan.otlp_columns import (
     JOURNEY_EVENT_SCHEMA,
     SNAPSHOT_EVENT_SCHEMA,
@@ -220,9 +221,9 @@ def test_what_a_large_record_has_in_place_of_objects_is_rejected(document: dict[
 @pytest.mark.parametrize("scope", ["vllm.api", "mine"])
 def test_a_span_larger_than_any_is_rejected(scope: str) -> None:
     """A real one is smaller than the record from which on spans are taken one by one."""
-    assert otlp_json.MAX_SPAN_BYTES >= otlp_json.LARGE_BYTES
+    assert otlp_columns.MAX_SPAN_BYTES >= otlp_json.LARGE_BYTES
     document = one_span(scope, attributes=[attribute("mine", stringValue="x" * 1000)])
-    with patch.object(otlp_json, "LARGE_BYTES", len(b"null")), patch.object(otlp_json, "MAX_SPAN_BYTES", 1000):
+    with patch.object(otlp_json, "LARGE_BYTES", len(b"null")), patch.object(otlp_columns, "MAX_SPAN_BYTES", 1000):
         batch, tally = decoded(document)
         assert (len(batch.spans), tally.rejected_count) == (0, 1)
         place, reason = tally.rejected[0]

@@ -18,7 +18,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.files import HEAD_BYTES, RecordedFile
-from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.otlp.framing import recognises
 from blis_replay.ingest.readers.otlp.traces import trace_batches
 
@@ -153,7 +152,7 @@ def test_a_broken_frame_costs_itself_only(tmp_path: Path) -> None:
 
 
 def test_a_frame_that_expands_without_end_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_framing, "FREE_EXPANSION_BYTES", 1 << 20)
+    monkeypatch.setattr("blis_replay.ingest.readers.files.FREE_EXPANSION_BYTES", 1 << 20)
     names, file = names_in(tmp_path, framed(LINES[0], zstandard.compress(bytes(16 << 20)), LINES[2]))
     assert names == ["s1", "s3"]
     assert file.tally.rejected == [("frame 2", "its zstd content is more than 1048576 bytes")]
