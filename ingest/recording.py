@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +36,7 @@ _TYPES: dict[str, type[pl.DataType]] = {
 _OWNER = ("slug", "run_key")  # says whose a row of the store is
 
 
+@cache
 def columns_of(table: str) -> dict[str, type[pl.DataType]]:
     """Columns and types of a table of ``schema.sql``, without the one that says whose its rows are."""
     plain = re.sub("--.*", "", SCHEMA_SQL)

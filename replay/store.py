@@ -16,12 +16,12 @@ import polars as pl
 from blis_replay.base.errors import StoreError
 from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.blis.trace import RequestTrace
-from blis_replay.ingest.recording import empty_frame
+from blis_replay.ingest.recording import columns_of, empty_frame
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.store.file import limit_writing, writable
 from blis_replay.ingest.store.recordings import TABLES
-from blis_replay.ingest.store.runs import RUN_STEP_SCHEMA, RunRecord, write_run
+from blis_replay.ingest.store.runs import RunRecord, write_run
 from blis_replay.replay.driver import ReplayRun
 
 
@@ -59,12 +59,12 @@ _REQUESTS_AT_A_TIME = 200_000
 
 
 def run_tables(run: ReplayRun) -> tuple[Iterator[pl.DataFrame], Iterator[pl.DataFrame]]:
-    """Requests (RUN_REQUEST_SCHEMA) and steps (RUN_STEP_SCHEMA) of a replay as they are stored, some after the others.
+    """Requests (``run_requests``) and steps (``run_steps``) of a replay as they are stored, some after the others.
 
     A simulator that reports requests only has no steps, and of a request only its latencies.
     """
     engine = run.simulated.engine
-    return _request_parts(run), iter([empty_frame(RUN_STEP_SCHEMA)]) if engine is None else _step_frames(engine)
+    return _request_parts(run), iter([empty_frame(columns_of("run_steps"))]) if engine is None else _step_frames(engine)
 
 
 def _request_parts(run: ReplayRun) -> Iterator[pl.DataFrame]:
@@ -107,7 +107,7 @@ def without_rows(run: ReplayRun) -> ReplayRun:
     """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
     recording, plan, simulated = run.recording, run.plan, run.simulated
     nothing = np.empty(0, np.int64)
-    tables: dict[str, Any] = {name: no_rows(schema) for name, (schema, _order) in TABLES.items()}
+    tables: dict[str, Any] = {name: no_rows(columns_of(name)) for name in TABLES}
     recording = replace(recording, **tables, prefix=None)
     trace = RequestTrace(nothing, nothing, nothing, nothing, nothing)
     return replace(

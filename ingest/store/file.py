@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from blis_replay.base.errors import StoreError
-from blis_replay.ingest.recording import SCHEMA_SQL
+from blis_replay.ingest.recording import SCHEMA_SQL, columns_of
 from blis_replay.ingest.rows import result_frame
 
 if TYPE_CHECKING:
@@ -408,6 +408,13 @@ def fetch(
 ) -> pl.DataFrame:
     """The rows of a query as a frame of ``schema``; values are bound by name."""
     return typed(result_frame(connection.sql(sql, params=bound)), schema)
+
+
+def read_table(store: Store, table: str, order: str, **owner: str) -> pl.DataFrame:
+    """The rows of a table that belong to one experiment (``slug``) or one run (``run_key``)."""
+    schema, (key,) = columns_of(table), owner
+    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE {key} = ${key} ORDER BY {order}"  # noqa: S608 (constants)
+    return fetch(store.connection, sql, dict(owner), schema)
 
 
 def first_row(

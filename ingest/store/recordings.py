@@ -18,15 +18,6 @@ from numpy.typing import NDArray
 
 from blis_replay.base.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import (
-    AGGREGATE_SCHEMA,
-    ITERATION_SCHEMA,
-    JOURNEY_EVENT_SCHEMA,
-    LIFECYCLE_SCHEMA,
-    PROMPT_SCHEMA,
-    REQUEST_PROMPT_SCHEMA,
-    REQUEST_SCHEMA,
-    SNAPSHOT_SCHEMA,
-    STEP_SCHEMA,
     Clock,
     Finding,
     GroundTruth,
@@ -37,9 +28,10 @@ from blis_replay.ingest.recording import (
     SharedPrefix,
     SourceFile,
     Stage,
+    columns_of,
 )
-from blis_replay.ingest.rows import FEW_ROWS, Rows, Schema, rows_of
-from blis_replay.ingest.store.file import Store, fetch, first_row, is_being_written, reading
+from blis_replay.ingest.rows import FEW_ROWS, Rows, rows_of
+from blis_replay.ingest.store.file import Store, fetch, first_row, is_being_written, read_table, reading
 
 if TYPE_CHECKING:
     import duckdb
@@ -47,27 +39,16 @@ if TYPE_CHECKING:
     from blis_replay.ingest.stream import TokenLayout
 
 
-def read_prefix(store: Store, slug: str) -> PromptTree | None:
-    """The identities of an experiment's prompts, None if it has none."""
-    row = first_row(store.connection, "SELECT source FROM prefix_identity WHERE slug = ?", [slug])
-    if row is None:
-        return None
-    prompts = _frame(store, "prompts", slug, PROMPT_SCHEMA, "prompt")
-    return PromptTree(
-        str(row[0]), prompts, _frame(store, "request_prompts", slug, REQUEST_PROMPT_SCHEMA, "request_index")
-    )
-
-
 # Of more than these, whose columns take 10 MB each, a column is read whenever it is asked for.
 _KEPT_REQUESTS = 1_000_000
-# The tables whose rows are read when they are asked for: their columns, and what orders them.
-TABLES: dict[str, tuple[Schema, str]] = {
-    "requests": (REQUEST_SCHEMA, "request_index"),
-    "steps": (STEP_SCHEMA, "start_us, step_id"),
-    "snapshots": (SNAPSHOT_SCHEMA, "step_id, request_id"),
-    "lifecycles": (LIFECYCLE_SCHEMA, "journey"),
-    "journey_events": (JOURNEY_EVENT_SCHEMA, ""),  # as they were stored: DuckDB keeps that order, and sorts nothing
-    "iterations": (ITERATION_SCHEMA, "engine, iteration"),
+# The tables whose rows are read when they are asked for, and what orders them.
+TABLES = {
+    "requests": "request_index",
+    "steps": "start_us, step_id",
+    "snapshots": "step_id, request_id",
+    "lifecycles": "journey",
+    "journey_events": "",  # as they were stored: DuckDB keeps that order, and sorts nothing
+    "iterations": "engine, iteration",
 }
 
 
@@ -103,7 +84,7 @@ class StoredTables:
 
 def stored_rows(store: Store, slug: str, hashes: tuple[str, str], table: str) -> Rows:
     """The rows of one of TABLES of an experiment; those of few requests are read at once, and looked at often."""
-    schema, order = TABLES[table]
+    schema, order = columns_of(table), TABLES[table]
     sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug"  # noqa: S608 (constants)
     sql += f" ORDER BY {order}" if order else ""
     rows = Rows(schema, sql, StoredTables(store.path.resolve(), slug, hashes), bound={"slug": slug})
@@ -260,14 +241,14 @@ def read_stored(store: Store, slug: str) -> Recording:
         ignore_eos=row["ignore_eos"],
         prefix_hit_rate=row["prefix_hit_rate"],
         token_events=None,
-        aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
+        aggregates=read_table(store, "aggregates", "stage, metric, statistic", slug=slug),
         clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
         files=_read_files(store, slug),
         missing=tuple(json.loads(row["missing"])),
         dropped_step_events=row["dropped_step_events"],
         load_profile=_load_profile(row["load_profile"]),
         findings=read_findings(store, slug),
-        prefix=read_prefix(store, slug),
+        prefix=_read_prefix(store, slug),
         **tables,
     )
 
@@ -303,9 +284,12 @@ def _rows(store: Store, columns: str, table: str, slug: str, order: str) -> list
     return store.connection.execute(sql, [slug]).fetchall()
 
 
-def _frame(store: Store, table: str, slug: str, schema: dict[str, type[pl.DataType]], order: str) -> pl.DataFrame:
-    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug ORDER BY {order}"  # noqa: S608
-    return fetch(store.connection, sql, {"slug": slug}, schema)
+def _read_prefix(store: Store, slug: str) -> PromptTree | None:
+    source = first_row(store.connection, "SELECT source FROM prefix_identity WHERE slug = ?", [slug])
+    tables = ("prompts", "prompt"), ("request_prompts", "request_index")
+    if source is None:
+        return None
+    return PromptTree(str(source[0]), *(read_table(store, *table, slug=slug) for table in tables))
 
 
 def _read_engine(store: Store, slug: str) -> dict[str, Setting]:

@@ -12,11 +12,7 @@ import polars as pl
 
 from blis_replay.base.errors import StoreError
 from blis_replay.ingest.recording import columns_of
-from blis_replay.ingest.store.file import Store, fetch, first_row, insert_stream, transaction
-
-RUN_REQUEST_SCHEMA = columns_of("run_requests")
-RUN_STEP_SCHEMA = columns_of("run_steps")
-ERROR_SCHEMA = columns_of("errors")
+from blis_replay.ingest.store.file import Store, first_row, insert_stream, read_table, transaction
 
 
 @dataclass(frozen=True)
@@ -57,38 +53,35 @@ def write_run(
 ) -> Literal["new", "replaced"]:
     """Store a run in one transaction, in place of an earlier one of the same key.
 
-    Frames: RUN_REQUEST_SCHEMA, RUN_STEP_SCHEMA, ERROR_SCHEMA; a missing column is stored
-    as null.  Raises ``StoreError`` for an unknown column or if the store cannot be written.
+    Frames have columns of ``run_requests``, ``run_steps`` and ``errors`` (``schema.sql``); a missing one is stored as
+    null.  Raises ``StoreError`` for an unknown column or if the store cannot be written.
     """
-    tables = (
-        ("run_requests", RUN_REQUEST_SCHEMA, requests),
-        ("run_steps", RUN_STEP_SCHEMA, steps),
-        ("errors", ERROR_SCHEMA, errors),
-    )
+    tables = {"run_requests": requests, "run_steps": steps, "errors": errors}
     with transaction(store) as connection:
         known = first_row(connection, "SELECT 1 FROM runs WHERE run_key = ?", [run.run_key])
-        for table in ("runs", *(table for table, _schema, _parts in tables)):
+        for table in ("runs", *tables):
             connection.execute(f"DELETE FROM {table} WHERE run_key = ?", [run.run_key])  # noqa: S608 (constants)
         columns = vars(run) | {"provenance": json.dumps(run.provenance, sort_keys=True)}
         connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [run.run_key, *columns.values()])
-        for table, schema, parts in tables:
+        for table, parts in tables.items():
             sql = f"INSERT INTO {table} SELECT ?, * FROM rows_to_store"  # noqa: S608 (constants)
-            insert_stream(connection, sql, [run.run_key], _arrow(parts, schema, table))
+            insert_stream(connection, sql, [run.run_key], _arrow(parts, table))
     return "replaced" if known else "new"
 
 
-def _arrow(parts: Parts | pl.DataFrame, schema: dict[str, type[pl.DataType]], table: str) -> Any:
+def _arrow(parts: Parts | pl.DataFrame, table: str) -> Any:
     """The rows for DuckDB; of parts one stream, as what an INSERT leaves of a row group stays in memory."""
     if isinstance(parts, pl.DataFrame):
-        return conform(parts, schema, table).to_arrow()
+        return conform(parts, table).to_arrow()
     import pyarrow as pa
 
-    streamed = (batch for part in parts for batch in conform(part, schema, table).to_arrow().to_batches())
-    return pa.RecordBatchReader.from_batches(pl.DataFrame(schema=schema).to_arrow().schema, streamed)
+    streamed = (batch for part in parts for batch in conform(part, table).to_arrow().to_batches())
+    return pa.RecordBatchReader.from_batches(pl.DataFrame(schema=columns_of(table)).to_arrow().schema, streamed)
 
 
-def conform(frame: pl.DataFrame, schema: dict[str, type[pl.DataType]], table: str) -> pl.DataFrame:
-    """``frame`` with exactly the columns of ``schema``, absent ones null; ``StoreError`` for others."""
+def conform(frame: pl.DataFrame, table: str) -> pl.DataFrame:
+    """``frame`` with exactly the columns of a table, absent ones null; ``StoreError`` for others."""
+    schema = columns_of(table)
     unknown = sorted(set(frame.columns) - set(schema))
     if unknown:
         raise StoreError(f"{table} has no column {', '.join(unknown)}; give the columns of schema.sql")
@@ -115,13 +108,6 @@ def read_run(store: Store, run: RunRecord) -> tuple[pl.DataFrame, pl.DataFrame, 
     """``(requests, steps, errors)`` of a stored run; ``StoreError`` if it is not stored."""
     if first_row(store.connection, "SELECT 1 FROM runs WHERE run_key = ?", [run.run_key]) is None:
         raise StoreError(f"{store.path}: no {run.replay_mode} run of {run.slug} with {run.release}; validate it first")
-    return (
-        _read(store, "run_requests", run.run_key, RUN_REQUEST_SCHEMA, "request_index"),
-        _read(store, "run_steps", run.run_key, RUN_STEP_SCHEMA, "step"),
-        _read(store, "errors", run.run_key, ERROR_SCHEMA, "metric, statistic"),
-    )
-
-
-def _read(store: Store, table: str, run_key: str, schema: dict[str, type[pl.DataType]], order: str) -> pl.DataFrame:
-    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE run_key = $run_key ORDER BY {order}"  # noqa: S608 (constants)
-    return fetch(store.connection, sql, {"run_key": run_key}, schema)
+    tables = ("run_requests", "request_index"), ("run_steps", "step"), ("errors", "metric, statistic")
+    requests, steps, errors = (read_table(store, *table, run_key=run.run_key) for table in tables)
+    return requests, steps, errors

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal
 
-from blis_replay.ingest.recording import (
-    AGGREGATE_SCHEMA,
-    PROMPT_SCHEMA,
-    PUBLISHED,
-    REQUEST_PROMPT_SCHEMA,
-    Recording,
-    TokenEvents,
-)
+from blis_replay.ingest.recording import PUBLISHED, Recording, TokenEvents, columns_of
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.store.file import Store, first_row, insert_stream, transaction, typed
 from blis_replay.ingest.store.recordings import IDENTITY, SHARED_PREFIX, TABLES
@@ -66,8 +59,8 @@ def _insert_prompts(connection: duckdb.DuckDBPyConnection, recording: Recording)
     slug, prefix = recording.slug, recording.prefix
     if prefix is not None:
         connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
-        _insert_table(connection, "prompts", slug, rows_of(typed(prefix.prompts, PROMPT_SCHEMA)))
-        _insert_table(connection, "request_prompts", slug, rows_of(typed(prefix.requests, REQUEST_PROMPT_SCHEMA)))
+        for table, frame in (("prompts", prefix.prompts), ("request_prompts", prefix.requests)):
+            _insert_table(connection, table, slug, rows_of(typed(frame, columns_of(table))))
 
 
 def _insert(
@@ -87,7 +80,7 @@ def _insert(
     _insert_rows(connection, "stages", [(slug, s.stage, s.rate_per_s, s.duration_us) for s in recording.stages])
     _insert_rows(connection, "clocks", [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)])
     _insert_files(connection, recording)
-    _insert_table(connection, "aggregates", slug, rows_of(typed(recording.aggregates, AGGREGATE_SCHEMA)))
+    _insert_table(connection, "aggregates", slug, rows_of(typed(recording.aggregates, columns_of("aggregates"))))
     for table in TABLES:
         _insert_table(connection, table, slug, getattr(recording, table))
     if recording.token_events is not None:
