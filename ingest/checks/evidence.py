@@ -52,19 +52,15 @@ class Context:
 class InstrumentCheck:
     """One check: its name, what it measures, its thresholds and why, and its two functions.
 
-    ``run``: the findings of a recording; ``evidence_tables``: the numbers behind them, for ``inspect --check``.
+    ``run``: the findings of a recording; ``evidence_tables``: the numbers behind them, for ``inspect --check``, where
+    they are more than those of the finding.
     """
 
     name: str
     measures: str
     rule: str
     run: Callable[[Recording, Context], list[Finding]]
-    evidence_tables: Callable[[Recording, Context], tuple[Table, ...]]
-
-
-def no_tables(_recording: Recording, _context: Context) -> tuple[Table, ...]:
-    """None: the numbers are those of the finding."""
-    return ()
+    evidence_tables: Callable[[Recording, Context], tuple[Table, ...]] = lambda _recording, _context: ()
 
 
 @dataclass(frozen=True)

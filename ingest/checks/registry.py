@@ -18,7 +18,7 @@ from blis_replay.ingest.checks import (
     stationarity,
     token_events,
 )
-from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck, no_tables, stage_windows
+from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck, stage_windows
 from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, RECORDER
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.recording import Finding, Recording
@@ -30,8 +30,8 @@ from blis_replay.ingest.stream import TokenLayout, detect_layout, event_totals
 
 def _of(module: Any) -> InstrumentCheck:
     """The check that a module is."""
-    tables = getattr(module, "evidence_tables", no_tables)
-    return InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, tables)
+    tables = {"evidence_tables": module.evidence_tables} if hasattr(module, "evidence_tables") else {}
+    return InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, **tables)
 
 
 CHECKS = (

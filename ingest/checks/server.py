@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from blis_replay.base.errors import counted
-from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean, no_tables
+from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean
 from blis_replay.ingest.recording import ENGINE_CHECK, FIRST_TOKEN, WAY, Finding, Recording, Severity
 from blis_replay.ingest.served import completed_requests, published
 from blis_replay.ingest.tables import Table, columns_named
@@ -223,7 +223,7 @@ def check_iterations(recording: Recording, context: Context) -> list[Finding]:
     return [Finding(ITERATIONS_CHECK, "note", "step_time", message, measured, ITERATIONS_RULE)]
 
 
-METRICS = InstrumentCheck(METRICS_CHECK, METRICS_MEASURES, METRICS_RULE, check_metrics, no_tables)
+METRICS = InstrumentCheck(METRICS_CHECK, METRICS_MEASURES, METRICS_RULE, check_metrics)
 ARGUMENTS = InstrumentCheck(ARGUMENTS_CHECK, ARGUMENTS_MEASURES, ARGUMENTS_RULE, check_arguments, arguments_tables)
-RECORDER = InstrumentCheck(RECORDER_CHECK, RECORDER_MEASURES, RECORDER_RULE, check_recorder, no_tables)
-ITERATIONS = InstrumentCheck(ITERATIONS_CHECK, ITERATIONS_MEASURES, ITERATIONS_RULE, check_iterations, no_tables)
+RECORDER = InstrumentCheck(RECORDER_CHECK, RECORDER_MEASURES, RECORDER_RULE, check_recorder)
+ITERATIONS = InstrumentCheck(ITERATIONS_CHECK, ITERATIONS_MEASURES, ITERATIONS_RULE, check_iterations)

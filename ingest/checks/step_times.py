@@ -147,5 +147,5 @@ def _of_window(recording: Recording, window: evidence.Window) -> Finding | None:
     return Finding(CYCLE_CHECK, severity, "step_time", message, measured, CYCLE_RULE)
 
 
-STEP_CLOCK = evidence.InstrumentCheck(CLOCK_CHECK, CLOCK_MEASURES, CLOCK_RULE, check_step_clock, evidence.no_tables)
-STEP_CYCLE = evidence.InstrumentCheck(CYCLE_CHECK, CYCLE_MEASURES, CYCLE_RULE, check_step_cycle, evidence.no_tables)
+STEP_CLOCK = evidence.InstrumentCheck(CLOCK_CHECK, CLOCK_MEASURES, CLOCK_RULE, check_step_clock)
+STEP_CYCLE = evidence.InstrumentCheck(CYCLE_CHECK, CYCLE_MEASURES, CYCLE_RULE, check_step_cycle)

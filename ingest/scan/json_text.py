@@ -21,7 +21,9 @@ from blis_replay.ingest.scan.words import (
     first_marked,
     has_zero_byte,
     inlined,
+    stands_at,
     text_stands_at,
+    word_of,
     words_of,
 )
 
@@ -36,7 +38,8 @@ SPACE, TAB, NEWLINE, RETURN = (ord(c) for c in " \t\n\r")
 BEYOND_ASCII = 0x80
 _EITHER = 0x20  # which sets a brace off from a bracket, and a small letter from a capital one
 PLUS, NULL_LETTER = ord("+"), ord("n")
-_T, _R, _U, _E, _F, _A, _L, _S = (ord(c) for c in "truefals")
+_U, _L, _E = (ord(c) for c in "ule")
+_TRUE, _FALSE = word_of("true"), word_of("false")
 
 _DEEPEST = 64
 _FIRST_HALF, _SECOND_HALF = 0xD800 >> 10, 0xDC00 >> 10  # of a letter beyond 16 bits
@@ -151,20 +154,6 @@ def after_null(text: Bytes, at: int) -> int:
 
 
 @compiled
-def after_true(text: Bytes, at: int) -> int:
-    """The end of the word ``true``."""
-    word = text[at] == _T and text[at + 1] == _R and text[at + 2] == _U and text[at + 3] == _E
-    return at + 4 if word else UNUSUAL
-
-
-@compiled
-def after_false(text: Bytes, at: int) -> int:
-    """The end of the word ``false``."""
-    word = text[at] == _F and text[at + 1] == _A and text[at + 2] == _L and text[at + 3] == _S and text[at + 4] == _E
-    return at + 5 if word else UNUSUAL
-
-
-@compiled
 def _after_plain(text: Bytes, words: Words, at: int) -> int:
     """The end of a string, number or word."""
     byte = text[at]
@@ -172,9 +161,9 @@ def _after_plain(text: Bytes, words: Words, at: int) -> int:
         return after_string(text, words, at + 1)
     if byte == MINUS or ZERO <= byte <= NINE:
         return after_number(text, at)
-    if byte == NULL_LETTER:
-        return after_null(text, at)
-    return after_true(text, at) if byte == _T else after_false(text, at)
+    if stands_at(words, at, _TRUE, 4):
+        return at + 4
+    return at + 5 if stands_at(words, at, _FALSE, 5) else after_null(text, at)
 
 
 @compiled
