@@ -16,11 +16,18 @@ import polars as pl
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.identity import alias_of, workload_of
-from blis_replay.ingest.readers import discovery, experiment_config, formats
+from blis_replay.ingest.readers import discovery, formats
 from blis_replay.ingest.readers.clients import inference_perf
 from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.discovery import Part, Source
 from blis_replay.ingest.readers.documents import text, tokens
+from blis_replay.ingest.readers.experiment_config import (
+    ExperimentConfig,
+    LoadConfig,
+    declared_load,
+    read_experiment_config,
+    read_load_config,
+)
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import TABLE, request_formats
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
@@ -59,9 +66,6 @@ from blis_replay.ingest.server_side import ServerSide, ServerTimes
 from blis_replay.ingest.slice import sliced
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream import with_counted_lengths, with_decode_lengths
-
-_NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
-_NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
 
 
 @contextmanager
@@ -127,8 +131,8 @@ _MOST_FOUND_AGAIN = 0.1  # share of the prefix hits that preempted requests can 
 class _Configured:
     """What the configuration files, the log, the reports and the metrics state."""
 
-    experiment: experiment_config.ExperimentConfig
-    load: experiment_config.LoadConfig
+    experiment: ExperimentConfig
+    load: LoadConfig
     declared: LoadProfile | None
     log: server_log.ServerLog
     header: ServerFacts
@@ -268,17 +272,14 @@ class _Assembly:
         log = server_log.ServerLog()
         for part in discovery.oldest_first(self.known.get(formats.SERVER_LOG, [])):
             log = server_log.read_server_log(part, self.iterations, log)
-        load = experiment_config.read_load_config(resolved_file) if resolved_file else _NO_LOAD
-        asked = experiment_config.read_load_config(profile_file) if profile_file else _NO_LOAD
-        declared = experiment_config.declared_load(
-            asked, profile_file.name if profile_file else "", load, resolved_file.name if resolved_file else ""
-        )
+        load, asked = (read_load_config(file) if file else LoadConfig() for file in (resolved_file, profile_file))
+        declared = declared_load(asked, load)
         if resolved_file is None:
             self.missing.append(
                 "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
             )
-            load = replace(_NO_LOAD, model=asked.model, prefix_tokens=asked.prefix_tokens)
-        experiment = experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG
+            load = LoadConfig(model=asked.model, prefix_tokens=asked.prefix_tokens)
+        experiment = read_experiment_config(experiment_file) if experiment_file else ExperimentConfig()
         header, aggregates = self._header(), self._aggregates()
         metrics = read_metrics(self.known.get(formats.METRICS, []))
         self.missing += metrics.remarks

@@ -45,24 +45,21 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 
 def _latencies(requests: pl.DataFrame) -> Iterator[Finding]:
-    negative = {
-        "ttft": requests.filter(pl.col("ttft_us") < 0),
-        "e2e": requests.filter(pl.col("e2e_us") < 0),
-    }
-    crossed = requests.filter(pl.col("ttft_us") > pl.col("e2e_us"))
-    for metric, name in (("ttft", "TTFT"), ("e2e", "E2E")):
-        bad = pl.concat([negative[metric], crossed]).unique("request_index").sort("request_index")
+    crossed = requests.filter(pl.col("ttft_us") > pl.col("e2e_us"))["request_index"]
+    for metric in ("ttft", "e2e"):
+        negative = requests.filter(pl.col(f"{metric}_us") < 0)["request_index"]
+        bad = pl.concat([negative, crossed]).unique().sort()
         if bad.is_empty():
             continue
         measured: Measured = {
-            "requests": bad.height,
-            "negative": negative[metric].height,
-            "ttft_above_e2e": crossed.height,
-            "first_request_index": int(bad["request_index"][0]),
+            "requests": len(bad),
+            "negative": len(negative),
+            "ttft_above_e2e": len(crossed),
+            "first_request_index": int(bad[0]),
         }
         message = (
-            f"{negative[metric].height} completed requests have a {name} below 0, {crossed.height} a TTFT above their "
-            f"E2E, first {measured['first_request_index']}"
+            f"{len(negative)} completed requests have a {metric.upper()} below 0, {len(crossed)} a TTFT above their "
+            f"E2E, first {bad[0]}"
         )
         yield Finding(CHECK, "unusable", metric, message, measured, RULE)
 

@@ -7,7 +7,7 @@ two can differ: builds before 0.4 ignored keys they did not know and ran their d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from blis_replay.base.errors import RecordingError
@@ -32,26 +32,27 @@ _EXPERIMENT_KEYS = ("model", "app", "hardware", "tensor_parallelism", "engine")
 class ExperimentConfig:
     """``exp-config.yaml``: model, GPU and engine arguments of the run (absent ones are ``None``)."""
 
-    model: str | None
-    app: str | None
-    tensor_parallelism: int | None
-    engine: Mapping[str, object]  # as recorded, by vLLM's names
+    model: str | None = None
+    app: str | None = None
+    tensor_parallelism: int | None = None
+    engine: Mapping[str, object] = field(default_factory=dict)  # as recorded, by vLLM's names
     hardware: str | None = None
 
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """The load as configured: stages, shared-prefix workload, whether EOS was ignored.
+    """The load as configured in the file ``source``: stages, shared-prefix workload, whether EOS was ignored.
 
     ``arrivals``, ``stage_gap_us`` and ``multi_turn`` as in ``recording.LoadProfile``.  ``prefix_tokens``: what all
     prompts of GuideLLM's synthetic data begin with, and share nothing else; ``None`` if that is not said.
     """
 
-    model: str | None
-    stages: tuple[Stage, ...]
-    shared_prefix: SharedPrefix | None
-    configured_output_tokens: int | None
-    ignore_eos: bool | None
+    source: str = ""
+    model: str | None = None
+    stages: tuple[Stage, ...] = ()
+    shared_prefix: SharedPrefix | None = None
+    configured_output_tokens: int | None = None
+    ignore_eos: bool | None = None
     arrivals: str | None = None
     stage_gap_us: int | None = None
     multi_turn: bool = False
@@ -99,6 +100,7 @@ def read_load_config(file: RecordedFile) -> LoadConfig:
     document = documents.yaml_mapping(file)
     asked, load = documents.section(document, "data.shared_prefix"), documents.section(document, "load")
     return LoadConfig(
+        source=file.name,
         model=documents.text(documents.section(document, "server").get("model_name")),
         stages=_stages(file, load.get("stages")),
         shared_prefix=_shared_prefix(asked),
@@ -111,19 +113,16 @@ def read_load_config(file: RecordedFile) -> LoadConfig:
     )
 
 
-def declared_load(
-    profile: LoadConfig, profile_name: str, resolved: LoadConfig, resolved_name: str
-) -> LoadProfile | None:
+def declared_load(profile: LoadConfig, resolved: LoadConfig) -> LoadProfile | None:
     """The load as the profile declares it, else the resolved configuration; None if neither declares one.
 
     The pause between stages is that of the resolved configuration where the profile leaves it to the default.
     """
-    for config, source in ((profile, profile_name), (resolved, resolved_name)):
+    for config in (profile, resolved):
         if config.stages or config.shared_prefix:
             gap_us = resolved.stage_gap_us if config.stage_gap_us is None else config.stage_gap_us
-            return LoadProfile(
-                source, config.arrivals, config.stages, gap_us or 0, config.shared_prefix, config.multi_turn
-            )
+            load = config.arrivals, config.stages, gap_us or 0, config.shared_prefix, config.multi_turn
+            return LoadProfile(config.source, *load)
     return None
 
 

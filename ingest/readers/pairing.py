@@ -254,8 +254,6 @@ def with_request_indices(lifecycles: Rows, requests: Rows, scratch: Scratch) -> 
     index = pl.col("request_index").cast(pl.UInt32)
     ids = pl.concat(batch.select(index, id=pl.col("request_id").hash()) for batch in named)
     ids = ids.filter(pl.col("id").is_unique())
-    if lifecycles.held is not None:
-        return scratch.hold(_indexed(lifecycles.held, ids))
     return scratch.gathered(LIFECYCLE_SCHEMA, (_indexed(batch, ids) for batch in lifecycles.batches()))
 
 

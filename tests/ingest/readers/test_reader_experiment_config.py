@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,14 +60,14 @@ def test_what_is_declared_is_the_profile_and_else_the_resolved_configuration(tmp
         recorded(tmp_path, RESOLVED.replace("load:", "load:\n  type: poisson\n  interval: 2.5"))
     )
     stages = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
-    assert declared_load(profile, "p.yaml", resolved, "c.yaml") == LoadProfile(
+    assert declared_load(replace(profile, source="p.yaml"), resolved) == LoadProfile(
         "p.yaml", "constant", stages[:1], 2_500_000, SharedPrefix(9, 5, 100, 447, 248), multi_turn=True
     )
     nothing = read_load_config(recorded(tmp_path, "rate-type: sweep\n"))
-    assert declared_load(nothing, "p.yaml", resolved, "c.yaml") == LoadProfile(
-        "c.yaml", "poisson", stages, 2_500_000, SharedPrefix(10, 10, 100, 447, 248), multi_turn=False
+    assert declared_load(nothing, resolved) == LoadProfile(
+        "config.yaml", "poisson", stages, 2_500_000, SharedPrefix(10, 10, 100, 447, 248), multi_turn=False
     )
-    assert declared_load(nothing, "p.yaml", nothing, "c.yaml") is None
+    assert declared_load(nothing, nothing) is None
 
 
 def test_a_profile_of_another_load_generator_has_no_stages(tmp_path: Path) -> None:
