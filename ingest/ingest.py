@@ -18,7 +18,7 @@ from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
 from blis_replay.ingest.store.recordings import (
-    given_engine,
+    read_engine,
     stored_counts,
     stored_files,
 )
@@ -152,7 +152,7 @@ def _given_before(store: Store, slug: str) -> GivenArguments | None:
     """The engine arguments that an earlier ingest of the experiment was given."""
     from blis_replay.ingest.readers.server.engine_settings import GivenArguments
 
-    settings = given_engine(store, slug)
+    settings = {name: setting for name, setting in read_engine(store, slug).items() if setting.source == "file"}
     if not settings:
         return None
     names = ", ".join(dict.fromkeys(setting.detail for setting in settings.values()))

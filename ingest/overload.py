@@ -62,13 +62,13 @@ def failed_share(recording: Recording) -> float | None:
     """Failed requests over all, 0..1; published counts if no requests were recorded."""
     requests = served.recorded_requests(recording)
     if not requests.is_empty():
-        return served.failed_count(requests) / requests.height
+        return served.failed_requests(requests).height / requests.height
     failures, count = served.published(recording.aggregates, -1, "requests", "failed"), served.request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
         return None
-    return served.failed_count(recording.requests) / recording.requests.height
+    return served.failed_requests(recording.requests).height / recording.requests.height
 
 
 def _slow_median(recording: Recording) -> tuple[bool, str]:

@@ -25,11 +25,6 @@ def completed_requests(recording: Recording, *columns: str) -> pl.DataFrame:
     return requests.where("status = 'ok'").frame(columns)
 
 
-def failed_count(requests: Rows) -> int:
-    """How many requests the server did not serve."""
-    return failed_requests(requests).height
-
-
 def failed_requests(requests: Rows) -> Rows:
     """Requests that the server did not serve; those that the client gave up itself are not among them."""
     return requests.where("coalesce(status NOT IN ('ok', 'aborted'), true)")

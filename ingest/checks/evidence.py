@@ -10,7 +10,7 @@ import polars as pl
 
 from blis_replay.ingest.recording import NOT_CHECKED, Finding, Recording
 from blis_replay.ingest.rows import Rows, query
-from blis_replay.ingest.served import completed_requests, recorded_requests, true_mean_gap_us
+from blis_replay.ingest.served import completed_requests, recorded_requests
 from blis_replay.ingest.tables import Table
 
 if TYPE_CHECKING:
@@ -97,11 +97,6 @@ def recorded_decode_gap_us(recording: Recording, stage: int = -1) -> float | Non
     return decode_gap_us(requests if stage < 0 else requests.filter(pl.col("stage") == stage))
 
 
-def published_decode_gap_us(recording: Recording, stage: int) -> float | None:
-    """The same from published means, which the requests of a recording reproduce."""
-    return true_mean_gap_us(recording.aggregates, stage, true_output_tokens(recording, stage))
-
-
 def stage_windows(recording: Recording) -> tuple[Window, ...]:
     """The steady part of each load stage: without its first 20 s and last 10 s.
 
@@ -161,11 +156,6 @@ def steps_by_start(recording: Recording, *columns: str) -> Rows:
     """``step_id``, ``start_us`` and these columns of the step records that have both, by start."""
     steps = recording.steps.only(["step_id", "start_us", *columns])
     return steps.where("step_id IS NOT NULL AND start_us IS NOT NULL").ordered("start_us, step_id")
-
-
-def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
-    """Requests sent inside a window."""
-    return requests.filter((pl.col("arrival_us") >= window.start_us) & (pl.col("arrival_us") < window.end_us))
 
 
 _INTERVALS = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -108,14 +108,6 @@ class Entry:
 
 def _within(quantity: str, source: str, value: float, tolerance: float, covers: str = "the run") -> Entry:
     return Entry(quantity, source, value, value - tolerance, value + tolerance, covers)
-
-
-def _at_least(entry: Entry) -> Entry:
-    return Entry(entry.quantity, entry.source, entry.value, entry.low, math.inf, entry.covers)
-
-
-def _at_most(entry: Entry) -> Entry:
-    return Entry(entry.quantity, entry.source, entry.value, 0.0, entry.high, entry.covers)
 
 
 def lost(requests: float) -> float:
@@ -285,12 +277,12 @@ def _of_sends(recording: Recording) -> Iterator[Entry]:
         announced -= (1 - early[1]) * early[0].rate_per_s * early[0].duration_us / 1e6
     if announced and requests.height >= FEW_LOST:
         tolerance = max(_POISSON * announced**0.5, lost(announced))
-        yield _at_least(_within(SENT, STAGES, announced, tolerance, "rate times duration"))
+        yield replace(_within(SENT, STAGES, announced, tolerance, "rate times duration"), high=math.inf)
     if (numbers := _numbers(sent["request_id"])) is not None:
         count = int(numbers.max() - numbers.min()) + 1
-        yield _at_least(_within(SENT, IDS, count, lost(count), f"{numbers.min()} to {numbers.max()}"))
+        yield replace(_within(SENT, IDS, count, lost(count), f"{numbers.min()} to {numbers.max()}"), high=math.inf)
     if beats := _beats(by_arrival(sent.drop_nulls("arrival_us"))):
-        yield _at_least(_within(SENT, BEAT, beats, lost(beats), "whole periods"))
+        yield replace(_within(SENT, BEAT, beats, lost(beats), "whole periods"), high=math.inf)
 
 
 _NUMBER_AT_END = "[0-9]{1,9}$"
@@ -359,7 +351,7 @@ def _of_journeys(recording: Recording, client: dict[str, Entry]) -> Iterator[Ent
         own_later = timed.filter((pl.col("arrived_us") > last_us) & pl.col("request_index").is_not_null()).height
         count = during + own_later + _goes_on(timed, last_us, _PAUSES * last_us / client[SENT].value)
         entry = _within(SENT, JOURNEYS, count, lost(client[SENT].value), "first send to a pause")
-        yield _at_least(entry)  # others may not have been traced
+        yield replace(entry, high=math.inf)  # others may not have been traced
     pairs = recording.requests.frame(["request_index", "prompt_tokens", "output_tokens", "output_tokens_source"]).join(
         journeys.drop_nulls("request_index"), on="request_index", suffix="_served"
     )
@@ -410,7 +402,7 @@ def _of_metrics(recording: Recording, client: dict[str, Entry]) -> Iterator[Entr
         if value is not None:
             entry = _within(quantity, METRICS, value, tolerance, covers)
             with_preempted = quantity == HITS and counts["preemptions"]  # hits of those that came back count as well
-            yield entry if between and not with_preempted else _at_most(entry)
+            yield entry if between and not with_preempted else replace(entry, low=0.0)
 
 
 def warm_ups(recording: Recording, beyond: float) -> int:
@@ -459,7 +451,7 @@ def _of_log(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]:
             continue
         whole = int(value) / (1 - (rate or 0.0)) if quantity == PROMPT else int(value)
         entry = _within(quantity, LOG, whole, _tokens(client, quantity), covers)
-        yield entry if of_run else _at_most(entry)
+        yield entry if of_run else replace(entry, low=0.0)
 
 
 @dataclass(frozen=True)
@@ -521,7 +513,7 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
     tolerance = _tokens(client, PROMPT) + _NOISE * totals.prefill_error
     prefill = _within(PROMPT, STEP_RECORDS, scaled, tolerance, "tokens computed" if every else "a sample of steps")
     if not again:
-        yield _at_least(prefill)
+        yield replace(prefill, high=math.inf)
     if not every or not alone or DECODED not in client:
         return
     of_run = recording.steps.where("decode_tokens IS NOT NULL")
@@ -529,7 +521,7 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
         of_run = of_run.between("start_us", int(client[SPAN].low), int(client[SPAN].high))
     decoded = int(of_run.aggregate(n="coalesce(sum(decode_tokens), 0)")["n"])
     entry = _within(DECODED, STEP_RECORDS, decoded, _tokens(client, DECODED), "steps of the run")
-    yield _at_most(entry) if again or "speculative_config" in recording.engine else entry
+    yield replace(entry, low=0.0) if again or "speculative_config" in recording.engine else entry
     if PROMPT in client and not again and decoded >= _HELD * client[DECODED].value:
         hits = max(client[PROMPT].value - totals.prefill_tokens, 0)
         yield _within(HITS, STEP_RECORDS, hits, _tokens(client, PROMPT), "sent, not computed")

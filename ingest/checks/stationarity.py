@@ -16,7 +16,6 @@ from blis_replay.ingest.checks.evidence import (
     mean,
     named,
     not_checked,
-    requests_in,
     step_intervals,
     steps_in,
 )
@@ -54,7 +53,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
             continue
         sent = _of_stage(recorded_requests(recording).frame(["stage", "arrival_us"]), window)
         finishes = (of_stage["arrival_us"] + of_stage["e2e_us"]).sort()
-        within = (finishes >= window.start_us) & (finishes < window.end_us)
+        within = finishes.is_between(window.start_us, window.end_us, "left")
         findings += [
             *_cold_start(of_stage, window),
             *_drift(of_stage, window),
@@ -134,7 +133,7 @@ def _cold_start(requests: pl.DataFrame, window: Window) -> list[Finding]:
 
 
 def _drift(requests: pl.DataFrame, window: Window) -> list[Finding]:
-    settled = by_arrival(requests_in(requests, window))
+    settled = by_arrival(requests.filter(pl.col("arrival_us").is_between(window.start_us, window.end_us, "left")))
     fifth = settled.height // 5
     if fifth < _FEWEST:
         return []

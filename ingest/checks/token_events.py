@@ -212,8 +212,9 @@ def _from_aggregates(recording: Recording) -> Finding:
     reported_us = served.published(recording.aggregates, -1, "itl_reported", "mean")
     if not reported_us:
         return evidence.not_checked(CHECK, "itl", "no stream events and no published ITL")
-    true_us = evidence.published_decode_gap_us(recording, -1) or evidence.recorded_decode_gap_us(recording)
     tokens = evidence.true_output_tokens(recording)
+    # From published means, which the requests of a recording reproduce.
+    true_us = served.true_mean_gap_us(recording.aggregates, -1, tokens) or evidence.recorded_decode_gap_us(recording)
     if true_us is None or tokens is None:
         if not served.is_paired(recording.aggregates):
             return evidence.not_checked(CHECK, "itl", "no true output length to compare the published ITL with")

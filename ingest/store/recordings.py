@@ -235,7 +235,7 @@ def read_stored(store: Store, slug: str) -> Recording:
     tables: dict[str, Any] = {table: stored_rows(store, slug, hashes, table) for table in TABLES}
     return Recording(
         **{name: row[name] for name in IDENTITY} | {"alias": row["alias"] if namesakes == (1,) else slug},
-        engine=_read_engine(store, slug),
+        engine=read_engine(store, slug),
         stages=tuple(Stage(*r) for r in _rows(store, "stage, rate_per_s, duration_us", "stages", slug, "stage")),
         shared_prefix=_shared_prefix(row),
         ignore_eos=row["ignore_eos"],
@@ -292,14 +292,10 @@ def _read_prefix(store: Store, slug: str) -> PromptTree | None:
     return PromptTree(str(source[0]), *(read_table(store, *table, slug=slug) for table in tables))
 
 
-def _read_engine(store: Store, slug: str) -> dict[str, Setting]:
+def read_engine(store: Store, slug: str) -> dict[str, Setting]:
+    """The engine arguments of an experiment, each with its source."""
     rows = _rows(store, "name, value, source, detail", "engine_args", slug, "name")
     return {name: Setting(json.loads(value), source, detail) for name, value, source, detail in rows}
-
-
-def given_engine(store: Store, slug: str) -> dict[str, Setting]:
-    """The engine arguments that an earlier ingest of the experiment took from ``--engine FILE``; maybe empty."""
-    return {name: setting for name, setting in _read_engine(store, slug).items() if setting.source == "file"}
 
 
 def _read_files(store: Store, slug: str) -> tuple[SourceFile, ...]:
@@ -329,26 +325,6 @@ def _load_profile(stored: str | None) -> LoadProfile | None:
 
 
 # -- Token times, corrected for how their client stamped them ---------------------------------------------
-
-OUTPUT_TIME_SCHEMA: dict[str, type[pl.DataType]] = {
-    "request_index": pl.Int64,
-    "token_index": pl.Int64,
-    "time_us": pl.Int64,
-}
-
-_OUTPUT_TIMES = """
-SELECT request_index, token_index, time_us FROM token_events
-WHERE slug = $slug AND token_index IS NOT NULL ORDER BY request_index, token_index
-"""
-
-
-def token_times(store: Store, slug: str) -> pl.DataFrame:
-    """``request_index``, ``token_index``, ``time_us``: output tokens only, in that order.
-
-    Empty without stream stamps, and where stamps cannot be assigned to tokens.
-    """
-    return fetch(store.connection, _OUTPUT_TIMES, {"slug": slug}, OUTPUT_TIME_SCHEMA)
-
 
 # ``chosen_requests``: a view that is registered where not all requests are pooled.
 _OF_CHOSEN = "request_index IN (SELECT request_index FROM chosen_requests)"

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 from builders import aggregates, recording, requests, server_traces, steps, write_events
+from recordings import token_times
 
 from blis_replay.base.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import Clock, Finding, SharedPrefix
@@ -25,7 +26,6 @@ from blis_replay.ingest.store.recordings import (
     read_findings,
     read_token_layout,
     resolve,
-    token_times,
 )
 from blis_replay.ingest.store.runs import RunRecord, read_run, write_run
 from blis_replay.ingest.store.writing import write_recording

@@ -17,6 +17,7 @@ from blis_replay.ingest.recording import (
     empty_frame,
 )
 from blis_replay.ingest.rows import no_rows, rows_of
+from blis_replay.ingest.store.file import Store, fetch
 
 ENGINE = {
     "max_num_seqs": 128,
@@ -71,3 +72,10 @@ def make_recording(
         files=(),
         missing=(),
     )
+
+
+def token_times(store: Store, slug: str) -> pl.DataFrame:
+    """``request_index``, ``token_index``, ``time_us`` of the output tokens that the store numbers, in that order."""
+    sql = "SELECT request_index, token_index, time_us FROM token_events WHERE slug = $slug AND token_index IS NOT NULL"
+    schema = dict.fromkeys(("request_index", "token_index", "time_us"), pl.Int64)
+    return fetch(store.connection, f"{sql} ORDER BY ALL", {"slug": slug}, schema)

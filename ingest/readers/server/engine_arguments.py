@@ -133,7 +133,7 @@ def checked_arguments(path: Path, given: Mapping[str, object], also: tuple[str, 
             raise RecordingError(path, f"field {written[:60]}", "not an engine argument of vLLM 0.11 to 0.32", remedy)
         if name == "dtype" and raw == "auto":
             continue
-        value = argument_value(name, raw)
+        value = ARGUMENTS[name].read(raw)
         if value is None:
             expected = f"give {ARGUMENTS[name].expected}"
             raise RecordingError(path, f"field {written[:60]}", f"{quoted(raw)} is not usable", expected)
@@ -142,8 +142,3 @@ def checked_arguments(path: Path, given: Mapping[str, object], also: tuple[str, 
             raise RecordingError(path, f"field {written[:60]}", problem, "give it once")
         arguments[name] = value
     return arguments
-
-
-def argument_value(name: str, raw: object) -> Argument | None:
-    """What an argument of :data:`ARGUMENTS` is, ``None`` if ``raw`` is nothing that it can be."""
-    return ARGUMENTS[name].read(raw)

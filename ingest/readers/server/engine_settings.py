@@ -17,7 +17,7 @@ from blis_replay.base.engine_packs import choose_pack, known_release, release_nu
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, argument_value, checked_arguments
+from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, checked_arguments
 from blis_replay.ingest.readers.server.engine_defaults import Machine, default_settings, gpu_gib_of
 from blis_replay.ingest.readers.server.log import ServerLog
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Setting
@@ -76,7 +76,7 @@ def merged(sources: Iterable[Source]) -> tuple[dict[str, Setting], tuple[Finding
     findings: list[Finding] = []
     for source, detail, arguments in sources:
         for name, raw in arguments.items():
-            value = argument_value(name, raw)
+            value = ARGUMENTS[name].read(raw)
             taken = settings.get(name)
             if name == "dtype" and raw == "auto":  # whatever the model's own files say
                 continue

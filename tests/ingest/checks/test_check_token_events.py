@@ -12,13 +12,14 @@ import pytest
 from builders import aggregates, recording, requests, write_events
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recordings import token_times
 
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.served import is_paired, published_itl
 from blis_replay.ingest.store import open_store
-from blis_replay.ingest.store.recordings import inter_token_gaps, read_token_layout, token_times
+from blis_replay.ingest.store.recordings import inter_token_gaps, read_token_layout
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import (
     NO_EVENTS,
