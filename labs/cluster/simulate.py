@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.parallel.instances import instance_result, new_run, run_to_the_end
+from blis_replay.blis.parallel.ranks import pooled
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
@@ -20,17 +21,15 @@ from blis_replay_labs.cluster.router import new_router, run_routed
 
 @dataclass(frozen=True)
 class ClusterResult:
-    """A run of a cluster; ``int64[n]`` are in the order of the trace, -1 where there is nothing.
+    """A run of a cluster, its requests in the order of the trace.
 
-    ``instance``: where each request was served.  ``instances``: the run of each, its
-    requests in the order of the trace.  ``ttft_us``, ``e2e_us``: as the client sees them, of ``completed`` (bool[n]).
+    ``whole``: all instances as one, their steps one instance after the other.  ``instance``: int64[n], where each
+    request was served.  ``instances``: the run of each.
     """
 
+    whole: SimResult
     instance: Int64s
     instances: tuple[SimResult, ...]
-    completed: Bools
-    ttft_us: Int64s
-    e2e_us: Int64s
 
 
 def simulate_cluster(
@@ -54,8 +53,8 @@ def simulate_cluster(
     stack, front = new_run(trace, cluster.instances, engine, queued_us)
     router = new_router(cluster, stack, front, given_instances(cluster, len(trace)))
     stack = run_to_the_end(stack, front, latency, "instance", partial(run_routed, router))
-    results = tuple(instance_result(trace, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
-    return _pooled(front.target, results)
+    results = [instance_result(trace, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances)]
+    return ClusterResult(*pooled(results, front.target), tuple(results))
 
 
 def given_instances(cluster: ClusterConfig, requests: int) -> Int64s | None:
@@ -66,14 +65,3 @@ def given_instances(cluster: ClusterConfig, requests: int) -> Int64s | None:
     if isinstance(router, Random):
         return np.random.default_rng(router.seed).integers(cluster.instances, size=requests)
     return None
-
-
-def _pooled(instance: Int64s, results: tuple[SimResult, ...]) -> ClusterResult:
-    completed = np.zeros(len(instance), np.bool_)
-    ttft_us, e2e_us = np.full(len(instance), -1, np.int64), np.full(len(instance), -1, np.int64)
-    for i, result in enumerate(results):
-        chosen = instance == i
-        completed[chosen] = result.completed
-        ttft_us[chosen] = np.where(result.completed, result.ttft_us, -1)
-        e2e_us[chosen] = np.where(result.completed, result.e2e_us, -1)
-    return ClusterResult(instance, results, completed, ttft_us, e2e_us)

@@ -180,7 +180,7 @@ class Case:
             }
             latency = replace(latency, coefficients=msgspec.structs.replace(latency.coefficients, **scaled))
         cluster = ClusterConfig(self.submission.replicas)
-        result = simulate_cluster(trace, cluster, self.engine.engine, latency, entry.lifecycle)
+        result = simulate_cluster(trace, cluster, self.engine.engine, latency, entry.lifecycle).whole
         done = result.completed & (trace.output_tokens > 1)
         e2e, ttft = result.e2e_us[done], result.ttft_us[done]
         series = zip(METRICS, (e2e, ttft, (e2e - ttft) / (trace.output_tokens[done] - 1)), strict=True)

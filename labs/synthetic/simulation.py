@@ -25,7 +25,7 @@ from blis_replay.replay.engine import cache_groups, not_simulated, with_captured
 from blis_replay.replay.mode import ReplayMode, captured_sizes
 from blis_replay.replay.plan import request_trace
 from blis_replay_labs.cluster.config import ClusterConfig
-from blis_replay_labs.cluster.simulate import ClusterResult, simulate_cluster
+from blis_replay_labs.cluster.simulate import simulate_cluster
 from blis_replay_labs.synthetic.request_table import RequestTable
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
@@ -250,14 +250,10 @@ def _label(entry: ModelEntry) -> str:
 
 @dataclass(frozen=True)
 class ClusterSimulation:
-    """A finished simulation of a cluster; ``result`` is in the order of ``table.trace``.
+    """A finished simulation of a cluster: as if it were one engine, and what each of its instances served alone."""
 
-    ``instances``: what each instance served, as a simulation of those requests alone.
-    """
-
-    table: RequestTable
+    whole: Simulation
     cluster: ClusterConfig
-    result: ClusterResult
     instances: tuple[Simulation, ...]
 
 
@@ -271,7 +267,7 @@ def simulate_on_cluster(
         Simulation(_part(table, np.flatnonzero(result.instance == i)), engine, release, entry, run)
         for i, run in enumerate(result.instances)
     )
-    return ClusterSimulation(table, cluster, result, instances)
+    return ClusterSimulation(Simulation(table, engine, release, entry, result.whole), cluster, instances)
 
 
 def _part(table: RequestTable, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RequestTable:

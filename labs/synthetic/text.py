@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
 from blis_replay.validate.metrics.objectives import Objectives, attained
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import number_text, percent_plain
@@ -36,13 +35,23 @@ def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, An
     hits = np.maximum(result.cached_tokens, trace.prompt_tokens - trace.prefill_tokens)
     samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
     bounded, gaps = engine.num_gpu_blocks is not None, result.inter_token_gaps(done)
+    latencies = latency_statistics(samples, gaps)
     slo = {"slo": attained(objectives, samples, gaps, len(trace)).document} if objectives else {}
     return {
         "requests": len(trace),
         "completed": int(done.sum()),
         "cut_short": int((result.output_tokens < trace.output_tokens)[done].sum()),
         "steps": len(steps),
-        **_served(samples, gaps, duration_s),
+        "duration_s": duration_s,
+        "requests_per_s": len(samples.e2e_us) / duration_s if duration_s else None,
+        "output_tokens_per_s": int(samples.output_tokens.sum()) / duration_s if duration_s else None,
+        "latencies_ms": {
+            metric: {
+                name: round(us / 1000, 6) if (us := latencies[metric].get(name)) is not None else None
+                for name in STATISTICS
+            }
+            for metric in METRICS
+        },
         **slo,
         "preemptions": int(result.preemptions.sum()),
         "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()) if len(trace) else None,
@@ -99,50 +108,22 @@ def _ignored(values: dict[str, Any]) -> list[str]:
     return [f"columns not used: {', '.join(ignored)}"] if ignored else []
 
 
-def _served(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]], duration_s: float) -> dict[str, Any]:
-    """Rates of completed requests, and their latencies by metric and statistic; None without samples."""
-    latencies = latency_statistics(samples, gaps)
-    return {
-        "duration_s": duration_s,
-        "requests_per_s": len(samples.e2e_us) / duration_s if duration_s else None,
-        "output_tokens_per_s": int(samples.output_tokens.sum()) / duration_s if duration_s else None,
-        "latencies_ms": {
-            metric: {
-                name: round(us / 1000, 6) if (us := latencies[metric].get(name)) is not None else None
-                for name in STATISTICS
-            }
-            for metric in METRICS
-        },
-    }
-
-
 # Fields that are the same for all instances.
 _ONCE = ("provenance", "ignored_columns")
-_SUMS = ("requests", "completed", "cut_short", "steps", "preemptions")
+_OF_ALL = (
+    *("requests", "completed", "cut_short", "steps", "preemptions", "duration_s", "requests_per_s"),
+    *("output_tokens_per_s", "latencies_ms", "prefix_hit_rate"),
+)
 
 
 def cluster_summary(simulation: ClusterSimulation) -> dict[str, Any]:
-    """Plain JSON values: those of ``simulation_summary.summary`` for all together, and in ``instances[]`` for each."""
-    result, trace = simulation.result, simulation.table.trace
-    instances = [summary(part) for part in simulation.instances]
-    done = result.completed
-    output_tokens = trace.output_tokens.copy()  # as asked for; of those served, as long as they came out
-    for i, part in enumerate(simulation.instances):
-        output_tokens[result.instance == i] = part.result.output_tokens
-    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], output_tokens[done])
-    gaps_us, counts = zip(
-        *(part.result.inter_token_gaps(part.result.completed) for part in simulation.instances), strict=True
-    )
-    duration_s = float((trace.arrival_us + result.e2e_us)[done].max(initial=0) - trace.arrival_us[0]) / 1e6
-    prompts = [int(part.table.trace.prompt_tokens.sum()) for part in simulation.instances]
-    hits = sum((one["prefix_hit_rate"] or 0) * tokens for one, tokens in zip(instances, prompts, strict=True))
+    """Plain JSON values: those of ``summary`` for all together, and in ``instances[]`` for each."""
+    whole, instances = summary(simulation.whole), [summary(part) for part in simulation.instances]
     return {
-        **{name: sum(one[name] for one in instances) for name in _SUMS},
-        **_served(samples, (np.concatenate(gaps_us), np.concatenate(counts)), duration_s),
-        "prefix_hit_rate": hits / sum(prompts),
+        **{name: whole[name] for name in _OF_ALL},
         "instances": [{name: one[name] for name in one if name not in _ONCE} for one in instances],
-        "ignored_columns": instances[0]["ignored_columns"],
-        "provenance": instances[0]["provenance"] | {"router": _router_name(simulation.cluster.router)},
+        "ignored_columns": whole["ignored_columns"],
+        "provenance": whole["provenance"] | {"router": _router_name(simulation.cluster.router)},
     }
 
 

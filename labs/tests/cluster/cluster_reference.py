@@ -13,7 +13,7 @@ from blis_replay_labs.cluster.simulate import ClusterResult
 
 def loads(trace: RequestTrace, result: ClusterResult, request: int, seen_us: int) -> list[int]:
     """Requests sent to each instance before this one and not finished before ``seen_us``; nobody gives up."""
-    finished_us = trace.arrival_us + result.e2e_us
+    finished_us = trace.arrival_us + result.whole.e2e_us
     left = (np.arange(len(trace)) < request) & (finished_us >= seen_us)
     return [int((left & (result.instance == i)).sum()) for i in range(len(result.instances))]
 

@@ -123,8 +123,8 @@ def test_round_robin_of_twins_is_two_single_runs() -> None:
     result = simulate_cluster(twins, ClusterConfig(2, RoundRobin()), engine, latency, lifecycle)
     assert single.preemptions.sum() > 0, "so that KV pressure is compared too"
     for i in (0, 1):
-        assert (result.ttft_us[i::2] == single.ttft_us).all()
-        assert (result.e2e_us[i::2] == single.e2e_us).all()
+        assert (result.whole.ttft_us[i::2] == single.ttft_us).all()
+        assert (result.whole.e2e_us[i::2] == single.e2e_us).all()
         assert result.instances[i].steps.tobytes() == single.steps.tobytes()
 
 
@@ -132,7 +132,7 @@ def test_nobody_queues_before_the_router_has_seen_it() -> None:
     """An observed delay may be negative (clocks); in a cluster the request queues when it is routed."""
     trace = replace(make_trace([0, 50_000], [5, 5], [1, 1]), pre_queue_us=np.array([0, -20_000]))
     result = simulate_cluster(trace, ClusterConfig(1), ENGINE, TEN_MS)
-    assert result.ttft_us.tolist() == [10_000, 10_000]
+    assert result.whole.ttft_us.tolist() == [10_000, 10_000]
 
 
 def test_an_empty_trace_has_an_empty_result() -> None:
@@ -146,7 +146,7 @@ def test_long_runs_find_room() -> None:
     engine = replace(ENGINE, max_model_len=20_000, max_num_batched_tokens=20_000)
     trace = make_trace([0, 1, 2], [5] * 3, [9_000, 1, 1])
     result = simulate_cluster(trace, ClusterConfig(4, AlwaysBusiest()), engine, TEN_MS)
-    assert result.e2e_us[0] == 9_000 * 10_000
+    assert result.whole.e2e_us[0] == 9_000 * 10_000
     assert result.instances[0].steps.tobytes() == simulate(trace, engine, TEN_MS).steps.tobytes()
 
 
@@ -157,7 +157,7 @@ def test_one_instance_may_get_more_than_its_share() -> None:
     engine = replace(ENGINE, scheduling_policy="priority", max_num_seqs=4)
     result = simulate_cluster(trace, ClusterConfig(4, AlwaysBusiest()), engine, TEN_MS)
     assert (result.instance == 0).all()
-    assert (result.e2e_us == simulate(trace, engine, TEN_MS).e2e_us).all()
+    assert (result.whole.e2e_us == simulate(trace, engine, TEN_MS).e2e_us).all()
 
 
 # -- What it refuses ----------------------------------------------------------------------------

@@ -78,9 +78,9 @@ def assert_each_instance_is_a_single_run(trace: RequestTrace, result: ClusterRes
             assert (getattr(run, name) == getattr(single, name)).all(), name
         assert run.steps.tobytes() == single.steps.tobytes()
         assert run.segments.tobytes() == single.segments.tobytes()
-        done = result.completed[chosen]
-        assert (result.e2e_us[chosen][done] == single.e2e_us[done]).all()
-        assert (result.ttft_us[chosen][done] == single.ttft_us[done]).all()
+        done = result.whole.completed[chosen]
+        assert (result.whole.e2e_us[chosen][done] == single.e2e_us[done]).all()
+        assert (result.whole.ttft_us[chosen][done] == single.ttft_us[done]).all()
 
 
 @pytest.mark.slow
@@ -94,10 +94,10 @@ def test_conservation(rows: Rows, cluster: ClusterConfig, engine: EngineConfig) 
     assert served == len(trace)
     assert result.instance.max(initial=0) < cluster.instances
     given_up = sum(int(run.aborted.sum()) for run in result.instances)
-    assert result.completed.sum() + given_up == served
+    assert result.whole.completed.sum() + given_up == served
     assert (
         sum(int(run.output_tokens[run.completed].sum()) for run in result.instances)
-        == trace.output_tokens[result.completed].sum()
+        == trace.output_tokens[result.whole.completed].sum()
     )
     assert_each_instance_is_a_single_run(trace, result, engine)
 
@@ -110,7 +110,7 @@ def test_equal_input_gives_equal_output(rows: Rows, cluster: ClusterConfig, engi
     trace = trace_of(rows)
     first, second = (simulate_cluster(trace, cluster, engine, LATENCY, LIFECYCLE) for _ in range(2))
     assert second.instance.tobytes() == first.instance.tobytes()
-    assert second.e2e_us.tobytes() == first.e2e_us.tobytes()
+    assert second.whole.e2e_us.tobytes() == first.whole.e2e_us.tobytes()
     pairs = zip(first.instances, second.instances, strict=True)
     assert all(a.steps.tobytes() == b.steps.tobytes() for a, b in pairs)
 
@@ -183,7 +183,7 @@ def test_every_feature_of_the_engine_is_that_of_a_single_run(scenario: Scenario,
     trace = replace(scenario.trace, arrival_us=arrival_us, abort_us=abort_us)
     result = simulate_cluster(trace, ClusterConfig(3, router), scenario.engine, LATENCY, LIFECYCLE)
     if scenario.engine.num_gpu_blocks is None:
-        assert (result.completed == (trace.abort_us == NEVER_US)).all()
+        assert (result.whole.completed == (trace.abort_us == NEVER_US)).all()
         return
     assert_each_instance_is_a_single_run(trace, result, scenario.engine)
     seen = {
