@@ -18,7 +18,6 @@ from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.compare import compare_replay
-from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.segments import segments_of
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
@@ -192,6 +191,7 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
     except ExperimentError as problem:
         return Score(name, recording.slug, recording.alias, problem=str(problem))
     both = on_both_sides(run)
+    rank, crps = _by_request(run, both)
     passes = {"PASS": True, "FITS": True, "FAIL": False}.get(comparison.verdict)
     return Score(
         simulator=name,
@@ -199,10 +199,10 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
         alias=recording.alias,
         coefficients=run.release.name,
         fitted=AS_SHIPPED if run.release.name == AS_SHIPPED else comparison.use,
-        errors={number: error for number in SHOWN if (error := _error(comparison, number)) is not None},
+        errors={(m, s): error for m, s in SHOWN if (error := comparison.metrics[m][s].error) is not None},
         throughput=_throughput(run, both),
-        rank=_ranks(run, both),
-        crps=_crps(run, both),
+        rank=rank,
+        crps=crps,
         passes=None if comparison.overloaded else passes,
         overloaded=comparison.overloaded,
         seconds=seconds,
@@ -237,11 +237,6 @@ def _cost(run: ReplayRun, explain: Callable[[ReplayRun], Cost] | None) -> Cost |
         return str(problem)
 
 
-def _error(comparison: Comparison, number: Number) -> float | None:
-    metric, statistic = number
-    return comparison.metrics[metric][statistic].error
-
-
 def _throughput(run: ReplayRun, both: Bools) -> float | None:
     """Error of output tokens per second, first arrival to last end; None without latencies of requests."""
     if both.sum() < 2:
@@ -256,26 +251,22 @@ def _span_s(arrival_us: Int64s, e2e_us: Int64s) -> float:
     return max(float((arrival_us + e2e_us).max() - arrival_us.min()), 1.0) / _US_PER_S
 
 
-def _ranks(run: ReplayRun, both: Bools) -> dict[str, float]:
-    """Spearman's correlation of E2E and TTFT between requests; none where a side is constant."""
-    requests = run.recording.requests
-    found: dict[str, float] = {}
-    for metric, simulated_us in (("e2e", run.e2e_us), ("ttft", run.ttft_us)):
-        sides = (values[both] for values in (requests[f"{metric}_us"].to_numpy(), simulated_us))
+def _by_request(run: ReplayRun, both: Bools) -> tuple[dict[str, float], dict[str, float]]:
+    """Of E2E and TTFT, what ``Score`` calls ``rank`` and ``crps``.
+
+    No rank where a side is constant, and no CRPS without recorded requests.
+    """
+    rank: dict[str, float] = {}
+    crps: dict[str, float] = {}
+    for metric, simulated_us in (("e2e", run.e2e_us[both]), ("ttft", run.ttft_us[both])):
+        observed_us = run.recording.requests[f"{metric}_us"].to_numpy()[both].astype(np.float64)
+        sides = (observed_us, simulated_us)
         ranks = [pl.Series(side).rank("average").to_numpy().astype(np.float64) for side in sides]
         if (r := correlation(*ranks)) is not None:
-            found[metric] = r
-    return found
-
-
-def _crps(run: ReplayRun, both: Bools) -> dict[str, float]:
-    """Mean absolute error of E2E and TTFT per request over the observed mean; none without recorded requests."""
-    found: dict[str, float] = {}
-    for metric, simulated_us in (("e2e", run.e2e_us), ("ttft", run.ttft_us)):
-        observed_us = run.recording.requests[f"{metric}_us"].to_numpy()[both].astype(np.float64)
+            rank[metric] = r
         if len(observed_us) and observed_us.mean() > 0:
-            found[metric] = float(np.abs(simulated_us[both] - observed_us).mean() / observed_us.mean())
-    return found
+            crps[metric] = float(np.abs(simulated_us - observed_us).mean() / observed_us.mean())
+    return rank, crps
 
 
 def _segments(run: ReplayRun) -> dict[str, float]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.judgement import HELD_OUT
+from blis_replay.validate.metrics.latency import mean_abs
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay_labs.board.leaderboard import SHOWN, Board, Cost, Score
 from blis_replay_labs.board.simulators import AS_SHIPPED
@@ -131,14 +132,9 @@ def _cost_line(score: Score, cost: Cost | str) -> Line:
     return Line(f"{who}: {cost.largest} ({moved}): {cost.evidence[cost.largest]}; {near}{also}")
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [abs(value) for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _percent(values: Sequence[float | None]) -> str:
     """Mean absolute value; no decimals from 100 % on."""
-    mean = _mean(values)
+    mean = mean_abs(values)
     return "-" if mean is None else f"{100 * mean:,.{0 if mean >= 0.9995 else 1}f} %"
 
 
@@ -156,8 +152,8 @@ def _summary(name: str, board: Board) -> list[Cell]:
         f"{sum(judged)} of {len(judged)}",
         *(_percent([score.errors.get(number) for score in scores]) for number in _SUMMED),
         _percent([score.throughput for score in scores]),
-        _mean([score.rank.get("e2e") for score in scores]),
-        _mean([score.seconds for score in scores]),
+        mean_abs([score.rank.get("e2e") for score in scores]),
+        mean_abs([score.seconds for score in scores]),
         max(peaks) // _MIB if peaks else None,
     ]
 

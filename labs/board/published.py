@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from blis_replay.validate.comparison.compare import compare_replay, light
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.judgement import HELD_OUT
-from blis_replay.validate.metrics.latency import relative_error
+from blis_replay.validate.metrics.latency import mean_abs, relative_error
 from blis_replay.validate.metrics.observed import Observed, read_observed
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.terminal import has_room
@@ -137,12 +137,6 @@ def held_out(compared: PublishedTable) -> PublishedTable:
     return PublishedTable(compared.coefficients, tuple(row for row in rows if row.theirs), kept)
 
 
-def mean_abs(errors: Sequence[Errors], column: str) -> float | None:
-    """Mean of the absolute errors of a column over experiments; None if none has it."""
-    values = [abs(error[column]) for error in errors if column in error]
-    return sum(values) / len(values) if values else None
-
-
 def _compared(release: CoefficientRelease, experiment: Observed) -> Comparison:
     return light(compare_replay(replay(experiment.recording, release), experiment.token_gaps))
 
@@ -257,4 +251,4 @@ def _sides(row: PublishedRow) -> dict[str, Mapping[str, Errors]]:
 
 
 def _means(errors: Mapping[str, Errors]) -> dict[str, float | None]:
-    return {column: mean_abs(list(errors.values()), column) for column in COLUMNS}
+    return {column: mean_abs(of.get(column) for of in errors.values()) for column in COLUMNS}

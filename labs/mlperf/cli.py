@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import numpy as np
 
 from blis_replay.base.errors import ReplayError
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named, table_of
 from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import verb
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.metrics.latency import mean_abs
 from blis_replay.validate.text.answer import Answer, Block, Part
 from blis_replay_labs.mlperf.loadgen import METRICS, STATISTICS, Run, each_run
 from blis_replay_labs.mlperf.prediction import (
@@ -140,15 +140,9 @@ def mean_rows(found: Sequence[Predicted]) -> list[list[Cell]]:
     for gpu, model in dict.fromkeys((one.case.gpu, one.case.submission.model) for one in single):
         alike = [one for one in single if (one.case.gpu, one.case.submission.model) == (gpu, model)]
         for metric in _ORDER:
-            means = [_mean_abs(alike, metric, name, fitted) for fitted in (False, True) for name in _SHOWN]
-            rows.append([gpu, model, metric.upper(), len(alike), *means])
+            errors = [[one.error(metric, s, fitted=fit) for one in alike] for fit in (False, True) for s in _SHOWN]
+            rows.append([gpu, model, metric.upper(), len(alike), *map(mean_abs, errors)])
     return rows
-
-
-def _mean_abs(found: Sequence[Predicted], metric: str, statistic: str, fitted: bool) -> float | None:
-    errors = [one.error(metric, statistic, fitted=fitted) for one in found]
-    known = [abs(error) for error in errors if error is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _run_row(one: Predicted, numbers: dict[int, int]) -> list[Cell]:

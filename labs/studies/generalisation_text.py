@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
+from blis_replay.validate.metrics.latency import mean_abs
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Part
 from blis_replay.validate.text.cells import cell_text
 from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalFit
@@ -88,11 +87,8 @@ def mean_abs_error(scores: Sequence[Score], metric: str, statistic: str = "mean"
     """Mean over experiments that are not overloaded of the absolute error; ``metric`` ``step``: of the step MAPE."""
     counted = [score for score in scores if not score.overloaded]
     if metric == "step":
-        errors = [score.step_mape for score in counted]
-    else:
-        errors = [score.errors.get(metric, {}).get(statistic) for score in counted]
-    known = [abs(error) for error in errors if error is not None]
-    return float(np.mean(known)) if known else None
+        return mean_abs(score.step_mape for score in counted)
+    return mean_abs(score.errors.get(metric, {}).get(statistic) for score in counted)
 
 
 _DATA_COLUMNS = (
