@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 _STAMPS = ("queued_us", "scheduled_us", "first_token_us", "finished_us")
 JOURNEYS, SPANS, CLIENT_ONLY = "journeys", "durations of llm_request spans", "client latencies only"
-PLACED = "durations of llm_request spans from the iteration of the server's log that admitted each request"
+PLACED = "llm_request spans, placed by iterations of the server's log,"
 
 
 @dataclass(frozen=True)

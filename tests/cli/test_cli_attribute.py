@@ -35,6 +35,7 @@ def test_of_an_overloaded_recording_the_queue_is_named_before_any_number(run: Ru
 def test_every_field_of_the_json_is_documented(run: Run) -> None:
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
     document = run("explain", *own, "--replay", "arrivals=flat").json
+    assert document["next_recording"]["command"].startswith("vllm bench serve")
     error = document["errors"][0]
     fields = {*document, *error, *error["error_ms"], *document["components"][0]}
     assert sorted(fields - documented("explain")) == []

@@ -70,8 +70,9 @@ def explain_verb(
     """
     if not names:
         raise click.UsageError("name an experiment; list them with `blis-replay list`")
-    from blis_replay.ingest.store import open_for_reading, read_stored
+    from blis_replay.ingest.store import experiments_named, open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.simulator import entry_of
     from blis_replay.validate.comparison.segments import segments_of
     from blis_replay.validate.comparison.segments_text import with_segments
     from blis_replay.validate.comparison.validated import compare_experiment
@@ -79,6 +80,8 @@ def explain_verb(
     from blis_replay.validate.experiment import given_options, named_experiments, release_for
     from blis_replay.validate.explain.attribute import attribute
     from blis_replay.validate.explain.text import attribution_answer
+    from blis_replay.validate.fit.next_recording import next_recording
+    from blis_replay.validate.fit.text import with_next
     from blis_replay.validate.metrics.observed import Selection, observed_requests, on_both_sides, pooled_gaps
 
     mode, sweep = parse_mode(mode_text), None
@@ -109,7 +112,12 @@ def explain_verb(
         )
         shown = on_both_sides(judged.run) & selection.of(judged.run.recording.requests)
         way = segments_of(judged.run, selection) if shown.any() else None
-    answer = below_verdict(with_segments(attribution_answer(attribution), way, shown=segments), judged)
+        entry = entry_of(release, recording)
+        fitted_on = {score.experiment for score in entry.fit.scores} if entry.fit else set()
+        here = [read_stored(store, one.slug) for one in experiments_named(store) if one.slug in fitted_on]
+        asked = next_recording(entry, here or [recording])
+    answer = with_segments(with_next(attribution_answer(attribution), asked), way, shown=segments)
+    answer = below_verdict(answer, judged)
     print_answer(answer if sweep is None else below_sweep(answer, sweep))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from shlex import quote
 from typing import Any
 
@@ -13,7 +13,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named,
 from blis_replay.validate.fit.calibrate import CalibratedFile, ModelFit
 from blis_replay.validate.fit.every_step import FORM, ROOFLINE_FORM
 from blis_replay.validate.fit.evidence import cold_start_of, is_load_level
-from blis_replay.validate.fit.next_recording import MINUTES, Load
+from blis_replay.validate.fit.next_recording import MINUTES, Load, NextRecording
 from blis_replay.validate.fit.scores import MOST_MISSED
 from blis_replay.validate.fit.step_errors import StepError
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
@@ -58,7 +58,7 @@ def calibration_answer(
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
         scores = [_score(score, aliases) for score in fit.record.scores]
-        page += [Block(_fit(fit)), *([Table("", _SCORE_COLUMNS, scores)] if scores else []), *_next(fit)]
+        page += [Block(_fit(fit)), *([Table("", _SCORE_COLUMNS, scores)] if scores else []), *next_parts(fit.next)]
     page.append(Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), ended]))
     document |= {"fits": [_document(fit) for fit in fits]}
     return Answer(page, document, table_of(rows), int(not written), tuple(misses))
@@ -114,9 +114,14 @@ def _fit(fit: ModelFit) -> list[Part]:
     ]
 
 
-def _next(fit: ModelFit) -> list[Part]:
+def with_next(answer: Answer, asked: NextRecording | None) -> Answer:
+    """An explanation with the load to record next, above its last part, which is the advice."""
+    document = {**answer.document, "next_recording": None if asked is None else asked.document()}
+    return replace(answer, page=[*answer.page[:-1], *next_parts(asked), answer.page[-1]], document=document)
+
+
+def next_parts(asked: NextRecording | None) -> list[Part]:
     """The load to record next, where it narrows something worth the while."""
-    asked = fit.next
     if asked is None or asked.now < _WORTH_RECORDING:
         return []
     load = "that load" if asked.load == asked.least_certain else _load(asked.load)
