@@ -149,7 +149,10 @@ def _predictions(report: GateReport) -> Part:
 def _between_us(gated: Gated) -> Mapping[str, tuple[float, float]]:
     """By metric, the 95 % interval of the simulated mean; empty without any."""
     remarks = gated.judgement.remarks if gated.judgement else ()
-    return next((one.values["between_us"] for one in remarks if one.code == "predicted"), {})
+    between: Mapping[str, tuple[float, float]] = next(
+        (one.values["between_us"] for one in remarks if one.code == "predicted"), {}
+    )
+    return between
 
 
 def _change_table(title: str, checks: Sequence[Check]) -> Table:

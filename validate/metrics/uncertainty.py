@@ -45,8 +45,9 @@ RUNS_APART = 1.96 * sqrt(2) * ASSUMED_RUN_NOISE
 # Stretches of the run; a quantile is tried without each.
 _STRETCHES = 6
 # Shares of the requests of a run: what one event may change, and how far apart such stretches begin.  A stall of 12 of
-# 120 requests, with the queue that it leaves, is longer than a quarter.
-_EVENT, _EVENT_STEP = 1 / 3, 1 / 12
+# 120 requests changes those in flight before it and those in the queue that it leaves: with a third, 6 of 2,160 means
+# of true simulators failed, with this 2.
+_EVENT, _EVENT_STEP = 0.4, 0.1
 # Of the interval of a trend: it is looked for in every run, and most have none.
 _TREND_CONFIDENCE = 0.995
 # Requests around a quantile, as a multiple of those beyond it.
