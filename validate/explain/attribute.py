@@ -423,12 +423,14 @@ def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     if largest is None:
         return Blame(i, error, None, None)
     least_us = max(MIN_BESIDE * abs(part_of(largest, i)), WORTH_NAMING * observed_us)
-    modelled_us = max(least_us, abs(residual_us))
-    beside = tuple(
-        cause
-        for cause in sizes
-        if cause is not largest and abs(part_of(cause, i)) >= (least_us if cause.component.is_input else modelled_us)
-    )
+
+    def is_named(cause: Cause, part_us: float) -> bool:
+        if cause.component.is_input:
+            return abs(part_us) >= least_us
+        # A part explains nothing if more is left with it as recorded than without.
+        return abs(part_us) >= max(least_us, abs(residual_us)) and abs(part_us + residual_us) > abs(residual_us)
+
+    beside = tuple(cause for cause in sizes if cause is not largest and is_named(cause, part_of(cause, i)))
     # None where causes cancel to the microsecond.
     whole_us = attribution.error[i].value_us
     return Blame(i, error, largest, part_of(largest, i) / whole_us if whole_us else None, beside)
