@@ -107,8 +107,8 @@ def _layout(hint: Any) -> tuple[np.dtype[Any], int]:
     return np.dtype(get_args(get_args(hint)[1])[0]), axes
 
 
-def reader(kind: type[_Set]) -> Callable[[_Set], _Set]:
-    """The function by which compiled code reads a set of tables: of its words, in any form, a pointer."""
+def reader(kind: type[_Set]) -> Callable[[_Set | int], _Set]:
+    """The function by which compiled code reads a set of tables: from its words, in any form, or from its address."""
     if AS_PYTHON:
         return _as_python
     layout = kind.layout()

@@ -70,7 +70,8 @@ def explain_verb(
     """
     if not names:
         raise click.UsageError("name an experiment; list them with `blis-replay list`")
-    from blis_replay.ingest.store import experiments_named, open_for_reading, read_stored
+    from blis_replay.ingest.store import open_for_reading, read_stored
+    from blis_replay.ingest.store.recordings import experiments_named
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.simulator import entry_of
     from blis_replay.validate.comparison.segments import segments_of
