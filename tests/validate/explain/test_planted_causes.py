@@ -140,7 +140,8 @@ def test_shares_sum_to_the_error_of_every_quantity(planted: Planted) -> None:
         shares_us = sum(cause.shares[i].value_us for cause in attribution.causes)
         assert shares_us + left_us == pytest.approx(error_us, abs=1e-6)
         assert error_us == pytest.approx(attribution.simulated_us[i] - attribution.observed_us[i], abs=1e-6)
-    assert attribution.replays == 1 + 2 ** (len(attribution.causes) - 1)  # arrivals, an input, come first
+    # Arrivals, an input, come first, and recorded step times last.
+    assert attribution.replays == 2 + 2 ** (len(attribution.causes) - 2)
 
 
 def test_of_causes_that_hide_one_another_the_wrong_input_comes_first() -> None:
