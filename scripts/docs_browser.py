@@ -85,26 +85,22 @@ def take_report() -> None:
                 page.screenshot(path=ROOT / "docs" / f"report-{scheme}.png", clip=area, full_page=True)
 
 
-# Of Perfetto's tracks, px: below its search field and overview.
-_TRACKS: FloatRect = {"x": 0, "y": 116, "width": 1280, "height": 858}
-
-
 def take_timeline(perfetto: Path) -> None:
-    """The worst request of a recording beside a replay without asynchronous scheduling, as Perfetto shows it."""
-    with TemporaryDirectory() as folder:
-        served = Path(folder) / "served"
-        shutil.copytree(perfetto, served)
-        _written(served / "t.json", "timeline tiny-live-d --around worst --for 300ms --replay scheduling=synchronous")
-        server = ThreadingHTTPServer(("127.0.0.1", 9001), partial(SimpleHTTPRequestHandler, directory=served))
-        Thread(target=server.serve_forever, daemon=True).start()
-        # 9001 is a port from which it takes traces.
-        with browser_page("light", 1280) as page:
-            page.set_viewport_size({"width": 1280, "height": 1080})
-            page.goto("http://127.0.0.1:9001/#!/?url=http://127.0.0.1:9001/t.json&hideSidebar=true")
-            page.get_by_text("steps simulated").wait_for()
-            page.wait_for_timeout(3_000)  # ms, until all tracks are drawn
-            page.screenshot(path=ROOT / "docs" / "timeline.png", clip=_TRACKS)
-        server.shutdown()
+    """The worst request of a recording beside a replay without asynchronous scheduling, as Perfetto shows it.
+
+    The folder gets a trace and a store.
+    """
+    _written(perfetto / "t.json", "timeline tiny-live-d --around worst --for 300ms --replay scheduling=synchronous")
+    # 9001 is a port from which it takes traces.
+    server = ThreadingHTTPServer(("127.0.0.1", 9001), partial(SimpleHTTPRequestHandler, directory=perfetto))
+    Thread(target=server.serve_forever, daemon=True).start()
+    with browser_page("light", 1280) as page:
+        page.set_viewport_size({"width": 1280, "height": 1080})
+        page.goto("http://127.0.0.1:9001/#!/?url=http://127.0.0.1:9001/t.json&hideSidebar=true")
+        page.get_by_text("steps simulated").wait_for()
+        page.wait_for_timeout(3_000)  # ms, until all tracks are drawn
+        tracks: FloatRect = {"x": 0, "y": 116, "width": 1280, "height": 858}  # px, below search field and overview
+        page.screenshot(path=ROOT / "docs" / "timeline.png", clip=tracks)
 
 
 if __name__ == "__main__":

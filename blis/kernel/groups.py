@@ -436,7 +436,7 @@ def set_key(state: State, extent: int, key: int, depth: int) -> None:
     this = state.extents[extent]
     this.ref_count = this.blocks = 1
     this.depth = depth
-    this.keys_at = -key - 2  # as of keys that are given at a preemption
+    this.keys_at = -key - 2  # like keys that are given at a preemption
     this.rest = this.twin = NONE
     first = state.extent_of_key[key]
     if first == NONE:

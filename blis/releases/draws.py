@@ -47,9 +47,8 @@ def draws(
 def scattered(latency: Latency, scatter: Scatter, until_us: int, seed: tuple[int, ...], known: bool) -> Latency:
     """A model whose steps take now longer and now shorter until a time of the run, as the recorded ones did.
 
-    ``known``: the mean over the run is that of the model; else the run is apart from it, too, as if it was a part of
-    another one four times as long, whose quarters differ as those of the recording did.  With one ``seed`` every run
-    is slow at the same times.
+    ``known``: the mean over the run is that of the model.  Else it differs from it as a quarter of a run four times as
+    long would, by what the recording says of quarters.  With one ``seed`` every run is slow at the same times.
     """
     of_run = max(until_us / scatter.step_us, 2.0)
     levels = [by for level, by in enumerate(scatter.by_doubling) if 2 << level <= of_run]

@@ -66,7 +66,7 @@ def tried(
         paces += ("recorded",)
     for pace in paces:
         try:
-            # Where a server stood still at its start it is no matter of pace, and the recording tells.
+            # A server that stood still at its start is not slow, and the recording tells.
             run = replay(recording, release, ReplayMode(pace=pace, warm_up=pace))
         except ExperimentError:
             if pace == "modelled":

@@ -24,8 +24,8 @@ SHARE_AT_ONCE = 0.25  # this share of requests has its first token without a wai
 MAX_DEPTH_FACTOR = 2.0  # depths are others if they differ by more than this many times those of the best ...
 MIN_DEPTH_GAP = 0.1  # ... and by this share of the time more
 # Depths alone name a limit if as stated they are others, beyond chance, for this share of the time, and with it for
-# this share of that.  Servers of 2 and 4 requests stated as 8 and 32: 0.46 to 0.52, and 0.15 to 0.2.  A cold start,
-# which is no limit: 0.75, and 0.8.
+# this share of that.  Servers of 2 and 4 requests stated as 8 and 32: 0.46 to 0.52, and 0.15 to 0.2.  A cold start
+# is not a limit: 0.75, and 0.8.
 MIN_DEPTHS, MAX_DEPTHS_LEFT = 0.4, 0.25
 
 _LIMITS = {argument.name for argument in ARGUMENTS if argument.counts}

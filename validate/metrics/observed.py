@@ -228,7 +228,7 @@ _UNPUBLISHED = "not published"
 
 
 def plain_numbers(values: Mapping[str, float], absent: str = "no such request") -> dict[str, Number]:
-    """The values of a metric by statistic, us, with ``absent`` as the reason where there is none."""
+    """The values of a metric by statistic, us, with ``absent`` as the reason for a missing one."""
     return {name: Number(values.get(name), None if name in values else absent) for name in STATISTICS}
 
 

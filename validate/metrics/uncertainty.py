@@ -290,7 +290,9 @@ def error_trend(
     """
     metric = "itl" if isfinite(number(observed, ("itl", "mean"))) else "e2e"
     seen, said = (terms(side, metric)[0] for side in (observed, simulated))
-    share = seen / max(float(seen.sum()), 1.0)
+    if not seen.sum() > 0:
+        return None
+    share = seen / float(seen.sum())
     ratio = number(simulated, (metric, "mean")) / number(observed, (metric, "mean"))
     place = (arrival_us - arrival_us.min()) / max(float(np.ptp(arrival_us)), 1.0)
     sizes = np.bincount(order.stage, share)

@@ -58,7 +58,8 @@ def test_block_identities_follow_the_requests_into_send_order(tmp_path: Path) ->
     recording = stored(tmp_path, {"trace.jsonl": lines([*MOONCAKE])})
     assert recording.prefix is not None
     assert recording.prefix.source == "hash_ids of the trace, one for 512 tokens"
-    assert recording.prefix.requests.rows() == [(0, 0), (1, 1)]
+    # Prompts are numbered as the file has them: the request that was sent second is its first.
+    assert recording.prefix.requests.rows() == [(0, 1), (1, 0)]
     assert recording.prefix.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1024)]
 
 
