@@ -164,5 +164,5 @@ def learning_curve_of(
     recordings = recordings_of(store_path, names)
     others = recordings_of(store_path, on) if on else []
     with progress_line("fitting") as progress:
-        found = learning_curve(recordings, others, progress=progress, **workers)
-    print_answer(tried_answer(found))
+        found, left_out = learning_curve(recordings, others, progress=progress, **workers)
+    print_answer(tried_answer(found, left_out))

@@ -54,6 +54,15 @@ class Tried:
         return self.low <= 0 <= self.high
 
 
+@dataclass(frozen=True)
+class NotFitted:
+    """The first requests of a recording that no fit could be made of, and why."""
+
+    fitted_on: str
+    requests: int
+    why: str
+
+
 def tried(
     release: CoefficientRelease, fitted_on: str, requests: int, recording: Recording, since: float = 0.0
 ) -> Iterator[Tried]:
@@ -103,17 +112,24 @@ def _pairs_of(job: tuple[Recording, Sequence[Recording]]) -> list[Tried]:
     return [one for other in others for one in tried(release, fitted.alias, fitted.requests.height, other)]
 
 
-def learning_curve(recordings: Sequence[Recording], on: Sequence[Recording] = (), **pool: Unpack[Pool]) -> list[Tried]:
+def learning_curve(
+    recordings: Sequence[Recording], on: Sequence[Recording] = (), **pool: Unpack[Pool]
+) -> tuple[list[Tried], list[NotFitted]]:
     """The first 50 to 5,000 requests of each recording fitted, and tried on the rest of it and on other recordings."""
     jobs = [(recording, count) for recording in recordings for count in CURVE if count <= recording.requests.height]
-    return [one for found in map_jobs(partial(_curve_of, on=on), jobs, **pool) for one in found]
+    found = list(map_jobs(partial(_curve_of, on=on), jobs, **pool))
+    left_out = [one for one in found if isinstance(one, NotFitted)]
+    return [one for tries in found if not isinstance(tries, NotFitted) for one in tries], left_out
 
 
-def _curve_of(job: tuple[Recording, int], on: Sequence[Recording]) -> list[Tried]:
+def _curve_of(job: tuple[Recording, int], on: Sequence[Recording]) -> list[Tried] | NotFitted:
     recording, count = job
     arrival_us = recording.requests["arrival_us"].to_numpy()
     until = min(float(arrival_us[count - 1] / max(int(arrival_us[-1]), 1)), 1.0)
-    release = _fit(recording, until)
+    try:
+        release = _fit(recording, until)
+    except ExperimentError as error:
+        return NotFitted(recording.alias, count, str(error))
     found = list(tried(release, recording.alias, count, recording, until)) if count < len(arrival_us) else []
     return found + [one for other in on for one in tried(release, recording.alias, count, other)]
 
@@ -132,7 +148,7 @@ _COLUMNS = (
 )
 
 
-def tried_answer(found: Sequence[Tried]) -> Answer:
+def tried_answer(found: Sequence[Tried], left_out: Sequence[NotFitted] = ()) -> Answer:
     """A row a fit, recording and pace, and how many of the intervals hold the recorded mean; fractions."""
     rows: dict[tuple[str, str, int, Pace], list[float]] = {}
     for one in found:
@@ -148,9 +164,14 @@ def tried_answer(found: Sequence[Tried]) -> Answer:
                 document.append({"pace": pace, "metric": metric, "held": held, "of": len(of), "median_width": width})
                 share = f"{held} of {len(of)} intervals hold the mean {metric.upper()}"
                 lines.append(f"pace {pace}: {share} ({held / len(of):.0%}); their median width is {width:.0%}")
+    lines += [f"{one.fitted_on}, first {one.requests:,} requests: not fitted: {one.why}" for one in left_out]
     table = Table("errors of means, and the interval that the fit leaves possible", _COLUMNS, _cells(rows))
     records = [asdict(one) | {"holds": one.holds} for one in found]
-    return Answer([table, Block(lines)], {"coverage": document, "tried": records}, table_of(records))
+    return Answer(
+        [table, Block(lines)],
+        {"coverage": document, "tried": records, "not_fitted": list(map(asdict, left_out))},
+        table_of(records),
+    )
 
 
 def _cells(rows: dict[tuple[str, str, int, Pace], list[float]]) -> list[list[str | int | float]]:

@@ -31,3 +31,10 @@ def test_more_requests_are_fitted_in_turn_and_tried_on_the_rest(run: Run) -> Non
 
 def test_one_recording_of_a_model_is_no_pair(run: Run) -> None:
     assert run("study", "pairs", "tiny-live-a").code == 4
+
+
+def test_a_fit_that_cannot_be_made_is_named_and_the_others_go_on(run: Run) -> None:
+    """Of the first 50 requests of 7b-train there are 3 windows, for 4 coefficients."""
+    document = run("study", "learning-curve", "7b-train", "--json").json
+    assert [(row["fitted_on"], row["requests"]) for row in document["not_fitted"]] == [("7b-train", 50)]
+    assert {row["requests"] for row in document["tried"]} == {100}
