@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 272,
-    "lines of the instrument": 54_950,
-    "lines of labs": 13_530,
-    "lines of scripts": 4_970,
-    "lines of tests": 40_010,
+    "files of the instrument": 274,
+    "lines of the instrument": 54_570,
+    "lines of labs": 13_745,
+    "lines of scripts": 5_000,
+    "lines of tests": 39_675,
 }
-LOADED_BUDGET = {"modules": 84, "lines": 16_670}
+LOADED_BUDGET = {"modules": 81, "lines": 15_624}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -48,6 +48,11 @@ class Context:
     stamp_gaps: pl.DataFrame | None = None
 
 
+def no_tables(_recording: Recording, _context: Context) -> tuple[Table, ...]:
+    """None.  A name of its own, because checks go to other processes."""
+    return ()
+
+
 @dataclass(frozen=True)
 class InstrumentCheck:
     """One check: its name, what it measures, its thresholds and why, and its two functions.
@@ -60,7 +65,7 @@ class InstrumentCheck:
     measures: str
     rule: str
     run: Callable[[Recording, Context], list[Finding]]
-    evidence_tables: Callable[[Recording, Context], tuple[Table, ...]] = lambda _recording, _context: ()
+    evidence_tables: Callable[[Recording, Context], tuple[Table, ...]] = no_tables
 
 
 @dataclass(frozen=True)

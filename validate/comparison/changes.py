@@ -69,7 +69,7 @@ def _change(
     candidate, baseline, observed = sides
     one_event = "one stretch" in error.parts
     by_requests = observed is not None and (one_event or set(error.parts) == {"requests"})
-    c = error.error if by_requests and not one_event else (error.low + error.high) / 2
+    c = error.error if by_requests else (error.low + error.high) / 2
     narrower = student_t(error.blocks - 1, confidence) / student_t(error.blocks - 1)
     unit = (1 + error.error) / number(candidate, cell)
     b = (1 + c) * number(baseline, cell) / number(candidate, cell) - 1
@@ -77,7 +77,7 @@ def _change(
     for sign in (-1.0, 1.0):
         total = 1 + c + sign * (1 + b)
         of: Weighted = [(unit, candidate), (sign * unit, baseline)]
-        whole = abs(total) / (1 + error.error) * error.half * narrower
+        whole = abs(total) / (1 + error.error) * max(error.high - c, c - error.low) * narrower
         if observed is not None and by_requests:
             half = half_width(cell, [*of, (-total / number(observed, cell), observed)], order, confidence)[0]
             half = max(half, whole) if one_event else half

@@ -14,7 +14,7 @@ from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered
 from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
-from blis_replay.validate.text.cells import in_ms, quantity_text
+from blis_replay.validate.text.cells import in_ms, time_span
 
 _MOST_COLUMNS = 4
 
@@ -139,7 +139,7 @@ def _predictions(report: GateReport) -> Part:
     metrics = [metric for metric in THRESHOLDS if any(metric in _between_us(gated) for gated in report.judgements)]
     columns = (Column("simulated mean, 95 %", "text"), *(Column(METRIC_NAMES[m], "word") for m in metrics))
     rows: list[list[Cell]] = [
-        [gated.alias, *(" .. ".join(quantity_text(us, "us") for us in between[m]) for m in metrics)]
+        [gated.alias, *(time_span(*between[m]) for m in metrics)]
         for gated in report.judgements
         if (between := _between_us(gated))
     ]

@@ -54,6 +54,12 @@ def time_text(value_us: float | None) -> str:
     return f"{value:,.{0 if abs(value) >= 999.5 else 1 if abs(value) >= 99.95 else 2}f} {unit}"
 
 
+def time_span(low_us: float, high_us: float) -> str:
+    """Two times: ``497.6 .. 512.9 ms``, and both units where they differ."""
+    high = time_text(high_us)
+    return f"{time_text(low_us).removesuffix(high[high.index(' ') :])} .. {high}"
+
+
 UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
 

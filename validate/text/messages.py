@@ -8,7 +8,7 @@ from typing import Any
 from blis_replay.base.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.text.cells import percent, percent_plain, percent_span, quantity_text
+from blis_replay.validate.text.cells import percent, percent_plain, percent_span, time_span
 
 
 def words(remark: Remark) -> str:
@@ -78,10 +78,7 @@ def _pace(change: float, low: float, high: float) -> str:
 
 
 def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
-    ends = [
-        f"{METRIC_NAMES[metric]} {' .. '.join(quantity_text(us, 'us') for us in both)}"
-        for metric, both in between_us.items()
-    ]
+    ends = [f"{METRIC_NAMES[metric]} {time_span(*both)}" for metric, both in between_us.items()]
     return f"coefficients: other values that fit as well simulate {', '.join(ends)} (95 %; not part of the verdict)"
 
 
