@@ -11,11 +11,13 @@ from pathlib import Path
 
 from blis_replay.base.document import nearest
 from blis_replay.base.errors import RecordingError, printable
-from blis_replay.ingest.readers.documents import at, quoted, text
+from blis_replay.ingest.readers.documents import at, quoted, text, whole
 
 # A date and time of ISO 8601 states its unit itself.
 UNITS = ("ns", "us", "ms", "s")
 ISO = "iso"
+# In place of a unit: ``arrival=8:in-flight`` says that no column has the arrivals, and that 8 were always in flight.
+IN_FLIGHT = "in-flight"
 _UNIT_NAMES = {
     **{unit: unit for unit in UNITS},
     **{"nanos": "ns", "nanoseconds": "ns", "micros": "us", "microseconds": "us"},
@@ -25,6 +27,7 @@ _UNIT_NAMES = {
 STAMP, DURATION, STAMPS, DURATIONS, COUNT, WORD = "stamp", "duration", "stamps", "durations", "count", "word"
 TIMES = (STAMP, DURATION, STAMPS, DURATIONS)
 MAX_COLUMNS = 4_096
+MAX_IN_FLIGHT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,10 @@ def _with_unit(field_name: str, kind: str, said: str, part: str) -> Column:
     if not name:
         say = f"add one of {units}, e.g. {field_name}={said}:ms"
         raise _refused(part, f"{field_name} is a time, and its unit is not said", say)
+    if field_name == "arrival" and unit.lower() == IN_FLIGHT:
+        if not 1 <= (whole(name) or 0) <= MAX_IN_FLIGHT:
+            raise _refused(part, f"{quoted(name)} is not a number of requests", f"e.g. arrival=8:{IN_FLIGHT}")
+        return Column(name, IN_FLIGHT)
     known = _UNIT_NAMES.get(unit.lower(), unit.lower() if is_stamp else "")
     if known not in (*UNITS, ISO):
         raise _refused(part, f"{quoted(unit)} is not a known unit of time", f"use one of {units}")
@@ -160,7 +167,9 @@ class TableColumns:
     def check(self) -> None:
         """:class:`RecordingError` if a given column was in no record, or nothing is the arrival."""
         for name, column in self.given.items():
-            if not any(way in self.seen for way in (column.name, column.name.partition(".")[0])):
+            if column.unit != IN_FLIGHT and not any(
+                way in self.seen for way in (column.name, column.name.partition(".")[0])
+            ):
                 near = nearest(column.name, [other[:60] for other in islice(self.seen, 20)])
                 problem = f"no column {quoted(column.name)}, which --columns gives to {name}"
                 raise RecordingError(self.path, "", problem, near)
@@ -181,12 +190,16 @@ class TableColumns:
 
 # What to do about a table whose columns are not known.
 EXAMPLE = "--columns arrival=COLUMN:s,prompt_tokens=COLUMN,output_tokens=COLUMN,ttft=COLUMN:ms"
-HOW_TO_SAY = f"say which is which, e.g. {EXAMPLE}"
+HOW_TO_SAY = (
+    f"say which is which, e.g. {EXAMPLE}; if no column has the arrival and a client kept 8 requests in flight, in the "
+    f"order of the table: arrival=8:{IN_FLIGHT}"
+)
 
 
-def tells(sample: Mapping[str, object], _given: Columns) -> bool:
+def tells(sample: Mapping[str, object], given: Columns) -> bool:
     """Whether the names of these columns say that their table is one of requests."""
-    return all(field in recognised(sample, {}) for field in _TELLTALES)
+    stated = {name for name, column in given.items() if column.unit == IN_FLIGHT}
+    return all(field in recognised(sample, {}) or field in stated for field in _TELLTALES)
 
 
 def value_of(record: Mapping[str, object], name: str) -> object:

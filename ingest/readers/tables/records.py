@@ -13,7 +13,7 @@ import msgspec
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import cells_of, decoded_records, json_objects, named_rows, numbered_lines
-from blis_replay.ingest.readers.tables.columns import Columns
+from blis_replay.ingest.readers.tables.columns import Columns, tells
 
 Record = Mapping[str, object]
 
@@ -50,7 +50,7 @@ def may_have(head: bytes, columns: Columns) -> bool:
     """Whether a table that begins like this has one of these columns; of Parquet that is not seen here."""
     sample = first_record(head)
     ways = {way for column in columns.values() for way in (column.name, column.name.partition(".")[0])}
-    return head.startswith(PARQUET_MAGIC) or not ways.isdisjoint(sample)
+    return head.startswith(PARQUET_MAGIC) or not ways.isdisjoint(sample) or tells(sample, columns)
 
 
 def separator_of(header: bytes) -> str:

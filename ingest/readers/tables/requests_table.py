@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from heapq import heappop, heappush
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from blis_replay.ingest.readers.tables.columns import (
     DURATION,
     DURATIONS,
     FIELDS,
+    IN_FLIGHT,
     ISO,
     STAMP,
     STAMPS,
@@ -46,6 +48,7 @@ from blis_replay.ingest.readers.tables.columns import (
     value_of,
 )
 from blis_replay.ingest.readers.tables.records import Record, first_record, table_of
+from blis_replay.ingest.recording import REBUILT
 
 _LONGEST_US = 1e15
 _ABSENT = frozenset(("", "nan", "null", "none", "na", "n/a", "-"))
@@ -82,7 +85,8 @@ def read_requests(file: RecordedFile, stamps_path: Path, columns: Columns | None
         events,
         version=f"table ({reading.table.said()})",
         prefix=prefix,
-        remarks=(*remarks, *_remarks(file, reading.table)),
+        remarks=(*remarks, *_remarks(file, reading.table), *_rebuilt(reading.in_flight)),
+        placed=REBUILT if reading.in_flight else "",
     )
 
 
@@ -97,15 +101,37 @@ def _records(file: RecordedFile, stamps_path: Path, table: TableColumns) -> Iter
 
 @dataclass
 class _Reading:
-    """What is gathered beside the rows; ``groups``: of each request the name and length of its shared prefix."""
+    """What is gathered beside the rows.
+
+    ``groups``: of each request the name and length of its shared prefix.  ``ends_us``: a heap of when the requests in
+    flight end, where the table has no arrivals.
+    """
 
     table: TableColumns
     groups: list[tuple[str, int | None]] = field(default_factory=list)
     model: str | None = None
+    ends_us: list[int] = field(default_factory=list)
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests the client kept in flight, where the table has no arrivals; else 0."""
+        arrival = self.table.by_field.get("arrival")
+        return int(arrival.name) if arrival is not None and arrival.unit == IN_FLIGHT else 0
 
     def request(self, record: Record) -> Request:
         """The row of a record and its stamps; :class:`UnusableError` if it has none."""
-        row, stamps_us, of = _request(record, self.table.by_field)
+        columns, limit, sent_us = self.table.by_field, self.in_flight, None
+        if limit:
+            columns = {name: column for name, column in columns.items() if FIELDS[name].kind not in (STAMP, STAMPS)}
+            sent_us = self.ends_us[0] if len(self.ends_us) >= limit else 0
+        row, stamps_us, of = _request(record, columns, sent_us)
+        if sent_us is not None:
+            e2e_us = row["e2e_us"]
+            if not isinstance(e2e_us, int):
+                raise UnusableError("no E2E, by which the next one would be sent")
+            if len(self.ends_us) >= limit:
+                heappop(self.ends_us)
+            heappush(self.ends_us, sent_us + e2e_us)
         self.model = self.model or text(of.get("model"))
         group = of.get("prefix") or ""
         self.groups.append((group, of.get("prefix_tokens") or None if group else None))
@@ -123,14 +149,22 @@ def _remarks(file: RecordedFile, table: TableColumns) -> Iterator[str]:
         yield f"{', '.join(absent)} of the requests: no column of {file.name} has them"
 
 
-def _request(record: Record, columns: Columns) -> tuple[Row, list[int], dict[str, Any]]:
-    """A row of ``READ_SCHEMA``, the stamps of its tokens, and the values of the fields that it has."""
+def _rebuilt(in_flight: int) -> Iterator[str]:
+    if in_flight:
+        yield f"send times: {REBUILT} ({in_flight:,} at once, as --columns says)"
+
+
+def _request(record: Record, columns: Columns, sent_us: int | None) -> tuple[Row, list[int], dict[str, Any]]:
+    """A row of ``READ_SCHEMA``, the stamps of its tokens, and the values of the fields that it has.
+
+    ``sent_us``: when it was sent, where no column says so.
+    """
     of = {
         name: _READ[FIELDS[name].kind](value, name, column.unit)
         for name, column in columns.items()
         if (value := _plain(record, column)) is not None
     }
-    sent_us = of.get("arrival")
+    sent_us = of.get("arrival", sent_us)
     if sent_us is None:
         raise UnusableError("no arrival")
     stamps_us = _token_stamps(of, sent_us)

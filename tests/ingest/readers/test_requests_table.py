@@ -19,7 +19,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead
 from blis_replay.ingest.readers.tables.columns import date_us, given_columns
 from blis_replay.ingest.readers.tables.requests_table import read_requests, recognises
-from blis_replay.ingest.recording import ARRIVALS, RECORDED
+from blis_replay.ingest.recording import ARRIVALS, REBUILT, RECORDED
 from blis_replay.ingest.store.file import open_store
 from blis_replay.ingest.store.recordings import read_stored
 
@@ -310,3 +310,19 @@ def test_a_file_of_no_known_format_is_told_what_is_known_and_how_to_say_it(tmp_p
         refused.value
     )
     assert "formats that are known: server logs, otlp, " in str(refused.value)
+
+
+def test_requests_without_arrivals_of_which_some_were_always_in_flight(tmp_path: Path) -> None:
+    """Two at once, in the order of the table: the third is sent when the second ends, the fourth as the first ends."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    rows = ["100,10,50,900", "100,10,50,300", "100,10,50,800", "100,10,50,100", "100,10,50,"]
+    (folder / "requests.csv").write_text("\n".join(["prompt_tokens,output_tokens,ttft_ms,e2e_ms", *rows, ""]))
+    with read_recording(sources_of([folder], columns="arrival=2:in-flight")[0]) as recording:
+        assert recording.requests["arrival_us"].to_list() == [0, 0, 300_000, 900_000]
+        assert recording.requests["e2e_us"].to_list() == [900_000, 300_000, 800_000, 100_000]
+        assert [clock.placed for clock in recording.clocks] == [REBUILT]
+        assert [file.rejected_count for file in recording.files if file.name == "requests.csv"] == [1]
+    for wrong in ("arrival=0:in-flight", "arrival=many:in-flight", "end=2:in-flight"):
+        with pytest.raises(RecordingError):
+            sources_of([folder], columns=wrong)
