@@ -131,7 +131,8 @@ def _curve_of(job: tuple[Recording, int], on: Sequence[Recording]) -> list[Tried
     except ExperimentError as error:
         return NotFitted(recording.alias, count, str(error))
     found = list(tried(release, recording.alias, count, recording, until)) if count < len(arrival_us) else []
-    return found + [one for other in on for one in tried(release, recording.alias, count, other)]
+    others = [other for other in on if len(groups_of([recording, other])) == 1]  # a fit is of one model
+    return found + [one for other in others for one in tried(release, recording.alias, count, other)]
 
 
 def _fit(recording: Recording, until: float) -> CoefficientRelease:
