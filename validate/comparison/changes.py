@@ -67,21 +67,20 @@ def _change(
     confidence: float,
 ) -> Estimate:
     candidate, baseline, observed = sides
-    one_event = "one stretch" in error.parts
-    by_requests = observed is not None and (one_event or set(error.parts) == {"requests"})
+    # What one stretch of the recording did to an error it did to both.
+    by_requests = observed is not None and error.parts.keys() <= {"requests", "one stretch"}
     c = error.error if by_requests else (error.low + error.high) / 2
-    narrower = student_t(error.blocks - 1, confidence) / student_t(error.blocks - 1)
     unit = (1 + error.error) / number(candidate, cell)
     b = (1 + c) * number(baseline, cell) / number(candidate, cell) - 1
     halves = []
     for sign in (-1.0, 1.0):
         total = 1 + c + sign * (1 + b)
         of: Weighted = [(unit, candidate), (sign * unit, baseline)]
-        whole = abs(total) / (1 + error.error) * max(error.high - c, c - error.low) * narrower
         if observed is not None and by_requests:
             half = half_width(cell, [*of, (-total / number(observed, cell), observed)], order, confidence)[0]
-            half = max(half, whole) if one_event else half
         else:
+            narrower = student_t(error.blocks - 1, confidence) / student_t(error.blocks - 1)
+            whole = total / (1 + error.error) * error.half * narrower
             half = hypot(half_width(cell, of, order, confidence)[0], whole)
         halves.append(half if total else 0.0)
     apart, together = halves
@@ -93,7 +92,7 @@ def _change(
 
     most = abs(c - b) + apart
     low, high = (max(change(-1.0), -most), min(change(1.0), most)) if isfinite(together) else (-most, most)
-    parts = {"requests": together} if by_requests and not one_event else error.parts
+    parts = {"requests": together} if by_requests else error.parts
     return Estimate(abs(c) - abs(b), low, high, error.blocks, parts)
 
 

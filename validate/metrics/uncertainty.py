@@ -257,27 +257,30 @@ def error_estimates(
 def _with_single_events(
     once: Estimate, cell: MetricStatistic, sides: tuple[LatencySamples, LatencySamples], order: TimeOrder
 ) -> Estimate:
-    """Widened to the interval without any one stretch of the run whose absence moves the error out of its own.
+    """With its end that is nearer to 0 moved to the interval without any one stretch of the run that makes the error.
 
-    What happened once, such as a stall, says nothing about another recording.  A quantile of fewer requests is another
-    one, so it counts only where both intervals are apart.
+    What happened once, such as a stall, says nothing about another recording, so it fails no simulator; the other end
+    stays, because then a gate would see less.  A quantile of fewer requests is another one, so it counts only where
+    both intervals are apart.
     """
-    low, high, rows = once.low, once.high, np.arange(len(order.stage)) / max(len(order.stage), 1)
+    sign = 1.0 if once.error > 0 else -1.0
+    inner = once.low if sign > 0 else -once.high
+    moved, rows = inner, np.arange(len(order.stage)) / max(len(order.stage), 1)
     for begins in np.arange(0.0, 1.0 - _EVENT + _EVENT_STEP / 2, _EVENT_STEP):
         left = (rows < begins) | (rows >= begins + _EVENT)
         if left.sum() < MIN_REQUESTS:
             continue
         observed, simulated = (side.of(left) for side in sides)
-        error = number(simulated, cell) / number(observed, cell) - 1
-        if once.low <= error <= once.high or np.isnan(error):
+        error = sign * (number(simulated, cell) / number(observed, cell) - 1)
+        if not error < inner:
             continue
         half, _ = half_width(cell, _ratio(cell, observed, simulated), order.of(left))
-        if cell[1] == "mean" or error - half > once.high or error + half < once.low:
-            low, high = min(low, error - half), max(high, error + half)
-    if (low, high) == (once.low, once.high):
+        if cell[1] == "mean" or error + half < inner:
+            moved = min(moved, error - half)
+    if moved == inner:
         return once
-    low = max(low, -1.0) if isfinite(low) else low
-    return replace(once, low=low, high=high, parts={"one stretch": (high - low) / 2})
+    end = {"low": max(moved, -1.0)} if sign > 0 else {"high": -moved}
+    return replace(once, **end, parts={**once.parts, "one stretch": inner - moved})
 
 
 def error_trend(
