@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 274,
-    "lines of the instrument": 54_618,
+    "lines of the instrument": 54_620,
     "lines of labs": 13_745,
     "lines of scripts": 5_000,
-    "lines of tests": 39_691,
+    "lines of tests": 39_688,
 }
 LOADED_BUDGET = {"modules": 81, "lines": 15_624}
 
