@@ -197,7 +197,7 @@ BUDGET = {
     "lines of scripts": 5_000,
     "lines of tests": 39_688,
 }
-LOADED_BUDGET = {"modules": 81, "lines": 15_624}
+LOADED_BUDGET = {"modules": 81, "lines": 15_627}
 
 
 def lines(paths: Iterable[Path]) -> int:
