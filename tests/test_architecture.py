@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 274,
-    "lines of the instrument": 54_620,
+    "lines of the instrument": 54_621,
     "lines of labs": 13_745,
     "lines of scripts": 5_000,
-    "lines of tests": 39_688,
+    "lines of tests": 39_699,
 }
-LOADED_BUDGET = {"modules": 81, "lines": 15_627}
+LOADED_BUDGET = {"modules": 81, "lines": 15_628}
 
 
 def lines(paths: Iterable[Path]) -> int:

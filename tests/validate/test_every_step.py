@@ -12,6 +12,8 @@ import polars as pl
 import pytest
 from fake_vllm import Request, Scheduler
 
+from blis_replay.base.document import read_yaml
+from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, Roofline
 from blis_replay.blis.releases.draws import scattered
 from blis_replay.blis.releases.fit import Scatter
@@ -226,6 +228,15 @@ def test_single_steps_tell_a_roofline_from_a_line(hidden: bool) -> None:
     us += Roofline(100.0, 0.8).more_us(prefill, decodes, 100.0) if hidden else 0
     found = _roofline_of(batch, us * rng.normal(1.0, 0.02, 5_000))
     assert (None if found is None else found.knee_tokens) == (100.0 if hidden else None)
+
+
+@pytest.mark.parametrize("wrong", ["step_us: 0", "step_us: 1.0e-9", "by_doubling: []", "by_doubling: [-1.0]"])
+def test_a_scatter_that_no_steps_have_is_refused(wrong: str) -> None:
+    """A mean step of 0 us ended as a fault of the program, and one of 1e-9 us asked for 574 PiB."""
+    values = {"step_us": "10000.0", "by_doubling": "[0.1]"} | dict([wrong.split(": ")])
+    text = "".join(f"{name}: {value}\n" for name, value in values.items())
+    with pytest.raises(ReleaseError):
+        read_yaml(text, Scatter, "mine.yaml", "a scatter", ReleaseError)
 
 
 def test_the_scatter_of_steps_is_told_by_how_many_of_them_it_lasts() -> None:
