@@ -278,7 +278,7 @@ class Scatter:
     root mean square; then two neighbouring pairs of steps, pairs of pairs, and so on up to halves of the run.
     """
 
-    # A step takes 10 us to a day; what scatters by twice its mean or more is no step time.
+    # A step takes 10 us to a day.  No step scatters by twice the mean of all.
     step_us: Annotated[float, Meta(ge=10, le=8.64e10)]
     by_doubling: Annotated[tuple[Annotated[float, Meta(ge=0, le=2)], ...], Meta(min_length=1, max_length=40)]
 
