@@ -23,19 +23,10 @@ from blis_replay.replay.simulator import Simulated, model_of
 from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests, samples_of
+from blis_replay.validate.metrics.skill import FloorLine, line_through
 
 FLOORS = ("floor:constant", "floor:line")
 _LACKS = "a floor models neither queues nor batches nor memory"
-
-
-@dataclass(frozen=True)
-class FloorLine:
-    """TTFT = ``first_us`` + ``prompt_us`` per prompt token; E2E = TTFT + ``rest_us`` + ``gap_us`` per further token."""
-
-    first_us: float
-    prompt_us: float
-    rest_us: float
-    gap_us: float
 
 
 @dataclass(frozen=True)
@@ -66,10 +57,9 @@ class Floor:
                 f"(it has {known}); name one: --simulator {self.name.partition('@')[0]}@EXPERIMENT"
             )
         trace = plan.trace
-        ttft_us = np.rint(line.first_us + line.prompt_us * trace.prompt_tokens).astype(np.int64)
-        rest_us = np.rint(line.rest_us + line.gap_us * (trace.output_tokens - 1)).astype(np.int64)
+        ttft_us, e2e_us = line.ttft_e2e_us(trace.prompt_tokens, trace.output_tokens - 1)
         completed = np.ones(len(trace), np.bool_)
-        return Simulated(completed, ttft_us, ttft_us + rest_us, trace.output_tokens, differences=(_LACKS,))
+        return Simulated(completed, ttft_us, e2e_us, trace.output_tokens, differences=(_LACKS,))
 
 
 def floor(name: str, inputs: SimulatorInputs) -> Floor:
@@ -142,15 +132,10 @@ def _fitted(name: str, recordings: Sequence[Recording]) -> FloorLine:
     """Least squares over all requests; a slope that is negative or not determined is set to 0."""
     rows = np.concatenate([points for r in recordings if (points := _points(r)) is not None])
     prompt, gaps, first_us, whole_us, weight = rows.T
-    mean_first, mean_whole = (float(np.average(us, weights=weight)) for us in (first_us, whole_us))
     if name == FLOORS[0]:
+        mean_first, mean_whole = (float(np.average(us, weights=weight)) for us in (first_us, whole_us))
         return FloorLine(mean_first, 0.0, mean_whole - mean_first, 0.0)
-    mean_prompt = float(np.average(prompt, weights=weight))
-    spread = float((weight * (prompt - mean_prompt) ** 2).sum())
-    slope = float((weight * (prompt - mean_prompt) * (first_us - mean_first)).sum()) / spread if spread > 0 else 0.0
-    slope = min(max(slope, 0.0), mean_first / mean_prompt if mean_prompt else 0.0)
-    decoding_us = float((weight * (whole_us - first_us)).sum()) / max(float((weight * gaps).sum()), 1.0)
-    return FloorLine(mean_first - slope * mean_prompt, slope, 0.0, decoding_us)
+    return line_through(prompt, gaps, first_us, whole_us, weight)
 
 
 def _release_of_floor(

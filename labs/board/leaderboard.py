@@ -22,6 +22,7 @@ from blis_replay.validate.comparison.segments import segments_of
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
 from blis_replay.validate.metrics.observed import Observed, Selection, on_both_sides, read_observed
+from blis_replay.validate.metrics.skill import Skill
 from blis_replay_labs.board.published import published_simulators
 from blis_replay_labs.board.simulators import AS_SHIPPED
 
@@ -73,8 +74,7 @@ class Score:
     ``fitted``: how its coefficients were fitted on the recording, as ``Comparison.use``; ``as shipped``: on nothing of
     ours.  ``errors``: signed fractions by metric and statistic that both sides have.  ``throughput``: the error of
     output tokens per second over the run.  ``rank``: Spearman's correlation of the requests' latencies by metric.
-    ``crps``: continuous ranked probability score by metric, which of a prediction without a spread is the mean absolute
-    error of the requests (Gneiting and Raftery 2007), as a fraction of the observed mean.
+    ``skill``: how near its single requests are, by metric, where it was not overloaded.
     ``passes``: whether the judged means are within their limits, None where that is not decided.  ``overloaded``: the
     server had more load than it could serve, so its latencies judge no simulator.  ``seconds``: planning and
     simulating; ``peak_bytes``: peak memory of the process that simulated.  ``segments``: what each part of a request's
@@ -90,7 +90,7 @@ class Score:
     errors: Mapping[Number, float] = field(default_factory=dict)
     throughput: float | None = None
     rank: Mapping[str, float] = field(default_factory=dict)
-    crps: Mapping[str, float] = field(default_factory=dict)
+    skill: Mapping[str, Skill] = field(default_factory=dict)
     passes: bool | None = None
     overloaded: bool = False
     seconds: float | None = None
@@ -119,17 +119,13 @@ class Board:
         return [score for score in self.scores if score.simulator == simulator and not score.problem]
 
     def skill(self, simulator: str, metric: str) -> float | None:
-        """1 less the CRPS over that of the line in the lengths, on recordings that both answered; None without them.
+        """1 less the CRPS over that of the straight line in the lengths, over all recordings; None without requests.
 
-        1: every request is right; 0: no better than ``floor:line``; negative: worse.
+        1: every request is right; 0: no better than the line; negative: worse.
         """
-        of_line: dict[str, float] = {}
-        for s in self.scores:  # of several lines the best, such as one that was fitted on the run
-            if s.simulator.startswith("floor:line") and metric in s.crps:
-                of_line[s.slug] = min(s.crps[metric], of_line.get(s.slug, s.crps[metric]))
-        own = {s.slug: s.crps[metric] for s in self.of(simulator) if metric in s.crps and not s.overloaded}
-        known = [(own[slug], line) for slug, line in of_line.items() if slug in own and line]
-        return 1 - sum(mine for mine, _ in known) / sum(line for _, line in known) if known else None
+        known = [(s.skill[metric].share, s.skill[metric]) for s in self.of(simulator) if metric in s.skill]
+        of_line = sum(one.of_line_us / one.observed_us for _, one in known)
+        return 1 - sum(share for share, _ in known) / of_line if of_line else None
 
 
 def joined(boards: Sequence[Board]) -> Board:
@@ -191,7 +187,6 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
     except ExperimentError as problem:
         return Score(name, recording.slug, recording.alias, problem=str(problem))
     both = on_both_sides(run)
-    rank, crps = _by_request(run, both)
     passes = {"PASS": True, "FITS": True, "FAIL": False}.get(comparison.verdict)
     return Score(
         simulator=name,
@@ -201,8 +196,8 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
         fitted=AS_SHIPPED if run.release.name == AS_SHIPPED else comparison.use,
         errors={(m, s): error for m, s in SHOWN if (error := comparison.metrics[m][s].error) is not None},
         throughput=_throughput(run, both),
-        rank=rank,
-        crps=crps,
+        rank=_ranks(run, both),
+        skill=comparison.skill,
         passes=None if comparison.overloaded else passes,
         overloaded=comparison.overloaded,
         seconds=seconds,
@@ -251,22 +246,15 @@ def _span_s(arrival_us: Int64s, e2e_us: Int64s) -> float:
     return max(float((arrival_us + e2e_us).max() - arrival_us.min()), 1.0) / _US_PER_S
 
 
-def _by_request(run: ReplayRun, both: Bools) -> tuple[dict[str, float], dict[str, float]]:
-    """Of E2E and TTFT, what ``Score`` calls ``rank`` and ``crps``.
-
-    No rank where a side is constant, and no CRPS without recorded requests.
-    """
-    rank: dict[str, float] = {}
-    crps: dict[str, float] = {}
+def _ranks(run: ReplayRun, both: Bools) -> dict[str, float]:
+    """Of E2E and TTFT, what ``Score`` calls ``rank``; absent where a side is constant."""
+    found: dict[str, float] = {}
     for metric, simulated_us in (("e2e", run.e2e_us[both]), ("ttft", run.ttft_us[both])):
-        observed_us = run.recording.requests[f"{metric}_us"].to_numpy()[both].astype(np.float64)
-        sides = (observed_us, simulated_us)
+        sides = (run.recording.requests[f"{metric}_us"].to_numpy()[both], simulated_us)
         ranks = [pl.Series(side).rank("average").to_numpy().astype(np.float64) for side in sides]
         if (r := correlation(*ranks)) is not None:
-            rank[metric] = r
-        if len(observed_us) and observed_us.mean() > 0:
-            crps[metric] = float(np.abs(simulated_us - observed_us).mean() / observed_us.mean())
-    return rank, crps
+            found[metric] = r
+    return found
 
 
 def _segments(run: ReplayRun) -> dict[str, float]:

@@ -9,6 +9,7 @@ from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.judgement import HELD_OUT
 from blis_replay.validate.metrics.latency import mean_abs
+from blis_replay.validate.metrics.skill import SCORED
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay_labs.board.leaderboard import SHOWN, Board, Cost, Score
 from blis_replay_labs.board.simulators import AS_SHIPPED
@@ -49,7 +50,11 @@ def leaderboard_answer(board: Board) -> Answer:
     if overloaded:
         notes.append(Line(f"left out of the means, because overloaded: {', '.join(sorted(overloaded))}"))
     skills = [skill for name in board.simulators if (skill := _skill_text(board, name))]
-    notes += [Line(f"skill (1: right, 0: as floor:line), E2E and TTFT: {'; '.join(skills)}")] if skills else []
+    notes += (
+        [Line(f"skill (1: right, 0: as the line in the lengths that fits best), E2E and TTFT: {'; '.join(skills)}")]
+        if skills
+        else []
+    )
     notes.append(Line("every simulator got the same requests and engine arguments"))
     told = [_cost_line(score, score.cost) for score in board.scores if score.cost is not None]
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
@@ -66,9 +71,9 @@ def leaderboard_answer(board: Board) -> Answer:
 
 
 def _skill_text(board: Board, name: str) -> str:
-    """``embedded +0.85 +0.95``; nothing without a line beside it, and of that line itself."""
-    skills = [board.skill(name, metric) for metric in ("e2e", "ttft")]
-    if None in skills or name.startswith("floor:line"):
+    """``embedded +0.85 +0.95``; nothing without recorded requests."""
+    skills = [board.skill(name, metric) for metric in SCORED]
+    if None in skills:
         return ""
     return f"{name} {' '.join(f'{skill:+.2f}' for skill in skills)}"
 
@@ -190,7 +195,7 @@ def _data(board: Board) -> Table:
             *(score.simulator, score.slug, score.coefficients, score.fitted, score.passes),
             *(score.errors.get(number) for number in SHOWN),
             *(score.throughput, score.rank.get("e2e"), score.rank.get("ttft")),
-            *(score.crps.get("e2e"), score.crps.get("ttft")),
+            *(score.skill[metric].share if metric in score.skill else None for metric in SCORED),
             *(score.seconds, score.peak_bytes, score.problem),
         ]
         for score in board.scores
@@ -201,7 +206,7 @@ def _data(board: Board) -> Table:
 def _document(board: Board) -> dict[str, object]:
     return {
         "simulators": list(board.simulators),
-        "skill": {name: {metric: board.skill(name, metric) for metric in ("e2e", "ttft")} for name in board.simulators},
+        "skill": {name: {metric: board.skill(name, metric) for metric in SCORED} for name in board.simulators},
         "not_run": dict(board.absent),
         "scores": [
             {
@@ -218,7 +223,7 @@ def _document(board: Board) -> dict[str, object]:
                 },
                 "throughput_error": score.throughput,
                 "rank_correlation": dict(score.rank),
-                "crps": dict(score.crps),
+                "crps": {metric: one.share for metric, one in score.skill.items()},
                 "seconds": score.seconds,
                 "peak_bytes": score.peak_bytes,
                 "segments": dict(score.segments),

@@ -19,7 +19,7 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.spread import predicted_us
+from blis_replay.validate.comparison.spread import drawn_samples, predicted_us
 from blis_replay.validate.fit.calibrate import DEFAULT_SPLIT, Options, calibrate, groups_of, training_recordings
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.metrics.latency import number
@@ -82,7 +82,7 @@ def tried(
                 raise
             continue  # too few of its steps are known
         chosen = on_both_sides(run) & Selection(window=(since, 1.0)).of(run.recording.requests)
-        intervals = predicted_us(run, chosen)
+        intervals = predicted_us(run, chosen, drawn_samples(run, chosen))
         sides = samples_of(run.recording, chosen), simulated_samples(run, chosen)
         for metric in METRICS:
             observed_us, simulated_us = (number(side, (metric, "mean")) for side in sides)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from blis_replay.validate.comparison.sides import Side, recording_side, replay_s
 from blis_replay.validate.comparison.spread import (
     draw_errors,
     drawn_estimates,
+    drawn_samples,
     load_is_known,
     predicted_us,
     server_pace,
@@ -44,6 +45,7 @@ from blis_replay.validate.metrics.observed import (
     samples_of,
     simulated_samples,
 )
+from blis_replay.validate.metrics.skill import Skill, skills
 from blis_replay.validate.metrics.uncertainty import (
     Estimate,
     error_estimates,
@@ -110,7 +112,7 @@ def compare_replay(
         use=use_of_run(run),
     )
     if not queues:
-        return comparison
+        return replace(comparison, skill=_skill(comparison, left, []))
     warming, schedule = None, None
     if run.recording.ground_truth != PUBLISHED:
         from blis_replay.validate.comparison.warm_up import warm_up
@@ -123,7 +125,19 @@ def compare_replay(
     trend = None if observed.requests is None else _trend(run, left)
     comparison = replace(comparison, warming=warming, pace=server_pace(run, selection), trend=trend)
     comparison = _with_capacity(comparison)
-    return replace(comparison, schedule=schedule, predicted_us=predicted_us(run, left))
+    drawn = drawn_samples(run, left)
+    between_us, skill = predicted_us(run, left, drawn), _skill(comparison, left, drawn)
+    return replace(comparison, schedule=schedule, predicted_us=between_us, skill=skill)
+
+
+def _skill(comparison: Comparison, chosen: Bools, drawn: Sequence[LatencySamples]) -> dict[str, Skill]:
+    """Over the chosen requests (bool[n]), of the metrics that were recorded; ``drawn``: as ``drawn_samples``."""
+    run, usable = comparison.run, observed_requests(comparison.recording)
+    if not usable.any() or comparison.overloaded:
+        return {}
+    predicted = drawn or [simulated_samples(run, chosen)]
+    found = skills(run.plan.trace.prompt_tokens[chosen], samples_of(run.recording, chosen), predicted)
+    return {metric: skill for metric, skill in found.items() if comparison.metrics[metric]["mean"].a_us is not None}
 
 
 def _estimates(comparison: Comparison, chosen: Bools) -> dict[MetricStatistic, Estimate]:
@@ -197,7 +211,8 @@ def with_repeats(comparison: Comparison, repeats: Repeats | None) -> Comparison:
         return comparison
     numbers_us, estimates = repeats.numbers_us, comparison.estimates
     repeated = {cell: e.repeated(numbers_us[cell]) if cell in numbers_us else e for cell, e in estimates.items()}
-    return replace(comparison, repeats=repeats, estimates=repeated)
+    skill = {m: replace(one, of_repeats_us=repeats.apart_us.get(m)) for m, one in comparison.skill.items()}
+    return replace(comparison, repeats=repeats, estimates=repeated, skill=skill)
 
 
 def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps | None) -> Comparison:

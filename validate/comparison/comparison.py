@@ -35,6 +35,7 @@ from blis_replay.validate.metrics.latency import (
     relative_error,
 )
 from blis_replay.validate.metrics.observed import Selection, overloaded
+from blis_replay.validate.metrics.skill import Skill
 from blis_replay.validate.metrics.uncertainty import Estimate
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Comparison:
     ``pace``: by which share the server's steps take longer than the coefficients say, of a whole run with its steps.
     ``trend``: by how much the error grows over a run that is not overloaded, see ``error_trend``.
     ``predicted_us``: what the fit leaves possible of each simulated mean and p99, 95 %; they decide nothing.
+    ``skill``: how near its single requests are, by metric, where they are known and the run is not overloaded.
     ``estimates``: of a replay, its errors with their 95 % intervals, where single requests are known.
     """
 
@@ -129,6 +131,7 @@ class Comparison:
     pace: Estimate | None = None
     trend: Estimate | None = None
     predicted_us: Mapping[MetricStatistic, tuple[float, float]] = field(default_factory=dict)
+    skill: Mapping[str, Skill] = field(default_factory=dict)
     estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
 
     @cached_property
@@ -384,6 +387,8 @@ def _remarks(comparison: Comparison) -> list[Remark]:
         remarks.append(remark("extrapolated", what=str(beyond)))
     if between_us := _means(comparison.predicted_us):
         remarks.append(remark("predicted", between_us=between_us))
+    if comparison.skill:
+        remarks.append(remark("skill", skills=comparison.skill))
     remarks += argument_remarks(comparison.recording, comparison.open_arguments)
     if left_out := sum(comparison.excluded.values()):
         remarks.append(remark("left_out", requests=left_out))

@@ -289,6 +289,7 @@ def comparison_json(comparison: Comparison, options: str = "") -> dict[str, obje
         "slo": comparison.promised and {side: one.document for side, one in comparison.promised.items()},
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "warm_up": comparison.warming and vars(comparison.warming),
+        "skill": {metric: one.document for metric, one in comparison.skill.items()},
         "pace": pace and {"factor": 1 + pace.error, "low": 1 + pace.low, "high": 1 + pace.high},
         "trend": trend and {"change": trend.error, "low": trend.low, "high": trend.high},
         "findings": [vars(finding) for finding in comparison.recording.findings],

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.experiment import select_experiments
-from blis_replay.validate.metrics.latency import MetricStatistic
-from blis_replay.validate.metrics.observed import pooled_gaps
+from blis_replay.validate.metrics.latency import MetricStatistic, values_of
+from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps, samples_of
+from blis_replay.validate.metrics.skill import SCORED
 
 # Two loads are one if counts and lengths differ by less than this, and the time they take by less than that.
 _LOAD, _SPAN = 0.01, 0.05
@@ -22,11 +25,14 @@ class Repeats:
     """Recordings of one load on one server.
 
     ``recordings``: aliases (slugs, where they share one), the judged one first.  ``numbers_us``: by metric and
-    statistic, what each observed, in that order; absent where a recording lacks the number.
+    statistic, what each observed, in that order; absent where a recording lacks the number.  ``apart_us``: by metric,
+    how far the latencies of a request lie apart in two of them, the mean over the requests; absent where these have
+    other lengths.
     """
 
     recordings: tuple[str, ...]
     numbers_us: Mapping[MetricStatistic, tuple[float, ...]]
+    apart_us: Mapping[str, float]
 
     @property
     def apart(self) -> dict[MetricStatistic, float]:
@@ -65,7 +71,21 @@ def _repeats(store: Store, recordings: Sequence[Recording]) -> Repeats:
     known = {cell: tuple(of[cell] for of in numbers) for cell in numbers[0] if all(cell in of for of in numbers)}
     aliases = [recording.alias for recording in recordings]
     named = [r.alias if aliases.count(r.alias) == 1 else r.slug for r in recordings]
-    return Repeats(tuple(named), known)
+    return Repeats(tuple(named), known, _apart_us(recordings))
+
+
+def _apart_us(recordings: Sequence[Recording]) -> dict[str, float]:
+    lengths = ["prompt_tokens", "output_tokens"]
+    judged = recordings[0].requests.frame(lengths)
+    same = [other for other in recordings[1:] if other.requests.frame(lengths).equals(judged)]
+    apart: dict[str, list[float]] = {metric: [] for metric in SCORED}
+    for other in same:
+        both = observed_requests(recordings[0]) & observed_requests(other)
+        sides = [samples_of(recording, both) for recording in (recordings[0], other)]
+        for metric, found in apart.items():
+            one, again = (values_of(side, metric) for side in sides)
+            found += [float(np.abs(one - again).mean())] if both.any() else []
+    return {metric: sum(found) / len(found) for metric, found in apart.items() if found}
 
 
 def _differs(one: Recording, other: Recording) -> str:

@@ -23,7 +23,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.judgement import Draws
-from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, number, of_requests
+from blis_replay.validate.metrics.latency import METRICS, LatencySamples, MetricStatistic, number, of_requests
 from blis_replay.validate.metrics.observed import Selection, simulated_samples
 from blis_replay.validate.metrics.uncertainty import Estimate, estimate, in_order, student_t
 
@@ -110,11 +110,18 @@ def missed_by(fit: FitRecord | None, cell: MetricStatistic) -> float:
     return float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
 
 
-def predicted_us(run: ReplayRun, chosen: Bools) -> dict[MetricStatistic, tuple[float, float]]:
-    """Intervals of the simulated means and p99s over the chosen requests (bool[n]); empty without draws."""
+def drawn_samples(run: ReplayRun, chosen: Bools) -> list[LatencySamples]:
+    """Of each of the ``drawn_runs``, the latencies of the chosen requests (bool[n])."""
+    return [simulated_samples(one, chosen) for one in drawn_runs(run)]
+
+
+def predicted_us(
+    run: ReplayRun, chosen: Bools, samples: Sequence[LatencySamples]
+) -> dict[MetricStatistic, tuple[float, float]]:
+    """Intervals of the simulated means and p99s over the chosen requests (bool[n]) by their ``drawn_samples``."""
     cells = [(metric, statistic) for metric in METRICS for statistic in ("mean", "p99")]
     cells = [cell for cell in cells if of_requests(cell)]
-    drawn = [_numbers_us(one, chosen, cells) for one in drawn_runs(run)]
+    drawn = [[number(one, cell) for cell in cells] for one in samples]
     values = _numbers_us(run, chosen, cells) if drawn else []
     fit = None if run.entry is None else run.entry.fit
     found = {

@@ -33,8 +33,8 @@ _TONES: Mapping[str, Tone] = {
     **{"PASS": "good", "within": "good", "FAIL": "bad", "beyond": "bad"},
     **{"UNDECIDED": "caution", "undecided": "caution"},
 }
-# Remarks that only -v shows: ``draws`` are in the intervals, and ``predicted`` decides nothing.
-NOT_BRIEF = ("draws", "predicted")
+# Remarks that only -v shows: ``draws`` are in the intervals, and the others decide nothing.
+NOT_BRIEF = ("draws", "predicted", "skill")
 INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
 _JUDGED = (
     *(Column("", "text"), Column("observed", "word"), Column("simulated", "word"), Column("error", "error_brief")),

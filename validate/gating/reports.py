@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from blis_replay.base.errors import printable
@@ -13,8 +14,9 @@ from blis_replay.validate.comparison.verdict_text import counts_text, error_cell
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
+from blis_replay.validate.metrics.skill import SCORED, Skill
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
-from blis_replay.validate.text.cells import in_ms, time_span
+from blis_replay.validate.text.cells import in_ms, percent_plain, time_span
 
 _MOST_COLUMNS = 4
 
@@ -36,6 +38,7 @@ def gate_answer(report: GateReport) -> Answer:
         ),
         _changes(report),
         _predictions(report),
+        _skills(report),
         Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"]),
         Block(_apart(report)),
     ]
@@ -148,11 +151,38 @@ def _predictions(report: GateReport) -> Part:
 
 def _between_us(gated: Gated) -> Mapping[str, tuple[float, float]]:
     """By metric, the 95 % interval of the simulated mean; empty without any."""
-    remarks = gated.judgement.remarks if gated.judgement else ()
-    between: Mapping[str, tuple[float, float]] = next(
-        (one.values["between_us"] for one in remarks if one.code == "predicted"), {}
-    )
+    between: Mapping[str, tuple[float, float]] = _remarked(gated, "predicted", "between_us")
     return between
+
+
+def _remarked(gated: Gated, code: str, value: str) -> Mapping[str, Any]:
+    remarks = gated.judgement.remarks if gated.judgement else ()
+    found: Mapping[str, Any] = next((one.values[value] for one in remarks if one.code == code), {})
+    return found
+
+
+_SKILLS = (
+    Column("single requests", "text"),
+    *columns_named("E2E skill", "TTFT skill", "E2E CRPS", "TTFT CRPS", "beside repeats", kind="word"),
+)
+
+
+def _skills(report: GateReport) -> Part:
+    """How near single requests are, where they were recorded."""
+    found = {gated.alias: _remarked(gated, "skill", "skills") for gated in report.judgements}
+    rows: list[list[Cell]] = [[alias, *_skill_cells(skills)] for alias, skills in found.items() if skills]
+    note = "skill: 1 is right, 0 as a straight line in the lengths; CRPS: of the observed mean"
+    return Table("", _SKILLS, rows, note) if rows else Block([])
+
+
+def _skill_cells(skills: Mapping[str, Skill]) -> list[Cell]:
+    of = [skills.get(metric) for metric in SCORED]
+    lines, repeats = ([one and getattr(one, name) for one in of] for name in ("beside_line", "beside_repeats"))
+    return [
+        *("-" if skill is None else f"{skill:+.2f}" for skill in lines),
+        *("-" if one is None else percent_plain(one.share) for one in of),
+        " / ".join("-" if ratio is None else f"{ratio:.1f}" for ratio in repeats) if any(repeats) else "-",
+    ]
 
 
 def _change_table(title: str, checks: Sequence[Check]) -> Table:
@@ -227,6 +257,7 @@ def _judgement(gated: Gated) -> dict[str, object]:
         "judgement": judged and judgement_json(judged),
         "errors": {} if judged is None else {" ".join(cell): error for cell, error in judged.errors.items()},
         "simulated_between_ms": {m: list(map(in_ms, between)) for m, between in _between_us(gated).items()},
+        "skill": {metric: one.document for metric, one in _remarked(gated, "skill", "skills").items()},
         "p99": {metric: _ordered(p99) for metric, p99 in gated.ordered.items()},
         "checks": [_check(check) for check in gated.checks],
     }

@@ -8,6 +8,7 @@ from typing import Any
 from blis_replay.base.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
+from blis_replay.validate.metrics.skill import Skill
 from blis_replay.validate.text.cells import percent, percent_plain, percent_span, time_span
 
 
@@ -80,6 +81,15 @@ def _pace(change: float, low: float, high: float) -> str:
 def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
     ends = [f"{METRIC_NAMES[metric]} {time_span(*both)}" for metric, both in between_us.items()]
     return f"coefficients: other values that fit as well simulate {', '.join(ends)} (95 %; not part of the verdict)"
+
+
+def _skill(skills: Mapping[str, Skill]) -> str:
+    known = {metric: one for metric, one in skills.items() if one.beside_line is not None}
+    line = ", ".join(f"{METRIC_NAMES[metric]} {one.beside_line:+.2f}" for metric, one in known.items())
+    crps = _named({metric: one.share for metric, one in skills.items()}, percent_plain)
+    repeats = [f"{METRIC_NAMES[m]} {r:.1f}" for m, one in skills.items() if (r := one.beside_repeats) is not None]
+    beside = f"; over the difference of repeats {', '.join(repeats)}" if repeats else ""
+    return f"skill (1: every request is right, 0: as a straight line in the lengths): {line}; CRPS {crps}{beside}"
 
 
 def _not_recorded(arguments: Sequence[tuple[str, str | None, str]]) -> str:
@@ -201,6 +211,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "pace": _pace,
     "trend": _trend,
     "predicted": _predicted,
+    "skill": _skill,
     "warm_up": _warm_up,
     "extrapolated": lambda what: f"extrapolated: {what}",
     "not_recorded": _not_recorded,

@@ -15,6 +15,7 @@ from blis_replay.ingest.store import open_for_reading, open_store
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.metrics.skill import Skill
 from blis_replay_labs.board.leaderboard import Board, Cost, Score, leaderboard
 from blis_replay_labs.board.leaderboard_text import (
     cost_table,
@@ -71,7 +72,7 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) ->
     # the longest stays the longest; a constant TTFT has no order
     assert score.rank == {"e2e": pytest.approx(1.0)}
     # E2E is off by 40, 140 and 90 ms of 210; TTFT by 10 ms of 10.
-    assert score.crps == {"e2e": pytest.approx(90 / 210), "ttft": pytest.approx(1.0)}
+    assert {metric: skill.share for metric, skill in score.skill.items()} == pytest.approx({"e2e": 90 / 210, "ttft": 1})
     assert score.segments == pytest.approx({"to first token": 10 / 210, "to last token": -100 / 210})
     assert score.worst_segment == ("to last token", pytest.approx(-100 / 210))
     assert score.peak_bytes is not None
@@ -81,17 +82,14 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path) ->
     assert score.lacks == ("foreign 1 does not model: queues",)
 
 
-def test_skill_is_against_the_line_in_the_lengths() -> None:
-    """On a and b 0.1 and 0.2 of the line's 0.4 and 0.2: half of its error is left; c has no line."""
+def test_skill_is_against_the_line_in_the_lengths_over_all_recordings() -> None:
+    """On a and b 0.1 and 0.2 of their lines' 0.4 and 0.2: half of the error is left; c has no requests."""
 
-    def score(simulator: str, alias: str, crps: float) -> Score:
-        return Score(simulator, alias, alias, crps={"e2e": crps})
+    def score(alias: str, crps_us: float, of_line_us: float) -> Score:
+        return Score("own", alias, alias, skill={"e2e": Skill(1.0, crps_us, of_line_us)})
 
-    line = [score("floor:line", "a", 0.4), score("floor:line", "b", 0.2)]
-    own = [score("own", "a", 0.1), score("own", "b", 0.2), score("own", "c", 9.0)]
-    board = Board(("floor:line", "own"), (*line, *own), {})
+    board = Board(("own",), (score("a", 0.1, 0.4), score("b", 0.2, 0.2), Score("own", "c", "c")), {})
     assert board.skill("own", "e2e") == pytest.approx(0.5)
-    assert board.skill("floor:line", "e2e") == 0.0
     assert board.skill("own", "ttft") is None
 
 
