@@ -48,8 +48,8 @@ class Skill:
     """How near the predictions of one metric are, means over the requests.
 
     ``observed_us``: of the metric; ``crps_us``: of the predictions; ``of_line_us``: of the straight line in the lengths
-    that fits this recording best; ``of_repeats_us``: by how much the same requests differ between two recordings of
-    this load, None without any.
+    that fits this recording best.  ``of_repeats_us``: by how much the same requests differ between two recordings of
+    this load; None without any.
     """
 
     observed_us: float
