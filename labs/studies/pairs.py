@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import erf, inf, log, sqrt
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -28,6 +29,9 @@ from blis_replay.validate.text.answer import Answer, Block
 
 Pace = Literal["modelled", "recorded"]
 METRICS = ("e2e", "ttft", "itl")
+# Of a reliability diagram: intervals of these levels should hold as many servers.
+LEVELS = (0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
+_NORMAL_95 = 1.96
 # Requests of the fits of a learning curve.
 CURVE = (50, 100, 300, 1_000, 5_000)
 
@@ -52,6 +56,13 @@ class Tried:
     @property
     def holds(self) -> bool:
         return self.low <= 0 <= self.high
+
+    @property
+    def level(self) -> float:
+        """That of the interval which just reaches the server, by the printed one of 95 % (in logarithms, normal)."""
+        end = self.high if self.error < 0 else self.low
+        reach = abs(log((1 + end) / (1 + self.error))) if end > -1 else inf
+        return erf(abs(log(1 + self.error)) / reach * _NORMAL_95 / sqrt(2)) if reach else float(bool(self.error))
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,19 @@ _COLUMNS = (
 )
 
 
+_RELIABILITY = (*columns_named("pace", "level", kind="word"), *columns_named(*map(str.upper, METRICS), kind="word"))
+
+
+def _reliability(pace: str, found: Sequence[Tried]) -> list[dict[str, str | float | None]]:
+    """A row a level: by metric, the share of the intervals of that level that hold the server."""
+    of = {m: np.array([one.level for one in found if (one.pace, one.metric) == (pace, m)]) for m in METRICS}
+    rows = [
+        {"pace": pace, "level": level, **{m: float((v <= level).mean()) if len(v) else None for m, v in of.items()}}
+        for level in LEVELS
+    ]
+    return rows if any(map(len, of.values())) else []
+
+
 def tried_answer(found: Sequence[Tried], left_out: Sequence[NotFitted] = ()) -> Answer:
     """A row a fit, recording and pace, and how many of the intervals hold the recorded mean; fractions."""
     rows: dict[tuple[str, str, int, Pace], list[float]] = {}
@@ -167,10 +191,17 @@ def tried_answer(found: Sequence[Tried], left_out: Sequence[NotFitted] = ()) -> 
                 lines.append(f"pace {pace}: {share} ({held / len(of):.0%}); their median width is {width:.0%}")
     lines += [f"{one.fitted_on}, first {one.requests:,} requests: not fitted: {one.why}" for one in left_out]
     table = Table("errors of means, and the interval that the fit leaves possible", _COLUMNS, _cells(rows))
-    records = [asdict(one) | {"holds": one.holds} for one in found]
+    records = [asdict(one) | {"holds": one.holds, "level": one.level} for one in found]
+    reliable = [row for pace in ("modelled", "recorded") for row in _reliability(pace, found)]
+    shares = [["-" if row[m] is None else f"{row[m]:.0%}" for m in METRICS] for row in reliable]
+    named = [[str(row["pace"]), f"{row['level']:.0%}", *of] for row, of in zip(reliable, shares, strict=True)]
     return Answer(
-        [table, Block(lines)],
-        {"coverage": document, "tried": records, "not_fitted": list(map(asdict, left_out))},
+        [
+            table,
+            Table("reliability: intervals of this level, and how many hold the server", _RELIABILITY, named),
+            Block(lines),
+        ],
+        {"coverage": document, "reliability": reliable, "tried": records, "not_fitted": list(map(asdict, left_out))},
         table_of(records),
     )
 
