@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from git_commands import git
 
 ROOT = Path(__file__).parents[2]
+COEFFICIENTS = ROOT / "blis" / "releases" / "coefficients"
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 GAP_US, SLOWER_US = 16_360, 20_000
 MINE = """
@@ -129,6 +132,37 @@ def test_everything_is_green_and_turns_red_with_the_commit_that_is_slower(
     assert bash(push, repository, environment).returncode == 1
     failed = bash(test, repository, environment)
     assert (failed.returncode, "FAIL  34b-general: E2E over-predicted by" in failed.stdout) == (1, True), failed.stdout
+
+
+def test_the_steps_of_the_page_gate_a_release_against_the_one_of_the_target_branch(
+    wheel: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The published direct calibration is worse on 34b-roleplay than the release that ships, and not the other way."""
+    page = (ROOT / "docs" / "release-in-ci.md").read_text("utf-8")
+    (block,) = re.findall(r"```yaml\n(steps:.*?)```", page, re.DOTALL)
+    _, show, gate = yaml.safe_load(block)["steps"]
+    given = gate["with"] | {"recordings": "", "experiments": "34b-roleplay"}
+    given |= {"install": f"--no-index --no-deps {wheel}", "policy": "policy.yaml"}
+    (tmp_path / "policy.yaml").write_text("schema: blis-replay/gate-policy/1\nheld_out_only: false\n")
+    release = tmp_path / given["gate"]
+    release.parent.mkdir()
+    git(tmp_path, "init", "-q", "-b", "main")
+    for (before, after), code in (
+        (("stepml-direct", "h100-vllm-0.15.1"), "0"),
+        (("h100-vllm-0.15.1", "stepml-direct"), "1"),
+    ):
+        release.write_text((COEFFICIENTS / f"{before}.yaml").read_text("utf-8"))
+        git(tmp_path, "add", "-f", "coefficients")
+        git(tmp_path, "commit", "-qm", before)
+        # What `actions/checkout` leaves of the target branch.
+        git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
+        release.write_text((COEFFICIENTS / f"{after}.yaml").read_text("utf-8"))
+        assert bash(show["run"], tmp_path, environment | {"GITHUB_BASE_REF": "main"}).returncode == 0
+        ended = act(tmp_path, environment, **given)
+        assert (ended["code"], ended["GITHUB_OUTPUT"]) == (code, f"exit-code={code}\n"), ended["printed"]
+        verdict = "PASS" if code == "0" else "FAIL"
+        assert ended["GITHUB_STEP_SUMMARY"].startswith(f"## {verdict}: coefficient gate")
+    assert ElementTree.parse(tmp_path / "blis-replay-ci" / "junit.xml").getroot().get("failures") != "0"  # noqa: S314
 
 
 def test_the_plugin_costs_nothing_before_its_fixture_is_used(environment: dict[str, str], tmp_path: Path) -> None:
