@@ -141,7 +141,7 @@ def messages() -> Iterator[Sentence]:
 def docstrings() -> Iterator[Sentence]:
     """The sentences of docstrings and of comments, by file and line."""
     for room in (*_ROOMS, "labs"):
-        for path in sorted(path for path in (ROOT / room).rglob("*.py") if "tests" not in path.parts):
+        for path in sorted(one for one in (ROOT / room).rglob("*.py") if "tests" not in one.relative_to(ROOT).parts):
             place, text = str(path.relative_to(ROOT)), path.read_text("utf-8")
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -152,9 +152,9 @@ def docstrings() -> Iterator[Sentence]:
 
 
 def _of_paragraphs(place: str, text: str) -> Iterator[Sentence]:
-    """Of prose; what is indented, such as a table or an example, is left out."""
-    for paragraph in re.split(r"\n\s*\n", text):
-        if not paragraph.startswith((" ", "Example")):
+    """Of prose, and of each item of a list; tables, and what is indented or laid out line by line, are left out."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-*] )", text):
+        if not paragraph.startswith((" ", "Example", "\b", "==")):
             yield from _split(place, " ".join(paragraph.replace("``", "`").split()), prose=True)
 
 

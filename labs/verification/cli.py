@@ -77,11 +77,13 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, verdict
     Conservation, determinism, liveness, overload, causality, the limits of every step, phase
     linearity, and waiting times against M/M/1 (99.9 % intervals: one seed in fifty fails one).
 
+    \b
     --faults: some 380 planted faults, and whether the right part is blamed.
-    Of them 86 need the data pack (BLIS_REPLAY_DATA).
+      Of them 86 need the data pack (BLIS_REPLAY_DATA).
     --calibration: fits to 50 servers whose coefficients are known.
-    --verdicts: `validate` and `gate` on 42 noisy servers whose true error is known.
+    --verdicts: `validate` and `gate` on 42 noisy servers of known error.
     --changes: change points in histories, and two recordings held to a bound.
+
     docs/how-it-works.md says what each must show.
 
     \b

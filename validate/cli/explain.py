@@ -146,10 +146,9 @@ def report_verb(
 ) -> None:
     """Write one HTML page with the verdicts and all of their evidence.
 
-    Opens offline and loads nothing: errors of all experiments, the worst first; for each one
-    the verdict and its cause, distributions, errors over time, step cycles against the latency
-    model, depths, the parts of the error, instrument findings, and what it all depends on.
-    The exit code is 0 once it is written, whatever the verdicts: `gate` is there to fail.
+    Opens offline and loads nothing. First the errors of all experiments, the worst on top. Then
+    for each one the verdict and its cause, distributions, errors over time, steps beside the
+    latency model, the parts of the error, instrument findings, and what it all depends on.
 
     \b
     Examples:
