@@ -83,7 +83,7 @@ def test_one_level_that_is_off_decides(tmp_path: Path) -> None:
     assert (said["verdict"], said["decides"], answer.exit_code) == ("FAIL", "c4-200", 1)
     assert said["levels"][1]["e2e"]["error"] == pytest.approx(-1 / 3, abs=0.02)
     text = page_text(answer.page)
-    assert "FAIL  3 levels by clients of some/Model: decided at 4" in text
+    assert "FAIL  3 levels by clients of some/Model: decided at 4 clients" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -161,7 +161,12 @@ def sweep_parts(sweep: Sweep) -> list[Part]:
 def sweep_text(sweep: Sweep) -> str:
     """Levels, model, and the level that decides."""
     model = sweep.levels[0].recording.model or "an unnamed model"
-    return f"{len(sweep.levels)} levels by {sweep.by} of {model}: decided at {sweep.loads[sweep.decides]:g}"
+    return f"{len(sweep.levels)} levels by {sweep.by} of {model}: decided at {_load_text(sweep, sweep.decides)}"
+
+
+def _load_text(sweep: Sweep, i: int) -> str:
+    load = sweep.loads[i]
+    return "1 client" if sweep.by == "clients" and load == 1 else f"{load:g} {sweep.by}"
 
 
 def knee_text(sweep: Sweep) -> str:
