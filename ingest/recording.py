@@ -67,6 +67,7 @@ OUTPUT_LENGTH_SOURCES = (
 
 ARRIVAL_TIME = "request.arrival_time"  # of the engine's request, as the recorder in a server notes it
 SCHEDULE_DELAY = "schedule_delay"
+ENDED = "ended"  # statistic of requests: how many ended in a window that a server counted, whenever they were sent
 
 # Source of an engine argument whose value is an assumption.
 UNKNOWN = "unknown"

@@ -20,7 +20,7 @@ from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import wanted_values
 from blis_replay.ingest.readers.requests import RequestsRead, no_requests
-from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.recording import ENDED, Stage
 
 _SUCCESS, _FAILED = "request_success_total", ("abort", "error")
 _IN_FLIGHT = ("num_requests_running", "num_requests_waiting")
@@ -33,6 +33,8 @@ _TIMES = {
     "server_decode": "request_decode_time_seconds",
 }
 _LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens_reported": "request_generation_tokens"}
+_BOUNDED = ("ttft", "e2e")  # those whose quantiles lie in a bucket of a histogram
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _SHORTEST_WINDOW_S = 15.0  # of fewer requests a window says little
 _MOST_WINDOWS = 100
 _MOST_SAMPLES = 5_000_000
@@ -66,6 +68,7 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     )
     rows = [(i, *row) for i in range(len(stages)) for row in _reported(at, slice(i, i + 2), slice(None))]
     rows += [(WHOLE_RUN, *row) for row in _reported(at, slice(None, None, len(stages)), slice(None))]
+    rows += [(WHOLE_RUN, *row) for row in _bounds(at)]
     in_flight = sum(float(at[name][0]) for name in _IN_FLIGHT if name in at)
     lacks = [f"requests: {file.name} counts them in {len(stages)} windows", "the client's side: times are the server's"]
     lacks += [f"what {in_flight:g} requests were that were in flight when the range began"] if in_flight else []
@@ -81,7 +84,7 @@ def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | No
             labels = value if isinstance(value, Mapping) else {}
             name = str(labels.get("__name__", "")).removeprefix("vllm:")
             failed = name == _SUCCESS and labels.get("finished_reason") in _FAILED
-            name = "" if failed or name.endswith("_bucket") else name
+            name = "" if failed else f"{name} {labels['le']}" if "le" in labels else name
             model = model or text(labels.get("model_name"))
             continue
         for sample in value if isinstance(value, list) and name else ():
@@ -97,7 +100,8 @@ def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | No
         *_IN_FLIGHT,
         *(f"{n}_{p}" for n in (*_TIMES.values(), *_LENGTHS.values()) for p in ("sum", "count")),
     }
-    return {name: of for name, of in series.items() if name in known}, model
+    known |= {f"{_TIMES[metric]}_bucket" for metric in _BOUNDED}
+    return {name: of for name, of in series.items() if name.partition(" ")[0] in known}, model
 
 
 def _is_pair(sample: object) -> bool:
@@ -137,6 +141,7 @@ def _reported(at: Mapping[str, Floats], window: slice, whole: slice) -> Iterator
     edges = {name: of[window] for name, of in at.items()}
     yield "requests", "sent", float(_arrivals(edges).sum())
     yield "requests", "succeeded", float(np.ptp(edges[_SUCCESS]))
+    yield "requests", ENDED, float(np.ptp(edges[_SUCCESS]))
     for metric, name in {**_TIMES, **_LENGTHS}.items():
         unit = US_PER_S if metric in _TIMES else 1
         for of in (edges, {known: values[whole] for known, values in at.items()} if metric in _LENGTHS else {}):
@@ -144,6 +149,19 @@ def _reported(at: Mapping[str, Floats], window: slice, whole: slice) -> Iterator
             if counts is not None and np.ptp(counts) > 0:
                 yield metric, "mean", float(np.ptp(of[f"{name}_sum"]) / np.ptp(counts) * unit)
                 break
+
+
+def _bounds(at: Mapping[str, Floats]) -> Iterator[Reported]:
+    """Between which bounds of its bucket each quantile of the whole range lies, us; nothing above the last bound."""
+    for metric in _BOUNDED:
+        name = f"{_TIMES[metric]}_bucket "
+        buckets = sorted((float(key[len(name) :]), float(np.ptp(of))) for key, of in at.items() if key.startswith(name))
+        edges_s, counts = [0.0, *(edge for edge, _ in buckets)], [count for _, count in buckets]
+        for quantile, share in _QUANTILES.items():
+            i = next((i for i, count in enumerate(counts) if count >= share * counts[-1] > 0), None)
+            if i is not None and np.isfinite(edges_s[i + 1]):
+                yield metric, f"{quantile} from", edges_s[i] * US_PER_S
+                yield metric, f"{quantile} to", edges_s[i + 1] * US_PER_S
 
 
 FORMAT = RequestFormat("prometheus-range", recognises, read=read_range)

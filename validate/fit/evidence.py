@@ -15,7 +15,7 @@ from blis_replay.base.errors import ValidateError
 from blis_replay.blis.latency.datasheets import Architecture, architecture_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
-from blis_replay.ingest.recording import UNKNOWN, Recording
+from blis_replay.ingest.recording import ENDED, UNKNOWN, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
@@ -128,7 +128,9 @@ class LatencyEvidence:
     ``plans``: the requests up to the last that can matter; one for each load level.  ``window``: int64[requests], the
     window of each request of all plans, -1 for one that is not judged.  ``observed_us``: float64[2, windows], mean E2E
     and TTFT.  ``decodes``: float64[windows], mean number of requests in flight.  ``stratum``: int64[windows], equal
-    where windows differ by chance only: of one load stage, of a cold prefix cache or a warm one.
+    where windows differ by chance only: of one load stage, of a cold prefix cache or a warm one.  ``edges_us``:
+    int64[windows + 1], where a server counted latencies: E2E in the window in which a request ended, TTFT in that of
+    its first token, whatever ``window`` says.
     """
 
     metrics: ClassVar = ("e2e", "ttft")
@@ -138,13 +140,17 @@ class LatencyEvidence:
     decodes: Floats
     stratum: Int64s
     of_levels: bool = False
+    edges_us: Int64s | None = None
 
     def residuals(self, form: StepForm, measured: Lifecycle, vector: Floats) -> Floats:
         """float64[2 * windows]: simulated over observed mean less one, E2E then TTFT, in units of ``SCALE``."""
         latency, lifecycle = form.latency(vector), form.lifecycle(vector, measured)
         results = [p.served(p.stalls.on(latency) if p.stalls else latency, lifecycle) for p in self.plans]
         e2e_us, ttft_us = (np.concatenate([getattr(r, name) for r in results]) for name in ("e2e_us", "ttft_us"))
-        means = window_means(self.window, e2e_us, ttft_us)
+        if self.edges_us is None:
+            means = window_means(self.window, e2e_us, ttft_us)
+        else:
+            means = counted_means(self.edges_us, self.plans[0].trace.arrival_us, e2e_us, ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
         # A run that overflows its server gives unlimited latencies; all such runs are equally wrong.
         return np.asarray(np.clip((means / self.observed_us - 1) / scale, -1e4, 1e4), np.float64).reshape(-1)
@@ -205,7 +211,9 @@ def gather(
     cycles = [cycle_evidence(recording, window) for recording in single] if steps else []
     parts = [latency_evidence(recording, window) for recording in single] if latencies else []
     summed_up = [r for r in recordings if is_load_level(r)] if latencies and levels else []
-    parts += [level_evidence(summed_up)] if summed_up else []
+    whole = [recording for recording in summed_up if not counted_windows(recording)]
+    parts += [window_evidence(recording) for recording in summed_up if counted_windows(recording)]
+    parts += [level_evidence(whole)] if whole else []
     return Gathered(tuple(c for c in cycles if c is not None), tuple(p for p in parts if p is not None))
 
 
@@ -216,6 +224,17 @@ def window_means(window: Int64s, e2e_us: Int64s, ttft_us: Int64s) -> Floats:
         window, e2e_us, ttft_us = window[judged], e2e_us[judged], ttft_us[judged]
     count = np.bincount(window)
     return np.stack([np.bincount(window, values) / count for values in (e2e_us, ttft_us)])
+
+
+def counted_means(edges_us: Int64s, arrival_us: Int64s, e2e_us: Int64s, ttft_us: Int64s) -> Floats:
+    """float64[2, windows]: mean E2E of what ended in each window, mean TTFT of what began; infinite of nothing."""
+    means = np.full((2, len(edges_us) - 1), np.inf)
+    for row, values in zip(means, (e2e_us, ttft_us), strict=True):
+        at = np.searchsorted(edges_us, arrival_us + values, side="right") - 1
+        some = (at >= 0) & (at < len(row))
+        count, total = (np.bincount(at[some], weights, len(row)) for weights in (None, values[some]))
+        np.divide(total, count, out=row, where=count > 0)
+    return means
 
 
 def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEvidence | None:
@@ -292,12 +311,16 @@ def is_load_level(recording: Recording) -> bool:
 
 @dataclass(frozen=True)
 class LoadLevel:
-    """A load level: requests of its mean lengths (``plan``), its statistics in us, and mean lengths of the requests."""
+    """A load level: requests of its mean lengths (``plan``), its statistics in us, and mean lengths of the requests.
+
+    ``stage``: the load stage that it is, of a recording with several; None for a whole recording.
+    """
 
     plan: ReplayPlan
     numbers: Mapping[str, Mapping[str, float]]
     prompt_tokens: float
     output_tokens: float
+    stage: int | None = None
 
     @property
     def cycle_us(self) -> float:
@@ -310,6 +333,8 @@ class LoadLevel:
         loop, arrival_us = self.plan.mode.loop, self.plan.trace.arrival_us
         if loop is not None:
             return self.cycle_us * loop.concurrency / self.numbers["e2e"]["mean"]
+        if self.stage is not None:
+            return self.cycle_us * self.plan.recording.stages[self.stage].rate_per_s / 1e6
         return self.cycle_us * len(arrival_us) / max(int(arrival_us[-1]), 1)
 
     @property
@@ -329,10 +354,7 @@ def load_level(
     ``ValidateError`` without either, or without a mean TTFT, ``ReplayError`` where no requests can be made of it.
     """
     plan = plan_replay(recording, ReplayMode(scheduling=scheduling))
-    numbers = {
-        metric: {name: number.value_us for name, number in of.items() if number.value_us is not None}
-        for metric, of in numbers_from_aggregates(plan.recording, None).items()
-    }
+    numbers = _known(plan.recording, None)
     prompt, output = float(plan.trace.prompt_tokens.mean()), float(plan.trace.output_tokens.mean())
     tpot_us = published(recording.aggregates, -1, "tpot_reported", "mean")
     if "mean" in numbers["ttft"] and published(recording.aggregates, -1, "e2e", "mean") is None and tpot_us is not None:
@@ -345,6 +367,14 @@ def load_level(
             "cannot be told from steps; ingest mean TTFT and TPOT or E2E, or leave this level out"
         )
     return LoadLevel(plan, numbers, prompt, output)
+
+
+def _known(recording: Recording, stage: int | None) -> dict[str, dict[str, float]]:
+    """What a summary says of a stage or of all, us, by metric and statistic."""
+    return {
+        metric: {name: number.value_us for name, number in of.items() if number.value_us is not None}
+        for metric, of in numbers_from_aggregates(recording, stage).items()
+    }
 
 
 def level_evidence(recordings: Sequence[Recording]) -> LatencyEvidence:
@@ -360,9 +390,63 @@ def level_evidence(recordings: Sequence[Recording]) -> LatencyEvidence:
     return LatencyEvidence(plans, window, observed_us, decodes, alike, of_levels=True)
 
 
+# Requests of a window of counters, at the least: a mean of fewer says more of their lengths than of the server.
+_COUNTED = 20
+
+
+def counted_windows(recording: Recording) -> list[int]:
+    """Windows in which a server counted what ended: the stages of a range of ``/metrics``."""
+    ended = (pl.col("metric") == "requests") & (pl.col("statistic") == ENDED) & (pl.col("stage") >= 0)
+    return recording.aggregates.filter(ended)["stage"].to_list()
+
+
+def window_evidence(recording: Recording) -> LatencyEvidence:
+    """A range of counters as evidence: one plan, and neighbouring windows of ``_COUNTED`` requests or more.
+
+    What was in flight when the range began is unknown, so the first of them is left out.  Raises as ``load_level``.
+    """
+    plan = load_level(recording).plan
+    numbers = recording.aggregates.pivot("statistic", index=("stage", "metric"), values="value")
+    by = {(stage, metric): row for stage, metric, *row in numbers.select("stage", "metric", ENDED, "mean").iter_rows()}
+    edges_us, means, decodes, held = [0], [], [], np.zeros((2, 2))
+    end_us = 0
+    for stage in recording.stages:
+        end_us += stage.duration_us
+        count = by[stage.stage, "requests"][0]
+        for row, metric in zip(held, ("e2e", "ttft"), strict=True):
+            of = by.get((stage.stage, metric))
+            if of is not None and of[1] is not None:
+                row += (count * of[1], count)
+        if held[:, 1].min() >= _COUNTED:
+            means.append(held[:, 0] / held[:, 1])
+            # Little's law.
+            decodes.append(held[0, 0] / (end_us - edges_us[-1]))
+            edges_us.append(end_us)
+            held = np.zeros((2, 2))
+    edges, observed_us = np.array(edges_us[1:], np.int64), np.array(means[1:]).reshape(-1, 2).T
+    alike, unused = np.zeros(len(means[1:]), np.int64), np.full(len(plan.trace), -1)
+    return LatencyEvidence((plan,), unused, observed_us, np.array(decodes[1:]), alike, of_levels=True, edges_us=edges)
+
+
+def _levels(recordings: Sequence[Recording]) -> list[LoadLevel]:
+    """The levels of recordings: those whose windows were counted have one for each."""
+    levels = []
+    for recording in recordings:
+        whole, windows = load_level(recording), counted_windows(recording)
+        if not windows:
+            levels.append(whole)
+        for stage in windows:
+            requests = whole.plan.recording.requests.where("stage = $stage", stage=stage)
+            prompt, output = (requests.select(name).to_numpy().mean() for name in ("prompt_tokens", "output_tokens"))
+            numbers = _known(whole.plan.recording, stage)
+            if "mean" in numbers["e2e"] and "mean" in numbers["ttft"] and numbers["itl"].get("mean", 0.0) > 0:
+                levels.append(LoadLevel(whole.plan, numbers, float(prompt), float(output), stage))
+    return levels
+
+
 def rows_from_levels(recordings: Sequence[Recording]) -> CycleRows:
     """A row of mean batch and cycle for each load level; raises as ``load_level``."""
-    levels = [load_level(recording) for recording in recordings]
+    levels = _levels(recordings)
     batch, cycle_us = np.array([level.batch for level in levels]), np.array([level.cycle_us for level in levels])
     chunks = np.array([math.ceil(v.prompt_tokens / v.plan.engine.max_num_batched_tokens) for v in levels])
     mixed_share = np.minimum(chunks * [level.begun for level in levels], 1.0)
@@ -374,7 +458,7 @@ def row_of_first_token(recordings: Sequence[Recording]) -> CycleRows:
 
     In the mean steps of levels of one shape prefills, decodes and context are in proportion: this tells them apart.
     """
-    level = min((load_level(recording) for recording in recordings), key=lambda level: level.batch[2])
+    level = min(_levels(recordings), key=lambda level: level.batch[2])
     chunks = math.ceil(level.prompt_tokens / level.plan.engine.max_num_batched_tokens)
     batch = level.batch[None].copy()
     batch[0, 1] = level.prompt_tokens / chunks

@@ -12,7 +12,7 @@ from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.fit.calibrate import CalibratedFile, ModelFit
 from blis_replay.validate.fit.every_step import FORM, ROOFLINE_FORM
-from blis_replay.validate.fit.evidence import cold_start_of, is_load_level
+from blis_replay.validate.fit.evidence import cold_start_of, counted_windows, is_load_level
 from blis_replay.validate.fit.next_recording import MINUTES, Load, NextRecording
 from blis_replay.validate.fit.scores import MOST_MISSED
 from blis_replay.validate.fit.step_errors import StepError
@@ -100,7 +100,7 @@ def _fit(fit: ModelFit) -> list[Part]:
     record, title = fit.record, f"{fit.entry.model} tp {fit.entry.tensor_parallelism}"
     agreement = ", ".join(f"{name.upper() if name != 'cycle' else name} {v:.1f} %" for name, v in fit.agreement.items())
     remarks = [f"  {c.name}: {c.remark}" for c in record.coefficients if c.status != "fitted"]
-    levels = all(is_load_level(recording) for recording, _data in fit.used)
+    levels = all(is_load_level(recording) and not counted_windows(recording) for recording, _data in fit.used)
     row = "load level" if levels else "step" if record.form in (FORM, ROOFLINE_FORM) else "window"
     drawn = "draws of load levels" if levels else f"draws of blocks of neighbouring {row}s"
     return [

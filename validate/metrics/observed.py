@@ -177,7 +177,13 @@ def numbers_from_aggregates(recording: Recording, stage: int | None) -> Numbers:
         metric: plain_numbers({name: value for (of, name), value in table.items() if of == metric}, _UNPUBLISHED)
         for metric in ("e2e", "ttft")
     }
-    lengths = recording.requests["output_tokens"].drop_nulls()
+    for metric, of in cells.items():
+        for name in STATISTICS:
+            low, high = (table.get((metric, f"{name} {end}")) for end in ("from", "to"))
+            if low is not None and high is not None:
+                of[name] = Number(None, _HISTOGRAM, (low, high))
+    requests = recording.requests if stage is None else recording.requests.where("stage = $stage", stage=stage)
+    lengths = requests["output_tokens"].drop_nulls()
     e2e, ttft = table.get(("e2e", "mean")), table.get(("ttft", "mean"))
     cells["itl"] = plain_numbers({}, _UNPUBLISHED) | _published_itl(recording, stage)
     if e2e is None:
@@ -225,6 +231,7 @@ def _stated_gaps(table: Mapping[tuple[str, str], float], cells: Numbers, ttft: f
 
 
 _UNPUBLISHED = "not published"
+_HISTOGRAM = "only the bounds of its bucket in the server's histogram are known"
 
 
 def plain_numbers(values: Mapping[str, float], absent: str = "no such request") -> dict[str, Number]:

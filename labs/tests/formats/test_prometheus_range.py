@@ -21,12 +21,17 @@ from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.ingest.served import published
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.validated import compare_experiment
+from blis_replay.validate.fit.calibrate import Options, calibrate
+from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.metrics.observed import numbers_from_aggregates
 
 # 10 ms a step, 40 us a prefill token, 50 us a decode.
 SERVER, NO_DELAY = LatencyModel("blackbox", 10_000_000, 40_000, 50_000), Lifecycle(pre_queue_us=0.0)
 ENGINE = EngineConfig(max_num_seqs=64, max_num_batched_tokens=2_048, max_model_len=4_096, async_scheduling=False)
 EACH_S = 5
+BUCKETS_S = ("0.02", "0.04", "0.08", "0.2", "0.5", "1", "1.5", "2.5", "+Inf")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +73,13 @@ def answer(served: tuple[RequestTrace, SimResult], first_s: int = 0, last_s: int
         ):
             add(f"{name}_sum", [float(of[chosen].sum() / unit) for chosen in when], **label)
             add(f"{name}_count", [float(chosen.sum()) for chosen in when], **label)
+            for le in BUCKETS_S if unit == 1e6 else ():
+                add(
+                    f"{name}_bucket",
+                    [float((chosen & (of / unit <= float(le))).sum()) for chosen in when],
+                    le=le,
+                    **label,
+                )
     return {"status": "success", "data": {"resultType": "matrix", "result": series}}
 
 
@@ -93,6 +105,44 @@ def test_windows_are_stages_with_what_came_in_them(served: tuple[RequestTrace, S
     seen = trace.arrival_us + result.e2e_us <= 240e6
     assert whole["output_tokens_reported"] == pytest.approx(trace.output_tokens[seen].mean(), rel=1e-6)
     assert whole["ttft"] == pytest.approx(result.ttft_us[trace.arrival_us + result.ttft_us <= 240e6].mean(), rel=1e-6)
+
+
+def test_quantiles_lie_between_the_bounds_of_their_bucket(
+    served: tuple[RequestTrace, SimResult], tmp_path: Path
+) -> None:
+    """The bounds are next to the quantile of the requests that ended; what is above the last bound has none."""
+    trace, result = served
+    with read_recording(written(tmp_path, answer(served))) as recording:
+        numbers = numbers_from_aggregates(recording, None)
+    ended = trace.arrival_us + result.e2e_us <= 240e6
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        true_s = float(np.quantile(result.e2e_us[ended], share, method="inverted_cdf")) / 1e6
+        i = next(i for i, le in enumerate(BUCKETS_S) if true_s <= float(le))
+        expected = (float(BUCKETS_S[i - 1]) * 1e6, float(BUCKETS_S[i]) * 1e6)
+        assert (numbers["e2e"][name].value_us, numbers["e2e"][name].between_us) == (None, expected)
+
+
+@pytest.mark.heavy
+def test_counters_of_several_loads_tell_the_costs_of_a_step(tmp_path: Path) -> None:
+    """Six loads of two minutes each; the server is ``SERVER``, whose costs lie within the bounds of the fit."""
+    random, parts, begin_us = np.random.default_rng(5), [], 0.0
+    for rate, prompt, output in ((2, 300, 80), (6, 300, 80), (3, 900, 40), (1, 100, 200), (8, 150, 100), (4, 600, 60)):
+        count = rate * 120
+        sent_us = np.sort(random.uniform(begin_us, begin_us + 120e6, count))
+        lengths = [random.integers(0.8 * of, 1.2 * of, count) for of in (prompt, output)]
+        parts.append(np.stack([sent_us, *lengths]).astype(np.int64))
+        begin_us += 120e6
+    sent_us, prompts, outputs = np.concatenate(parts, axis=1)
+    trace = RequestTrace(sent_us, prompts, prompts, outputs, np.full(len(sent_us), NEVER_US))
+    counted = (trace, simulate_load(trace, ENGINE, SERVER, NO_DELAY, None, None))
+    with read_recording(written(tmp_path, answer(counted, 0, 725))) as recording:
+        _, (fit,) = calibrate([recording], "fit", Options(load_release(DEFAULT_PRIOR)))
+    found = {c.name: c for c in fit.record.coefficients}
+    assert found["intercept"].value_us == pytest.approx(10_000, rel=0.05)
+    assert found["per_prefill_token"].value_us == pytest.approx(40, rel=0.1)
+    decode = found["per_decode_token"]
+    assert decode.low_us <= 50 <= decode.high_us
+    assert fit.rows > 20
 
 
 @pytest.mark.slow
