@@ -20,6 +20,7 @@ from blis_replay.ingest.checks.evidence import Context, Measured, Window, named,
 from blis_replay.ingest.recording import NOT_KNOWN, RETOKENISED, Finding, Recording, Stage
 from blis_replay.ingest.served import by_arrival, completed_requests, published, recorded_requests
 from blis_replay.ingest.steps.records import steps_by_id
+from blis_replay.ingest.steps.timeline import step_anchors
 from blis_replay.ingest.tables import Cell, Table, columns_named
 
 CHECK = "ledger"
@@ -530,10 +531,14 @@ def _of_steps(recording: Recording, client: dict[str, Entry]) -> Iterator[Entry]
 def _of_depth(recording: Recording) -> Iterator[Entry]:
     """Requests in the engine when the recorded steps began, by their depths and by sends and ends at the client.
 
-    Of several load stages that in which the two are furthest apart.
+    Of several load stages that in which the two are furthest apart.  Records of several engines have the depth of one.
     """
     pairs = [pair for window in stage_windows(recording) if (pair := _in_flight(recording, window)) is not None]
-    yield from max(pairs, key=lambda pair: abs(math.log(max(pair[1].value, _NO_DEPTH) / pair[0].value)), default=())
+    if not pairs:
+        return
+    furthest = max(pairs, key=lambda pair: abs(math.log(max(pair[1].value, _NO_DEPTH) / pair[0].value)))
+    if not (furthest[1].contradicts(furthest[0]) and step_anchors(recording).mixed):
+        yield from furthest
 
 
 def _in_flight(recording: Recording, window: Window) -> tuple[Entry, Entry] | None:

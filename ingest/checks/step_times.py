@@ -14,7 +14,6 @@ from blis_replay.ingest.steps.timeline import step_anchors
 CLOCK_CHECK = "step_clock"
 CLOCK_MEASURES = "share of engine steps with a recorded time, how they were drawn, and the largest gap between two"
 _LONG_GAP_US = 1_000_000
-_MISPLACED = 0.01
 _FEWEST_DRAWN = 30  # steps, from which their gaps tell how they were drawn
 CLOCK_RULE = (
     "steps without a record are laid evenly between those that have one, so that none of them shows a cycle of its "
@@ -45,9 +44,9 @@ def check_step_clock(recording: Recording, context: evidence.Context) -> list[Fi
         "out_of_order": anchors.out_of_order,
         "dropped_events": recording.dropped_step_events,
     }
-    misplaced = anchors.out_of_order > _MISPLACED * (recorded + anchors.out_of_order)
-    severity: Severity = "unusable" if misplaced else "note"
-    return [Finding(CLOCK_CHECK, severity, "step_time", _sentence(measured), measured, CLOCK_RULE)]
+    severity: Severity = "unusable" if anchors.mixed else "note"
+    message = _sentence(measured) + (": several engines, or a restart, are mixed" if anchors.mixed else "")
+    return [Finding(CLOCK_CHECK, severity, "step_time", message, measured, CLOCK_RULE)]
 
 
 _GAP_SCHEMA = dict.fromkeys(("step_id", "steps", "us"), pl.Int64)

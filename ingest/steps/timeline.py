@@ -15,6 +15,7 @@ from blis_replay.ingest.rows import Rows, Scratch, no_rows
 from blis_replay.ingest.steps.records import steps_by_id
 
 MOST_STEPS = 20_000_000  # more steps would take over 1 GB: their ids are taken for mistaken
+_MISPLACED = 0.01  # share of records; fewer that are out of order are mistakes of the clock
 SAMPLED, INTERPOLATED = "sampled", "interpolated"
 _ANCHOR_SCHEMA: dict[str, type[pl.DataType]] = {"step_id": pl.Int64, "start_us": pl.Int64}
 TIMELINE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -47,6 +48,11 @@ class StepAnchors:
     def frame(self) -> pl.DataFrame:
         """``rows`` as one frame."""
         return self.rows.frame()
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the records are those of several engines or starts: then many are out of order."""
+        return self.out_of_order > _MISPLACED * (self.rows.height + self.out_of_order)
 
     @cached_property
     def steps(self) -> int:

@@ -427,8 +427,11 @@ def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     def is_named(cause: Cause, part_us: float) -> bool:
         if cause.component.is_input:
             return abs(part_us) >= least_us
+        # What was recorded is as large beside a wrong input that makes a queue as without it.
+        small = largest.component.is_input and cause.component.recorded and not cause.shares[i].may_be_nothing
+        least = WORTH_NAMING * observed_us if small else least_us
         # A part explains nothing if more is left with it as recorded than without.
-        return abs(part_us) >= max(least_us, abs(residual_us)) and abs(part_us + residual_us) > abs(residual_us)
+        return abs(part_us) >= max(least, abs(residual_us)) and abs(part_us + residual_us) > abs(residual_us)
 
     beside = tuple(cause for cause in sizes if cause is not largest and is_named(cause, part_of(cause, i)))
     # None where causes cancel to the microsecond.

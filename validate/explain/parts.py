@@ -81,7 +81,8 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
     ``server``: the replay with all inputs put right.  ``proved``: what is proved right, by name, with the proof: it is
     not blamed.
     """
-    fitted = _fitted(server, proved)
+    recording = server.recording
+    fitted = _fitted(server, proved) if recording.steps.is_empty() and recording.lifecycles.is_empty() else None
     if fitted is not None:
         names = {one.name for one in fitted}
         as_it_is = "the latencies of the requests do not ask for another"
@@ -96,6 +97,12 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
             found.append(step_time)
         else:
             unable[STEP_TIME] = step_time
+    if not found and recording.lifecycles.is_empty():
+        # Steps are not the cause by their records; a delay may be, and that the client saw.
+        delays = _fitted(server, proved)
+        names = {one.name for one in delays or ()}
+        if delays and STEP_TIME not in names:
+            return delays, _open({name: reason for name, reason in unable.items() if name not in names}, server)
     others = [one for one in found if one.name != DECISIONS]
     if others == found or not others or not _follow(server, others, found):
         return found, _open(unable, server)
@@ -137,12 +144,10 @@ def _delays(server: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:
 
 
 def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | None:
-    """Step time and delays where only the client recorded anything; None if it is not so, or they explain nothing."""
+    """Step time and delays by the latencies of the requests; None if they explain nothing."""
     recording, entry = server.recording, server.entry
     replaced = any(getattr(server.mode, key) != "modelled" for part in PARTS for key in part.mode)
-    trial = None
-    if not replaced and recording.steps.is_empty() and recording.lifecycles.is_empty():
-        trial = trial_of(server)
+    trial = None if replaced else trial_of(server)
     if trial is None or np.isnan(trial.target.observed_us[0]).all():
         return None  # E2E alone does not tell steps from delays
     fit = trial.fit()

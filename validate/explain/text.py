@@ -135,8 +135,8 @@ def _document(found: Attribution) -> dict[str, Any]:
             for i, (metric, statistic) in enumerate(QUANTITIES)
         ],
         "components": [
-            {"name": cause.component.name, "basis": cause.component.basis, "mend": cause.component.advice}
-            for cause in found.causes
+            {"name": one.name, "also": one.also, "basis": one.basis, "mend": one.advice}
+            for one in (cause.component for cause in found.causes)
         ],
         "hypotheses": [asdict(one) for one in found.standings],
         "unusable": found.unusable,

@@ -86,6 +86,24 @@ def test_a_client_tells_step_time_from_what_looks_like_it(name: str, grade: str,
     assert (row.grade, set(row.blamed)) == (grade, blamed)
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "depth", "blamed"),
+    [
+        # Its file has the records of two engines, whose depth is one engine's: that once was another run's log.
+        ("data_parallel_size", "full", {"data_parallel_size"}),
+        # A tenth of the steps says that they are right; what a client alone shows, it shows here as well.
+        ("second token stamped as first", "steps", {"output processing"}),
+        # 30 of 1,624 ms of E2E, which are recorded, once were too few beside the 822 of the queue.
+        ("time to connect and max_num_seqs", "full", {"max_num_seqs", "delay before the queue"}),
+    ],
+)
+def test_more_records_tell_no_less(name: str, depth: str, blamed: set[str]) -> None:
+    (planted,) = (f for f in FAULTS if (f.name, f.depth) == (name, depth) and not f.is_live)
+    row = judged(planted)
+    assert (row.grade, set(row.blamed)) == ("right", blamed)
+
+
 @pytest.mark.slow
 def test_several_tokens_a_step_are_named_beside_a_shorter_step() -> None:
     """Requests take 44 % of the time, and a tenth of that scatters whatever the steps take."""
