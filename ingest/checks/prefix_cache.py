@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
@@ -40,6 +42,8 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 
 _FEWEST = 20  # requests, and output tokens of one
+_SURE = 2.0  # standard errors
+MAY_BE_WARM = "us_per_prompt_token"  # measured where prompts are served faster than they can be computed
 _FAST = 1 / 1500  # of a decode step: time per prompt token, where every prompt token is computed
 
 
@@ -52,16 +56,29 @@ def _by_latency(recording: Recording) -> list[Finding]:
     names = ("prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
     timed = completed_requests(recording, *names).drop_nulls().filter(pl.col("output_tokens") >= _FEWEST)
     gap_us = decode_gap_us(timed.with_columns(output_tokens_source=pl.lit("")))
-    slope_us = timed.select(pl.cov("prompt_tokens", "ttft_us") / pl.col("prompt_tokens").var()).item()
-    if timed.height < _FEWEST or not gap_us or slope_us is None or abs(slope_us) >= _FAST * gap_us:
-        return [not_checked(CHECK, "ttft", "no step records, no cached-token counts and no published hit rate")]
+    spread = timed.select(
+        of_prompts=pl.col("prompt_tokens").var(),
+        of_ttft=pl.col("ttft_us").var(),
+        both=pl.cov("prompt_tokens", "ttft_us"),
+    ).row(0)
+    if timed.height < _FEWEST or not gap_us or not spread[0]:
+        return [_nothing_counts_hits()]
+    of_prompts, of_ttft, both = spread
+    slope_us = both / of_prompts
+    error_us = math.sqrt(max(of_ttft / of_prompts - slope_us**2, 0.0) / (timed.height - 2))
+    if abs(slope_us) + _SURE * error_us >= _FAST * gap_us:
+        return [_nothing_counts_hits()]
     message = (
         f"TTFT grows by {slope_us:.1f} us per prompt token, where a step takes {gap_us / 1e3:.1f} ms: a warm prefix "
         "cache or a fast prefill, which nothing here tells apart; record /metrics or a step log"
     )
-    measured: Measured = {"us_per_prompt_token": slope_us, "gap_us": gap_us}
-    rule = "time per prompt token below 1/1500 of a decode step"
+    measured: Measured = {MAY_BE_WARM: slope_us, "standard_error_us": error_us, "gap_us": gap_us}
+    rule = "time per prompt token, with two standard errors, below 1/1500 of a decode step"
     return [Finding(CHECK, "note", "ttft", message, measured, rule)]
+
+
+def _nothing_counts_hits() -> Finding:
+    return not_checked(CHECK, "ttft", "no step records, no cached-token counts and no published hit rate")
 
 
 def uncached_prompt_tokens(recording: Recording) -> float | None:

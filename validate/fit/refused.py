@@ -9,6 +9,7 @@ from typing import Literal
 from blis_replay.base.errors import ReleaseError, ValidateError
 from blis_replay.blis.latency.datasheets import bundled_gpus, gpu_named
 from blis_replay.blis.releases.fit import FitRecord
+from blis_replay.ingest.checks import prefix_cache
 from blis_replay.ingest.recording import FIRST_TOKEN, WAY, Recording
 from blis_replay.validate.fit.evidence import is_load_level, known_architecture
 from blis_replay.validate.metrics.observed import overloaded
@@ -68,6 +69,8 @@ def _unusable(recording: Recording, kind: Data) -> str | None:
     for finding in recording.findings:
         if finding.severity == "unusable" and finding.metric in metrics:
             return f"{finding.metric or 'its data'} unusable ({finding.check}: {finding.message})"
+        if kind == "latencies" and prefix_cache.MAY_BE_WARM in finding.measured:
+            return f"a prefill may have been hits of the prefix cache ({finding.message})"
     is_queue = kind == "latencies" and overloaded(recording.findings)
     return "overloaded: its latencies measure how long the queue grew" if is_queue else None
 

@@ -170,6 +170,19 @@ def test_a_warm_cache_and_a_fast_prefill_look_alike(us_per_token: float, both: b
         assert finding.measured["us_per_prompt_token"] == pytest.approx(2.8, rel=0.01)
 
 
+def test_prompts_that_hardly_differ_tell_nothing_of_a_cache() -> None:
+    """Prompts of 98 to 102 tokens, TTFT of 50 ms +- 10 that knows nothing of them: a slope of 0 +- 700 us."""
+    made = requests(
+        100,
+        prompt_tokens=[98 + i % 5 for i in range(100)],
+        output_tokens=21,
+        ttft_us=[40_000 + 5_000 * (i // 5 % 5) for i in range(100)],
+        e2e_us=[440_000 + 5_000 * (i // 5 % 5) for i in range(100)],
+    )
+    (finding,) = findings_of(recording(requests=made), "prefix_cache")
+    assert not finding.is_checked
+
+
 @pytest.mark.slow
 def test_without_steps_nothing_is_claimed() -> None:
     made = recording(aggregates=aggregates())
