@@ -24,10 +24,10 @@ MAX_JSON_BYTES = 16 << 20
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-def yaml_mapping(file: RecordedFile) -> dict[str, Any]:
+def yaml_mapping(file: RecordedFile, limit_bytes: int = MAX_YAML_BYTES) -> dict[str, Any]:
     """The mapping that a YAML file holds (JSON is YAML too); :class:`RecordingError` if it holds none."""
     try:
-        document = load_yaml(file.content(MAX_YAML_BYTES))
+        document = load_yaml(file.content(limit_bytes))
     except YAML_ERRORS as error:
         line, problem = yaml_problem(error)
         raise RecordingError(file.path, line, f"not valid YAML ({problem})", "correct the file") from error

@@ -1,4 +1,4 @@
-"""GuideLLM's ``benchmarks.json`` (0.3 to 0.6): one benchmark per load level, with a record for each request.
+"""GuideLLM's ``benchmarks.json`` or ``.yaml`` (0.3 to 0.6): a benchmark per load level, with a record per request.
 
 Times are epoch seconds of the client, aggregates milliseconds (``request_latency``: seconds).  Only the first and the
 last event with text are stamped, and requests that were never sent are not in it.  The tool's time per output token is
@@ -30,7 +30,7 @@ from blis_replay.ingest.readers.documents import (
     tokens,
     whole,
 )
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import HEAD_BYTES, RecordedFile
 from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
 from blis_replay.ingest.readers.requests import (
     RawPrompts,
@@ -49,6 +49,8 @@ from blis_replay.ingest.recording import Stage
 
 # An empty object is a benchmark, so a small file could have any number.
 MAX_BENCHMARKS = 10_000
+MAX_YAML_BYTES = 64 << 20  # a minute and a half; a larger report can be written as JSON
+_YAML = re.compile(rb"^benchmarks:[ \t]*\r?\n[ ]*- ", re.MULTILINE)
 _STATUS = {"successful": "ok", "errored": "error", "incomplete": "aborted"}
 # Of a benchmark: where its strategy, length and metrics stand in one generation or the other.
 _SECTIONS = ("args", "config", "duration", "request_loader", "worker")
@@ -129,6 +131,8 @@ class _Results:
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this has GuideLLM's results."""
+    if _YAML.search(head):
+        return b"strategy_type:" in head or b"data_column_mapper:" in head
     marks = (b'"guidellm_version"', b'"generative_benchmark"', b'"data_column_mapper"')
     return head.lstrip()[:1] == b"{" and b'"benchmarks"' in head and any(mark in head for mark in marks)
 
@@ -173,9 +177,22 @@ def _wanted(path: JsonPath) -> bool:
     return len(path) == 6 and path[3:6:2] == ("metrics", "successful") and path[4] in _REPORTED
 
 
+def _in_yaml(path: JsonPath, value: Any) -> Iterator[tuple[JsonPath, Any]]:
+    """The wanted values of a document, as ``wanted_values`` finds them in JSON."""
+    if _wanted(path):
+        yield path, value
+    elif isinstance(value, Mapping | list):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _in_yaml((*path, key), inner)
+
+
 def _records(file: RecordedFile, results: _Results) -> Iterator[tuple[str, tuple[JsonPath, Any]]]:
     """The records of requests with their places; what else is wanted goes to ``results``."""
-    for path, value in wanted_values(file, _wanted):
+    if _YAML.search(file.head(HEAD_BYTES)):
+        wanted = _in_yaml((0,), documents.yaml_mapping(file, MAX_YAML_BYTES))
+    else:
+        wanted = wanted_values(file, _wanted)
+    for path, value in wanted:
         if len(path) == 3:
             results.top[str(path[2])] = _small(value)
             continue

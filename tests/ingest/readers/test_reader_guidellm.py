@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import HEAD_BYTES, RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.recording import Stage
 
@@ -202,6 +203,21 @@ def test_a_cut_file_keeps_what_came_before(tmp_path: Path) -> None:
 def test_gzip_is_unpacked(tmp_path: Path) -> None:
     packed = gzip.compress(json.dumps(results(benchmark(record()))).encode())
     assert len(read(tmp_path, packed)[0].frame) == 1
+
+
+@pytest.mark.parametrize("sort_keys", [True, False])
+def test_yaml_has_what_json_has(tmp_path: Path, sort_keys: bool) -> None:
+    content = results(benchmark(record(), record(1)), benchmark(record(2), rate=8.0))
+    path = tmp_path / "benchmarks.yaml"
+    content["args"]["data_column_mapper"] = "generative_column_mapper"
+    path.write_text(yaml.safe_dump(content, sort_keys=sort_keys))
+    file = RecordedFile(path, path.name)
+    assert recognises(file.head(HEAD_BYTES))
+    as_yaml, (as_json, _) = read_requests(file, tmp_path / "stamps"), read(tmp_path, content)
+    assert as_yaml.frame.equals(as_json.frame)
+    assert as_yaml.aggregates.equals(as_json.aggregates)
+    assert (as_yaml.stages, as_yaml.model, as_yaml.version) == (as_json.stages, as_json.model, as_json.version)
+    assert not recognises(b"benchmarks:\n- name: pytest\n")
 
 
 def test_results_are_known_by_content() -> None:
