@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from blis_replay.ingest.assemble import read_recording
@@ -147,6 +148,44 @@ def test_hits_of_preempted_requests_are_not_those_of_prompts(data_pack: Path, na
 def test_a_proxy_stops_ttft_and_e2e(data_pack: Path) -> None:
     found = stops(data_pack / LIVE / "lies" / "proxy-40ms")
     assert [(one.check, one.metric) for one in found] == [("server_metrics", WAY)]
+
+
+def waiting(folder: Path, waits_ms: Sequence[float]) -> Finding:
+    """What is said of client and server once each request of the client waited so long."""
+
+    def late(row: str) -> str:
+        fields, _tokens, ttft, latency = tokens_and_times(row)
+        wait_ms = waits_ms[int(fields[0])]
+        return ",".join([*fields[:4], f"{ttft + wait_ms:.3f}", f"{latency + wait_ms:.3f}", *fields[6:]])
+
+    rewrite_client(folder, lambda rows: [late(row) for row in rows])
+    with read(folder) as recording:
+        found, _ = run_checks(recording)
+    (finding,) = [one for one in found if one.check == "server_metrics" and one.metric]
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("shift_ms", "tail_ms", "proxy"),
+    [(32.0, 0.0, True), (60.0, 20.0, True), (0.0, 80.0, False)],
+    ids=["each waits", "each waits, some longer", "some wait"],
+)
+def test_a_tail_of_waits_is_no_proxy(again: Path, shift_ms: float, tail_ms: float, proxy: bool) -> None:
+    """A proxy delays every request; a client without a core of its own delays some of them, and these for long."""
+    waits_ms = shift_ms + tail_ms * np.random.default_rng(44).pareto(1.5, 1_000).clip(0, 20)
+    finding = waiting(again, waits_ms.tolist())
+    assert finding.metric == WAY
+    # In `again` one request in ten waits 3 ms or less.
+    assert finding.measured["each_request_us"] == pytest.approx(1e3 * shift_ms, abs=12_000)
+    assert ("proxy or the network" in finding.message) == proxy
+
+
+def test_without_stamps_of_the_server_a_way_has_no_name(again: Path) -> None:
+    """Means alone are those of a proxy and of a busy client."""
+    for path in (*again.glob("steps-*"), *again.glob("traces-*")):
+        path.unlink()
+    finding = waiting(again, [32.0] * 1_000)
+    assert (finding.metric, "each_request_us" in finding.measured) == (WAY, False)
 
 
 def tokens_and_times(row: str) -> tuple[list[str], int, float, float]:
