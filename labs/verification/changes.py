@@ -149,7 +149,8 @@ def _two(job: tuple[Bound, NoisyServer], draws: int) -> dict[tuple[float, int, f
                     sides = sides_a, [served(true, pace) for _ in range(runs)]
                     numbers = [[number(one, cell) for one in side] for side in sides]
                     error = numbers[1][0] / numbers[0][0] - 1
-                    once = error_estimates(found.order(draw), sides[0][0], sides[1][0], {cell: error})[cell]
+                    order = found.order(draw, sides[0][0])
+                    once = error_estimates(order, sides[0][0], sides[1][0], {cell: error})[cell]
                     change = change_of_runs(once, numbers[0], numbers[1], RUNS_APART)
                     states.setdefault((pace, runs, true), []).append(bound.state(change.low, change.high))
     return states

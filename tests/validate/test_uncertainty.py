@@ -166,6 +166,30 @@ def test_one_stretch_that_moves_an_error_leaves_its_change_as_sure() -> None:
     assert change.high == pytest.approx(0.025, abs=1e-3)
 
 
+@pytest.mark.parametrize("after", [0.95, 0.99])
+def test_a_stall_of_the_recording_makes_no_candidate_better_or_worse(after: float) -> None:
+    """A baseline 2.5 % too slow, and a candidate 5 or 1 % too fast, which is worse or better.
+
+    A slow stretch of 140 requests makes both too fast, so the candidate looks worse, whatever it is.
+    """
+    observed, place = samples_of(RECORDING, EVERYONE), np.arange(len(EVERYONE))
+    slow = scaled(observed, np.where((place >= 120) & (place < 260), 1.5, 1.0))
+    candidate, baseline = scaled(observed, after), scaled(observed, 1.025)
+    order, errors = request_order(RECORDING, EVERYONE, slow.e2e_us), {E2E: estimated(candidate, slow)}
+    change = change_estimates(order, candidate, baseline, slow, errors)[E2E]
+    longer = slow.e2e_us.mean() / observed.e2e_us.mean()
+    assert change.error == pytest.approx((1.025 - after) / longer)
+    assert change.low < 0 < change.high
+    assert what_decides("E2E", change, 0.005, len(EVERYONE)).code == "needs_no_event"
+
+
+@pytest.mark.parametrize(("requests", "share"), [(400, 0.4), (40, 0.6)])
+def test_an_event_changes_more_of_a_run_that_lasts_few_residences(requests: int, share: float) -> None:
+    """One request a second: 400 of 4 s last a hundred residences; 40 of 10 s last five, of which 4 are too much."""
+    arrival_us, e2e_us = np.arange(requests) * 1_000_000, np.full(requests, 4_000_000 if requests > 40 else 10_000_000)
+    assert time_order(arrival_us, np.zeros(requests, np.int64), e2e_us).event == share
+
+
 def test_the_interval_of_a_quantile_holds_that_of_a_noisy_tail() -> None:
     """p99 of 400 requests is that of four of them: a fifth more in these moves it, and the interval says how far."""
     observed = samples_of(RECORDING, EVERYONE)

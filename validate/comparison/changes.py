@@ -18,9 +18,11 @@ from blis_replay.validate.metrics.uncertainty import (
     TimeOrder,
     Weighted,
     half_width,
+    of_requests_alone,
     of_runs,
     request_order,
     student_t,
+    with_single_events,
 )
 
 
@@ -53,7 +55,8 @@ def change_estimates(
 
     In ``c - b`` of the signed errors c and b the noise of the recording cancels, in ``c + b`` it counts twice; the
     change |c| - |b| is one or the other, and never more than |c - b|.  So its sign is that of ``c + b`` times that of
-    ``c - b``, and as sure as one error is: the middle of the two, not their difference, is held against 0.
+    ``c - b``, and as sure as one error is: the middle of the two, not their difference, is held against 0.  A stall in
+    the recording moves both errors, so one stretch of the run alone does not make the middle sure.
     """
     sides = candidate, baseline, observed
     return {cell: _change(cell, error.sampled, sides, order, confidence) for cell, error in errors.items()}
@@ -84,16 +87,26 @@ def _change(
             half = hypot(half_width(cell, of, order, confidence)[0], whole)
         halves.append(half if total else 0.0)
     apart, together = halves
+    middle = of_requests_alone((c + b) / 2, together / 2, error.blocks)
+    if observed is not None and by_requests:
+        both = _mean_of(candidate, baseline)
+        middle = with_single_events(middle, cell, (observed, both), order, confidence=confidence, of_change=True)
 
-    def change(off: float) -> float:
+    def change(off: int) -> float:
         """The largest over signs s of the smallest over signs t of ``s c - t b``, each end of its interval."""
-        ends = [[s * c - t * b + off * (apart if s == t else together) for t in (-1, 1)] for s in (-1, 1)]
-        return max(map(min, ends))
+        sums = 2 * middle.low, -2 * middle.high
+        sums = sums if off < 0 else (-sums[1], -sums[0])
+        return max(min(s * (c - b) + off * apart, of_both) for s, of_both in zip((1, -1), sums, strict=True))
 
     most = abs(c - b) + apart
-    low, high = (max(change(-1.0), -most), min(change(1.0), most)) if isfinite(together) else (-most, most)
-    parts = {"requests": together} if by_requests else error.parts
+    low, high = (max(change(-1), -most), min(change(1), most)) if isfinite(together) else (-most, most)
+    parts = {part: 2 * half for part, half in middle.parts.items()} if by_requests else error.parts
     return Estimate(abs(c) - abs(b), low, high, error.blocks, parts)
+
+
+def _mean_of(one: LatencySamples, other: LatencySamples) -> LatencySamples:
+    """Latencies halfway between those of two replays."""
+    return LatencySamples((one.ttft_us + other.ttft_us) / 2, (one.e2e_us + other.e2e_us) / 2, one.output_tokens)
 
 
 def change_of_runs(once: Estimate, a: Sequence[float], b: Sequence[float], apart: float) -> Estimate:

@@ -44,12 +44,16 @@ ASSUMED_RUN_NOISE = 0.016
 RUNS_APART = 1.96 * sqrt(2) * ASSUMED_RUN_NOISE
 # Stretches of the run; a quantile is tried without each.
 _STRETCHES = 6
-# Shares of the requests of a run: what one event may change, and how far apart such stretches begin.  A stall of 12 of
-# 120 requests changes those in flight before it and those in the queue that it leaves: with a third, 6 of 2,160 means
-# of true simulators failed, with this 2.
-_EVENT, _EVENT_STEP = 0.4, 0.1
+# Residences that one event may change: a stall delays what is in flight before it and what queues after it.  As shares
+# of the requests of a run: the least and the most, and how far apart such stretches begin.  With two fifths for all
+# runs, a stall made 1.4 % of true simulators fail at 120 requests and 0.6 % at 400; now 0.5 and 0.4 %.
+_EVENT_RESIDENCES = 4
+_LEAST_EVENT, _MOST_EVENT, _EVENT_STEP = 0.4, 0.6, 0.1
+# An event counts in a change of errors only if the error moves by this multiple of half the interval without it.  A
+# gate then loses 0 to 2 points of its power; without events it fails 10 to 32 % of better candidates after a stall.
+_CLEAR_EVENT = 1.5
 # Of the interval of a trend: it is looked for in every run, and most have none.
-_TREND_CONFIDENCE = 0.995
+_TREND_CONFIDENCE = 0.998
 # Requests around a quantile, as a multiple of those beyond it.
 _TAIL = 3.0
 # The interval of a quantile over the hypotenuse of its two half-widths.  The wider one alone leaves p99s that are six
@@ -63,7 +67,7 @@ class Estimate:
 
     ``low``, ``high``: fractions, infinite where no interval can be made.  ``blocks``: how many independent stretches of
     time it rests on.  ``parts``: half-widths, as fractions, of what is in it: ``requests``, ``repeats``,
-    ``assumed`` (run-to-run noise), ``one stretch`` (see ``_with_single_events``), ``reconstructions``, ``beyond the
+    ``assumed`` (run-to-run noise), ``one stretch`` (see ``with_single_events``), ``reconstructions``, ``beyond the
     fit``.
     """
 
@@ -152,12 +156,14 @@ class TimeOrder:
 
     ``stage``: int64[rows], from 0, in order of time.  ``slowest``: int64[stages], how many cosines see the longest
     memory in each.  Each stage has a level of its own, because the stages are not random.  ``ramp``: the
-    first stage is the start of the run; its variance counts, but gives no degree of freedom.
+    first stage is the start of the run; its variance counts, but gives no degree of freedom.  ``event``: the share of
+    the rows that one event may change.
     """
 
     stage: Int64s
     slowest: Int64s
     ramp: bool = False
+    event: float = _LEAST_EVENT
 
     @property
     def place(self) -> Floats:
@@ -169,7 +175,7 @@ class TimeOrder:
     def of(self, chosen: Bools) -> TimeOrder:
         """The chosen rows (bool[rows]), without stages that have none."""
         kept, stage = np.unique(self.stage[chosen], return_inverse=True)
-        return TimeOrder(stage, self.slowest[kept], self.ramp and bool(kept[:1] == 0))
+        return TimeOrder(stage, self.slowest[kept], self.ramp and bool(kept[:1] == 0), self.event)
 
     def half_width(self, additions: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Half of the interval of the sum of additions (float64[rows]), and how many stretches it rests on."""
@@ -189,8 +195,9 @@ class TimeOrder:
             cut = [of_stage[: multiple * slowest] for slowest, of_stage in squares]
             degrees, variance = sum(map(len, cut[self.ramp :])), sum(float(of_stage.mean()) for of_stage in cut)
             halves.append((student_t(degrees, confidence) * sqrt(variance), degrees + 1.0, variance))
-        if (most := max(variance for *_, variance in halves)) <= _ALIKE * alone:
-            return student_t(len(additions) - 1, confidence) * sqrt(max(most, alone)), float(len(additions))
+        if max(variance for *_, variance in halves) <= _ALIKE * alone:
+            surest = halves[-1][2]  # of most cosines
+            return student_t(len(additions) - 1, confidence) * sqrt(max(surest, alone)), float(len(additions))
         return max(halves)[:2]
 
 
@@ -214,6 +221,7 @@ def time_order(arrival_us: Int64s, stage: Int64s, e2e_us: Floats | Int64s) -> Ti
     stage = np.unique(stage, return_inverse=True)[1]
     if len(arrival_us) == 0:
         return TimeOrder(stage, np.zeros(0, np.int64))
+    event = min(max(_EVENT_RESIDENCES / _residences(arrival_us, e2e_us), _LEAST_EVENT), _MOST_EVENT)
     starts = arrival_us - arrival_us.min() < _RAMP * float(np.mean(e2e_us))
     if min(starts.sum(), (~starts).sum()) >= _RAMP_REQUESTS:
         rest = arrival_us[~starts], stage[~starts], e2e_us[~starts]
@@ -221,8 +229,8 @@ def time_order(arrival_us: Int64s, stage: Int64s, e2e_us: Floats | Int64s) -> Ti
             order = _stage_order(*rest)
             stages = np.zeros(len(stage), np.int64)
             stages[~starts] = order.stage + 1
-            return TimeOrder(stages, np.concatenate([[1], order.slowest]), ramp=True)
-    return _stage_order(arrival_us, stage, e2e_us)
+            return TimeOrder(stages, np.concatenate([[1], order.slowest]), ramp=True, event=event)
+    return replace(_stage_order(arrival_us, stage, e2e_us), event=event)
 
 
 def _residences(arrival_us: Int64s, e2e_us: Floats | Int64s) -> float:
@@ -250,33 +258,40 @@ def error_estimates(
     for cell, error in errors.items():
         half, blocks = half_width(cell, _ratio(cell, observed, simulated), order)
         once = of_requests_alone(error, half, blocks)
-        estimates[cell] = _with_single_events(once, cell, (observed, simulated), order)
+        estimates[cell] = with_single_events(once, cell, (observed, simulated), order)
     return estimates
 
 
-def _with_single_events(
-    once: Estimate, cell: MetricStatistic, sides: tuple[LatencySamples, LatencySamples], order: TimeOrder
+def with_single_events(
+    once: Estimate,
+    cell: MetricStatistic,
+    sides: tuple[LatencySamples, LatencySamples],
+    order: TimeOrder,
+    *,
+    confidence: float = CONFIDENCE,
+    of_change: bool = False,
 ) -> Estimate:
     """With its end that is nearer to 0 moved to the interval without any one stretch of the run that makes the error.
 
     What happened once, such as a stall, says nothing about another recording, so it fails no simulator; the other end
     stays, because then a gate would see less.  A quantile of fewer requests is another one, so it counts only where
-    both intervals are apart.
+    both intervals are apart.  ``of_change``: the sign alone is asked for.  Then the event must be clear, and its
+    after-effect on what is left may be as large as the event.
     """
     sign = 1.0 if once.error > 0 else -1.0
-    inner = once.low if sign > 0 else -once.high
+    whole, inner = sign * once.error, once.low if sign > 0 else -once.high
     moved, rows = inner, np.arange(len(order.stage)) / max(len(order.stage), 1)
-    for begins in np.arange(0.0, 1.0 - _EVENT + _EVENT_STEP / 2, _EVENT_STEP):
-        left = (rows < begins) | (rows >= begins + _EVENT)
+    for begins in np.arange(0.0, 1.0 - order.event + _EVENT_STEP / 2, _EVENT_STEP):
+        left = (rows < begins) | (rows >= begins + order.event)
         if left.sum() < MIN_REQUESTS:
             continue
         observed, simulated = (side.of(left) for side in sides)
         error = sign * (number(simulated, cell) / number(observed, cell) - 1)
         if not error < inner:
             continue
-        half, _ = half_width(cell, _ratio(cell, observed, simulated), order.of(left))
-        if cell[1] == "mean" or error + half < inner:
-            moved = min(moved, error - half)
+        half, _ = half_width(cell, _ratio(cell, observed, simulated), order.of(left), confidence)
+        if error + _CLEAR_EVENT * half * of_change < whole if cell[1] == "mean" else error + half < inner:
+            moved = min(moved, error - half - (whole - error) * of_change)
     if moved == inner:
         return once
     end = {"low": max(moved, -1.0)} if sign > 0 else {"high": -moved}
@@ -286,7 +301,7 @@ def _with_single_events(
 def error_trend(
     order: TimeOrder, arrival_us: Int64s, observed: LatencySamples, simulated: LatencySamples
 ) -> Estimate | None:
-    """By how much the error of the mean ITL (of E2E without token counts) grows over the run, with its 99.5 % interval.
+    """By how much the error of the mean ITL (of E2E without token counts) grows over the run, with its 99.8 % interval.
 
     ``arrival_us``: int64[rows].  Within load stages, because a simulator may be off by more at a higher load.  None
     without a run to see it in.

@@ -64,7 +64,7 @@ def _warm_up(
 def _trend(change: float, low: float, high: float) -> str:
     which = "slower" if change < 0 else "faster"
     return (
-        f"drift: from the first request to the last the error changes by {percent(change)} (99.5 %: "
+        f"drift: from the first request to the last the error changes by {percent(change)} (99.8 %: "
         f"{percent_span(low, high)}), as on a server that gets {which} under equal load"
     )
 
