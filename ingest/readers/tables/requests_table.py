@@ -59,6 +59,7 @@ _STATUS = {
     **dict.fromkeys(("timeout", "timed_out", "timedout"), "timeout"),
     **dict.fromkeys(("aborted", "abort", "cancelled", "canceled", "incomplete"), "aborted"),
 }
+_EXCEPTIONS = ("error", "exception", "timeout")  # how names of Python's exceptions end
 _GAPS = re.compile(r"[\s,;]+")
 
 
@@ -287,6 +288,8 @@ def _status(of: Mapping[str, Any]) -> tuple[str, str | None]:
         word = said.strip().lower().replace(" ", "_").replace("-", "_")
         code = whole(word)
         known = _STATUS.get(word) or (("ok" if code < 400 else "error") if code and 100 <= code < 600 else None)
+        if known is None and word.endswith(_EXCEPTIONS):
+            known, error = "error", error or said
         if known is None:
             names = ", ".join(dict.fromkeys(_STATUS.values()))
             raise UnusableError(f"status {quoted_value(said)} is not one of {names}")

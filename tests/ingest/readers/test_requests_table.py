@@ -124,6 +124,10 @@ def test_failures_keep_no_ttft_and_no_length(tmp_path: Path) -> None:
         9_000,
         None,
     )
+    raised = ["ClientConnectorError", "asyncio.TimeoutError", "HTTPException", "ReadTimeout"]
+    found, _file = read(tmp_path, [{**base, "status": status} for status in raised])
+    assert found.frame["status"].to_list() == ["error", "timeout", "error", "timeout"]
+    assert found.frame["error"].to_list() == raised
     found, _file = read(tmp_path, [{**base, "error": error} for error in ("", None, "Connection lost", "read timeout")])
     assert found.frame["status"].to_list() == ["ok", "ok", "error", "timeout"]
 
