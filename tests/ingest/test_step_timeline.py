@@ -60,12 +60,12 @@ def test_a_steady_engine_is_timed_right_whichever_steps_were_sampled(ids: set[in
 def test_outputs_processed_after_the_next_step_began_are_asynchronous_scheduling(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps begin every ms.  Synchronous: the output of step 1 is in before step 2; asynchronous: after.
+    """Steps begin about every ms.  Synchronous: the output of step 1 is in before step 2; asynchronous: after.
 
     Looked up at once, or in five parts, one for each record.
     """
     monkeypatch.setattr(step_records, "LOOKED_UP_ROWS", at_once)
-    records = steps([1000, 2000, 3000])
+    records = steps([1000, 2001, 3003])
     for time_us, asynchronous in ((1900, False), (2900, True)):
         made = journeys([event("FIRST_TOKEN", time_us, 1)], lifecycles=[])
         assert detected_async(rows_of(records), made.journey_events) is asynchronous

@@ -40,7 +40,6 @@ MIN_WAITING_STEPS = 50  # steps in which requests wait ...
 MAX_BELOW_LIMIT = 0.02  # ... at most this share of them with fewer running
 MIN_FREE_BLOCKS = 0.1  # while at least this share of the KV blocks is free
 
-COARSE_US = 1_000  # stamps of whole ms do not show which of two calls came first, which are some 100 us apart
 OR_MORE = " or more"  # of a limit that was never reached
 
 Stated = Mapping[str, Any]
@@ -286,7 +285,7 @@ def _counted(recording: Recording, mode: ReplayMode) -> Iterator[Hypothesis]:
             why = f"the simulator computes prompts whole, of which the server had {hits:,} tokens in its prefix cache"
             yield _proved(_CACHING, True, "a prefix cache, as the server counts hits", why)
     running = None
-    if mode.scheduling == "recorded" and not recording.steps.where(f"start_us % {COARSE_US} != 0").is_empty():
+    if mode.scheduling == "recorded" and not recording.steps.is_empty():
         running = detected_async(recording.steps, recording.journey_events)
     if running is not None and stated.get(_ASYNC, running) != running:
         other = "asynchronous" if running else "synchronous"
