@@ -183,6 +183,7 @@ class _Assembly:
         configured = self._configured()
         traces = self.server.read(self.known)
         best = self._requests(configured, traces)
+        features = sorted({name for read in (best, traces.requests) if read is not None for name in read.features})
         traces = replace(traces, requests=None)
         if best is not None:
             configured = _with_reported(configured, best)
@@ -191,14 +192,13 @@ class _Assembly:
         ground_truth = _ground_truth(best, configured.aggregates)
         model = self._model(configured, best, ground_truth)
         requests, client, events, prefix = self._placed(best, configured)
-        features = () if best is None else best.features
         del best
         server = self.server.placed(traces, requests, client)
         traces = replace(traces, journeys=None)  # as they were read, events are many
         give_back()
         engine, findings = self._engine(configured, server)
         if features:
-            engine["request_features"] = Setting(", ".join(features), "recorded", "bodies of requests")
+            engine["request_features"] = Setting(", ".join(features), "recorded", "requests")
         iterations = self.iterations.done()
         self.missing += iterations.remarks
         slug, hardware = self.source.slug, self._hardware(configured)

@@ -57,6 +57,7 @@ SPAN_INTEGERS = {
     "gen_ai.usage.completion_tokens": "completion_tokens",
     "gen_ai.usage.cached_tokens": "cached_tokens",
     "gen_ai.request.max_tokens": "max_tokens",
+    "gen_ai.request.n": "sequences",
 }
 SPAN_FLOATS = {
     "gen_ai.latency.time_to_first_token": "ttft_s",

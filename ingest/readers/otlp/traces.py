@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -64,6 +64,7 @@ class _Collected:
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
     other_events: int = 0
     spans: int = 0
+    several_sequences: bool = False
 
     def add(self, batch: TraceBatch, number: int, file: RecordedFile) -> None:
         """Keep what is read of a batch of file ``number``."""
@@ -83,6 +84,9 @@ class _Collected:
             family = scope[:100], _NUMBER.sub("*", name[:100])
             known = family in self.others or len(self.others) < MAX_OTHER_NAMES
             self.others[family if known else _FURTHER] += count
+        if (batch.spans["sequences"] > 1).any():
+            of_requests = spans.is_request_span() | otlp_journeys.is_journey_span()
+            self.several_sequences |= not batch.spans.filter(of_requests & (pl.col("sequences") > 1)).is_empty()
         self.other_events += int(batch.spans["other_events"].sum())
         self.spans += len(batch.spans)
 
@@ -125,12 +129,15 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
         hits = otlp_journeys.cache_hits(snapshots)
         journeys = otlp_journeys.joined(parts, hits, bridge_ns, ended_ns, files, scratch)
         remarks += journeys.remarks
+    requests = (requests_of(journeys, scratch) if journeys else None) or _upstream(collected, files)
+    if requests is not None and collected.several_sequences:
+        requests = replace(requests, features=("n",))
     step_spans = _whole(collected.step_spans).unique("identity", keep="last")
     return TracesRead(
         steps=steps,
         snapshots=snapshots,
         journeys=journeys if journeys and journeys.lifecycles.height else None,
-        requests=(requests_of(journeys, scratch) if journeys else None) or _upstream(collected, files),
+        requests=requests,
         bridge_ns=bridge_ns,
         dropped_events=int(step_spans["dropped_events"].sum()),
         other_spans=dict(collected.others),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp.traces import MAX_OTHER_NAMES, TracesRead, read_traces
 
@@ -122,6 +123,35 @@ def test_upstream_request_spans_are_requests_as_the_server_saw_them(tmp_path: Pa
     )
     assert (request["prompt_tokens"], request["usage_output_tokens"], request["request_id"]) == (900, 61, "cmpl-3")
     assert request["sent_us"] == 1_770_000_000_003_000
+
+
+@pytest.mark.parametrize(("sequences", "features"), [(1, ()), (4, ("n",))])
+@pytest.mark.parametrize("client", [False, True])
+def test_one_span_for_several_sequences_is_named(
+    client: bool, sequences: int, features: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its engine had ``n`` requests in flight, and the span has their sum.  ``client``: latencies are a client's."""
+    several = request_span(2)
+    several["attributes"].append({"key": "gen_ai.request.n", "value": {"intValue": str(sequences)}})
+    lines = [json.dumps(traces("vllm.llm_engine", span)) for span in (request_span(1), several)]
+    found, _file = read(tmp_path, "\n".join(lines))
+    assert found.requests is not None
+    assert found.requests.features == features
+    if client:
+        info = {"input_tokens": 900, "output_tokens": 61, "output_token_times": [1000.5, 1002.0]}
+        seen = {"start_time": 1000.0, "end_time": 1002.0, "request": "{}", "response": "", "info": info, "error": None}
+        (tmp_path / "per_request_lifecycle_metrics.json").write_text(json.dumps([seen, seen]))
+    with read_recording(tmp_path) as recording:
+        setting = recording.engine.get("request_features")
+    assert (setting.value if setting else None) == (", ".join(features) or None)
+
+
+def test_each_sequence_with_a_span_of_its_own_is_a_request(tmp_path: Path) -> None:
+    """vLLM 0.32: the children of a request of 3 sequences have its ``external_req_id``, and ``n`` 1 each."""
+    sequences = [request_span(1) | {"spanId": f"{i:016x}"} for i in range(1, 4)]
+    found, _file = read(tmp_path, json.dumps(traces("vllm.llm_engine", *sequences)))
+    assert found.requests is not None
+    assert (len(found.requests.frame), found.requests.features) == (3, ())
 
 
 def test_spans_of_other_scopes_and_names_are_counted_and_not_read(tmp_path: Path) -> None:
