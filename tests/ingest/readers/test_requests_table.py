@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from heapq import heappushpop
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +331,16 @@ def test_requests_without_arrivals_of_which_some_were_always_in_flight(tmp_path:
     for wrong in ("arrival=0:in-flight", "arrival=many:in-flight", "end=2:in-flight"):
         with pytest.raises(RecordingError):
             sources_of([folder], columns=wrong)
+
+
+@pytest.mark.parametrize("by_end", [False, True])
+def test_a_file_in_the_order_of_ends_is_known_by_the_lengths_of_its_first_rows(tmp_path: Path, by_end: bool) -> None:
+    """64 clients, 20 ms a token: all send at 0, so in the order of ends the first rows have ever longer outputs."""
+    outputs, free_us, rows = np.random.default_rng(1).integers(10, 500, 640), [0] * 64, []
+    for tokens in outputs.tolist():
+        sent_us = heappushpop(free_us, free_us[0] + 20_000 * tokens)
+        rows.append((sent_us + 20_000 * tokens, tokens))
+    lines = [f"100,{tokens},50,{20 * tokens}" for _, tokens in (sorted(rows) if by_end else rows)]
+    (tmp_path / "r.csv").write_text("\n".join(["prompt_tokens,output_tokens,ttft_ms,e2e_ms", *lines, ""]))
+    with read_recording(sources_of([tmp_path / "r.csv"], columns="arrival=64:in-flight")[0]) as recording:
+        assert any("order of sends" in lack for lack in recording.missing) == by_end
