@@ -106,14 +106,6 @@ def test_inspect_tells_what_was_declared_beside_what_ran(run: Run) -> None:
     assert "  declared in profile.yaml: constant arrivals; 9 groups of 5 prompts, 100 + 447\n    tokens; conv" in text
 
 
-@pytest.mark.slow
-def test_engine_arguments_from_a_file_win(run: Run, demo: Path, tmp_path: Path) -> None:
-    (tmp_path / "engine.yaml").write_text("max_num_seqs: 7\n")
-    run("ingest", demo, "--engine", tmp_path / "engine.yaml")
-    engine = run("inspect", "--experiment", "1b-general", "--json").json["engine"]
-    assert (engine["max_num_seqs"]["value"], engine["max_num_seqs"]["source"]) == (7, "file")
-
-
 def test_releases_are_listed_and_shown(run: Run) -> None:
     names = {release["name"]: release["status"] for release in run("coefficients", "list", "--json").json["releases"]}
     assert names["stepml-per-model-linear"] == "invalid"

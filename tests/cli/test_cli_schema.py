@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from command_line import Run
 from schemas import problems
-
-from blis_replay.validate.text.answer import page_json
 
 
 @pytest.mark.slow
@@ -57,10 +53,6 @@ def test_a_fault_is_json_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blis_replay.validate.inspection.experiments_answer", broken)
     answer = run("list", "--json")
     assert (answer.code, answer.json["error"]["kind"]) == (70, "fault")
-
-
-def test_numbers_that_json_cannot_write_are_null() -> None:
-    assert json.loads(page_json({"a": float("nan"), "b": [float("inf"), 1.0]})) == {"a": None, "b": [None, 1.0]}
 
 
 def test_a_schema_that_is_not_kept_is_told() -> None:

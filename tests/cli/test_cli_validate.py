@@ -171,15 +171,6 @@ def test_a_tail_that_is_off_has_a_mark_of_its_own(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shipped")
-def test_stages_on_request(run: Run) -> None:
-    answer = run("validate", "--experiment", "34b-general", "--by-stage", "--json")
-    stages = answer.json["experiments"][0]["stages"]
-    assert [(stage["stage"], stage["requests"]) for stage in stages] == [(0, 4800), (1, 12_000)]
-    assert "stage 1" in run("validate", "--experiment", "34b-general", "--by-stage").out
-
-
-@pytest.mark.slow
 def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
     """Ingest, calibrate, validate: mean E2E and ITL within 1 %, TTFT within 3 % of what was made."""
     Path("engine.yaml").write_text("async_scheduling: true\n")
@@ -195,14 +186,6 @@ def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
     assert abs(experiment["metrics"]["ttft"]["mean"]["error"]) < 0.03
     assert abs(experiment["metrics"]["itl"]["mean"]["error"]) < 0.01
     assert experiment["judgement"]["subject"]["use"] == "fitted on this run"
-
-
-def test_a_store_that_is_none_is_left_alone(run: Run, tmp_path: Path) -> None:
-    store = tmp_path / "notes.txt"
-    store.write_text("not a database")
-    answer = run("validate", "--experiment", "34b-general", "--store", store)
-    assert (answer.code, store.read_text()) == (4, "not a database")
-    assert len(answer.err.strip().splitlines()) == 1
 
 
 def _schedules() -> list[dict[str, object]]:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
-from blis_replay.ingest.checks.evidence import step_intervals, steps_by_start
+from blis_replay.ingest.checks.evidence import steps_by_start
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import gathered, in_send_order
 from blis_replay.ingest.recording import STEP_SCHEMA
@@ -53,15 +53,6 @@ def test_rows_are_those_of_the_frame_in_their_order(values: list, batch_rows: in
         assert rows.select(pl.col("key") * 2, row=pl.col("row") // 3).equals(twice)
         with rows.reader() as reader:
             assert pl.DataFrame(reader.read_all()).cast(SCHEMA).equals(frame)
-
-
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20))
-def test_intervals_between_steps_are_those_of_a_database(steps: list[tuple[int, int]]) -> None:
-    frame = pl.DataFrame(steps, schema={"step_id": pl.Int64, "start_us": pl.Int64}, orient="row")
-    held, stored = (step_intervals(rows).frame() for rows in both(frame))
-    assert held.equals(stored)
 
 
 @pytest.mark.slow

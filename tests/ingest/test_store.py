@@ -25,7 +25,6 @@ from blis_replay.ingest.store.recordings import (
     inter_token_gaps,
     read_findings,
     read_token_layout,
-    resolve,
 )
 from blis_replay.ingest.store.runs import RunRecord, read_run, write_run
 from blis_replay.ingest.store.writing import write_recording
@@ -157,29 +156,6 @@ def test_the_list_counts_requests_failures_and_findings(tmp_path: Path) -> None:
         write_recording(store, made, NO_EVENTS)
         (row,) = list_experiments(store)
     assert row == ExperimentRow(made.slug, "7b-general", "toy/toy-7b", "H100", 1, "general", "recorded", 3, 2, True, 2)
-
-
-def row_named(slug: str, alias: str) -> ExperimentRow:
-    return ExperimentRow(slug, alias, "m", None, None, "w", "recorded", 1, 0, False, 0)
-
-
-def test_names_resolve_by_slug_and_by_alias() -> None:
-    rows = [row_named("a-1", "34b-general"), row_named("a-2", "34b-codegen")]
-    assert resolve(rows, "a-1") == "a-1"
-    assert resolve(rows, "34b-codegen") == "a-2"
-
-
-def test_a_colliding_alias_is_refused_with_the_slugs_it_could_mean() -> None:
-    rows = [row_named("a-1", "34b-general"), row_named("a-2", "34b-general")]
-    with pytest.raises(UnknownExperimentError, match=r"34b-general could mean a-1, a-2"):
-        resolve(rows, "34b-general")
-
-
-def test_an_unknown_name_is_refused_with_what_comes_close() -> None:
-    with pytest.raises(UnknownExperimentError, match=r"did you mean 34b-general\?"):
-        resolve([row_named("a-1", "34b-general")], "34b-genral")
-    with pytest.raises(UnknownExperimentError, match=r"blis-replay list"):
-        resolve([], "34b-general")
 
 
 def test_reading_an_experiment_that_is_not_stored_is_refused(tmp_path: Path) -> None:

@@ -106,8 +106,3 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(PolicyError, match=r"p\.yaml"):
         load_policy(path)
-
-
-def test_a_policy_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="cannot be read"):
-        load_policy(tmp_path / "none.yaml")

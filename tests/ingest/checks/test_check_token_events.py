@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,9 @@ from hypothesis import strategies as st
 from recordings import token_times
 
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.served import is_paired, published_itl
 from blis_replay.ingest.store import open_store
-from blis_replay.ingest.store.recordings import inter_token_gaps, read_token_layout
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import (
     NO_EVENTS,
@@ -181,35 +177,6 @@ def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, made, SEVERAL_TOKENS_PER_EVENT)
         assert token_times(store, made.slug).is_empty()
-
-
-@pytest.mark.parametrize(
-    ("run", "layout"),
-    [
-        ("inference-perf-0.2.0/random-poisson", PAIRED_WITH_DONE),
-        ("inference-perf-0.2.0/bos-rough", SEVERAL_TOKENS_PER_EVENT),
-        ("inference-perf-0.4.0/random-poisson", SINGLE_WITH_DONE),
-        ("inference-perf-0.7.0/random-poisson", PLAIN),
-        ("inference-perf-0.7.0/unary", NO_EVENTS),
-    ],
-)
-def test_layouts_of_real_load_generators(data_pack: Path, tmp_path: Path, run: str, layout: TokenLayout) -> None:
-    """Client versions and their stamps as in trace-formats 4.4; truth.jsonl.gz says what the server sent."""
-    folder = data_pack / "clients" / run
-    outcome = ingest_source(tmp_path / "s.duckdb", folder)
-    with open_store(tmp_path / "s.duckdb", read_only=True) as store:
-        assert read_token_layout(store, outcome.slug) == layout
-        counts = token_times(store, outcome.slug).group_by("request_index").len()["len"].sort().to_list()
-        gap_us, count = inter_token_gaps(store, outcome.slug)
-    if not layout.identified:
-        assert counts == []
-        return
-    with gzip.open(folder / "truth.jsonl.gz", "rt") as lines:
-        truth = [json.loads(line) for line in lines]
-    assert counts == sorted(request["output_tokens"] for request in truth)
-    spans_ns = sum(request["last_token_mono_ns"] - request["first_token_mono_ns"] for request in truth)
-    gaps = sum(request["output_tokens"] - 1 for request in truth)
-    assert (gap_us * count).sum() / count.sum() == pytest.approx(spans_ns / 1e3 / gaps, rel=0.005)
 
 
 def test_a_stream_that_broke_off_keeps_all_its_tokens(tmp_path: Path) -> None:

@@ -107,13 +107,6 @@ def test_a_given_format_overrides_what_a_file_looks_like(tmp_path: Path) -> None
         sources_of([folder], form="tracev2")
 
 
-def test_a_name_that_is_no_plain_text_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a\x1b[2Jb", t=TRACE)
-    with pytest.raises(RecordingError, match="rename the directory") as caught:
-        find(sources_of([folder])[0], None)
-    assert "\x1b" not in str(caught.value)
-
-
 def test_a_directory_of_experiments_stands_for_them(tmp_path: Path) -> None:
     """Two servers read as one recording would be neither. What lies beside them without a configuration is none: a
     folder of notes is nobody's loss, one with a server's log is named.
