@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import polars as pl
 import pytest
 
 from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import READ_SCHEMA
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
@@ -30,6 +32,15 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import Rows, Scratch, rows_of
 from blis_replay.ingest.store.recordings import TABLES
+
+
+def recorded_file(folder: Path, content: Any, name: str = "file", **options: str) -> RecordedFile:
+    """A file with these bytes, this text, or what JSON makes of anything else."""
+    path = folder / name
+    if not isinstance(content, bytes):
+        content = (content if isinstance(content, str) else json.dumps(content)).encode()
+    path.write_bytes(content)
+    return RecordedFile(path, name, **options)
 
 
 def read_frame(rows: Iterable[dict[str, object]]) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import damaged, mutated
@@ -63,9 +64,7 @@ FORMS = {
 
 def read(folder: Path, form: Form, content: bytes) -> tuple[RequestsRead, RecordedFile] | None:
     """What is read; None where the file is refused in one line."""
-    path = folder / "results.json"
-    path.write_bytes(content)
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, content)
     try:
         found = form.read(file, folder / "stamps")
     except RecordingError as error:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import recorded_file
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_defaults import Machine, gpu_gib_of
 from blis_replay.ingest.readers.server.engine_settings import (
     RESOLVED,
@@ -342,16 +342,12 @@ def test_a_recorded_value_that_is_no_count_is_passed_over_and_told() -> None:
     ],
 )
 def test_an_engine_file_with_a_mistake_is_refused_with_the_field(tmp_path: Path, content: str, problem: str) -> None:
-    path = tmp_path / "engine.yaml"
-    path.write_text(content)
     with pytest.raises(RecordingError, match=problem):
-        read_engine_file(RecordedFile(path, path.name))
+        read_engine_file(recorded_file(tmp_path, content))
 
 
 def test_dashes_and_underscores_mean_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "engine.yaml"
-    path.write_text("max-num-seqs: 32\n")
-    assert read_engine_file(RecordedFile(path, path.name)) == {"max_num_seqs": 32}
+    assert read_engine_file(recorded_file(tmp_path, "max-num-seqs: 32\n")) == {"max_num_seqs": 32}
     assert profile_arguments({"engine": {"max-num-seqs": 32}, "vllm_version": "0.15.1"}) == {
         "max_num_seqs": 32,
         "vllm_version": "0.15.1",
@@ -364,8 +360,6 @@ def test_a_number_too_long_to_print_is_told_and_passed_over(tmp_path: Path) -> N
     settings, findings = engine_settings([("recorded", "trace header", {"max_num_seqs": int(huge, 16)})], SERVER)
     assert not settings["max_num_seqs"].said
     assert measured(findings) == [{"argument": "max_num_seqs"}]
-    path = tmp_path / "engine.yaml"
     for content in (f"max_num_seqs: {huge}\n", f"? {huge}\n: 1\n"):
-        path.write_text(content)
         with pytest.raises(RecordingError, match="a number of more than 400 digits"):
-            read_engine_file(RecordedFile(path, path.name))
+            read_engine_file(recorded_file(tmp_path, content))

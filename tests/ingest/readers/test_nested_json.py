@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +18,7 @@ from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
 
 
 def taken(folder: Path, content: bytes, depth: int) -> tuple[list[tuple[JsonPath, Any]], RecordedFile]:
-    path = folder / "n.json"
-    path.write_bytes(content)
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, content)
     return list(wanted_values(file, lambda place: len(place) == depth)), file
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from builders import recorded_file
 from google.protobuf.json_format import Parse
 from growth import ONE_PASS, growth
 from hypothesis import example, given, settings
@@ -70,9 +71,7 @@ COMPRESSIONS = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress}
 
 
 def names_in(folder: Path, content: bytes) -> tuple[list[str], RecordedFile]:
-    path = folder / "anything"
-    path.write_bytes(content)
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, content)
     return [name for batch in trace_batches(file) for name in batch.spans["name"]], file
 
 

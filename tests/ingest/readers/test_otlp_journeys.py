@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from otlp_trees import documents
@@ -104,9 +105,7 @@ def step_span(number: int, *steps: tuple[int, float], mono_shift_ns: int = 0) ->
 
 def read(folder: Path, *spans: tuple[str, dict[str, Any]]) -> tuple[TracesRead, RecordedFile]:
     """Each span on a line of its own."""
-    path = folder / "traces.json"
-    path.write_text(lines_of(*spans))
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, lines_of(*spans))
     return read_traces([file]), file
 
 
@@ -360,9 +359,7 @@ def test_a_repeated_span_takes_back_no_more_than_was_counted(tmp_path: Path) -> 
     """Its event has no monotonic time, so it was rejected both times and never counted as a record."""
     scope, span = api_span(1, {"name": "api.ARRIVED", "timeUnixNano": str(EPOCH_NS)})
     document = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [span, span]}]}]}
-    path = tmp_path / "traces.json"
-    path.write_text(json.dumps(document))
-    file = RecordedFile(path, path.name)
+    file = recorded_file(tmp_path, document)
     read_traces([file])
     assert (file.tally.records, file.tally.rejected_count) == (0, 3)
 
@@ -372,9 +369,6 @@ def test_a_start_that_is_no_epoch_time_is_no_arrival(tmp_path: Path) -> None:
     scope, span = api_span(1, event("api.HANDOFF_TO_CORE", 0))
     span |= {"startTimeUnixNano": str(2**63 - 1)}
     span["events"][0]["timeUnixNano"] = "1"
-    (tmp_path / "traces.json").write_text(
-        json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [span]}]}]})
-    )
-    journeys = read_traces([RecordedFile(tmp_path / "traces.json", "traces.json")]).journeys
+    journeys = read_traces([recorded_file(tmp_path, lines_of((scope, span)))]).journeys
     assert journeys is not None
     assert journeys.lifecycles["arrived_ns"].to_list() == [None]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from builders import recorded_file
 from client_truth import compare
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.clients.inference_perf import read_requests
-from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RawPrompts
 from blis_replay.ingest.recording import PromptTree, Recording, SharedPrefix
 from blis_replay.replay.mode import ReplayMode
@@ -33,9 +33,7 @@ def prompts_of(tmp_path: Path, *bodies: dict[str, Any], tokens: int = 100) -> Ra
         {"start_time": i, "end_time": i + 1, "request": json.dumps(body), "info": {"input_tokens": tokens}}
         for i, body in enumerate(bodies)
     ]
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(records), "utf-8")
-    read = read_requests(RecordedFile(path, path.name), tmp_path / "stamps")
+    read = read_requests(recorded_file(tmp_path, records), tmp_path / "stamps")
     assert isinstance(read.prefix, RawPrompts)
     return read.prefix
 
@@ -77,8 +75,7 @@ def test_a_prompt_of_token_ids_is_a_prompt(tmp_path: Path) -> None:
 
 def test_without_any_length_there_is_no_identity(tmp_path: Path) -> None:
     records = [{"start_time": 0, "end_time": 1, "request": '{"prompt": "x"}', "info": {}}]
-    (tmp_path / "r.json").write_text(json.dumps(records), "utf-8")
-    assert read_requests(RecordedFile(tmp_path / "r.json", "r.json"), tmp_path / "stamps").prefix is None
+    assert read_requests(recorded_file(tmp_path, records), tmp_path / "stamps").prefix is None
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from mutations import damaged, mutated
 
@@ -14,13 +15,6 @@ from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients.inference_perf import read_aggregates
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.served import published
-
-
-def recorded(folder: Path, content: bytes) -> RecordedFile:
-    path = folder / "stage_0_lifecycle_metrics.json"
-    path.write_bytes(content)
-    return RecordedFile(path, path.name)
-
 
 REPORT: dict[str, Any] = {
     "load_summary": {"count": 3, "send_duration": 1.5, "requested_rate": 2.0, "achieved_rate": 2.0},
@@ -35,7 +29,7 @@ REPORT: dict[str, Any] = {
 
 
 def test_every_number_has_stage_metric_statistic_and_its_unit(tmp_path: Path) -> None:
-    frame = read_aggregates(recorded(tmp_path, json.dumps(REPORT).encode()), stage=0)
+    frame = read_aggregates(recorded_file(tmp_path, json.dumps(REPORT).encode()), stage=0)
     assert set(frame.rows()) == {
         (0, "requests", "sent", 3.0),
         (0, "requests", "succeeded", 2.0),
@@ -54,7 +48,7 @@ def test_every_number_has_stage_metric_statistic_and_its_unit(tmp_path: Path) ->
 
 def test_what_is_no_number_is_rejected_by_name(tmp_path: Path) -> None:
     report = '{"successes": {"count": "9", "latency": {"request_latency": {"mean": NaN, "max": 1, "min": true}}}}'
-    file = recorded(tmp_path, report.encode())
+    file = recorded_file(tmp_path, report.encode())
     assert read_aggregates(file)["statistic"].to_list() == ["max"]
     assert [place for place, _why in file.tally.rejected] == ["requests.succeeded", "e2e.mean", "e2e.min"]
 
@@ -64,7 +58,7 @@ def test_what_is_no_number_is_rejected_by_name(tmp_path: Path) -> None:
 )
 def test_broken_json_is_a_recording_error(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(RecordingError):
-        read_aggregates(recorded(tmp_path, content))
+        read_aggregates(recorded_file(tmp_path, content))
 
 
 @settings(max_examples=100, deadline=None)
@@ -73,7 +67,7 @@ def test_any_report_is_finite_rows_or_a_recording_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     try:
-        frame = read_aggregates(recorded(tmp_path_factory.mktemp("any"), content))
+        frame = read_aggregates(recorded_file(tmp_path_factory.mktemp("any"), content))
     except RecordingError as error:
         assert "\n" not in str(error)
     else:
@@ -94,6 +88,6 @@ def test_the_published_summary_of_34b_general(data_pack: Path) -> None:
 def test_a_time_that_is_infinite_in_microseconds_is_rejected(tmp_path: Path) -> None:
     """1e308 s is a finite number, and 1e314 us is none."""
     report = {"successes": {"latency": {"request_latency": {"mean": 1e308, "max": -1e300, "median": 0.5}}}}
-    file = recorded(tmp_path, json.dumps(report).encode())
+    file = recorded_file(tmp_path, json.dumps(report).encode())
     assert read_aggregates(file).rows() == [(-1, "e2e", "p50", 500_000.0)]
     assert [place for place, _reason in file.tally.rejected] == ["e2e.mean", "e2e.max"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,16 +48,12 @@ def with_metrics(i: int = 0, **metrics: Any) -> dict[str, Any]:
 
 
 def read(folder: Path, *records: object) -> tuple[RequestsRead, RecordedFile]:
-    path = folder / "profile_export.jsonl"
-    path.write_bytes(b"\n".join(r if isinstance(r, bytes) else json.dumps(r).encode() for r in records))
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, b"\n".join(r if isinstance(r, bytes) else json.dumps(r).encode() for r in records))
     return read_requests(file, folder / "stamps"), file
 
 
 def summary(folder: Path, **document: Any) -> RequestsRead:
-    path = folder / "profile_export_aiperf.json"
-    path.write_text(json.dumps(document))
-    return aiperf.read_summary(RecordedFile(path, path.name), folder / "stamps")
+    return aiperf.read_summary(recorded_file(folder, document), folder / "stamps")
 
 
 def test_a_record(tmp_path: Path) -> None:
@@ -210,10 +207,8 @@ def test_the_summarys_numbers(tmp_path: Path) -> None:
 
 def test_the_summary_of_0_1_has_its_numbers_one_level_down(tmp_path: Path) -> None:
     """AIPerf 0.1 has no records of requests, so it is all there is."""
-    path = tmp_path / "s.json"
     inner = {key: value for key, value in SUMMARY.items() if key not in ("input_config", "aiperf_version")}
-    path.write_text(json.dumps({"input_config": {"endpoint": {"model_names": ["m"]}}, "records": inner}))
-    found = aiperf.read_summary(RecordedFile(path, path.name), path)
+    found = summary(tmp_path, input_config={"endpoint": {"model_names": ["m"]}}, records=inner)
     assert (found.model, found.aggregates.height) == ("m", 3)
 
 

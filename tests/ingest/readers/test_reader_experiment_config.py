@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack import h100_folders
@@ -28,14 +29,8 @@ server: {model_name: org/model-34b, ignore_eos: true}
 """
 
 
-def recorded(folder: Path, content: str | bytes) -> RecordedFile:
-    path = folder / "config.yaml"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return RecordedFile(path, path.name)
-
-
 def test_the_resolved_configuration_gives_stages_prefix_and_eos(tmp_path: Path) -> None:
-    config = read_load_config(recorded(tmp_path, RESOLVED))
+    config = read_load_config(recorded_file(tmp_path, RESOLVED))
     assert config.stages == (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
     assert config.shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
     assert (config.configured_output_tokens, config.ignore_eos, config.model) == (248, True, "org/model-34b")
@@ -45,7 +40,7 @@ def test_the_newer_key_names_mean_the_same(tmp_path: Path) -> None:
     newer = RESOLVED.replace("num_groups", "num_unique_system_prompts").replace(
         "num_prompts_per_group", "num_users_per_system_prompt"
     )
-    assert read_load_config(recorded(tmp_path, newer)).shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
+    assert read_load_config(recorded_file(tmp_path, newer)).shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
 
 
 def test_what_is_declared_is_the_profile_and_else_the_resolved_configuration(tmp_path: Path) -> None:
@@ -55,29 +50,29 @@ def test_what_is_declared_is_the_profile_and_else_the_resolved_configuration(tmp
         "question_len: 447, output_len: 248, enable_multi_turn_chat: true}}\n"
         "load: {type: constant, stages: [{rate: 8, duration: 600}]}\n"
     )
-    profile = read_load_config(recorded(tmp_path, asked))
+    profile = read_load_config(recorded_file(tmp_path, asked))
     resolved = read_load_config(
-        recorded(tmp_path, RESOLVED.replace("load:", "load:\n  type: poisson\n  interval: 2.5"))
+        recorded_file(tmp_path, RESOLVED.replace("load:", "load:\n  type: poisson\n  interval: 2.5"))
     )
     stages = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
     assert declared_load(replace(profile, source="p.yaml"), resolved) == LoadProfile(
         "p.yaml", "constant", stages[:1], 2_500_000, SharedPrefix(9, 5, 100, 447, 248), multi_turn=True
     )
-    nothing = read_load_config(recorded(tmp_path, "rate-type: sweep\n"))
+    nothing = read_load_config(recorded_file(tmp_path, "rate-type: sweep\n"))
     assert declared_load(nothing, resolved) == LoadProfile(
-        "config.yaml", "poisson", stages, 2_500_000, SharedPrefix(10, 10, 100, 447, 248), multi_turn=False
+        "file", "poisson", stages, 2_500_000, SharedPrefix(10, 10, 100, 447, 248), multi_turn=False
     )
     assert declared_load(nothing, nothing) is None
 
 
 def test_a_profile_of_another_load_generator_has_no_stages(tmp_path: Path) -> None:
     text = "rate-type: sweep\nmax-requests: 25\ndata: {prompt_tokens: 3500, output_tokens: 800}\n"
-    config = read_load_config(recorded(tmp_path, text))
+    config = read_load_config(recorded_file(tmp_path, text))
     assert (config.stages, config.shared_prefix, config.ignore_eos) == ((), None, None)
 
 
 def test_a_stage_without_a_rate_is_rejected_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
-    file = recorded(
+    file = recorded_file(
         tmp_path, "load: {stages: [{rate: .nan, duration: 5}, {rate: 2, duration: -1}, {rate: 2, duration: 3}]}"
     )
     assert read_load_config(file).stages == (Stage(2, 2.0, 3_000_000),)
@@ -86,7 +81,7 @@ def test_a_stage_without_a_rate_is_rejected_and_the_others_keep_their_numbers(tm
 
 def test_the_experiment_configuration_keeps_only_what_it_says(tmp_path: Path) -> None:
     config = read_experiment_config(
-        recorded(
+        recorded_file(
             tmp_path, "model: a/b-7b\ntensor_parallelism: 2\nmax_num_seqs: 128\napp: x\nhardware: H100\ndtype: half\n"
         )
     )
@@ -121,7 +116,7 @@ engine:
 @pytest.mark.parametrize("nested", [True, False])
 def test_every_engine_argument_is_taken_at_the_top_or_under_engine(tmp_path: Path, nested: bool) -> None:
     flat = RTX_4090.replace("engine:\n", "").replace("\n  ", "\n")
-    config = read_experiment_config(recorded(tmp_path, RTX_4090 if nested else flat))
+    config = read_experiment_config(recorded_file(tmp_path, RTX_4090 if nested else flat))
     assert config.model == "meta-llama/Llama-3.1-8B"
     assert dict(config.engine) == {
         "vllm_version": "0.19.0",
@@ -156,14 +151,14 @@ def test_every_engine_argument_is_taken_at_the_top_or_under_engine(tmp_path: Pat
 )
 def test_a_mistake_in_an_argument_is_one_line_with_the_nearest_name(tmp_path: Path, content: str, says: str) -> None:
     with pytest.raises(RecordingError, match=re.escape(says)):
-        read_experiment_config(recorded(tmp_path, content))
+        read_experiment_config(recorded_file(tmp_path, content))
 
 
 @pytest.mark.parametrize("content", [b"", b"- a list", b"a: [1", b"\xff\xfe\x00garbage"])
 def test_broken_yaml_is_a_recording_error(tmp_path: Path, content: bytes) -> None:
     """What else is no YAML here: tests/base/test_document.py."""
     with pytest.raises(RecordingError):
-        read_load_config(recorded(tmp_path, content))
+        read_load_config(recorded_file(tmp_path, content))
 
 
 @settings(max_examples=80, deadline=None)
@@ -171,7 +166,7 @@ def test_broken_yaml_is_a_recording_error(tmp_path: Path, content: bytes) -> Non
 def test_any_bytes_are_a_configuration_or_a_recording_error(
     tmp_path_factory: pytest.TempPathFactory, content: str | bytes
 ) -> None:
-    file = recorded(tmp_path_factory.mktemp("any"), content)
+    file = recorded_file(tmp_path_factory.mktemp("any"), content)
     try:
         config = read_load_config(file)
     except RecordingError as error:
@@ -199,7 +194,7 @@ HUGE = "0x" + "f" * 5_000
 
 @pytest.mark.parametrize("value", ["two", "-1", "0", "[1]", "1.5"])
 def test_a_parallelism_that_is_none_is_rejected_and_not_guessed(tmp_path: Path, value: str) -> None:
-    file = recorded(tmp_path, f"model: org/m-7b\ntensor_parallelism: {value}\n")
+    file = recorded_file(tmp_path, f"model: org/m-7b\ntensor_parallelism: {value}\n")
     config = read_experiment_config(file)
     assert (config.model, config.tensor_parallelism) == ("org/m-7b", None)
     ((place, reason),) = file.tally.rejected
@@ -209,13 +204,13 @@ def test_a_parallelism_that_is_none_is_rejected_and_not_guessed(tmp_path: Path, 
 @pytest.mark.parametrize("field", ["model", "tensor_parallelism"])
 def test_a_number_that_nobody_writes_is_refused_with_its_line(tmp_path: Path, field: str) -> None:
     with pytest.raises(RecordingError, match=r"line 2: not valid YAML \(a number of more than 400 digits\)"):
-        read_experiment_config(recorded(tmp_path, f"app: chat\n{field}: {HUGE}\n"))
+        read_experiment_config(recorded_file(tmp_path, f"app: chat\n{field}: {HUGE}\n"))
 
 
 def test_yaml_larger_than_any_configuration_is_refused(tmp_path: Path) -> None:
     """A number in base 60 takes the square of its length; a MB of one took a minute."""
     with pytest.raises(RecordingError, match="larger than the 262,144 bytes such a file can have"):
-        read_experiment_config(recorded(tmp_path, "model: 1" + ":1" * 200_000))
+        read_experiment_config(recorded_file(tmp_path, "model: 1" + ":1" * 200_000))
 
 
 @pytest.mark.parametrize(
@@ -231,4 +226,4 @@ def test_yaml_larger_than_any_configuration_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_synthetic_prompts_of_guidellm_share_their_prefix(tmp_path: Path, data: str, shared: int | None) -> None:
-    assert read_load_config(recorded(tmp_path, f"data: {data}")).prefix_tokens == shared
+    assert read_load_config(recorded_file(tmp_path, f"data: {data}")).prefix_tokens == shared

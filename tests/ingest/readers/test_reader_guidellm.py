@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from builders import recorded_file
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises
@@ -76,9 +76,7 @@ def results(*benchmarks: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(folder: Path, content: object) -> tuple[RequestsRead, RecordedFile]:
-    path = folder / "benchmarks.json"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, content)
     return read_requests(file, folder / "stamps"), file
 
 
@@ -200,18 +198,11 @@ def test_a_cut_file_keeps_what_came_before(tmp_path: Path) -> None:
     assert file.tally.rejected[0][0].startswith("benchmarks[0].requests.successful[3]")
 
 
-def test_gzip_is_unpacked(tmp_path: Path) -> None:
-    packed = gzip.compress(json.dumps(results(benchmark(record()))).encode())
-    assert len(read(tmp_path, packed)[0].frame) == 1
-
-
 @pytest.mark.parametrize("sort_keys", [True, False])
 def test_yaml_has_what_json_has(tmp_path: Path, sort_keys: bool) -> None:
     content = results(benchmark(record(), record(1)), benchmark(record(2), rate=8.0))
-    path = tmp_path / "benchmarks.yaml"
     content["args"]["data_column_mapper"] = "generative_column_mapper"
-    path.write_text(yaml.safe_dump(content, sort_keys=sort_keys))
-    file = RecordedFile(path, path.name)
+    file = recorded_file(tmp_path, yaml.safe_dump(content, sort_keys=sort_keys), "benchmarks.yaml")
     assert recognises(file.head(HEAD_BYTES))
     as_yaml, (as_json, _) = read_requests(file, tmp_path / "stamps"), read(tmp_path, content)
     assert as_yaml.frame.equals(as_json.frame)

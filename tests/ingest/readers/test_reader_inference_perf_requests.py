@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack import INFERENCE_PERF, inference_perf_records
@@ -39,9 +40,7 @@ def record(i: int = 0, **changed: Any) -> dict[str, Any]:
 
 
 def read(folder: Path, content: object) -> tuple[RequestsRead, RecordedFile]:
-    path = folder / "per_request_lifecycle_metrics.json"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, content)
     return read_requests(file, folder / "stamps"), file
 
 
@@ -117,6 +116,8 @@ def test_a_failed_request_keeps_how_long_the_client_held_on(
         (record(9, start_time=1e300), "not a usable time"),
         (record(9, info={"output_token_times": [999.0]}), "before the start"),
         (record(9, info={"output_token_times": [1e300]}), "not a usable time"),
+        # Warnings are errors here: numpy does not complain on the user's terminal of what overflows in us.
+        (record(9, info={"output_token_times": [1e308, -1e308]}), "a stream stamp that is not a usable time"),
         (record(9, info={"output_token_times": ["x"]}), "Expected `float`"),
         (record(9, info=None), "Expected `object`"),
         (record(9, start_time=float("nan")), "JSON is malformed"),
@@ -196,14 +197,6 @@ def test_real_records_agree_with_what_the_server_saw(data_pack: Path, tmp_path: 
         usage = frame.filter(pl.col("usage_output_tokens").is_not_null())
         assert (usage["usage_output_tokens"] == usage["max_tokens"]).all()
         assert (len(usage) > 0) == (version >= "0.5")
-
-
-def test_a_stamp_that_overflows_in_microseconds_costs_its_record_only(tmp_path: Path) -> None:
-    """Warnings are errors here, so this also says that numpy does not complain on the user's terminal."""
-    broken = record(1)
-    broken["info"] = {**broken["info"], "output_token_times": [1e308, -1e308]}
-    found, file = read(tmp_path, [record(0), broken])
-    assert (len(found.frame), file.tally.rejected) == (1, [("record 2", "a stream stamp that is not a usable time")])
 
 
 def test_the_model_is_that_of_the_first_record_that_names_one(tmp_path: Path) -> None:

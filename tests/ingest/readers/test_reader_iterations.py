@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from builders import recorded_file
 from growth import ONE_PASS, growth
 
 from blis_replay.ingest.assemble import read_recording
@@ -30,9 +31,7 @@ def said(index: int, counts: tuple[int, int, int, int] = (0, 0, 1, 1)) -> str:
 
 
 def read(folder: Path, *lines: str) -> tuple[IterationsRead, RecordedFile]:
-    path = folder / "vllm.log"
-    path.write_text("\n".join(lines))
-    file, found = RecordedFile(path, path.name), IterationLines(Scratch())
+    file, found = recorded_file(folder, "\n".join(lines)), IterationLines(Scratch())
     taken = [found.take(file, i, text.encode()) for i, text in enumerate(lines, 1)]
     assert all(taken)
     return found.done(), file

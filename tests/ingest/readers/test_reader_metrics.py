@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import recorded_file
 from growth import ONE_PASS, growth
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.ledger import CLIENT, COMPLETED, DECODED, METRICS, PROMPT, entries
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.metrics import MAX_LINE_BYTES, MetricsRead, read_metrics, recognises
 from blis_replay.ingest.recording import WAY, Finding
 
@@ -55,11 +55,7 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="None",enable_prefix_cachi
 
 
 def read(folder: Path, *texts: str) -> MetricsRead:
-    files = []
-    for number, text in enumerate(texts):
-        path = folder / f"{number}.prom"
-        path.write_text(text)
-        files.append(RecordedFile(path, path.name))
+    files = [recorded_file(folder, text, f"{number}.prom") for number, text in enumerate(texts)]
     found = read_metrics(files)
     assert [file.tally.rejected_count for file in files] == [0] * len(files)
     return found
@@ -145,9 +141,8 @@ def test_old_names_are_read_and_none_is_not_known(tmp_path: Path) -> None:
 
 
 def test_what_is_no_sample_is_counted(tmp_path: Path) -> None:
-    path = tmp_path / "m.prom"
-    path.write_text('vllm:a_total{x="1} 5\nvllm:a_total 1e999\nvllm:a_total -5\nvllm:a_total\nvllm:a_total NaN\n')
-    file = RecordedFile(path, path.name)
+    said = 'vllm:a_total{x="1} 5\nvllm:a_total 1e999\nvllm:a_total -5\nvllm:a_total\nvllm:a_total NaN\n'
+    file = recorded_file(tmp_path, said)
     read_metrics([file])
     assert [place for place, _why in file.tally.rejected] == ["line 1", "line 2", "line 3", "line 4"]
 
@@ -155,11 +150,9 @@ def test_what_is_no_sample_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece", ['a="",', 'a="\\\\', "a", 'a="x" '])
 def test_time_grows_with_the_length_of_a_line(tmp_path: Path, piece: str) -> None:
     """Labels that never end."""
-    path = tmp_path / "m.prom"
 
     def work(size: int) -> None:
-        path.write_text(f"vllm:a_total{{{piece * (size // len(piece))}\n" * 20)
-        read_metrics([RecordedFile(path, path.name)])
+        read_metrics([recorded_file(tmp_path, f"vllm:a_total{{{piece * (size // len(piece))}\n" * 20)])
 
     assert growth(work, MAX_LINE_BYTES // 5) < ONE_PASS
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,9 +86,7 @@ def request_line(number: int, **changed: Any) -> str:
 
 
 def read(folder: Path, content: str | bytes) -> tuple[TracesRead, RecordedFile]:
-    path = folder / "traces.json"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, content)
     return read_traces([file]), file
 
 
@@ -285,18 +284,6 @@ def test_the_recorded_steps_and_spans(data_pack: Path) -> None:
         requests = read_traces([RecordedFile(path, path.name)]).requests
         assert requests is not None
         assert len(requests.frame) == count
-
-
-def test_the_steps_that_the_forks_own_code_emitted(data_pack: Path) -> None:
-    """``vllm-traces``: steps.csv has every step, the trace the sampled ones; start times agree to the nanosecond."""
-    import polars as pl
-
-    folder = data_pack / "vllm-traces" / "shared-prefix-async"
-    found = read_traces([RecordedFile(folder / "traces.json.gz", "traces.json.gz")])
-    truth = pl.read_csv(folder / "steps.csv")
-    joined = found.steps.frame().join(truth, left_on="step_id", right_on=truth.columns[0], how="inner")
-    assert len(joined) == found.steps.height > 0
-    assert found.dropped_events >= 0
 
 
 def test_names_of_unread_spans_are_told_apart_as_far_as_there_are_not_too_many(tmp_path: Path) -> None:

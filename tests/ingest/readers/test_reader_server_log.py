@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import recorded_file
 from growth import ONE_PASS, growth
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,7 @@ START = "INFO x: non-default args: {{'model': '/m/a-7b', 'served_model_name': ['
 
 
 def recorded(folder: Path, *log_lines: str | bytes) -> RecordedFile:
-    path = folder / "vllm.log"
-    path.write_bytes(b"\n".join(line.encode() if isinstance(line, str) else line for line in log_lines))
-    return RecordedFile(path, path.name)
+    return recorded_file(folder, b"\n".join(line.encode() if isinstance(line, str) else line for line in log_lines))
 
 
 @pytest.mark.parametrize("name", ["chunked_prefill_enabled", "enable_chunked_prefill"])

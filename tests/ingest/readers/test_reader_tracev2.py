@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import recorded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,10 +34,9 @@ def ok(i: int, columns: list[str] = NEW) -> str:
 
 
 def recorded(folder: Path, *rows: str | bytes, columns: list[str] = NEW) -> RecordedFile:
-    path = folder / "trace.csv"
     parts = [",".join(columns), *rows]
-    path.write_bytes(b"\n".join(part.encode() if isinstance(part, str) else part for part in parts) + b"\n")
-    return RecordedFile(path, path.name)
+    content = b"\n".join(part.encode() if isinstance(part, str) else part for part in parts) + b"\n"
+    return recorded_file(folder, content, "trace.csv")
 
 
 @pytest.mark.parametrize("columns", [OLD, NEW, list(reversed(NEW))], ids=["old", "new", "any order"])
@@ -121,10 +121,8 @@ def test_a_broken_row_is_counted_with_its_line_and_costs_itself_only(
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"a,b,c\n1,2,3\n", b"\x89PNG\r\n\x1a\n", gzip.compress(b"", mtime=0)])
 def test_a_file_that_is_no_trace_is_a_recording_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_bytes(content)
     with pytest.raises(RecordingError):
-        read_requests(RecordedFile(path, path.name))
+        read_requests(recorded_file(tmp_path, content))
 
 
 def test_a_cut_file_loses_its_last_line_and_says_so(tmp_path: Path) -> None:
@@ -143,27 +141,14 @@ def test_any_bytes_after_a_good_row_leave_the_good_row(tmp_path_factory: pytest.
 
 
 def test_the_header_gives_model_and_engine_arguments(tmp_path: Path) -> None:
-    path = tmp_path / "trace.yaml"
-    path.write_text("time_unit: microseconds\nmode: real\nserver: {model: m, tensor_parallel: 4, block_size: 16}\n")
-    header = read_header(RecordedFile(path, path.name))
+    said = "time_unit: microseconds\nmode: real\nserver: {model: m, tensor_parallel: 4, block_size: 16}\n"
+    header = read_header(recorded_file(tmp_path, said))
     assert (header.model, header.tensor_parallelism, header.engine) == ("m", 4, (("block_size", 16),))
 
 
 def test_another_time_unit_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.yaml"
-    path.write_text("time_unit: ms\n")
     with pytest.raises(RecordingError, match="field time_unit: 'ms'"):
-        read_header(RecordedFile(path, path.name))
-
-
-def test_the_recorded_failures_of_the_reasoning_runs(data_pack: Path) -> None:
-    """NOTES, section 1: 4,068 of 4,800 requests of 7b-reasoning failed, 4 of 34b-reasoning."""
-    for slug, failed in (
-        ("20260217-170634-llama-2-7b-tp1-reasoning", 4068),
-        ("20260218-160939-codellama-34b-tp2-reasoning", 4),
-    ):
-        frame = read_requests(RecordedFile(data_pack / "h100" / slug / "trace.csv.gz", "trace.csv.gz")).frame
-        assert (len(frame), (frame["status"] == "timeout").sum()) == (4800, failed)
+        read_header(recorded_file(tmp_path, "time_unit: ms\n"))
 
 
 def test_sends_behind_their_schedule_are_a_number(data_pack: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import recorded_file
 from step_log import step_log_requests
 
 from blis_replay.base.errors import RecordingError
@@ -50,9 +51,7 @@ def result(requests: int = 2, **changed: Any) -> dict[str, Any]:
 
 
 def read(folder: Path, content: object) -> tuple[RequestsRead, RecordedFile]:
-    path = folder / "r.json"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    file = RecordedFile(path, path.name)
+    file = recorded_file(folder, content)
     return read_requests(file, folder / "stamps"), file
 
 
@@ -297,9 +296,7 @@ def test_a_data_set_that_makes_fewer_prompts_than_asked_for_lost_nothing(tmp_pat
 def test_what_sglangs_server_says_of_itself_is_read(tmp_path: Path) -> None:
     """Of the first result, and nothing is counted twice of a file that is cut off."""
     said = {"server_info": {"model_path": "org/m-7b", "tp_size": 2}, "request_rate": float("inf")}
-    path = tmp_path / "out.jsonl"
-    path.write_text(json.dumps(said) + '\n{"server_info": {"tp_size": 4}')
-    file = RecordedFile(path, path.name)
+    file = recorded_file(tmp_path, json.dumps(said) + '\n{"server_info": {"tp_size": 4}')
     facts = vllm_bench.sglang_server(file)
     assert (facts.model, facts.tensor_parallelism, facts.engine) == ("org/m-7b", 2, ())
     assert file.tally.rejected_count == 0
