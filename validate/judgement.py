@@ -275,7 +275,9 @@ class Judgement:
         if self.of_queue is not None:
             return self.of_queue
         if self.verdict == "NOT JUDGED":
-            return Command("inspect", alias, of_release=False)
+            checks = [one.values["check"] for one in self.lost if one.code == "unusable"]
+            checks += [why.partition(":")[0] for why in self.refused.values()]
+            return Command("inspect", alias, f" --check {checks[0]}" if checks else "", of_release=False)
         part = "" if (begins, ends) == (0.0, 1.0) else f" --window {begins:g}:{ends:g}"
         is_off = self.verdict in ("FAIL", "UNDECIDED") or bool(self.tails_that_are("beyond"))
         if self.subject.simulator != "embedded" or (part and not is_off):

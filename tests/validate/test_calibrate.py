@@ -300,7 +300,7 @@ def test_what_a_check_calls_unusable_is_not_fitted_to(busy: Recording, data: Dat
 def test_latencies_of_an_overloaded_run_are_not_fitted_to_and_its_steps_may_be(busy: Recording) -> None:
     overloaded = replace(busy, findings=(Finding("overloaded", "note", "", "the queue grows"),))
     for data in ("auto", "latencies"):
-        with pytest.raises(ValidateError, match=r"overloaded: .* leave it out, or fit with --from steps"):
+        with pytest.raises(ValidateError, match=r"overloaded: .* record this load again, or fit with --from steps"):
             fitted(overloaded, data)
     assert why_not_fitted(overloaded, "steps") is None
 

@@ -178,3 +178,10 @@ def test_coefficients_fitted_to_nothing_are_not_those_of_unknown_runs() -> None:
     assert [use_text(run.judgement.subject) for run in runs] == ["fitted on no recording", "unknown whether held out"]
     assert [list(means_by_fit([run.judgement])) for run in runs] == [["held out"], ["unknown"]]
     assert [parse_release(format_release(run.run.release), "x").fitted_on for run in runs] == [(), None]
+
+
+@pytest.mark.parametrize("metric", ["", "e2e"])
+def test_the_next_command_shows_the_check_that_forbids(run: ReplayRun, metric: str) -> None:
+    """`inspect` alone would say the same sentence again."""
+    command = compared(run, unusable("clocks", metric)).judgement.next
+    assert (command.verb, command.more) == ("inspect", " --check clocks")

@@ -161,7 +161,7 @@ class Replayed:
         if overloaded(recording.findings):
             return "calibrate to a load that the server keeps up with; of this one see", see
         if is_load_level(recording) or why_not_fitted(recording, "auto") is not None:
-            return "calibrate to a run whose requests or steps are recorded, and usable; of this one see", see
+            return "calibrate to another run of this server; no step times follow from this one, of which see", see
         if self.stalls is not None or stationarity.stood_still(recording.findings):
             return "calibrate to a run in which the server does not stand still; of this one see", see
         if fit is not None and any(score.experiment == recording.slug for score in fit.scores):

@@ -29,7 +29,8 @@ _FASTER_GPUS = 10.0
 def used_data(recordings: Sequence[Recording], data: DataChoice) -> tuple[tuple[Recording, Data], ...]:
     """The recordings with what is fitted to of each; raises ``ValidateError`` where that is nothing, or is refused."""
     for recording in recordings:
-        if (why := why_not_fitted(recording, data)) is not None:
+        remedy = "leave it out" if len(recordings) > 1 else "record this load again"
+        if (why := why_not_fitted(recording, data, remedy)) is not None:
             raise ValidateError(why)
     used = tuple((recording, kind) for recording in recordings for kind in _kinds(recording, data))
     if not used:
@@ -47,8 +48,11 @@ def _kinds(recording: Recording, data: DataChoice) -> list[Data]:
     return kinds + (["latencies"] if data != "steps" and (timed or is_load_level(recording)) else [])
 
 
-def why_not_fitted(recording: Recording, data: DataChoice) -> str | None:
-    """Why coefficients must not be fitted to a recording, and what to do; None where they may."""
+def why_not_fitted(recording: Recording, data: DataChoice, remedy: str = "") -> str | None:
+    """Why coefficients must not be fitted to a recording, and what to do: the ``remedy``, or fit to what else it has.
+
+    None where they may.
+    """
     if not is_load_level(recording) and recording.requests["prompt_tokens"].drop_nulls().is_empty():
         return (
             f"{recording.slug}: no request with a known prompt length, so prefills cannot be told from decodes; "
@@ -57,9 +61,9 @@ def why_not_fitted(recording: Recording, data: DataChoice) -> str | None:
     for kind in _kinds(recording, data):
         other: Data = "latencies" if kind == "steps" else "steps"
         is_usable = other in _kinds(recording, "auto") and _unusable(recording, other) is None
-        instead = f", or fit with --from {other}" if is_usable else ""
         if (why := _unusable(recording, kind)) is not None:
-            return f"{recording.slug}: {why}; leave it out{instead}"
+            remedies = filter(None, (remedy, f"fit with --from {other}" if is_usable else ""))
+            return "; ".join(filter(None, (f"{recording.slug}: {why}", ", or ".join(remedies))))
     return None
 
 
