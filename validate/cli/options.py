@@ -197,8 +197,8 @@ timeout_option = click.option(
     *("--simulator-timeout", "timeout_s"),
     type=click.FloatRange(0, min_open=True),
     default=600.0,
-    metavar="SECONDS",
-    help="Stop another simulator after this.  [default: 600]",
+    metavar="S",
+    help="Stop it after these seconds.  [default: 600]",
 )
 coefficients_option = release_option("--coefficients", help_text="Name or YAML file.  [default: the one that ships]")
 gpu_file_option = click.option(

@@ -30,12 +30,7 @@ def gate_answer(report: GateReport) -> Answer:
     page: list[Part] = [
         Block([gate_line(report), against(report)]),
         _errors(report),
-        Block(
-            [
-                Line(f"{check.outcome}  {place(check)}: {check.message}", mark=toned(check.outcome))
-                for check in in_the_way(report)
-            ]
-        ),
+        _obstacles(report),
         _changes(report),
         _predictions(report),
         _skills(report),
@@ -44,6 +39,13 @@ def gate_answer(report: GateReport) -> Answer:
     ]
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]))
+
+
+def _obstacles(report: GateReport) -> Block:
+    """All that is in the way; a single one stands in the first line already."""
+    found = in_the_way(report)
+    lines = [Line(f"{c.outcome}  {place(c)}: {c.message}", mark=toned(c.outcome)) for c in found]
+    return Block(lines if len(lines) > 1 else [])
 
 
 def gate_line(report: GateReport) -> Line:

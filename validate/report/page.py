@@ -144,7 +144,7 @@ def _counts(judgements: Sequence[Judgement], verdicts: Sequence[str]) -> list[tu
     tails = [t for j in judgements if not j.overloaded for t in j.tails if t.interval is not None]
     if tails:
         off = sum(tail.state == "beyond" for tail in tails)
-        counts.append((f"{off} of {len(tails)}", "p99s off by more than their limit", ""))
+        counts.append((f"{off} of {len(tails)}", "p99s beyond their limit with all of their 95 % interval", ""))
     return counts
 
 
