@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from command_line import Run
 from gating_cases import FILES, SMALL, release
@@ -15,11 +16,13 @@ from scipy import stats
 from blis_replay.base.errors import NothingToJudgeError, UnknownNameError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.validate.comparison.bounds import parse_bound
 from blis_replay.validate.comparison.changes import change_of_runs
 from blis_replay.validate.comparison.differences import Differences, differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, sides_of
+from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.explain.between import LOAD, OTHERS, Why, why_different
 from blis_replay.validate.explain.parts import PACE_OF_STEPS
 from blis_replay.validate.metrics.uncertainty import ASSUMED_RUN_NOISE, RUNS_APART, Estimate
@@ -87,6 +90,25 @@ def test_a_server_that_runs_fewer_requests_at_once(store: Store) -> None:
 def test_a_recording_beside_itself_is_no_worse(store: Store) -> None:
     answer = differences_answer(compared(store, SMALL.slug, SMALL.slug), [parse_bound("p99.ttft=0.01%")])
     assert (answer.exit_code, answer.document["bounds"][0]["verdict"]) == (0, "PASS")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paired", [True, False], ids=["the same requests", "others"])
+@pytest.mark.parametrize(("late", "code"), [(slice(60, 72), 3), (slice(None), 1)], ids=["one stall", "every request"])
+def test_one_stall_is_no_regression(store: Store, late: slice, code: int, paired: bool) -> None:
+    """Twelve requests in a row that wait for 20 s raise the mean beyond +5 %, once; 20 % of each do so always."""
+    (side,) = sides_of(store, SMALL.slug, Choice(None))
+    latencies = {name: side.recording.requests[name].to_numpy().astype(np.float64) for name in ("ttft_us", "e2e_us")}
+    for latency_us in latencies.values():
+        latency_us[late] += 20e6 if code == 3 else 0.2 * latency_us[late]
+    changed = side.recording.requests.frame().with_columns(
+        **{name: pl.Series(of.astype(np.int64)) for name, of in latencies.items()}
+    )
+    changed = changed if paired else changed[:-3]
+    again = replace(side.recording, requests=rows_of(changed), content_hash="again")
+    found = differences(side, recording_side(again, None))
+    assert found.changes[_E2E].error > 0.05
+    assert differences_answer(found, [parse_bound("e2e=+5%")]).exit_code == code
 
 
 @pytest.mark.slow
