@@ -264,6 +264,10 @@ def test_overloaded_recordings_are_judged_by_what_they_served_and_cover_nothing(
     assert (unknown.standing, unknown.outcome) == ("refused", "NOT JUDGED")  # 4,068 of 4,800 gave up, when is unknown
     assert "0 experiments judged" in str(gate_answer(report))
     assert "-66.8" not in str(gate_answer(report))
+    (row,) = (line for line in str(gate_answer(report)).splitlines() if line.startswith("34b-reasoning*"))
+    assert row.removeprefix("34b-reasoning*").split() == ["held", "out", "-", "-", "-15.6", "%", "UNDECIDED"]
+    (remark,) = (one for one in served.judgement.remarks if one.code == "predicted")
+    assert set(remark.values["between_us"]) == {"itl"}
 
 
 @pytest.mark.slow

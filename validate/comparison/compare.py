@@ -45,7 +45,6 @@ from blis_replay.validate.metrics.observed import (
     samples_of,
     simulated_samples,
 )
-from blis_replay.validate.metrics.skill import Skill, skills
 from blis_replay.validate.metrics.uncertainty import (
     Estimate,
     error_estimates,
@@ -58,6 +57,7 @@ from blis_replay.validate.metrics.uncertainty import (
 if TYPE_CHECKING:
     from blis_replay.validate.comparison.repeats import Repeats
     from blis_replay.validate.metrics.objectives import Objectives
+    from blis_replay.validate.metrics.skill import Skill
 
 
 def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
@@ -135,6 +135,8 @@ def _skill(comparison: Comparison, chosen: Bools, drawn: Sequence[LatencySamples
     run, usable = comparison.run, observed_requests(comparison.recording)
     if not usable.any() or comparison.overloaded:
         return {}
+    from blis_replay.validate.metrics.skill import skills  # of published numbers no request is known
+
     predicted = drawn or [simulated_samples(run, chosen)]
     found = skills(run.plan.trace.prompt_tokens[chosen], samples_of(run.recording, chosen), predicted)
     return {metric: skill for metric, skill in found.items() if comparison.metrics[metric]["mean"].a_us is not None}

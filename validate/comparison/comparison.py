@@ -35,7 +35,6 @@ from blis_replay.validate.metrics.latency import (
     relative_error,
 )
 from blis_replay.validate.metrics.observed import Selection, overloaded
-from blis_replay.validate.metrics.skill import Skill
 from blis_replay.validate.metrics.uncertainty import Estimate
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from blis_replay.validate.comparison.saturation import Measure, Saturation
     from blis_replay.validate.comparison.warm_up import WarmUp
     from blis_replay.validate.metrics.objectives import Attainment
+    from blis_replay.validate.metrics.skill import Skill
     from blis_replay.validate.schedule import ScheduleVerdict
 
 _Value = TypeVar("_Value")
@@ -385,7 +385,10 @@ def _remarks(comparison: Comparison) -> list[Remark]:
         remarks.append(remark("warm_up", **vars(comparison.warming)))
     if beyond is not None and beyond.matters:
         remarks.append(remark("extrapolated", what=str(beyond)))
-    if between_us := _means(comparison.predicted_us):
+    between_us = _means(comparison.predicted_us)
+    if comparison.overloaded:  # its latencies measure the queue
+        between_us = {metric: us for metric, us in between_us.items() if metric == "itl"}
+    if between_us:
         remarks.append(remark("predicted", between_us=between_us))
     if comparison.skill:
         remarks.append(remark("skill", skills=comparison.skill))

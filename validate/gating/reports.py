@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from blis_replay.base.errors import printable
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
-from blis_replay.validate.comparison.verdict_text import counts_text, error_cell, judgement_json, toned
+from blis_replay.validate.comparison.verdict_text import counts_text, error_cell, judgement_json, toned, toned_error
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
@@ -122,9 +122,12 @@ def _use(judgement: Gated) -> str:
 
 
 def _error(judgement: Gated, cell: tuple[str, str]) -> Cell:
-    """An error in the colour of its state; an overloaded run has none that says anything."""
+    """An error in the colour of its state; of an overloaded run only what is judged says anything."""
     judged = judgement.judgement
-    return None if judged is None or judged.overloaded else error_cell(judged, cell, judged.errors.get(cell))
+    if judged is None or not judged.overloaded:
+        return None if judged is None else error_cell(judged, cell, judged.errors.get(cell))
+    served = next((q for q in judged.judged if (q.key, q.statistic) == cell), None)
+    return None if served is None else toned_error(served.error, served.state)
 
 
 def _changes(report: GateReport) -> Block:
@@ -144,7 +147,7 @@ def _predictions(report: GateReport) -> Part:
     metrics = [metric for metric in THRESHOLDS if any(metric in _between_us(gated) for gated in report.judgements)]
     columns = (Column("simulated mean, 95 %", "text"), *(Column(METRIC_NAMES[m], "word") for m in metrics))
     rows: list[list[Cell]] = [
-        [gated.alias, *(time_span(*between[m]) for m in metrics)]
+        [gated.alias, *(time_span(*between[m]) if m in between else "-" for m in metrics)]
         for gated in report.judgements
         if (between := _between_us(gated))
     ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blis_replay.base.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.metrics.skill import Skill
 from blis_replay.validate.text.cells import percent, percent_plain, percent_span, time_span
+
+if TYPE_CHECKING:
+    from blis_replay.validate.metrics.skill import Skill
 
 
 def words(remark: Remark) -> str:
