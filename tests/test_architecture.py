@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 274,
-    "lines of the instrument": 54_621,
-    "lines of labs": 13_745,
+    "files of the instrument": 275,
+    "lines of the instrument": 55_079,
+    "lines of labs": 13_796,
     "lines of scripts": 5_000,
-    "lines of tests": 39_699,
+    "lines of tests": 39_923,
 }
-LOADED_BUDGET = {"modules": 81, "lines": 15_628}
+LOADED_BUDGET = {"modules": 81, "lines": 15_698}
 
 
 def lines(paths: Iterable[Path]) -> int:
