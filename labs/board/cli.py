@@ -9,6 +9,7 @@ from pathlib import Path
 from blis_replay.ingest.store import open_for_reading
 from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.comparison.repeats import repeats_of
 from blis_replay.validate.experiment import named_experiments, release_for
 from blis_replay.validate.text.answer import Answer
 from blis_replay_labs.board.cost import cost_of
@@ -23,15 +24,20 @@ def simulators(
     names: Sequence[str],
     asked: Sequence[str],
     *,
+    repeats: Sequence[str] = (),
     explain: bool,
     coefficients: str | None,
     blis_binary: str | None,
     timeout_s: float,
 ) -> Answer:
-    """The board of simulators (``asked``: see ``contestants``) on experiments, all of them if none is named."""
+    """The board of simulators (``asked``: see ``contestants``) on experiments, all of them if none is named.
+
+    ``repeats``: as ``repeats_of``.
+    """
     every = any("all" in one.split(",") for one in asked)
     with open_for_reading(store_path) as store:
         slugs = named_experiments(store, names or None)
+        repeated = repeats_of(store, slugs, repeats)
     # Each experiment gets the release that ships for it, unless one is named for all.
     releases = {slug: release_for(coefficients, [slug]) for slug in slugs}
     boards = []
@@ -42,7 +48,8 @@ def simulators(
         found, absent = contestants(asked, SimulatorInputs(release, store_path, timeout_s, blis_binary))
         say = partial(cost_of, release=release) if explain else None
         with progress_line("replaying") as progress, open_for_reading(store_path) as store:
-            boards.append(leaderboard(store, of_it, found, absent, published=every, explain=say, progress=progress))
+            replayed = partial(leaderboard, store, of_it, found, absent, repeated=repeated)
+            boards.append(replayed(published=every, explain=say, progress=progress))
     return leaderboard_answer(joined(boards))
 
 

@@ -17,10 +17,11 @@ from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.compare import compare_replay, with_repeats
+from blis_replay.validate.comparison.repeats import Repeats
 from blis_replay.validate.comparison.segments import segments_of
 from blis_replay.validate.comparison.sides import recording_side
-from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
+from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, mean_abs, relative_error
 from blis_replay.validate.metrics.observed import Observed, Selection, on_both_sides, read_observed
 from blis_replay.validate.metrics.skill import Skill
 from blis_replay_labs.board.published import published_simulators
@@ -127,6 +128,10 @@ class Board:
         of_line = sum(one.of_line_us / one.observed_us for _, one in known)
         return 1 - sum(share for share, _ in known) / of_line if of_line else None
 
+    def beside_repeats(self, simulator: str, metric: str) -> float | None:
+        """CRPS over the difference of repeats, the mean over recordings that have some; None without any."""
+        return mean_abs(s.skill[metric].beside_repeats for s in self.of(simulator) if metric in s.skill)
+
 
 def joined(boards: Sequence[Board]) -> Board:
     """One board of several with different recordings; absent are simulators that are absent in all of them."""
@@ -144,12 +149,13 @@ def leaderboard(
     published: bool = False,
     explain: Callable[[ReplayRun], Cost] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    repeated: Mapping[str, Repeats] | None = None,
 ) -> Board:
     """Replay stored experiments through each of the simulators.
 
     ``simulators``: by the name that is shown.  ``published``: with published answers for these recordings.
-    ``explain``: finds what costs a simulator most.  A recording without latencies is left out; a replay that fails
-    becomes a score with a ``problem``.
+    ``repeated``: of each slug, as ``repeats_of``.  ``explain``: finds what costs a simulator most.  A recording
+    without latencies is left out; a replay that fails becomes a score with a ``problem``.
     """
     scores: list[Score] = []
     names = list(simulators)
@@ -158,7 +164,8 @@ def leaderboard(
         if not done:
             _warmed(experiment, simulators)
         if experiment.recording.ground_truth != ARRIVALS:
-            scores += [_score(experiment, name, simulator, explain) for name, simulator in simulators.items()]
+            of_it = (repeated or {}).get(slug)
+            scores += [_score(experiment, name, simulator, explain, of_it) for name, simulator in simulators.items()]
             if published:
                 scores += _published(experiment)
         if progress:
@@ -176,14 +183,20 @@ def _warmed(experiment: Observed, simulators: Mapping[str, Simulator]) -> None:
             return
 
 
-def _score(experiment: Observed, name: str, simulator: Simulator, explain: Callable[[ReplayRun], Cost] | None) -> Score:
+def _score(
+    experiment: Observed,
+    name: str,
+    simulator: Simulator,
+    explain: Callable[[ReplayRun], Cost] | None,
+    repeats: Repeats | None,
+) -> Score:
     recording = experiment.recording
     counts_peak = _forget_peak_memory()
     began = time.perf_counter()
     try:
         run = replay(recording, simulator.release, simulator=simulator)
         seconds, own_peak_bytes = time.perf_counter() - began, _peak_bytes() if counts_peak else None
-        comparison = compare_replay(run, experiment.token_gaps)
+        comparison = with_repeats(compare_replay(run, experiment.token_gaps), repeats)
     except ExperimentError as problem:
         return Score(name, recording.slug, recording.alias, problem=str(problem))
     both = on_both_sides(run)

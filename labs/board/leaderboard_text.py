@@ -75,6 +75,10 @@ def _skill_text(board: Board, name: str) -> str:
     skills = [board.skill(name, metric) for metric in SCORED]
     if None in skills:
         return ""
+    repeats = [board.beside_repeats(name, metric) for metric in SCORED]
+    if None not in repeats:
+        beside = " and ".join(f"{ratio:.1f}" for ratio in repeats)
+        return f"{name} {' '.join(f'{skill:+.2f}' for skill in skills)} ({beside} of the difference of repeats)"
     return f"{name} {' '.join(f'{skill:+.2f}' for skill in skills)}"
 
 
@@ -223,7 +227,7 @@ def _document(board: Board) -> dict[str, object]:
                 },
                 "throughput_error": score.throughput,
                 "rank_correlation": dict(score.rank),
-                "crps": {metric: one.share for metric, one in score.skill.items()},
+                "skill": {metric: one.document for metric, one in score.skill.items()},
                 "seconds": score.seconds,
                 "peak_bytes": score.peak_bytes,
                 "segments": dict(score.segments),

@@ -15,6 +15,7 @@ from blis_replay.validate.cli.options import (
     coefficients_option,
     history_option,
     name_option,
+    repeat_option,
     store_option,
     timeout_option,
     verb,
@@ -49,6 +50,7 @@ def _bounds(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
     help="Each of these simulators on the experiments (a lab).",
 )
 @click.option("--explain", is_flag=True, help="Why B differs, or each simulator (slow).")
+@repeat_option
 @timeout_option
 @history_option
 @click.option(
@@ -68,6 +70,7 @@ def compare_verb(
     blis_binary: str | None,
     asked: tuple[str, ...],
     explain: bool,
+    repeats: tuple[str, ...],
     timeout_s: float,
     history: Path | None,
     bounds: tuple[Bound, ...],
@@ -103,7 +106,9 @@ def compare_verb(
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
         board = needed_addon("compare", "simulators", "--simulators")
         options = {"explain": explain, "coefficients": coefficients, "blis_binary": blis_binary, "timeout_s": timeout_s}
-        return print_answer(board(store_path, sides, asked, **options))
+        return print_answer(board(store_path, sides, asked, repeats=repeats, **options))
+    if repeats:
+        raise click.UsageError("--repeat goes with --simulators; write several recordings of a side as old-1,old-2")
     if history is not None:
         if published or experiment:
             raise click.UsageError("--history goes with experiments alone; leave other choices out")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Run
 from recordings import make_recording
 
 from blis_replay.base.errors import ReplayError
@@ -91,6 +92,19 @@ def test_skill_is_against_the_line_in_the_lengths_over_all_recordings() -> None:
     board = Board(("own",), (score("a", 0.1, 0.4), score("b", 0.2, 0.2), Score("own", "c", "c")), {})
     assert board.skill("own", "e2e") == pytest.approx(0.5)
     assert board.skill("own", "ttft") is None
+
+
+@pytest.mark.heavy
+def test_a_board_says_how_near_the_server_is_to_itself(run: Run) -> None:
+    """As the gate does, beside a second recording of the same load."""
+    assert run("calibrate", "tiny-live-b", "--out", "tb.yaml").code == 0
+    named = ("tiny-live-a", "--coefficients", "tb.yaml", "--repeat", "tiny-live-a2", "--json")
+    board = run("compare", *named, "--simulators", "embedded,floor:line@tiny-live-a").json
+    # `validate` has draws of coefficients, a board one answer of each simulator.
+    of = {score["simulator"]: score["skill"]["e2e"] for score in board["scores"]}
+    assert of["floor:line@tiny-live-a"]["beside_line"] == pytest.approx(0.0, abs=1e-4)
+    assert 0 < of["embedded"]["beside_repeats"] < of["floor:line@tiny-live-a"]["beside_repeats"]
+    assert run("compare", "tiny-live-a", "tiny-live-b", "--repeat", "tiny-live-a2").code == 2
 
 
 def test_what_costs_each_simulator_most_is_a_row_with_the_largest_evidence() -> None:
