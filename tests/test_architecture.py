@@ -193,9 +193,9 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 BUDGET = {
     "files of the instrument": 275,
     "lines of the instrument": 55_079,
-    "lines of labs": 13_796,
+    "lines of labs": 13_820,
     "lines of scripts": 5_000,
-    "lines of tests": 39_923,
+    "lines of tests": 39_938,
 }
 LOADED_BUDGET = {"modules": 81, "lines": 15_698}
 

@@ -260,9 +260,6 @@ _WRAPPED = {
 }
 
 
-_GUIDELLM_YAML = re.compile(rb"generative_benchmark|guidellm|data_column_mapper:")
-
-
 def _wrapped(file: RecordedFile) -> str:
     """Why nothing can be seen of the content of a file; empty where it can."""
     with file.path.open("rb") as stream:
@@ -272,8 +269,6 @@ def _wrapped(file: RecordedFile) -> str:
         return "cannot be unpacked: copy it again"
     if not begin:
         return "is empty: copy it again"
-    if b"\nbenchmarks:" in head and _GUIDELLM_YAML.search(head):
-        return "is GuideLLM's YAML: give its JSON (--output-path benchmarks.json)"
     return next((words for magic, words in _WRAPPED.items() if begin.startswith(magic)), "")
 
 

@@ -221,7 +221,7 @@ def time_order(arrival_us: Int64s, stage: Int64s, e2e_us: Floats | Int64s) -> Ti
     stage = np.unique(stage, return_inverse=True)[1]
     if len(arrival_us) == 0:
         return TimeOrder(stage, np.zeros(0, np.int64))
-    event = min(max(_EVENT_RESIDENCES / _residences(arrival_us, e2e_us), _LEAST_EVENT), _MOST_EVENT)
+    event = min(max(_EVENT_RESIDENCES / max(_residences(arrival_us, e2e_us), 1.0), _LEAST_EVENT), _MOST_EVENT)
     starts = arrival_us - arrival_us.min() < _RAMP * float(np.mean(e2e_us))
     if min(starts.sum(), (~starts).sum()) >= _RAMP_REQUESTS:
         rest = arrival_us[~starts], stage[~starts], e2e_us[~starts]

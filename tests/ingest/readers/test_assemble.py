@@ -164,7 +164,7 @@ def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
         ),
         (
             {"benchmarks_DOT_yaml": "args:\n  data_column_mapper: {}\nbenchmarks:\n- config: {}\n"},
-            r"benchmarks.yaml is GuideLLM's YAML: give its JSON",
+            r"no steps in it, but benchmarks.yaml \(guidellm\) was read; name with it",
         ),
         (
             {"server_DOT_log": "(APIServer pid=1) INFO x: non-default args: {'model': 'm/a', 'max_num_seqs': 32}"},
