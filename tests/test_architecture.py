@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 275,
-    "lines of the instrument": 55_079,
+    "lines of the instrument": 55_081,
     "lines of labs": 13_820,
     "lines of scripts": 5_000,
     "lines of tests": 39_938,
