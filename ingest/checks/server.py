@@ -117,11 +117,10 @@ def _way(mean_us: float, recording: Recording) -> tuple[str, Measured]:
     each_us = max(float(ways_us.quantile(_FASTEST) or 0), 0.0)
     measured: Measured = {"mean_way_us": mean_us, "each_request_us": each_us}
     if each_us >= mean_us / 2:
-        adds = f"adds {mean_us / 1e3:.0f} ms to each request"
-        return f"gaps are equal, and a proxy or the network between them {adds}", measured
-    waits = f"{mean_us / 1e3:.0f} ms in the mean, and one in ten of them at most {each_us / 1e3:.0f} ms"
+        return f"gaps are equal, and a proxy or the network adds {mean_us / 1e3:.0f} ms to each request", measured
+    waits = f"{mean_us / 1e3:.0f} ms in the mean, but one in ten of them at most {each_us / 1e3:.0f} ms"
     why = "no proxy delays only some: the client had no core to run on, or connections were held up"
-    return f"gaps are equal; requests wait {waits}. {why}; give the load generator a core of its own", measured
+    return f"gaps are equal, and requests wait {waits}; {why}; give the load generator a core of its own", measured
 
 
 def _measured(pairs: Iterable[_Latency]) -> Measured:

@@ -124,9 +124,9 @@ class Board:
 
         1: every request is right; 0: no better than the line; negative: worse.
         """
-        known = [(s.skill[metric].share, s.skill[metric]) for s in self.of(simulator) if metric in s.skill]
-        of_line = sum(one.of_line_us / one.observed_us for _, one in known)
-        return 1 - sum(share for share, _ in known) / of_line if of_line else None
+        known = [s.skill[metric] for s in self.of(simulator) if metric in s.skill]
+        of_line = sum(one.of_line_us / one.observed_us for one in known)
+        return 1 - sum(one.share for one in known) / of_line if of_line else None
 
     def beside_repeats(self, simulator: str, metric: str) -> float | None:
         """CRPS over the difference of repeats, the mean over recordings that have some; None without any."""

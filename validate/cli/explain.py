@@ -149,6 +149,7 @@ def report_verb(
     Opens offline and loads nothing. First the errors of all experiments, the worst on top. Then
     for each one the verdict and its cause, distributions, errors over time, steps beside the
     latency model, the parts of the error, instrument findings, and what it all depends on.
+    The exit code is 0 once it is written, whatever the verdicts: `gate` is there to fail.
 
     \b
     Examples:

@@ -198,7 +198,7 @@ timeout_option = click.option(
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     metavar="S",
-    help="Stop it after these seconds.  [default: 600]",
+    help="Seconds for a simulator.  [default: 600]",
 )
 coefficients_option = release_option("--coefficients", help_text="Name or YAML file.  [default: the one that ships]")
 gpu_file_option = click.option(

@@ -86,8 +86,8 @@ def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
 
 
 def _skill(skills: Mapping[str, Skill]) -> str:
-    known = {metric: one for metric, one in skills.items() if one.beside_line is not None}
-    line = ", ".join(f"{METRIC_NAMES[metric]} {one.beside_line:+.2f}" for metric, one in known.items())
+    known = {metric: one.beside_line for metric, one in skills.items()}
+    line = ", ".join(f"{METRIC_NAMES[m]} {'-' if skill is None else f'{skill:+.2f}'}" for m, skill in known.items())
     crps = _named({metric: one.share for metric, one in skills.items()}, percent_plain)
     repeats = [f"{METRIC_NAMES[m]} {r:.1f}" for m, one in skills.items() if (r := one.beside_repeats) is not None]
     beside = f"; over the difference of repeats {', '.join(repeats)}" if repeats else ""
