@@ -16,6 +16,12 @@ from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scatter
 OF_95_PERCENT = 1.96
 # Doublings by which a run is taken to differ from others: halves, quarters and eighths, as one pair says little.
 _SLOWEST = 3
+# Doublings from a run to the time between two runs, minutes to hours.  Each adds as much as the slowest within a run
+# (1/f noise): on shared machines equal loads differ by 7 to 21 % in pace, and the halves of a run by 3 to 8 %.
+_TO_ANOTHER_RUN = 6
+# Another run of a machine is by that much noisier or quieter, one standard deviation of the logarithm: the scatter of
+# six recordings of one server on a shared machine (vLLM 0.32, tiny-live-a to e).
+_NOISIER = 0.2
 _ABOVE = "per_decode_token_above_"
 
 
@@ -47,11 +53,13 @@ def draws(
 def scattered(latency: Latency, scatter: Scatter, until_us: int, seed: tuple[int, ...], known: bool) -> Latency:
     """A model whose steps take now longer and now shorter until a time of the run, as the recorded ones did.
 
-    ``known``: the mean over the run is that of the model.  Else it differs from it as a quarter of a run four times as
-    long would, by what the recording says of quarters.  With one ``seed`` every run is slow at the same times.
+    ``known``: the mean over the run is that of the model.  Else it differs from it as runs hours apart would, by what
+    the recording says of its halves, quarters and eighths.  With one ``seed`` every run is slow at the same times.
     """
     of_run = max(until_us / scatter.step_us, 2.0)
-    levels = [by for level, by in enumerate(scatter.by_doubling) if 2 << level <= of_run]
+    of_another = np.random.default_rng(seed).standard_normal(2)
+    noisier = float(np.exp(_NOISIER * of_another[1]))
+    levels = [noisier * by for level, by in enumerate(scatter.by_doubling) if 2 << level <= of_run]
     shares = np.zeros(1 << len(levels))
     for level, by in enumerate(levels):
         half = by * np.random.default_rng([*seed, level]).standard_normal(len(shares) >> level + 1)
@@ -59,7 +67,7 @@ def scattered(latency: Latency, scatter: Scatter, until_us: int, seed: tuple[int
     times = np.exp(shares) / np.exp(shares).mean()
     if not known:
         slowest = np.array(scatter.by_doubling[-_SLOWEST:])
-        times *= np.exp(np.sqrt(2 * np.mean(slowest**2)) * np.random.default_rng(seed).standard_normal())
+        times *= np.exp(np.sqrt(_TO_ANOTHER_RUN * np.mean(slowest**2)) * of_another[0])
     times = np.tile(times, int(np.ceil(of_run / len(times))) + 1)
     from_us = np.rint(scatter.step_us * np.concatenate([[0.0], np.cumsum(times[:-1])])).astype(np.int64)
     return replace(CorrectedModel.of(latency), varying=(from_us, times))

@@ -87,7 +87,7 @@ def tried(
     for pace in paces:
         try:
             # A server that stood still at its start is not slow, and the recording tells.
-            run = replay(recording, release, ReplayMode(pace=pace, warm_up=pace))
+            run = replay(recording, release, ReplayMode(pace=pace, warm_up="recorded"))
         except ExperimentError:
             if pace == "modelled":
                 raise
