@@ -20,15 +20,15 @@ def grouped(state: k.State, engine: EngineConfig) -> k.State:
     """
     config, at = state.config, state.at
     groups = [group for group in engine.kv_cache_groups if group.kind != "state"]
-    count, width = len(groups), state.table.shape[1] // 2
-    if (cells := engine.max_num_seqs * count * width) > MOST_TABLE_CELLS:
+    count, width = len(groups), state.table.shape[1] // 2  # a run of blocks takes two cells, and each block may be one
+    if (cells := engine.max_num_seqs * count * 2 * width) > MOST_TABLE_CELLS:
         raise TraceError(f"max_num_seqs and kv_cache_groups take a table of {cells} blocks; lower max_num_seqs")
     usable = int(at["free_blocks"][0])
     if engine.num_gpu_blocks is None:
         usable = min(usable * len(engine.kv_cache_groups), MOST_BLOCKS)
     table = np.zeros(count, k.GROUP)
     for i, group in enumerate(groups):
-        table[i] = (_KINDS[group.kind], group.size, most_admitted(group, engine), groups.index(group), i * width)
+        table[i] = (_KINDS[group.kind], group.size, most_admitted(group, engine), groups.index(group), 2 * i * width)
     grouping = np.zeros(1, k.GROUPING)
     retention = engine.prefix_cache_retention_interval
     grouping["retention"] = g.DENSE if retention is None else retention
@@ -44,14 +44,15 @@ def grouped(state: k.State, engine: EngineConfig) -> k.State:
     # vLLM counts the reserved block here.
     config["watermark_blocks"] = int(engine.watermark * (usable + 1))
     config["keys_of_step"] = (engine.max_num_seqs + 1) * count * (width + 1)
+    grouping["keys"] = at["keys_used"]
     at["keys_used"] *= count
     return state.replaced(
         extents=extents_of(usable),
         extent_of_key=np.full(int(at["keys_used"][0]) + 2 * int(config["keys_of_step"][0]), k.NONE, np.int32),
-        table=np.zeros((engine.max_num_seqs, max(count, 2) * width), np.int32),
+        table=np.zeros((engine.max_num_seqs, max(count, 1) * 2 * width), np.int32),
         grouping=grouping,
         groups=table,
-        left=np.zeros(engine.max_num_seqs * count, np.int32),
+        held=np.zeros(engine.max_num_seqs * count, k.HELD),
         leaving=np.zeros(len(state.facts), k.LEAVING),
         leave_head=np.full(engine.block_size, k.NONE, np.int32),
     )

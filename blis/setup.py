@@ -113,7 +113,7 @@ def state_and_facts(
         segments=np.empty((segments + _segments_of_step(engine), 3), np.int64),
         grouping=np.zeros(1, k.GROUPING),
         groups=np.zeros(0, k.GROUP),
-        left=np.zeros(0, np.int32),
+        held=np.zeros(0, k.HELD),
         leaving=np.zeros(0, k.LEAVING),
         leave_head=np.zeros(0, np.int32),
     )

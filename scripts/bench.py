@@ -1,7 +1,7 @@
-"""Measure blis-replay: start-up, ingest, validate, the engine; warm and cold apart.
+"""Measure blis-replay: ingest, validate, the engine; warm and cold apart.
 
     python scripts/bench.py            # everything, a Markdown table on standard output
-    python scripts/bench.py engine     # one part: startup, ingest, validate, report, large, engine, growth, ...
+    python scripts/bench.py engine     # one part: ingest, validate, report, large, engine, growth, ...
 
 Whole commands run as processes of their own; their times and peak memory are the
 operating system's.  "Cold" is the first run with an empty cache of compiled code.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -82,11 +81,6 @@ def median_of(*arguments: str, env: dict[str, str] | None = None) -> tuple[float
     return statistics.median(s for s, _ in runs), max(mb for _, mb in runs)
 
 
-def startup(folder: Path) -> Iterator[Row]:
-    """How long help takes: it must import nothing heavy."""
-    yield Row("blis-replay --help", *median_of("--help"))
-
-
 def ingest(folder: Path) -> Iterator[Row]:
     """MB/s of the large kinds of file at 1 GB, on one core; the first ingest of all compiles the scan."""
     # In a process of its own: a child's peak memory is never below that of its parent.
@@ -114,6 +108,7 @@ def ingest(folder: Path) -> Iterator[Row]:
 def validate(folder: Path) -> Iterator[Row]:
     """The main job as a whole process, bundled ground truth: cold, start-up cached, and all."""
     fresh = {"NUMBA_CACHE_DIR": str(folder / "numba"), "BLIS_REPLAY_STORE": str(folder / "validate.duckdb")}
+    yield Row("blis-replay --help", *median_of("--help"))  # it must import nothing heavy
     yield Row(
         "validate 34b-general, first ever (compiles, fills the store)",
         *command("validate", "--experiment", "34b-general", env=fresh),
@@ -155,7 +150,7 @@ def machine() -> str:
     return f"{cpus[0]}, {len(cpus)} processors, {memory_gb:.0f} GB, Python {platform.python_version()}"
 
 
-PARTS = {part.__name__: part for part in (startup, ingest, validate, report, large, engine, growth, cluster)}
+PARTS = {part.__name__: part for part in (ingest, validate, report, large, engine, growth, cluster)}
 
 
 def main(names: list[str]) -> None:
@@ -170,10 +165,6 @@ def main(names: list[str]) -> None:
             for row in PARTS[name](Path(folder)):
                 peak = "" if row.peak_mb is None else f"{row.peak_mb:.0f}"
                 print(f"| {row.what} | {row.seconds:.4f} | {peak} | {row.remark} |", flush=True)
-    print("\nOthers, for a trace like 34b-general, whole process, 2 cores, as published or measured by us before:")
-    print("the real vLLM scheduler 0.60 s of CPU per 1,000 steps at 43 running requests (46 s for 76,500 steps);")
-    print("BLIS 3.6 s with fast flags, 67 s with its defaults, 13 s on its older branch; NVIDIA Dynamo replay 1.8 s.")
-    print(f"\npeak memory of this script: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 
 
 if __name__ == "__main__":

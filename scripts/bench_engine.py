@@ -61,6 +61,7 @@ def _operator_times() -> OperatorModel:
 def engine(folder: Path) -> Iterator[Row]:
     """The engine alone, KV accounting and prefix caching on, compiled and warm."""
     from blis_replay.blis.engine import simulate
+    from blis_replay.blis.trace import KvCacheGroup
     from blis_replay.fixtures.bundled import bundled_recording
     from blis_replay.fixtures.catalogue import bundled_aliases, recorded_slugs
     from blis_replay.replay.mode import ReplayMode
@@ -83,12 +84,18 @@ def engine(folder: Path) -> Iterator[Row]:
         remark = f"{1e9 * seconds / steps:.0f} ns a step ({steps:,}), {1e6 * seconds / requests:.2f} us a request"
         return Row(what, seconds, remark=remark)
 
+    def with_groups(n: int, group: KvCacheGroup) -> tuple[str, dict[str, object]]:
+        change = {"kv_cache_groups": (KvCacheGroup("full"), *[group] * n), "num_gpu_blocks": 26_603 * (n + 1)}
+        return f"full attention and {n} x {group.kind} {group.size:,}", change
+
     steps = len(result.steps)
     yield row("engine, 34b-general", lambda: simulate(*jobs["34b-general"]), len(trace), steps)
     for what, change in (
         ("synchronous scheduling", {"async_scheduling": False}),
         ("prefix caching off, nothing to prefill again", {"enable_prefix_caching": False}),
         ("scarce blocks (5,000 instead of 26,603)", {"num_gpu_blocks": 5_000}),
+        *(with_groups(n, KvCacheGroup("window", size)) for n, size in ((1, 128), (1, 1_024), (5, 1_024))),
+        with_groups(3, KvCacheGroup("chunk", 8_192)),
     ):
         other = replace(config, **change)
         lean = replace(trace, block_keys=None, prefill_tokens=1 + trace.prompt_tokens % 16)

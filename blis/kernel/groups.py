@@ -1,8 +1,12 @@
 """KV-cache groups: layers with blocks of their own, such as sliding windows beside full attention.
 
 All groups take their blocks from one pool, each one block for each block size of tokens.  Blocks that a window has left
-are freed while the request runs, and a cached prefix is used as far as every group has it.  A block that can be looked
-up is an extent of its own here, named in ``State.table``; the others are only counted, as in ``pool``.
+are freed while the request runs, and a cached prefix is used as far as every group has it.
+
+A request holds runs of blocks of each group, as ``pool`` has them: pairs in ``State.table`` of an extent and how many
+of its blocks, NONE for blocks that nobody can look up.  The first of them is ``Held.left``.  Unlike those of ``pool``,
+earlier blocks may be freed before later ones, so each key of an extent names it, also behind a cut.  The keys of an
+extent are numbers that follow each other.
 
 The kernel calls ``operate`` by its address.  So these rules are compiled, by themselves, only where there are groups.
 """
@@ -12,13 +16,14 @@ from __future__ import annotations
 from blis_replay.base.tables import column
 from blis_replay.blis.kernel.free_queue import (
     append_unkeyed,
-    insert_before,
+    key_in_extent,
     new_extent,
     prepend_unkeyed,
+    release_extent,
     take_blocks,
     unlink,
 )
-from blis_replay.blis.kernel.pool import blocks_for, full_blocks, modulo_block
+from blis_replay.blis.kernel.pool import blocks_for, full_blocks, modulo_block, split
 from blis_replay.blis.kernel.queues import computed_now, in_flight_input, leave_bucket
 from blis_replay.blis.kernel.state import (
     ADMIT,
@@ -86,51 +91,109 @@ def skipped_blocks(state: State, g: int, computed: int) -> int:
 @compiled
 def key_of(state: State, request: int, g: int, i: int) -> int:
     """Place in ``State.extent_of_key`` of a request's i-th full block of a group; NONE if it has no key."""
-    this, facts, groups = state.requests[request], state.facts[request], len(state.groups)
+    this, facts = state.requests[request], state.facts[request]
     if i < facts.key_count:
-        return state.keys[facts.key_start + i] * groups + g
+        return g * state.grouping.keys + state.keys[facts.key_start + i]
     if this.dynamic_key == NONE:
         return NONE
-    return this.dynamic_key + (i - facts.key_count) * groups + g
+    of_group = full_blocks(state, facts.total_tokens) + 1 - facts.key_count  # as many as pool.give_keys gives
+    return this.dynamic_key + g * of_group + i - facts.key_count
 
 
 @compiled
-def all_cached(state: State, request: int, row: int, g: int, i: int) -> bool:
-    """Whether all groups like ``g`` have the i-th block cached; it is noted in a row of the table then."""
+def extent_at(state: State, request: int, g: int, i: int) -> int:
+    """The extent in the cache that has the i-th block of a request; NONE if it is not cached."""
+    key = key_of(state, request, g, i)
+    return NONE if key < 0 else state.extent_of_key[key]
+
+
+@compiled
+def cached_from(state: State, request: int, g: int, i: int, most: int) -> int:
+    """How many of a request's blocks from the i-th on, at most ``most``, are in the extent that has the i-th."""
+    extent = extent_at(state, request, g, i)
+    if extent == NONE:
+        return 0
+    this = state.extents[extent]
+    most = min(most, this.depth + this.blocks - i)
+    # Equal keys have equal keys before them: mostly all are alike, else halving finds where they part.
+    low, high, middle = 1, most, most
+    while low < high:
+        if key_of(state, request, g, i + middle - 1) == key_in_extent(state, extent, i + middle - 1 - this.depth):
+            low = middle
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return low
+
+
+@compiled
+def all_cached_from(state: State, request: int, g: int, first: int, end: int) -> int:
+    """The block up to which, from ``first`` on and to ``end`` at most, all groups like ``g`` have everything cached."""
+    i, common = first, 1
+    while i < end and common > 0:
+        common = end - i
+        for other in range(g, len(state.groups)):
+            if common > 0 and state.groups[other].first_alike == g:
+                common = cached_from(state, request, other, i, common)
+        i += common
+    return i
+
+
+@compiled
+def all_cached_to(state: State, request: int, g: int, i: int) -> int:
+    """How many blocks in a row that end with the i-th all groups like ``g`` have cached in one extent each."""
+    common = i + 1
     for other in range(g, len(state.groups)):
-        if state.groups[other].first_alike == g:
-            key = key_of(state, request, other, i)
-            if key < 0 or state.extent_of_key[key] == NONE:
-                return False
-            state.table[row, state.groups[other].column + i] = state.extent_of_key[key]
-    return True
+        if common > 0 and state.groups[other].first_alike == g:
+            extent = extent_at(state, request, other, i)
+            common = 0 if extent == NONE else min(common, i + 1 - state.extents[extent].depth)
+    return common
+
+
+@compiled
+def append_run(state: State, row: int, g: int, extent: int, blocks: int) -> None:
+    """A run of blocks of a group behind those of a row of the table."""
+    held = state.held[row * len(state.groups) + g]
+    at = state.groups[g].column + 2 * held.end
+    state.table[row, at], state.table[row, at + 1] = extent, blocks
+    held.end += 1
+
+
+@compiled
+def note_found(state: State, request: int, row: int, g: int, first: int, end: int) -> None:
+    """Note the cached blocks of a request from ``first`` to ``end`` - 1 in a row of the table."""
+    held = state.held[row * len(state.groups) + g]
+    held.left, held.first, held.end = first, 0, 0
+    i = first
+    while i < end:
+        blocks = cached_from(state, request, g, i, end - i)
+        append_run(state, row, g, extent_at(state, request, g, i), blocks)
+        i += blocks
 
 
 @separate
 def look_up(state: State, request: int, row: int, g: int, most: int) -> int:
     """Blocks of the longest prefix of at most ``most`` that the groups like ``g`` have; they are noted."""
     group, size, first = state.groups[g], state.config.block_size, 0
-    blocks = most
     if group.kind == WINDOW:
-        need = (group.window - 1 + size - 1) // size
-        i, run, found = blocks - 1, 0, False
-        while i >= 0 and not found:
-            run = run + 1 if all_cached(state, request, row, g, i) else 0
-            found = run > 0 and run >= need
-            if found:
-                first = i
-            i -= 1
-        blocks = first + run if found else run
+        need = max((group.window - 1 + size - 1) // size, 1)
+        end, run = most, 0  # blocks from ``end`` - ``run`` to ``end`` - 1 are cached
+        while end > run and run < need:
+            blocks = all_cached_to(state, request, g, end - run - 1)
+            if blocks > 0:
+                run += blocks
+            else:
+                end, run = end - run - 1, 0
+        run = min(run, need)
+        first = end - run
+        blocks = end
     else:
         if group.kind == CHUNK:
             first = most * size // group.window * group.window // size
-        i = first
-        while i < blocks and all_cached(state, request, row, g, i):
-            i += 1
-        blocks = i
+        blocks = all_cached_from(state, request, g, first, most)
     for other in range(g, len(state.groups)):
         if state.groups[other].first_alike == g:
-            state.left[row * len(state.groups) + other] = first
+            note_found(state, request, row, other, first, blocks)
     return blocks
 
 
@@ -144,7 +207,8 @@ def find_prefix(state: State, request: int, row: int) -> int:
     state.leaving[request].junction = 0
     state.grouping.found = 0
     for g in range(groups):
-        state.left[row * groups + g] = 0
+        held = state.held[row * groups + g]
+        held.left = held.first = held.end = 0
     if state.config.prefix_caching == 0 or groups == 0:
         return 0
     hit = full_blocks(state, state.requests[request].known - 1)
@@ -185,13 +249,16 @@ def lacks_blocks(state: State, request: int, hit: int, slots: int) -> bool:
         whole = blocks_for(state, min(state.requests[request].known, config.max_model_len))
     for g in range(len(state.groups)):
         group, skipped = state.groups[g], skipped_blocks(state, g, hit)
-        held = max(skipped, found)
-        wanted += max(blocks - held, 0)
-        wanted_of_whole += max((min(whole, group.most_admitted) if group.most_admitted >= 0 else whole) - held, 0)
+        known = max(skipped, found)
+        wanted += max(blocks - known, 0)
+        wanted_of_whole += max((min(whole, group.most_admitted) if group.most_admitted >= 0 else whole) - known, 0)
         # Of the found prefix, what nobody holds is among the free blocks.
-        for i in range(max(skipped, state.left[row * len(state.groups) + g]), found):
-            if state.extents[state.table[row, group.column + i]].ref_count == 0:
-                free -= 1
+        held, i = state.held[row * len(state.groups) + g], state.held[row * len(state.groups) + g].left
+        for run in range(held.end):
+            end = i + state.table[row, group.column + 2 * run + 1]
+            if state.extents[state.table[row, group.column + 2 * run]].ref_count == 0:
+                free -= max(min(end, found) - max(i, skipped), 0)
+            i = end
     return max(wanted, wanted_of_whole) > free
 
 
@@ -201,19 +268,44 @@ def admit(state: State, request: int, hit: int, slots: int) -> None:
     this, found, wanted = state.requests[request], state.grouping.found, state.grouping.states
     row, blocks = this.table_row, blocks_for(state, slots)
     for g in range(len(state.groups)):
-        at = row * len(state.groups) + g
-        first = max(state.left[at], skipped_blocks(state, g, hit))
-        state.left[at] = first
-        for i in range(first, found):
-            extent = state.table[row, state.groups[g].column + i]
-            if state.extents[extent].ref_count == 0:
-                unlink(state, extent)
-                state.at.free_blocks -= 1
-            state.extents[extent].ref_count += 1
+        first = max(state.held[row * len(state.groups) + g].left, skipped_blocks(state, g, hit))
+        hold_found(state, row, g, first, found)
         wanted += blocks - max(found, first)
     take_blocks(state, wanted)
     this.blocks_held = blocks
     note_next(state, request)
+
+
+@compiled
+def hold_found(state: State, row: int, g: int, first: int, end: int) -> None:
+    """Hold the blocks from ``first`` to ``end`` - 1 of those that were noted in a row of the table."""
+    held, column = state.held[row * len(state.groups) + g], state.groups[g].column
+    begin, noted = held.left, held.end
+    held.left, held.end = first, 0
+    for run in range(noted):
+        extent, behind = state.table[row, column + 2 * run], begin + state.table[row, column + 2 * run + 1]
+        blocks = min(behind, end) - max(begin, first)
+        if blocks > 0:
+            before = max(begin, first) - state.extents[extent].depth
+            if before > 0:
+                extent = cut(state, extent, before)
+            if blocks < state.extents[extent].blocks:
+                cut(state, extent, blocks)
+            if state.extents[extent].ref_count == 0:
+                unlink(state, extent)
+                state.at.free_blocks -= blocks
+            state.extents[extent].ref_count += 1
+            append_run(state, row, g, extent, blocks)
+        begin = behind
+
+
+@separate
+def cut(state: State, extent: int, blocks: int) -> int:
+    """Cut an extent behind its first ``blocks`` blocks; the new extent with the others."""
+    rest = split(state, extent, blocks)
+    for i in range(1, state.extents[rest].blocks):
+        state.extent_of_key[key_in_extent(state, rest, i)] = rest
+    return rest
 
 
 @compiled
@@ -222,7 +314,7 @@ def note_next(state: State, request: int) -> None:
     row, groups, left = state.requests[request].table_row, len(state.groups), 2**30
     for g in range(groups):
         group = state.groups[g]
-        behind = (state.left[row * groups + g] + 1) * state.config.block_size
+        behind = (state.held[row * groups + g].left + 1) * state.config.block_size
         if group.kind == WINDOW:
             left = min(left, behind + group.window - 1)
         elif group.kind == CHUNK:
@@ -247,10 +339,9 @@ def leave(state: State, request: int, computed: int, cached: int) -> None:
         return
     row, groups = state.requests[request].table_row, len(state.groups)
     for g in range(groups):
-        at, skipped = row * groups + g, skipped_blocks(state, g, computed)
-        if skipped > state.left[at]:
-            give_up(state, request, g, state.left[at], skipped, full_blocks(state, cached))
-            state.left[at] = skipped
+        skipped = skipped_blocks(state, g, computed)
+        if skipped > state.held[row * groups + g].left:
+            give_up(state, request, g, skipped, full_blocks(state, cached))
     note_next(state, request)
     if state.requests[request].status == DECODING:
         await_leaving(state, request, state.at.step + 1)
@@ -262,17 +353,18 @@ def leave(state: State, request: int, computed: int, cached: int) -> None:
 @separate
 def release(state: State, request: int, cached: int) -> None:
     """Give up all blocks of a request, group by group; those that its first ``cached`` tokens fill are cached."""
-    this, groups = state.requests[request], len(state.groups)
+    this = state.requests[request]
     full = full_blocks(state, cached) if state.config.prefix_caching == 1 else 0
-    for g in range(groups):
-        give_up(state, request, g, state.left[this.table_row * groups + g], this.blocks_held, full)
+    for g in range(len(state.groups)):
+        give_up(state, request, g, this.blocks_held, full)
     append_free(state, state.grouping.states, True)
 
 
 @compiled
-def give_up(state: State, request: int, g: int, first: int, last: int, full: int) -> None:
-    """Give up the blocks from ``first`` to ``last`` - 1, the last one first; unheld and cached ones are taken last."""
-    this = state.requests[request]
+def give_up(state: State, request: int, g: int, last: int, full: int) -> None:
+    """Give up the blocks before ``last``, the last one first; unheld and cached ones are taken last."""
+    this, row = state.requests[request], state.requests[request].table_row
+    held, first = state.held[row * len(state.groups) + g], state.held[row * len(state.groups) + g].left
     dense = state.groups[g].kind != WINDOW or state.grouping.retention == DENSE
     cached, lost = 0, 0
     if dense:
@@ -287,15 +379,73 @@ def give_up(state: State, request: int, g: int, first: int, last: int, full: int
                 lost += 1
     append_free(state, lost, False)
     append_free(state, cached, True)
-    for i in range(min(last, this.blocks_entered) - 1, first - 1, -1):
-        extent = state.table[this.table_row, state.groups[g].column + i]
-        if extent == NONE:
-            append_free(state, 1, False)
-            continue
-        state.extents[extent].ref_count -= 1
-        if state.extents[extent].ref_count == 0:
-            insert_before(state, extent, NONE)
-            state.at.free_blocks += 1
+    run, before, end = held.first, first, min(last, this.blocks_entered)
+    while run < held.end and before + run_at(state, row, g, run)[1] <= end:
+        before += run_at(state, row, g, run)[1]
+        run += 1
+    if run < held.end and before < end:  # only a part of this run is left
+        extent, blocks = run_at(state, row, g, run)
+        at = state.groups[g].column + 2 * run
+        state.table[row, at], state.table[row, at + 1] = (
+            give_up_front(state, extent, end - before),
+            blocks - end + before,
+        )
+    for whole in range(run - 1, held.first - 1, -1):
+        give_up_run(state, *run_at(state, row, g, whole))
+    held.first, held.left = run, last
+
+
+@compiled
+def run_at(state: State, row: int, g: int, run: int) -> tuple[int, int]:
+    """A run of blocks of a row of the table: its extent, or NONE, and how many."""
+    at = state.groups[g].column + 2 * run
+    return state.table[row, at], state.table[row, at + 1]
+
+
+@compiled
+def give_up_run(state: State, extent: int, blocks: int) -> None:
+    """Give up the first blocks of a run; those that nobody can look up have no extent."""
+    if extent == NONE:
+        append_free(state, blocks, False)
+    else:
+        state.at.free_blocks += release_extent(state, extent, blocks)
+
+
+@compiled
+def give_up_front(state: State, extent: int, blocks: int) -> int:
+    """Give up the first blocks of a run, which has more; the extent with which the others begin, or NONE."""
+    if extent == NONE:
+        append_free(state, blocks, False)
+        return NONE
+    rest, before = extent, 0
+    while before + state.extents[rest].blocks <= blocks:
+        before += state.extents[rest].blocks
+        rest = state.extents[rest].rest
+    if before < blocks:
+        part = rest
+        if state.extents[rest].ref_count == 1:
+            part = cut_front(state, rest, blocks - before)
+        else:
+            rest = cut(state, rest, blocks - before)
+        state.at.free_blocks += release_extent(state, part, blocks - before)
+    if before > 0:
+        state.at.free_blocks += release_extent(state, extent, before)
+    return rest
+
+
+@compiled
+def cut_front(state: State, extent: int, blocks: int) -> int:
+    """Cut the first blocks off an extent that only one request holds; the new extent has them."""
+    front = new_extent(state)
+    this, other = state.extents[extent], state.extents[front]
+    other.ref_count, other.blocks, other.depth, other.keys_at = 1, blocks, this.depth, this.keys_at
+    other.rest = other.twin = NONE
+    for i in range(blocks):
+        state.extent_of_key[key_in_extent(state, front, i)] = front
+    this.blocks -= blocks
+    this.depth += blocks
+    this.keys_at -= blocks  # the keys follow each other, see set_keys
+    return front
 
 
 @compiled
@@ -401,14 +551,19 @@ def next_admitted(state: State, links: Table, request: int, admission: int) -> i
 @separate
 def enter(state: State, request: int, full: int) -> None:
     """Cache the first ``full`` blocks of a request, whose keys are known."""
-    this, groups = state.requests[request], len(state.groups)
-    for g in range(groups):
-        for i in range(max(this.blocks_entered, state.left[this.table_row * groups + g]), full):
-            extent = NONE
-            if is_reachable(state, request, g, i):
+    this, row = state.requests[request], state.requests[request].table_row
+    for g in range(len(state.groups)):
+        i = max(this.blocks_entered, state.held[row * len(state.groups) + g].left)
+        while i < full:
+            extent, blocks = NONE, 0
+            if not is_reachable(state, request, g, i):
+                while i + blocks < full and not is_reachable(state, request, g, i + blocks):
+                    blocks += 1
+            else:
                 extent = new_extent(state)
-                set_key(state, extent, key_of(state, request, g, i), i)
-            state.table[this.table_row, state.groups[g].column + i] = extent
+                blocks = set_keys(state, request, g, extent, i, full)
+            append_run(state, row, g, extent, blocks)
+            i += blocks
     this.blocks_entered = full
 
 
@@ -431,17 +586,40 @@ def is_reachable(state: State, request: int, g: int, i: int) -> bool:
 
 
 @compiled
-def set_key(state: State, extent: int, key: int, depth: int) -> None:
-    """A new extent of one held block, entered under a key behind those that have the same."""
+def set_keys(state: State, request: int, g: int, extent: int, i: int, full: int) -> int:
+    """Enter a new extent that begins with a request's i-th block, which is held; how many blocks it has.
+
+    It ends before ``full``, a key that does not follow, or a cached one.  A block that is cached already is alone,
+    behind those that have the same key.
+    """
+    key, blocks = key_of(state, request, g, i), 0
+    first = state.extent_of_key[key]
+    if first != NONE:
+        first = isolated(state, first, i)
+        while state.extents[first].twin != NONE:
+            first = state.extents[first].twin
+        state.extents[first].twin = extent
+        blocks = 1
+    else:
+        follows = True
+        while follows:
+            state.extent_of_key[key + blocks] = extent
+            blocks += 1
+            follows = i + blocks < full and key_of(state, request, g, i + blocks) == key + blocks
+            follows = follows and state.extent_of_key[key + blocks] == NONE
+            follows = follows and is_reachable(state, request, g, i + blocks)
     this = state.extents[extent]
-    this.ref_count = this.blocks = 1
-    this.depth = depth
+    this.ref_count, this.blocks, this.depth = 1, blocks, i
     this.keys_at = -key - 2  # like keys that are given at a preemption
     this.rest = this.twin = NONE
-    first = state.extent_of_key[key]
-    if first == NONE:
-        state.extent_of_key[key] = extent
-        return
-    while state.extents[first].twin != NONE:
-        first = state.extents[first].twin
-    state.extents[first].twin = extent
+    return blocks
+
+
+@compiled
+def isolated(state: State, extent: int, depth: int) -> int:
+    """The block of an extent at this depth, as an extent of its own."""
+    if depth > state.extents[extent].depth:
+        extent = cut(state, extent, depth - state.extents[extent].depth)
+    if state.extents[extent].blocks > 1:
+        cut(state, extent, 1)
+    return extent

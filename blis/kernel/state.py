@@ -148,6 +148,7 @@ class Grouping:
     once: i64  # 1: one pass over the groups finds a prefix
     states: i64  # blocks that a request has however long it is
     found: i64  # blocks of the prefix that was looked up last, which every group has
+    keys: i64  # that were known beforehand; each group has as many
 
 
 class Group:
@@ -157,7 +158,15 @@ class Group:
     window: i64  # tokens of the window or of the chunk
     most_admitted: i64  # blocks of a request that an admission counts at most, NONE: all
     first_alike: i64  # the first group of the same layers: they are looked up together
-    column: i64  # of its blocks in State.table
+    column: i64  # of its runs of blocks in State.table
+
+
+class Held:
+    """The blocks of one group that a running request holds, as runs in State.table."""
+
+    left: i32  # leading blocks that it has given up: the first run begins with the next
+    first: i32  # the first run that it holds
+    end: i32  # runs up to the last one
 
 
 class Batch:
@@ -299,7 +308,7 @@ def dtype_of(row: type) -> np.dtype[Any]:
 
 CONFIG, PROGRESS, BATCH, STEP, EXTENT = map(dtype_of, (Config, Progress, Batch, Step, Extent))
 FACTS, REQUEST, OUTCOME, LINKS = map(dtype_of, (Facts, Request, Outcome, Links))
-GROUPING, GROUP, LEAVING = map(dtype_of, (Grouping, Group, Leaving))
+GROUPING, GROUP, HELD, LEAVING = map(dtype_of, (Grouping, Group, Held, Leaving))
 
 
 class State(Tables):
@@ -331,7 +340,7 @@ class State(Tables):
     # Of KV-cache groups, else empty:
     grouping: Annotated[Record, GROUPING, 0]
     groups: Annotated[Table, GROUP, 1]
-    left: Int32s  # [rows * groups] leading blocks that a running request has given up
+    held: Annotated[Table, HELD, 1]  # [rows * groups]
     leaving: Annotated[Table, LEAVING, 1]  # [requests]
     leave_head: Int32s  # [block size] decoding requests by the step, modulo block size, in which they leave a block
 
