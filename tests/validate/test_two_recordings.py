@@ -112,6 +112,28 @@ def test_one_stall_is_no_regression(store: Store, late: slice, code: int, paired
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (pl.col("prompt_tokens") + pl.int_range(pl.len()) % 3, 0),
+        ((pl.col("prompt_tokens") * 1.5).cast(pl.Int64), 4),
+        ((pl.col("output_tokens") * 1.5).cast(pl.Int64), 4),
+        ((pl.col("arrival_us") * 0.5).cast(pl.Int64), 4),
+    ],
+    ids=["one token more", "longer prompts", "longer outputs", "twice the rate"],
+)
+def test_other_loads_are_no_measure_of_a_server(store: Store, change: pl.Expr, code: int) -> None:
+    """The same latencies: E2E of half as long outputs is no regression of anything, nor its absence."""
+    (side,) = sides_of(store, SMALL.slug, Choice(None))
+    requests = side.recording.requests.frame().with_columns(change)[:-3]
+    found = differences(
+        side, recording_side(replace(side.recording, requests=rows_of(requests), content_hash="b"), None)
+    )
+    assert differences_answer(found, [parse_bound("e2e=+15%")]).exit_code == code
+    assert bool(found.other_load) == (code == 4)
+
+
+@pytest.mark.slow
 def test_several_recordings_of_a_side(store: Store) -> None:
     """Two of A that differ by 20 % leave open whether B, like the first of them, is 5 % worse."""
     found = compared(store, f"{SMALL.slug},{SLOW.slug}", SMALL.slug)

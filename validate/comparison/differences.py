@@ -10,6 +10,7 @@ from math import hypot, isfinite
 import numpy as np
 
 from blis_replay.base.arrays import Bools
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.bounds import Bound
 from blis_replay.validate.comparison.changes import change_of_runs
@@ -43,7 +44,8 @@ class Differences:
     ``runs``: how many recordings stand on each side.  ``changes``: B over A less one with its 95 % interval, by number.
     ``intervals_us``: 95 % of B less A, by number, where there are requests; ``resampled``: in words, what
     they rest on.  ``changed``: inputs that differ, as ``(what, A, B)``; ``one_sided``: those that one side does not
-    say.  ``both_replays``: no side is a recording.
+    say.  ``both_replays``: no side is a recording.  ``other_load``: how the loads of two recordings differ; empty where
+    they are the same, or draws of the same.
     """
 
     a: Side
@@ -56,6 +58,7 @@ class Differences:
     changed: list[tuple[str, str, str]]
     one_sided: list[str]
     both_replays: bool
+    other_load: str = ""
 
 
 def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]] = ((), ())) -> Differences:
@@ -96,6 +99,7 @@ def differences(a: Side, b: Side, repeats: tuple[Sequence[Side], Sequence[Side]]
         changed=changed_inputs(*inputs),
         one_sided=only_on_one_side(*inputs),
         both_replays=all("simulator" in side for side in inputs),
+        other_load=_other_load(a.recording, b.recording) if apart and both is None else "",
     )
 
 
@@ -111,6 +115,33 @@ def _same_requests(a: Side, b: Side) -> Bools | None:
     same = all(np.array_equal(one, other) and one.min() >= 0 for one, other in zip(*lengths, strict=True))
     both = a.requests & b.requests if same else None
     return both if both is not None and both.any() else None
+
+
+# Two draws of one load: means that lie apart by less than both, as a share and in standard errors.
+_SAME_LOAD, _SAME_DRAW = 0.05, 4.0
+
+
+def _other_load(a: Recording, b: Recording) -> str:
+    """How the mean lengths or the rates of two loads differ, in words; empty if they do not.
+
+    The rate at which a client at its limit sends follows from the server.
+    """
+    from blis_replay.ingest.overload import client_limits  # few comparisons are of two recordings
+
+    tables, words = (a.requests, b.requests), {"prompt_tokens": "prompts", "output_tokens": "outputs"}
+    for column, what in words.items():
+        tokens = [table[column].drop_nulls().to_numpy().astype(np.float64) for table in tables]
+        if min(map(len, tokens)) > 1:
+            (one, other), errors = map(np.mean, tokens), [float(of.std() / len(of) ** 0.5) for of in tokens]
+            if abs(other - one) > max(_SAME_LOAD * one, _SAME_DRAW * hypot(*errors)):
+                return f"another load: {what} of {one:,.0f} and {other:,.0f} tokens on average"
+    gaps_s = [np.diff(np.sort(table["arrival_us"].drop_nulls().to_numpy())) / 1e6 for table in tables]
+    if min(map(len, gaps_s)) < 2 or client_limits(a) or client_limits(b):
+        return ""
+    rates = [1 / max(float(of.mean()), 1e-6) for of in gaps_s]
+    errors = [rate * float(of.std() / of.mean()) / len(of) ** 0.5 for rate, of in zip(rates, gaps_s, strict=True)]
+    apart = abs(rates[1] - rates[0]) > max(_SAME_LOAD * rates[0], _SAME_DRAW * hypot(*errors))
+    return f"another load: {rates[0]:.3g} and {rates[1]:.3g} requests/s" if apart else ""
 
 
 def _are_two_runs(a: Side, b: Side) -> bool:
@@ -197,9 +228,9 @@ def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
     metric, statistic = bound.cell
     change, cell = compared.changes.get(bound.cell), compared.comparison.metrics[metric][statistic]
     queue = metric in ("e2e", "ttft") and any(overloaded(side.recording.findings) for side in (compared.a, compared.b))
-    if change is None or queue:
+    if change is None or queue or compared.other_load:
         why = "of an overloaded recording it measures the queue" if queue else cell.reason or "nothing observed"
-        verdict, said = OUTCOMES["absent"], f"{bound.name}: {why}"
+        verdict, said = OUTCOMES["absent"], f"{bound.name}: {compared.other_load or why}"
     else:
         verdict = OUTCOMES[bound.state(change.low, change.high)]
         known = f" ({percent_span(change.low, change.high)})" if change.interval else ""
@@ -282,6 +313,7 @@ def _document(compared: Differences) -> dict[str, object]:
         "a": a,
         "b": b,
         "runs": list(compared.runs),
+        "other_load": compared.other_load or None,
         "assumed_run_noise": ASSUMED_RUN_NOISE if _assumes_noise(compared) else None,
         "metrics": metrics,
         "resampled": compared.resampled,
