@@ -81,7 +81,7 @@ def test_a_command_gets_the_architecture_of_a_model_in_any_case(tmp_path: Path) 
         ("lines = lines + lines[:1]", "a request has two lines"),
         ("lines = [(9, b, c) for a, b, c in lines]", "a request_index that is not among 0 to 2"),
         ("lines = [(a, c, b) for a, b, c in lines]", "a request ends before its first token"),
-        ("lines = [(a, b / 1e6, c / 1e6) for a, b, c in lines]", "times are in us"),
+        *[(f"lines = [(a, b * {by}, c * {by}) for a, b, c in lines]", "times are in us") for by in (1e-6, 1e-3, 1e4)],
         ("lines = [(a, -1, c) for a, b, c in lines]", "a time that is not a number from 0 on"),
         ("lines = [(a, 'nan', c) for a, b, c in lines]", "a time that is not a number from 0 on"),
         ("lines = [(a, b, 'inf') for a, b, c in lines]", "a time that is not a number from 0 on"),
