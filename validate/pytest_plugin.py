@@ -29,11 +29,18 @@ class Fidelity:
 
 @pytest.fixture(scope="session")
 def blis_replay() -> Callable[..., Fidelity]:
-    """A function that judges a simulator on an experiment, with the arguments of ``validate.api.validate``."""
+    """A function that judges a simulator on an experiment, with the arguments of ``validate.api.validate``.
+
+    What cannot be judged, as a simulator that ends with an error, fails the test with one line.
+    """
 
     def judged(name: str, simulator: str = "embedded", **options: Any) -> Fidelity:
+        from blis_replay.base.errors import BlisReplayError
         from blis_replay.validate.api import validate
 
-        return Fidelity(validate(name, simulator=simulator, **options))
+        try:
+            return Fidelity(validate(name, simulator=simulator, **options))
+        except BlisReplayError as error:
+            pytest.fail(f"{name}: {error}", pytrace=False)
 
     return judged

@@ -133,6 +133,16 @@ def test_everything_is_green_and_turns_red_with_the_commit_that_is_slower(
     failed = bash(test, repository, environment)
     assert (failed.returncode, "FAIL  34b-general: E2E over-predicted by" in failed.stdout) == (1, True), failed.stdout
 
+    (repository / "mine.py").write_text("raise SystemExit('no such model')")
+    broken = bash(test, repository, environment).stdout
+    assert (
+        "34b-general: cmd:python mine.py ended with exit code 1: no such model" in broken,
+        "site-packages" in broken,
+    ) == (
+        True,
+        False,
+    )
+
 
 def test_the_steps_of_the_page_gate_a_release_against_the_one_of_the_target_branch(
     wheel: Path, environment: dict[str, str], tmp_path: Path
