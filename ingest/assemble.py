@@ -183,7 +183,8 @@ class _Assembly:
         configured = self._configured()
         traces = self.server.read(self.known)
         best = self._requests(configured, traces)
-        features = sorted({name for read in (best, traces.requests) if read is not None for name in read.features})
+        asked = (best, traces.requests, self.server.log)
+        features = sorted({name for read in asked if read is not None for name in read.features})
         traces = replace(traces, requests=None)
         if best is not None:
             configured = _with_reported(configured, best)

@@ -17,6 +17,7 @@ from typing import Any
 from blis_replay.recorder.writer import (
     ARRIVAL,
     FINISH,
+    PAUSE,
     STEP,
     UPDATE,
     Writer,
@@ -31,7 +32,7 @@ DIRECTORY = "BLIS_REPLAY_RECORD"
 _LOG = logging.getLogger("vllm.blis_replay")
 # Steps whose output is not in yet: pipelines have a handful.
 _MOST_IN_FLIGHT = 1024
-_WRAPPED = ("schedule", "update_from_output", "add_request", "_free_request", "shutdown")
+_WRAPPED = ("schedule", "update_from_output", "add_request", "_free_request", "set_pause_state", "shutdown")
 
 
 def register() -> None:
@@ -82,6 +83,7 @@ class Recorder:
         self._around("update_from_output", self._updated)
         self._around("add_request", self._arrived)
         self._before("_free_request", self._finished)
+        self._before("set_pause_state", self._paused)
         self._before("shutdown", self._closed)
         self._writer.start()
         _LOG.info("blis-replay: every engine step is recorded in %s", self._writer.path)
@@ -155,12 +157,16 @@ class Recorder:
         hashes = tuple(getattr(request, "block_hashes", None) or ())
         stamps = (begin_ns, now_ns, wall_ns, getattr(request, "arrival_time", None))
         lengths = (request.num_prompt_tokens, request.max_tokens, getattr(request, "priority", 0))
-        self._writer.put((ARRIVAL, request.request_id, *stamps, *lengths, hashes), 1 + len(hashes))
+        media = len(getattr(request, "mm_features", None) or ())
+        self._writer.put((ARRIVAL, request.request_id, *stamps, *lengths, media, hashes), 1 + len(hashes))
 
     def _finished(self, request: Any, *_arguments: Any) -> None:
         status = getattr(request.status, "name", str(request.status))
         counts = (request.num_output_tokens, getattr(request, "num_preemptions", None), request.num_computed_tokens)
         self._writer.put((FINISH, request.request_id, time.monotonic_ns(), status, *counts), 1)
+
+    def _paused(self, state: Any, *_arguments: Any) -> None:
+        self._writer.put((PAUSE, time.monotonic_ns(), str(getattr(state, "name", state))), 1)
 
     def _closed(self, *_arguments: Any) -> None:
         self._restore()

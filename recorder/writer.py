@@ -155,7 +155,7 @@ def _version() -> str:
     return str(__version__)
 
 
-STEP, UPDATE, ARRIVAL, FINISH = "s", "u", "a", "f"
+STEP, UPDATE, ARRIVAL, FINISH, PAUSE = "s", "u", "a", "f", "p"
 COUNTERS, END = "c", "end"
 # Scheduled requests and block hashes that wait to be written: some 30 MB.
 MOST_WAITING = 300_000
@@ -287,7 +287,7 @@ class _Lines:
         self._ended: list[tuple[str, int]] = []  # since the last update
         self._next = 0
         self._prompts: dict[int, int] = {}  # hash of a block with all before it -> the first request that had it
-        self._written = dict.fromkeys((STEP, UPDATE, ARRIVAL, FINISH), 0)
+        self._written = dict.fromkeys((STEP, UPDATE, ARRIVAL, FINISH, PAUSE), 0)
         self._tokens = self._cost_ns = self._forgotten = 0
 
     def of(self, record: Record) -> str:
@@ -300,6 +300,8 @@ class _Lines:
             return self._update(*record[1:])
         if kind == ARRIVAL:
             return self._arrival(*record[1:])
+        if kind == PAUSE:
+            return json.dumps([PAUSE, record[1] - self.zero_ns, record[2]], separators=(",", ":")) + "\n"
         return self._finish(*record[1:])
 
     def counters(self, kind: str, dropped: int) -> str:
@@ -365,6 +367,7 @@ class _Lines:
         prompt_tokens: int,
         max_tokens: int,
         priority: int,
+        media: int,
         hashes: tuple[Any, ...],
     ) -> str:
         number = self._numbers[name] = self._next
@@ -373,7 +376,8 @@ class _Lines:
         # When the API server had it, on the wall clock, in ns as far as a double has them.
         arrived_ns = None if arrival_s is None else round(arrival_s * 1e6) * 1000
         stamps = (queued_ns - self.zero_ns, now_ns - self.zero_ns, wall_ns, arrived_ns)
-        values = (number, str(name), *stamps, prompt_tokens, max_tokens, priority, parent, blocks * self._block_tokens)
+        lengths = (prompt_tokens, max_tokens, priority, parent, blocks * self._block_tokens)
+        values = (number, str(name), *stamps, *lengths, *([media] if media else ()))
         return json.dumps([ARRIVAL, *values], separators=(",", ":")) + "\n"
 
     def _finish(

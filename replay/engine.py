@@ -53,7 +53,11 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "max_num_queued_reqs": (None, "no request is refused"),
     "max_num_queued_tokens": (None, "no request is refused"),
     "enable_dbo": (False, "a batch is computed whole"),
-    "request_features": (None, "each request is one sequence that is free to share prefixes and waits for no grammar"),
+    "request_features": (
+        None,
+        "each request is one sequence of text that is free to share prefixes and waits for no grammar or encoder",
+    ),
+    "pause_state": (None, "requests are scheduled at all times"),
     "scheduler_cls": (None, "vLLM's own scheduler is simulated"),
 }
 

@@ -43,7 +43,7 @@ class StepLog:
     ``steps``: ``READ_STEP_SCHEMA``; ``snapshots``: ``SNAPSHOT_SCHEMA``, of prefills alone.  ``settings``: engine
     arguments as the scheduler had them.  ``prompts``: one per journey, by the server's block hashes, None without
     those.  ``measured``: what the log says of itself and what was counted.  ``remarks``: what is missing or odd, in
-    words.
+    words.  ``features``: as in ``RequestsRead``.
     """
 
     steps: StoredRows
@@ -54,6 +54,7 @@ class StepLog:
     prompts: RawPrompts | None
     measured: dict[str, float | int | str | None]
     remarks: tuple[str, ...]
+    features: tuple[str, ...]
 
 
 def recognises(head: bytes) -> bool:
@@ -174,6 +175,8 @@ class _Reading:
         self.tokens = self.gaps = 0
         self.next_step = 0
         self.said: dict[str, int] = {}
+        self.paused: dict[str, object] = {}
+        self.multimodal = False
         self.ended = self.counted = False
 
     def log(self, remarks: tuple[str, ...]) -> StepLog:
@@ -197,11 +200,12 @@ class _Reading:
             steps=rows["steps"],
             snapshots=rows["snapshots"],
             journeys=journeys,
-            settings=self.header.settings,
+            settings={**self.header.settings, **self.paused},
             model=self.header.model,
             prompts=self.prompts.of_journeys(journeys) if self.shares_known else None,
             measured=self._measured(),
             remarks=(*remarks, *self._remarks()),
+            features=("multimodal",) if self.multimodal else (),
         )
 
     def _keep(self) -> None:
@@ -227,6 +231,9 @@ class _Reading:
             made, preemptions, computed = (whole(count) for count in counts)
             at_ns, ended = self.header.zero_ns + at, str(text(status))
             self.engine.finish(number, at_ns, ended, made or 0, preemptions, computed or 0)
+        elif kind == "p":
+            if (state := text(values[2])) not in (None, "UNPAUSED"):
+                self.paused = {"pause_state": state}
         elif kind in ("c", "end"):
             said = section(values, "2")
             self.said = {name: whole(said.get(name)) or 0 for name in _COUNTERS}
@@ -258,6 +265,7 @@ class _Reading:
             return
         queued, now, wall_ns, arrived, prompt_tokens, max_tokens, _priority, parent, shared = values[3:12]
         numbers_of([queued, now, wall_ns, prompt_tokens, shared])
+        self.multimodal |= bool(values[12:] and whole(values[12]))
         zero_ns = self.header.zero_ns
         offset_ns = wall_ns - (zero_ns + now)
         arrived_ns = None if whole(arrived) is None else arrived - offset_ns

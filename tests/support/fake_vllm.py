@@ -18,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 
 BLOCK = 16
 BLOCKS = 100
+PauseState = Enum("PauseState", "UNPAUSED PAUSED_NEW PAUSED_ALL")
 Status = Enum("Status", "WAITING RUNNING FINISHED_LENGTH_CAPPED FINISHED_ABORTED")
 
 
@@ -35,6 +36,7 @@ class Request:
     num_preemptions: int = 0
     priority: int = 0
     status: Status = Status.WAITING
+    mm_features: list[object] = field(default_factory=list)
 
     @property
     def block_hashes(self) -> list[bytes]:
@@ -135,6 +137,10 @@ class Scheduler:
 
     def _free_request(self, request: Request) -> None:
         del self.requests[request.request_id]
+
+    def set_pause_state(self, state: PauseState) -> None:
+        """Nothing is scheduled any more, or again."""
+        self.paused = state
 
     def shutdown(self) -> None:
         """Nothing to do."""

@@ -122,6 +122,7 @@ def test_arguments_that_no_simulator_has_are_named_where_they_do_something() -> 
         ("kv_transfer_config", "kv_connector=NixlConnector"),
         ("enable_lora", True),
         ("request_features", "n, prompt_logprobs"),
+        ("pause_state", "PAUSED_ALL"),
     ],
 )
 def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str, value: int | bool | str) -> None:

@@ -10,6 +10,7 @@ including an inter-token latency that counted two events per token; the checks c
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,10 @@ class _Body(Struct):
     structured_outputs: Any = None
 
 
+class _Message(Struct):
+    content: Any = None
+
+
 def _of_response(*names: str) -> list[str]:
     return [f"info.{response}.{name}" for name in names for response in ("response_metrics", "response_info")]
 
@@ -116,6 +121,9 @@ _RECORD = msgspec.json.Decoder(_Record)
 _NULL = msgspec.Raw(b"null")
 _MODEL = msgspec.json.Decoder(str)
 _BODY = msgspec.json.Decoder(_Body)
+_MESSAGES = msgspec.json.Decoder(list[_Message])
+_MEDIA = re.compile(rb'"(?:input_)?(?:image|audio|video)')
+_MEDIA_PART = re.compile(r"(?:input_)?(?:image|audio|video)")
 
 
 def _prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
@@ -157,6 +165,18 @@ def _features_of(body: _Body) -> Iterator[str]:
         yield "prompt_logprobs"
     if body.structured_outputs or documents.at({"format": body.response_format}, "format.type") not in (None, "text"):
         yield "structured_outputs"
+    if _MEDIA.search(body.messages) and _has_media(body.messages):
+        yield "multimodal"
+
+
+def _has_media(messages: msgspec.Raw) -> bool:
+    """Whether a part of a message is an image, a sound or a video, by its type or its field."""
+    try:
+        contents = [message.content for message in _MESSAGES.decode(messages)]
+    except DECODE_ERRORS:
+        return False
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    return any(_MEDIA_PART.match(str(name)) for part in parts for name in (part.get("type"), *part))
 
 
 def _body_of(request: str | None) -> _Body:

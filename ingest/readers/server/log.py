@@ -55,10 +55,13 @@ _RUNS_WITH: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], dict[str, obj
         re.compile(r"Async scheduling (?:[^\n]{0,120} )?(?:will be|is) disabled"),
         lambda _m: {"async_scheduling": False},
     ),
+    (re.compile(r"etting pause state to (PAUSED_[A-Z]{1,20})\b"), lambda m: {"pause_state": m[1]}),
+    (re.compile(r'"POST /(pause|sleep)(?:\?\S{0,200})? HTTP/[\d.]{1,4}" 200'), lambda m: {"pause_state": m[1]}),
 )
 # Every line above has one of these words; most of a log has none.
 _MARKS = re.compile(
-    rb"args: |engine \(v|version |cache|blocks|oncurrency|sync|hunked|max model len|on block|ing layers|mamba"
+    rb"args: |engine \(v|version |cache|blocks|oncurrency|sync|hunked|max model len|on block|ing layers|mamba|"
+    rb"pause state|POST /pause|POST /sleep"
 )
 
 # Fields of the engine's configuration line by engine argument; chunked prefill has another name up to 0.11.

@@ -212,6 +212,10 @@ def test_the_model_is_that_of_the_first_record_that_names_one(tmp_path: Path) ->
         ({"n": 4, "cache_salt": "a"}, ("n",)),  # a salt sets prompts apart, and no more
         ({"prompt_logprobs": 0, "response_format": {"type": "json_object"}}, ("prompt_logprobs", "structured_outputs")),
         ({"structured_outputs": {"regex": "a+"}}, ("structured_outputs",)),
+        ({"messages": [{"content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, ("multimodal",)),
+        ({"messages": [{"content": "a"}, {"content": [{"audio_url": {"url": "a"}}]}]}, ("multimodal",)),
+        ({"messages": [{"content": [{"type": "text", "text": '"image_url"'}]}, 1]}, ()),
+        ({"messages": [{"content": '"image_url"'}, {"content": [{"type": "text", "text": "video"}]}]}, ()),
     ],
 )
 def test_what_a_body_asks_for_beyond_its_tokens_is_named(

@@ -191,6 +191,20 @@ def test_whether_scheduling_is_asynchronous(tmp_path: Path, line: str, on: bool 
 
 
 @pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("INFO 11-27 10:00:00 [scheduler.py:2756] setting pause state to PAUSED_ALL", "PAUSED_ALL"),  # vLLM 0.32.0
+        ("INFO 11-27 10:00:00 [scheduler.py:2756] setting pause state to UNPAUSED", None),
+        ('INFO:     127.0.0.1:44444 - "POST /pause?mode=keep HTTP/1.1" 200 OK', "pause"),  # uvicorn, any release
+        ('INFO:     127.0.0.1:44444 - "POST /sleep HTTP/1.1" 200 OK', "sleep"),
+        ('INFO:     127.0.0.1:44444 - "POST /sleep HTTP/1.1" 404 Not Found', None),  # not in development mode
+    ],
+)
+def test_a_pause_is_read(tmp_path: Path, line: str, state: str | None) -> None:
+    assert read_server_log(recorded(tmp_path, f"(EngineCore pid=7) {line}")).resolved.get("pause_state") == state
+
+
+@pytest.mark.parametrize(
     ("line", "device"),
     [
         ("CPU KV cache size: 65,536 tokens, Maximum concurrency for 4,096 tokens per request: 16.00x", "cpu"),
