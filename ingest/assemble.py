@@ -341,7 +341,13 @@ class _Assembly:
         part = self.source.part
         if part is None or part == Part():
             return recording
-        requests, files = recording.requests.frame(["arrival_us", "stage"]), self.files_of_rows[self.server.order]
+        requests = recording.requests.frame(["arrival_us", "stage"])
+        if len(self.files_of_rows):
+            files = self.files_of_rows[self.server.order]
+        elif part.client is None:  # the server's spans are all that there is of the requests
+            files = np.full(requests.height, "")
+        else:
+            raise RecordingError(self.source.root, part.client, "it is not read as the client's", "say its --columns")
         sent, stage = requests["arrival_us"], requests["stage"]
         mine = (sent >= (part.from_us or 0)) & (sent < (1 << 62 if part.until_us is None else part.until_us))
         mine &= pl.Series(files == part.client) if part.client is not None else True

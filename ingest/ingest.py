@@ -117,8 +117,14 @@ def _not_used(files: Sequence[tuple[str, str]], source: Source) -> str:
     unused = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
     if source.paths is not None:
         unused += [(name, "its format is not known") for name, kind in files if kind == "unknown"]
-    more = [f"{len(unused) - _MOST_NAMES} more"] if len(unused) > _MOST_NAMES else []
-    return ", ".join([*(f"{name} ({why})" for name, why in unused[:_MOST_NAMES]), *more])
+    names: dict[str, list[str]] = {}
+    for name, why in unused:
+        names.setdefault(why, []).append(name)
+    several = {
+        why: [*of[:_MOST_NAMES], *([f"{len(of) - _MOST_NAMES} more"] if of[_MOST_NAMES:] else [])]
+        for why, of in names.items()
+    }
+    return ", ".join(f"{', '.join(of)} ({why})" for why, of in several.items())
 
 
 _NOT_WORSE = ("requests", "steps", "iterations", "rejected")

@@ -17,7 +17,7 @@ import polars as pl
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import Context, Measured, Window, named, stage_windows, steps_in
-from blis_replay.ingest.recording import NOT_KNOWN, RETOKENISED, Finding, Recording, Stage
+from blis_replay.ingest.recording import BY_CLIENT, NOT_KNOWN, RETOKENISED, Finding, Recording, Stage
 from blis_replay.ingest.served import by_arrival, completed_requests, published, recorded_requests
 from blis_replay.ingest.steps.records import steps_by_id
 from blis_replay.ingest.steps.timeline import step_anchors
@@ -139,7 +139,9 @@ def entries(recording: Recording) -> tuple[Entry, ...]:
 def check(recording: Recording, context: Context) -> list[Finding]:
     """A finding for each source that contradicts another, else one note of what agrees; and what cut a part out."""
     of_part = [finding for finding in recording.findings if finding.check == CHECK]
-    return [*_compared(recording), *of_part]
+    # Requests of others that are not replayed say why the server's counts differ.
+    cut_out = any(finding.severity == "unusable" for finding in of_part)
+    return of_part if cut_out else [*_compared(recording), *of_part]
 
 
 def _compared(recording: Recording) -> list[Finding]:
@@ -158,7 +160,7 @@ def _compared(recording: Recording) -> list[Finding]:
             agreeing.append(f"{quantity} ({len(others) + 1} sources)")
     stop = {source: found for source, found in against.items() if not all(one.settled for one in found)}
     if against:  # what stops every verdict says why the rest differs
-        return [_finding(source, found) for source, found in (stop or against).items()]
+        return [_finding(source, found, recording) for source, found in (stop or against).items()]
     if {entry.source for entry in stated if entry.quantity in (SENT, COMPLETED, PROMPT, DECODED)} == {CLIENT}:
         message = "nothing but the client's file counts its requests, so those missing from it would not show"
         return [Finding(CHECK, "note", "", message, {}, RULE)]
@@ -175,7 +177,7 @@ class _Contradiction:
     settled: bool
 
 
-def _finding(source: str, found: list[_Contradiction]) -> Finding:
+def _finding(source: str, found: list[_Contradiction], recording: Recording) -> Finding:
     """What the one rule makes of a source that contradicts others."""
     measured: Measured = {}
     for one in found:
@@ -186,6 +188,8 @@ def _finding(source: str, found: list[_Contradiction]) -> Finding:
     if not all(one.settled for one in found):
         if all(one.first.quantity in (PROMPT, DECODED) for one in found):
             remedy = "if its lengths are words, or another tokeniser's tokens, record the usage that the server sends"
+        if source in OF_SERVER and (others := [file.name for file in recording.files if BY_CLIENT in file.kind]):
+            remedy = f"requests of {', '.join(others)} are not read: ingest again, {BY_CLIENT}"
         message += f"; what can be replayed is not what was served: {remedy}"
         return Finding(CHECK, "unusable", "", message, measured, RULE)
     message += f"; the former is not used: {remedy}"

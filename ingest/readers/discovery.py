@@ -33,7 +33,7 @@ from blis_replay.ingest.readers.formats import (
 )
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, listed
 from blis_replay.ingest.readers.tables.records import first_record, may_have
-from blis_replay.ingest.recording import SourceFile
+from blis_replay.ingest.recording import BY_CLIENT, SourceFile
 
 MAX_FILES = 10_000
 MAX_UNKNOWN_HASHED_BYTES = 1 << 30
@@ -212,12 +212,14 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
         file = RecordedFile(path, printable(inside), progress, columns=source.columns or "", point=source.point)
         kind = _kind_of(file, source.form)
         several = file_kinds()[kind].several if kind else False
-        several |= source.part is not None and kind in (form.name for form in request_formats())
-        twin = _twin(known.get(kind, []), kind, file.name, several)
+        of_client = kind in (form.name for form in request_formats())
+        twin = _twin(known.get(kind, []), kind, file.name, several or (source.part is not None and of_client))
         if kind and not twin:
             known.setdefault(kind, []).append(file)
             continue
-        size, why = path.stat().st_size, f"{kind} (not used: {twin} is read)" if twin else "unknown"
+        is_copy = file.name in (twin + ".gz", twin + ".zst")
+        remedy = f"; {BY_CLIENT}" if of_client and not is_copy else ""
+        size, why = path.stat().st_size, f"{kind} (not used: {twin} is read{remedy})" if twin else "unknown"
         others.append(SourceFile(file.name, why, size, file.sha256() if size <= MAX_UNKNOWN_HASHED_BYTES else ""))
     given = source.given()
     if source.columns and not any(form.fields and form.name in known for form in request_formats()):

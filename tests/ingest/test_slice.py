@@ -21,7 +21,7 @@ from blis_replay.ingest.checks.ledger import entries
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import Part, Source, only_source, sources_of
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import BY_CLIENT, Recording
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +117,20 @@ def test_two_clients_at_one_time_are_no_two_experiments(data_pack: Path, tmp_pat
     with read_recording(parts_of(of_folder(folder), "client")[0]) as part:
         (stop,) = [finding for finding in part.findings if finding.check == "ledger"]
         assert (stop.severity, stop.measured) == ("unusable", {"b.csv": 99, "requests": 100})
+
+
+def test_two_loads_in_one_folder_are_told_apart_by_client(two_clients: Path, data_pack: Path, tmp_path: Path) -> None:
+    """What was not read says how it is read, and so does the check that misses its requests."""
+    with read_recording(of_folder(two_clients)) as recording:
+        assert [file.name for file in recording.files if BY_CLIENT in file.kind] == ["b.csv"]
+        (stop,) = [finding for finding in run_checks(recording)[0] if finding.severity == "unusable"]
+    assert stop.check == "ledger"
+    assert BY_CLIENT in stop.message
+    folder = shutil.copytree(data_pack / "live-vllm-0.29" / "q8c", tmp_path / "q8c")
+    # Beside the server's own records a table is the client's only where --columns says so.
+    part = of_folder(folder, columns=None, part=Part(client="client.csv"))
+    with pytest.raises(RecordingError, match="--columns"), read_recording(part):
+        pass
 
 
 def test_a_part_without_requests_is_refused(two_clients: Path) -> None:

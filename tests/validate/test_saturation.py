@@ -234,6 +234,15 @@ def test_many_failures_without_a_queue_count_from_the_first() -> None:
     assert (found.failed, found.first_failure_us, found.from_us) == (210, first_us, first_us)
 
 
+def test_requests_that_the_client_gave_up_itself_are_no_failures_of_the_server() -> None:
+    """The same run, in which the client ended those 210 requests: nothing queues, so nothing saturates."""
+    run = replayed(loaded(15, failures=210))
+    requests = run.recording.requests.frame()
+    status = pl.when(pl.col("status") == "ok").then("status").otherwise(pl.lit("aborted"))
+    gave_up = replace(run.recording, requests=rows_of(requests.with_columns(status.alias("status"))))
+    assert saturation(replace(run, recording=gave_up)) is None
+
+
 def test_a_wait_counts_from_the_last_request_that_found_a_place() -> None:
     """One arrival a second; waits of 1, 2, ... s from the sixth on, until the last five; a stage ends at 14 s."""
     arrival_us = np.arange(20) * 1_000_000

@@ -64,13 +64,19 @@ def record_verb(directory: Path | None, spans: bool, as_json: bool, command_line
     return made.exit_code
 
 
+_RULE = "-" * 80
+
+
 def _what_was_recorded(made: ServerRecording, logs: dict[str, str]) -> list[str]:
     if logs or made.spans or made.metrics:
-        following = f"put the load generator's result there, then `blis-replay ingest {quote(str(made.directory))}`"
+        following = f"with the load generator's result in it, `blis-replay ingest {quote(str(made.directory))}`"
     else:
         following = f"see why in {quote(str(made.directory / 'vllm.log'))}, and record again into another directory"
     none = "  no engine steps: no vLLM v1 engine loaded the plugin (see vllm.log)"
     return [
+        # The server's last line may have no end, and goes to the same terminal.
+        "",
+        _RULE,
         f"recorded in {made.directory}: the server ended with {made.exit_code}",
         *([f"  {name}: {counts}" for name, counts in logs.items()] or [none]),
         *([f"  {counted(made.spans, 'span')}"] if made.spans else []),

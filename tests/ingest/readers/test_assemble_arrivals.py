@@ -10,7 +10,7 @@ import pytest
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.formats import input_formats
-from blis_replay.ingest.recording import ARRIVALS, RECORDED, Clock, Recording
+from blis_replay.ingest.recording import ARRIVALS, BY_CLIENT, RECORDED, Clock, Recording
 from blis_replay.ingest.store import open_store, read_stored
 
 MOONCAKE = [
@@ -87,7 +87,7 @@ def test_one_trace_of_a_folder_is_read_and_the_other_named(tmp_path: Path) -> No
     assert recording.requests.height == 2
     assert {file.name: file.kind for file in recording.files} == {
         "a.jsonl": "mooncake",
-        "b.jsonl": "mooncake (not used: a.jsonl is read)",
+        "b.jsonl": f"mooncake (not used: a.jsonl is read; {BY_CLIENT})",
     }
 
 
