@@ -41,6 +41,18 @@ def timed(work: Callable[[], object]) -> float:
     return statistics.median(durations)
 
 
+def paired(work: Callable[[], object], beside: Callable[[], object]) -> tuple[float, float]:
+    """CPU seconds of a function, and how many times those of ``beside``: medians of 20 pairs, after one to warm up."""
+
+    def cpu_s(each: Callable[[], object]) -> float:
+        begin = time.process_time()
+        each()
+        return time.process_time() - begin
+
+    pairs = [(cpu_s(work), cpu_s(beside)) for _ in range(21)][1:]
+    return statistics.median(mine for mine, _ in pairs), statistics.median(mine / other for mine, other in pairs)
+
+
 def _operator_times() -> OperatorModel:
     """As large as of ``coefficients make --operators``: 13.6 ms a step, 40 us a prefill token, 25 us a decode."""
     from blis_replay_labs.silicon.operators import (
@@ -84,18 +96,12 @@ def engine(folder: Path) -> Iterator[Row]:
         remark = f"{1e9 * seconds / steps:.0f} ns a step ({steps:,}), {1e6 * seconds / requests:.2f} us a request"
         return Row(what, seconds, remark=remark)
 
-    def with_groups(n: int, group: KvCacheGroup) -> tuple[str, dict[str, object]]:
-        change = {"kv_cache_groups": (KvCacheGroup("full"), *[group] * n), "num_gpu_blocks": 26_603 * (n + 1)}
-        return f"full attention and {n} x {group.kind} {group.size:,}", change
-
     steps = len(result.steps)
     yield row("engine, 34b-general", lambda: simulate(*jobs["34b-general"]), len(trace), steps)
     for what, change in (
         ("synchronous scheduling", {"async_scheduling": False}),
         ("prefix caching off, nothing to prefill again", {"enable_prefix_caching": False}),
         ("scarce blocks (5,000 instead of 26,603)", {"num_gpu_blocks": 5_000}),
-        *(with_groups(n, KvCacheGroup("window", size)) for n, size in ((1, 128), (1, 1_024), (5, 1_024))),
-        with_groups(3, KvCacheGroup("chunk", 8_192)),
     ):
         other = replace(config, **change)
         lean = replace(trace, block_keys=None, prefill_tokens=1 + trace.prompt_tokens % 16)
@@ -103,6 +109,16 @@ def engine(folder: Path) -> Iterator[Row]:
         count = len(simulate(chosen, other, latency, lifecycle).steps)
         work = partial(simulate, chosen, other, latency, lifecycle)
         yield row(f"the same, {what}", work, len(trace), count)
+    for n, kind, size in (
+        *((1, "window", 128), (1, "window", 1_024)),
+        *((5, "window", 1_024), (5, "window", 512)),  # as Gemma 3 of 4B and of 1B
+        *((3, "chunk", 8_192), (3, "state", 0)),  # as Llama 4 and Qwen3-Next
+    ):
+        one = replace(config, enable_prefix_caching=kind != "state")  # states share no prefixes
+        groups = (KvCacheGroup("full"), *[KvCacheGroup(kind, size)] * n)
+        several = replace(one, kv_cache_groups=groups, num_gpu_blocks=26_603 * (n + 1))
+        cpu_s, ratio = paired(*(partial(simulate, trace, each, latency, lifecycle) for each in (several, one)))
+        yield Row(f"the same, full attention and {n} x {kind} {size:,}", cpu_s, remark=f"{ratio:.2f} times one group")
     tables = partial(simulate, trace, config, _operator_times(), lifecycle)
     yield row("the same, tables of operator times", tables, len(trace), len(tables().steps))
     everything = sum(len(simulate(*job).steps) for job in jobs.values())

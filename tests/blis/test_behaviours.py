@@ -11,10 +11,11 @@ from engine_cases import ENGINE, make_trace
 from scenario import first_difference, read_scenario
 
 from blis_replay.base.arrays import Int64s
+from blis_replay.base.engine_packs import EnginePack, engine_packs
 from blis_replay.base.errors import SimulatorError, TraceError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel
-from blis_replay.blis.trace import Behaviours, BlockKeys, EngineConfig
+from blis_replay.blis.trace import RELEASE_ARGUMENTS, Behaviours, BlockKeys, EngineConfig
 
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0, 0)
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("vllm-*"))
@@ -161,3 +162,33 @@ def test_a_request_that_no_server_serves_takes_no_memory() -> None:
         simulate(make_trace([0], [5], [8_000_000]), many, TEN_MS)
     with pytest.raises(TraceError, match=r"request 1: output_tokens is 2\^31 or more"):
         make_trace([0, 0], [5, 5], [1, 2**31])
+
+
+def rows_of_page(columns: int) -> list[list[str]]:
+    """Rows of the tables with so many columns in the page of the engine, code marks left out."""
+    lines = (Path(__file__).parents[2] / "research" / "engine.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.replace("`", "")[1:-1].split("|")] for line in lines if line[:2] == "| "]
+    return [row for row in rows if len(row) == columns]
+
+
+def test_the_page_of_the_engine_has_every_behaviour_with_its_release() -> None:
+    """Switches and arguments of the table against the pack that begins them; 0.11.0 ends one."""
+    since: dict[str, str] = {}
+    for pack in engine_packs():
+        for name in (*pack.behaviours, *(RELEASE_ARGUMENTS.keys() & pack.arguments)):
+            since.setdefault(name, pack.first.removesuffix(".0"))
+    rows = [row for row in rows_of_page(5) if row[0] != "behaviour"]
+    said = {row[3] or row[2].split(" ")[0]: row[1] for row in rows}
+    assert len(said) == len(rows)
+    assert said == since | {"decodes_once_more": "0.11.0 only"}
+    assert {field.name for field in fields(Behaviours)} | RELEASE_ARGUMENTS.keys() == said.keys()
+
+
+def test_the_page_of_the_engine_says_which_releases_were_compared_with_groups() -> None:
+    kinds = {"windows": "windows and chunks", "states": "states", "drafts": "n-gram drafts beside windows"}
+
+    def words(pack: EnginePack, release: str) -> str:
+        return ", ".join(kinds[kind] for kind in pack.grouped.get(release, ())) or "not compared"
+
+    said = {release: row[1] for row in rows_of_page(2) if row[0].startswith("0.") for release in row[0].split(", ")}
+    assert said == {release: words(pack, release) for pack in engine_packs() for release in pack.compared}
