@@ -119,13 +119,15 @@ class CommandSimulator:
         try:
             header: Any = json.loads(self._bytes(path, _HEADER_BYTES))
             named = [str(header[key])[:_MOST_CHARACTERS] for key in ("name", "version")]
-            lacking = [str(what)[:_MOST_CHARACTERS] for what in header["not_modelled"][:_MOST_NAMES]]
-            stated = header.get("fitted_on")
-            fitted_on = None if stated is None else tuple(str(name) for name in [*stated])
+            lists = header["not_modelled"], header.get("fitted_on")
+            if not all(isinstance(of, list | None) for of in lists):  # a text would be read as its letters
+                raise TypeError
+            lacking = [str(what)[:_MOST_CHARACTERS] for what in lists[0][:_MOST_NAMES]]
+            fitted_on = None if lists[1] is None else tuple(map(str, lists[1]))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CommandError(
-                f'{self.name}: {path.name} is not {{"name": TEXT, "version": TEXT, "not_modelled": [TEXT, ...]}}; '
-                "write that"
+                f'{self.name}: {path.name} is not {{"name": TEXT, "version": TEXT, "not_modelled": [TEXT, ...], '
+                '"fitted_on": [TEXT, ...]}}; write that'
             ) from None
         return printable(" ".join(named)), tuple(map(printable, lacking)), fitted_on
 

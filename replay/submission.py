@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +31,11 @@ class Submission(CommandSimulator):
         asked = (place / REQUESTS).read_bytes()
         try:
             with zipfile.ZipFile(self.words[0]) as archive:
-                folder = _folder_of(archive, asked)
+                folders = [*_folders_of(archive, asked)]
+                if len(folders) > 1:
+                    raise CommandError(f"{self.name} answers these requests in {len(folders)} folders; keep one")
                 for name in (RESULTS, HEADER):
-                    with archive.open(folder + name) as member:
+                    with archive.open(folders[0] + name) as member:
                         (place / name).write_bytes(member.read(_MOST_BYTES))
         except IndexError:
             raise CommandError(
@@ -53,11 +56,10 @@ def submission_simulator(text: str, release: CoefficientRelease) -> Submission:
     return Submission((str(path.absolute()),), release, label=PREFIX + printable(path.name))
 
 
-def _folder_of(archive: zipfile.ZipFile, asked: bytes) -> str:
-    """The folder of the archive with exactly these requests; raises ``IndexError`` without one."""
+def _folders_of(archive: zipfile.ZipFile, asked: bytes) -> Iterator[str]:
+    """The folders of the archive with exactly these requests."""
     for member in archive.infolist()[:_MOST_MEMBERS]:
         if member.filename.rpartition("/")[2] == REQUESTS and member.file_size == len(asked):
             with archive.open(member) as file:
                 if file.read(len(asked) + 1) == asked:
-                    return member.filename.removesuffix(REQUESTS)
-    raise IndexError
+                    yield member.filename.removesuffix(REQUESTS)

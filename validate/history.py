@@ -1,8 +1,8 @@
 """The history of a simulator: its judgements, commit by commit, in a file of JSON lines beside its source.
 
 One line per commit, experiment and number, with the commit's own date: a run that is repeated writes the same line, and
-two branches merge as a union of lines (``merge=union`` in ``.gitattributes``).  Lines are read in order of date, so
-neither their order in the file nor a line that stands there twice changes anything.
+two branches merge as a union of lines (``merge=union`` in ``.gitattributes``).  Lines are read in order of date; only
+commits of one second stand as in the file.  Changed files on top of a commit count as one further commit after it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.metadata import version
 from itertools import groupby
@@ -183,6 +184,8 @@ def read(path: Path) -> list[Entry]:
 
     Raises ``ValidateError`` for an invalid line, ``OSError`` for a file that cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise ValidateError(f"{path} is not a file; name one")  # a device may have no end
     found: dict[tuple[str, ...], Entry] = {}
     decoder = msgspec.json.Decoder(Entry)
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -191,15 +194,19 @@ def read(path: Path) -> list[Entry]:
         try:
             entry = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            merge = "resolve the merge, and set merge=union in .gitattributes" if line[:7] in _MARKERS else "remove it"
+            remedy = "remove it"
+            if line[:7] in _MARKERS:
+                remedy = "resolve the merge, and set merge=union in .gitattributes"
+            elif b"blis-replay/history/" in line and "$.schema" in str(error):
+                remedy = "another version of blis-replay wrote it; use that one"
             what = printable(str(error))
-            raise ValidateError(f"{path}: line {number} cannot be read ({what}); {merge}") from None
+            raise ValidateError(f"{path}: line {number} cannot be read ({what}); {remedy}") from None
         if entry.date.tzinfo is None:
             raise ValidateError(f"{path}: line {number}: the date has no time zone; write e.g. 2026-11-20T12:00:00Z")
-        at = entry.commit or entry.date.isoformat()
+        at = (entry.commit or entry.date.isoformat()) + "+" * entry.dirty
         found.pop((at, *entry.key), None)
         found[at, *entry.key] = entry
-    return sorted(found.values(), key=lambda entry: entry.date)
+    return sorted(found.values(), key=lambda entry: (entry.date, entry.dirty))
 
 
 _MARKERS = (b"<<<<<<<", b"=======", b">>>>>>>")
@@ -308,17 +315,21 @@ class History:
 
 
 def history_of(entries: Sequence[Entry], experiments: Sequence[str] = ()) -> History:
-    """What the lines say of these experiments (slugs or aliases), of all without any.
+    """What the lines say of these experiments (slugs, aliases or patterns), of all without any.
 
     Raises ``ValidateError`` for an experiment without lines, or an empty history.
     """
     if not entries:
         raise ValidateError("the history has no line; add some with `validate --record FILE`")
+
+    def named(entry: Entry, names: Sequence[str]) -> bool:
+        return any(fnmatchcase(of, name) for of in (entry.experiment, entry.alias) for name in names)
+
     for name in experiments:
-        if not any(name in (entry.experiment, entry.alias) for entry in entries):
+        if not any(named(entry, [name]) for entry in entries):
             known = ", ".join(sorted({entry.alias for entry in entries}))
             raise ValidateError(f"the history has nothing of {name}; it has: {known}")
-    chosen = [e for e in entries if not experiments or {e.experiment, e.alias} & {*experiments}]
+    chosen = [entry for entry in entries if not experiments or named(entry, experiments)]
     by_key: dict[Key, list[Entry]] = {}
     not_judged: dict[tuple[str, str], list[Commit]] = {}
     for entry in chosen:

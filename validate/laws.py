@@ -308,12 +308,14 @@ def _one_at_a_time(t: Trial) -> float:
     "lengths", 0.25, "each step gives a request one token", "speculative decoding; attention that outweighs the weights"
 )
 def _lengths(t: Trial) -> float:
-    """Twice the output takes twice the decode time, and a longer prompt brings no earlier first token."""
+    """Twice the output, twice the decode time; no first token is faster than a later one, or a shorter prompt's."""
     prompts, outputs = [t.prompt // 8 + 1, t.prompt, t.prompt // 8 + 1], [t.output, t.output, 2 * t.output]
     of = t.far_apart(prompts, outputs, 3)
     decode_us = (of.e2e_us - of.ttft_us).astype(np.float64)
     grown = decode_us[2] / max(decode_us[0], 1.0) * (t.output - 1) / (2 * t.output - 1)
-    return max(abs(float(grown) - 1), 1 - float(of.ttft_us[1] / max(of.ttft_us[0], 1)))
+    first_us = of.ttft_us.astype(np.float64)
+    least_us = max(first_us[0], float(decode_us[0]) / (t.output - 1))
+    return max(abs(float(grown) - 1), 1 - float(first_us.min() / max(least_us, 1.0)))
 
 
 @_law("block names", 0.001, "ids are names, and only their equality has a meaning")

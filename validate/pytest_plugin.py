@@ -41,6 +41,7 @@ def blis_replay() -> Callable[..., Fidelity]:
         try:
             return Fidelity(validate(name, simulator=simulator, **options))
         except BlisReplayError as error:
-            pytest.fail(f"{name}: {error}", pytrace=False)
+            why = f"{name}: {error}"
+        pytest.fail(why, pytrace=False)  # not above: pytest would print the error as its cause too
 
     return judged

@@ -92,6 +92,8 @@ def test_a_command_gets_the_architecture_of_a_model_in_any_case(tmp_path: Path) 
         ("lines = [('\\x1b[31m', b, c) for a, b, c in lines]", "is not a table of"),
         ("header['name'] = '\\ud800\\x1b[31m'; lines = []", "no request was completed"),
         ("header['not_modelled'] = 7", "simulator.json is not"),
+        ("header['not_modelled'] = 'queues'", "simulator.json is not"),
+        ("header['fitted_on'] = '7b-train'", "simulator.json is not"),
         ("header = eval('[' * 90 + ']' * 90)", "simulator.json is not"),
         ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
         ("import shutil; shutil.rmtree(folder); sys.exit(0)", "wrote no simulator.json"),

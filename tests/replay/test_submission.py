@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_a_damaged_member_is_refused(kept: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"request_index", b"request_indez"))
     with pytest.raises(CommandError):
         served(f"zip:{path}", recording(100))
+
+
+def test_two_answers_to_the_same_requests_are_refused(kept: Path) -> None:
+    for folder in [path.parent for path in kept.rglob("requests.csv")]:
+        shutil.copytree(folder, kept / "again" / folder.name)
+    with pytest.raises(CommandError, match="2 folders"):
+        served(zipped(kept), recording(100))
 
 
 def test_a_missing_file_is_said() -> None:

@@ -32,6 +32,8 @@ FAULTS = {
     "no seed": "own trace",
     "order of block ids": "block names",
     "waits when fast": "shorter steps",
+    "first token in milliseconds": "lengths",
+    "answers in the order of their ends": "causality",
 }
 
 
@@ -138,6 +140,10 @@ def simulate(requests: list[Request], engine: dict, price: tuple[float, float, f
                 running.remove(one)
                 del held[one.index]
                 answers.append((one.index, one.first_us - one.sent_us, now_us - one.sent_us))
+    if fault == "first token in milliseconds":
+        answers = [(index, ttft_us / 1_000, e2e_us) for index, ttft_us, e2e_us in answers]
+    if fault == "answers in the order of their ends":
+        answers = [(place, *of[1:]) for place, of in enumerate(answers)]
     return answers
 
 

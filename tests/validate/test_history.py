@@ -54,6 +54,28 @@ def test_of_one_commit_and_number_the_last_line_counts(tmp_path: Path) -> None:
     assert [one.error for one in read(file)] == [0.03]
 
 
+def test_changed_files_are_judged_beside_their_commit_and_after_it(tmp_path: Path) -> None:
+    """A fault that is not committed yet is none of the commit below it."""
+    file = tmp_path / "history.jsonl"
+    append(file, [entry(0, 0.20, dirty=True), entry(0, 0.30, dirty=True), entry(0, 0.01)])
+    (series,) = history_of(read(file)).series
+    assert [(one.error, one.dirty) for one in series.entries] == [(0.01, False), (0.30, True)]
+    (stretch,) = series.beyond()
+    assert stretch.after is not None
+    assert (stretch.after.dirty, stretch.first.dirty) == (False, True)
+
+
+def test_what_has_no_end_is_no_history() -> None:
+    with pytest.raises(ValidateError):
+        read(Path("/dev/zero"))
+
+
+def test_experiments_are_named_by_pattern() -> None:
+    entries = [entry(0, 0.0, alias=alias, experiment=f"slug-{alias}") for alias in ("7b-a", "7b-b", "34b-a")]
+    assert len(history_of(entries, ["7b-*"]).series) == 2
+    assert len(history_of(entries, ["slug-34b-a"]).series) == 1
+
+
 def test_two_branches_merge_as_a_union(tmp_path: Path) -> None:
     """Both add a line at the same place; with merge=union neither is lost and nothing conflicts."""
     file = tmp_path / "history.jsonl"
@@ -93,7 +115,7 @@ def test_the_commit_and_whether_files_differ_from_it(tmp_path: Path, monkeypatch
     [
         ("<<<<<<< HEAD\n", "merge=union"),
         ("{}\n", "line 1"),
-        ('{"schema": "blis-replay/history/2"}\n', "line 1"),
+        ('{"schema": "blis-replay/history/2"}\n', "line 1.*another version"),
         ("\x00\xff\n", "line 1"),
         ("[" * 5000, "line 1"),
     ],

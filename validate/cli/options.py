@@ -284,10 +284,22 @@ WINDOW = Shares(
     lambda low, high: 0 <= low < high <= 1,
 )
 OUT_FILE = OutFile()
+
+
+def _history(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """A history that can be added to, which is known before anything is judged."""
+    if path is not None and path.exists():
+        from blis_replay.validate.history import read
+
+        read(path)
+    return path
+
+
 record_option = click.option(
     *("--record", "history"),
     type=OUT_FILE,
     metavar="FILE",
+    callback=_history,
     help="Add the judgement to this history (JSON lines).",
 )
 DURATION = Duration()

@@ -132,7 +132,10 @@ def _other_load(a: Recording, b: Recording) -> str:
     for column, what in words.items():
         tokens = [table[column].drop_nulls().to_numpy().astype(np.float64) for table in tables]
         if min(map(len, tokens)) > 1:
-            (one, other), errors = map(np.mean, tokens), [float(of.std() / len(of) ** 0.5) for of in tokens]
+            (one, other), errors = (
+                (float(of.mean()) for of in tokens),
+                [float(of.std() / len(of) ** 0.5) for of in tokens],
+            )
             if abs(other - one) > max(_SAME_LOAD * one, _SAME_DRAW * hypot(*errors)):
                 return f"another load: {what} of {one:,.0f} and {other:,.0f} tokens on average"
     gaps_s = [np.diff(np.sort(table["arrival_us"].drop_nulls().to_numpy())) / 1e6 for table in tables]
@@ -229,7 +232,9 @@ def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
     change, cell = compared.changes.get(bound.cell), compared.comparison.metrics[metric][statistic]
     queue = metric in ("e2e", "ttft") and any(overloaded(side.recording.findings) for side in (compared.a, compared.b))
     if change is None or queue or compared.other_load:
-        why = "of an overloaded recording it measures the queue" if queue else cell.reason or "nothing observed"
+        published = cell.a_us is not None and cell.b_us is not None
+        nothing = "published numbers alone have no interval" if published else "nothing observed"
+        why = "of an overloaded recording it measures the queue" if queue else cell.reason or nothing
         verdict, said = OUTCOMES["absent"], f"{bound.name}: {compared.other_load or why}"
     else:
         verdict = OUTCOMES[bound.state(change.low, change.high)]
