@@ -224,9 +224,9 @@ class SourceFile:
 
 
 Severity = Literal["note", "corrected", "unusable"]
-# What a finding can strike besides one metric: times that the client stamped on a way longer than usual, and first
-# events that are not first tokens.
-WAY, FIRST_TOKEN = "way to the client", "first token"
+# What a finding can strike besides one metric: times that the client stamped on a way longer than usual, first events
+# that are not first tokens, and all stamps of a client that is late for every token.
+WAY, FIRST_TOKEN, STAMPS = "way to the client", "first token", "stamps of the client"
 BY_CLIENT = "--by client makes an experiment of each"  # of several loads of one server in a folder
 NOT_CHECKED = "nothing to check"  # threshold of a finding that says what a check lacks
 

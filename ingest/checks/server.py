@@ -9,7 +9,7 @@ import polars as pl
 
 from blis_replay.base.errors import counted
 from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, Measured, mean
-from blis_replay.ingest.recording import ENGINE_CHECK, FIRST_TOKEN, WAY, Finding, Recording, Severity
+from blis_replay.ingest.recording import ENGINE_CHECK, FIRST_TOKEN, STAMPS, WAY, Finding, Recording, Severity
 from blis_replay.ingest.served import completed_requests, published
 from blis_replay.ingest.tables import Table, columns_named
 
@@ -100,7 +100,8 @@ def _what_lies_between(pairs: Sequence[_Latency], recording: Recording) -> tuple
         return WAY, *_way(max(ttft_us, e2e_us), recording)
     if ttft_us > e2e_us + _WAY_US:
         return FIRST_TOKEN, "a proxy holds tokens back, or the first event of the client is not the first token", {}
-    return "e2e", "the client reads its streams slowly, or a proxy throttles them", {}
+    slow = "the client reads its streams slowly, or a proxy throttles them"
+    return STAMPS if ttft_us else "e2e", slow, {}
 
 
 def _way(mean_us: float, recording: Recording) -> tuple[str, Measured]:

@@ -10,7 +10,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest import overload
-from blis_replay.ingest.recording import FIRST_TOKEN, REBUILT_E2E, WAY, Finding, Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, REBUILT_E2E, STAMPS, WAY, Finding, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.served import published_itl
 from blis_replay.ingest.store import Store, read_stored
@@ -265,6 +265,7 @@ _SPOILS = {
     "output_tokens": ("tpot", "itl"),
     WAY: ("e2e", "ttft"),  # as long for the first token as for the last
     FIRST_TOKEN: ("ttft", "tpot", "itl"),
+    STAMPS: ("e2e", "ttft", "tpot", "itl"),
 }
 _QUANTILES = tuple(name for name in STATISTICS if name != "mean")
 
@@ -287,7 +288,7 @@ def _spoiled(metric: str, token_times: bool) -> list[tuple[str, str]]:
     if metric == "itl quantiles":  # the mean does not need single gaps
         return [("itl", name) for name in _QUANTILES]
     spoiled = _SPOILS.get(metric, ())
-    if token_times and metric not in ("itl", "output_tokens", FIRST_TOKEN):
+    if token_times and metric not in ("itl", "output_tokens", FIRST_TOKEN, STAMPS):
         spoiled = tuple(name for name in spoiled if name != "itl")
     return [(name, statistic) for name in spoiled for statistic in STATISTICS]
 

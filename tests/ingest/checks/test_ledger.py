@@ -27,7 +27,7 @@ from blis_replay.ingest.checks.ledger import (
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.readers.discovery import only_source
-from blis_replay.ingest.recording import FIRST_TOKEN, WAY, Finding, Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, STAMPS, WAY, Finding, Recording
 from blis_replay.replay.prefix_estimate import estimate_prefix
 
 pytestmark = pytest.mark.slow
@@ -212,12 +212,19 @@ def read_slowly(row: str) -> str:
     return ",".join([*fields[:5], f"{latency + 20 * tokens:.3f}", *fields[6:]])
 
 
+def read_late_and_slowly(row: str) -> str:
+    """60 ms more for the first token too: a client whose every stamp is late."""
+    fields, tokens, ttft, latency = tokens_and_times(row)
+    return ",".join([*fields[:4], f"{ttft + 60:.3f}", f"{latency + 60 + 20 * tokens:.3f}", *fields[6:]])
+
+
 @pytest.mark.parametrize(
     ("change", "with_metrics", "check", "metric"),
     [
         (held_back, False, "token_events", FIRST_TOKEN),
         (reasoned, False, "token_events", FIRST_TOKEN),
         (read_slowly, True, "server_metrics", "e2e"),
+        (read_late_and_slowly, True, "server_metrics", STAMPS),
     ],
 )
 def test_what_a_client_did_not_see_in_time_is_not_used(
