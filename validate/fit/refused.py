@@ -10,7 +10,7 @@ from blis_replay.base.errors import ReleaseError, ValidateError
 from blis_replay.blis.latency.datasheets import bundled_gpus, gpu_named
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.ingest.checks import prefix_cache
-from blis_replay.ingest.recording import BY_CLIENT, FIRST_TOKEN, WAY, Recording
+from blis_replay.ingest.recording import BY_CLIENT, FIRST_TOKEN, STAMPS, WAY, Recording
 from blis_replay.validate.fit.evidence import is_load_level, known_architecture
 from blis_replay.validate.metrics.observed import overloaded
 
@@ -71,7 +71,7 @@ def why_not_fitted(recording: Recording, data: DataChoice, remedy: str = "") -> 
 
 def _unusable(recording: Recording, kind: Data) -> str | None:
     """Why the steps or the latencies of a recording say nothing of its step times; None where they do."""
-    metrics = ("step_time", "") if kind == "steps" else ("e2e", "ttft", WAY, FIRST_TOKEN, "")
+    metrics = ("step_time", "") if kind == "steps" else ("e2e", "ttft", WAY, FIRST_TOKEN, STAMPS, "")
     for finding in recording.findings:
         if finding.severity == "unusable" and finding.metric in metrics:
             return f"{finding.metric or 'its data'} unusable ({finding.check}: {finding.message})"
