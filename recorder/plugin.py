@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from blis_replay.recorder.writer import (
@@ -157,8 +157,8 @@ class Recorder:
         hashes = tuple(getattr(request, "block_hashes", None) or ())
         stamps = (begin_ns, now_ns, wall_ns, getattr(request, "arrival_time", None))
         lengths = (request.num_prompt_tokens, request.max_tokens, getattr(request, "priority", 0))
-        media = len(getattr(request, "mm_features", None) or ())
-        self._writer.put((ARRIVAL, request.request_id, *stamps, *lengths, media, hashes), 1 + len(hashes))
+        record = (ARRIVAL, request.request_id, *stamps, *lengths, list(_features_of(request)), hashes)
+        self._writer.put(record, 1 + len(hashes))
 
     def _finished(self, request: Any, *_arguments: Any) -> None:
         status = getattr(request.status, "name", str(request.status))
@@ -184,3 +184,15 @@ class Recorder:
     def _restore(self) -> None:
         for name in _WRAPPED:
             self._scheduler.__dict__.pop(name, None)
+
+
+def _features_of(request: Any) -> Iterator[str]:
+    """What a request asks for that changes its schedule besides its lengths."""
+    if getattr(request, "mm_features", None):
+        yield "multimodal"
+    if getattr(request, "use_structured_output", False):
+        yield "structured_outputs"
+    if getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None) is not None:
+        yield "prompt_logprobs"
+    if getattr(request, "pooling_params", None) is not None:
+        yield "pooling"

@@ -367,7 +367,7 @@ class _Lines:
         prompt_tokens: int,
         max_tokens: int,
         priority: int,
-        media: int,
+        features: list[str],
         hashes: tuple[Any, ...],
     ) -> str:
         number = self._numbers[name] = self._next
@@ -377,7 +377,7 @@ class _Lines:
         arrived_ns = None if arrival_s is None else round(arrival_s * 1e6) * 1000
         stamps = (queued_ns - self.zero_ns, now_ns - self.zero_ns, wall_ns, arrived_ns)
         lengths = (prompt_tokens, max_tokens, priority, parent, blocks * self._block_tokens)
-        values = (number, str(name), *stamps, *lengths, *([media] if media else ()))
+        values = (number, str(name), *stamps, *lengths, *([features] if features else ()))
         return json.dumps([ARRIVAL, *values], separators=(",", ":")) + "\n"
 
     def _finish(

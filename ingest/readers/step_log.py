@@ -176,7 +176,7 @@ class _Reading:
         self.next_step = 0
         self.said: dict[str, int] = {}
         self.paused: dict[str, object] = {}
-        self.multimodal = False
+        self.features: set[str] = set()
         self.ended = self.counted = False
 
     def log(self, remarks: tuple[str, ...]) -> StepLog:
@@ -205,7 +205,7 @@ class _Reading:
             prompts=self.prompts.of_journeys(journeys) if self.shares_known else None,
             measured=self._measured(),
             remarks=(*remarks, *self._remarks()),
-            features=("multimodal",) if self.multimodal else (),
+            features=tuple(sorted(self.features)),
         )
 
     def _keep(self) -> None:
@@ -265,7 +265,7 @@ class _Reading:
             return
         queued, now, wall_ns, arrived, prompt_tokens, max_tokens, _priority, parent, shared = values[3:12]
         numbers_of([queued, now, wall_ns, prompt_tokens, shared])
-        self.multimodal |= bool(values[12:] and whole(values[12]))
+        self.features.update(name for value in values[12:13] for one in value if (name := text(one)))
         zero_ns = self.header.zero_ns
         offset_ns = wall_ns - (zero_ns + now)
         arrived_ns = None if whole(arrived) is None else arrived - offset_ns

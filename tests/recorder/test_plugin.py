@@ -96,17 +96,23 @@ def test_every_step_and_arrival_is_written(recorded: Path) -> None:
 
 
 def test_a_pause_and_what_an_encoder_takes_are_written(recorded: Path) -> None:
-    """Before the requests: a pause for all and its end; the second request has two images."""
+    """Before the requests: a pause for all and its end; the second request has an image and a grammar."""
     register()
     scheduler = Scheduler()
     scheduler.set_pause_state(fake_vllm.PauseState.PAUSED_ALL)
     scheduler.set_pause_state(fake_vllm.PauseState.UNPAUSED)
     scheduler.add_request(Request("one", 40, 2))
-    scheduler.add_request(Request("two", 40, 2, mm_features=["an image", "another"]))
+    scheduler.add_request(Request("two", 40, 2, mm_features=["an image"], use_structured_output=True))
+    asks = SimpleNamespace(prompt_logprobs=1)
+    scheduler.add_request(Request("three", 40, 2, sampling_params=asks, pooling_params=asks))
     scheduler.shutdown()
     _header, lines = lines_in(recorded)
     assert [line[2] for line in of_kind(lines, "p")] == ["PAUSED_ALL", "UNPAUSED"]
-    assert [line[12:] for line in of_kind(lines, "a")] == [[], [2]]
+    assert [line[12:] for line in of_kind(lines, "a")] == [
+        [],
+        [["multimodal", "structured_outputs"]],
+        [["prompt_logprobs", "pooling"]],
+    ]
 
 
 class Drafting(Scheduler):

@@ -37,6 +37,9 @@ class Request:
     priority: int = 0
     status: Status = Status.WAITING
     mm_features: list[object] = field(default_factory=list)
+    use_structured_output: bool = False
+    sampling_params: object = None
+    pooling_params: object = None
 
     @property
     def block_hashes(self) -> list[bytes]:

@@ -343,8 +343,17 @@ def test_the_log_of_a_live_server_agrees_with_its_client() -> None:
 
 
 def test_a_pause_and_multimodal_requests_are_named(tmp_path: Path) -> None:
-    """Of a server that slept for a while and one of whose prompts had two images."""
+    """Of a server that slept for a while and one of whose requests had an image and a grammar."""
     lines: list[Line] = [["p", MS, "PAUSED_NEW"], ["p", 2 * MS, "UNPAUSED"], *PREEMPTED]
     assert read(written(tmp_path, PREEMPTED, name="plain"))[0].features == ()
-    log, file = read(written(tmp_path, [[*line, 2] if line[:2] == ["a", 1] else line for line in lines]))
-    assert (log.features, log.settings["pause_state"], file.tally.rejected) == (("multimodal",), "PAUSED_NEW", [])
+    log, file = read(
+        written(
+            tmp_path,
+            [[*line, ["multimodal", "structured_outputs"]] if line[:2] == ["a", 1] else line for line in lines],
+        )
+    )
+    assert (log.features, log.settings["pause_state"], file.tally.rejected) == (
+        ("multimodal", "structured_outputs"),
+        "PAUSED_NEW",
+        [],
+    )
