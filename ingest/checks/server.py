@@ -67,7 +67,9 @@ def check_metrics(recording: Recording, context: Context) -> list[Finding]:
         findings.append(Finding(METRICS_CHECK, "note", "", message, _measured(agree), METRICS_RULE))
     if apart:
         metric, why, of_way = _what_lies_between(pairs, recording)
-        struck = any(pair.way_us < 0 or pair.way_us > _MOST_WAY * pair.client_us for pair in apart.values())
+        of_way_only = ("itl",) if metric == WAY else ()  # gaps are shorter where the first token alone is late
+        early = any(pair.way_us < 0 for name, pair in apart.items() if name not in of_way_only)
+        struck = early or any(pair.way_us > _MOST_WAY * pair.client_us for pair in apart.values())
         said = ", ".join(pair.said() for pair in apart.values())
         message = f"mean latencies of client and server differ: {said}: {why}"
         severity: Severity = "unusable" if struck else "note"
@@ -96,7 +98,9 @@ def _what_lies_between(pairs: Sequence[_Latency], recording: Recording) -> tuple
     # Where requests of others hide how far E2E is off, gaps tell: they are shorter after a first event that is late.
     gaps = [p.way_us == 0 and p.client_us >= (1 - _SHARE) * p.server_us for p in pairs if p.metric == "itl"]
     equal_gaps = gaps[0] if gaps else abs(ttft_us - e2e_us) <= max(_WAY_US, _SHARE * e2e_us)
-    if ttft_us and equal_gaps:
+    # A client that reads slowly, or is throttled, has longer gaps.
+    no_longer = any(p.way_us <= 0 for p in pairs if p.metric == "itl") and abs(ttft_us - e2e_us) <= _WAY_US
+    if ttft_us and (equal_gaps or no_longer):
         return WAY, *_way(max(ttft_us, e2e_us), recording)
     if ttft_us > e2e_us + _WAY_US:
         return FIRST_TOKEN, "a proxy holds tokens back, or the first event of the client is not the first token", {}
@@ -114,14 +118,17 @@ def _way(mean_us: float, recording: Recording) -> tuple[str, Measured]:
     way = pl.col("ttft_us") - (pl.col("first_token_us") - pl.col("arrived_us"))
     ways_us = sent.join(stamps, on="request_index").select(way=way)["way"]
     if len(ways_us) < _FEWEST_WAYS:
-        return f"gaps are equal, and a proxy, the network or a busy client adds {mean_us / 1e3:.0f} ms to a request", {}
+        return (
+            f"gaps are no longer, and a proxy, the network or a busy client adds {mean_us / 1e3:.0f} ms to a request",
+            {},
+        )
     each_us = max(float(ways_us.quantile(_FASTEST) or 0), 0.0)
     measured: Measured = {"mean_way_us": mean_us, "each_request_us": each_us}
     if each_us >= mean_us / 2:
-        return f"gaps are equal, and a proxy or the network adds {mean_us / 1e3:.0f} ms to each request", measured
+        return f"gaps are no longer, and a proxy or the network adds {mean_us / 1e3:.0f} ms to each request", measured
     waits = f"{mean_us / 1e3:.0f} ms in the mean, but one in ten of them at most {each_us / 1e3:.0f} ms"
     why = "no proxy delays only some: the client had no core to run on, or connections were held up"
-    return f"gaps are equal, and requests wait {waits}; {why}; give the load generator a core of its own", measured
+    return f"gaps are no longer, and requests wait {waits}; {why}; give the load generator a core of its own", measured
 
 
 def _measured(pairs: Iterable[_Latency]) -> Measured:

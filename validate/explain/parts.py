@@ -11,9 +11,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from blis_replay.base.errors import ReplayError, TraceError
+from blis_replay.base.errors import ReplayError, TraceError, counted
+from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.observed import observed_cycles, recorded_delays
+from blis_replay.replay.observed import (
+    observed_cycles,
+    observed_delivery,
+    observed_pre_queue,
+    recorded_delays,
+    server_stamps,
+)
 from blis_replay.replay.prefix import prefix_identity
 from blis_replay.validate.explain.cycles import recorded_nature
 from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, Hypothesis, Replayed, Standing, stalled
@@ -41,6 +48,7 @@ PREFIX_CACHE, PROMPTS, SPECULATION = "prefix cache", "prompt lengths", "speculat
 SPED_UP = 0.5
 SCATTER = 0.15  # ... and this share of the error is left, as the number of tokens per step varies
 MIN_HIT_RATE = 0.05  # of prompt tokens: fewer hits in all make no step time seem wrong
+MAX_HELD_UP = 0.2  # share of requests; where more wait, the delay belongs to all
 MAX_MISCOUNT = 1.0  # prompts that are counted wrong do not double the latencies
 
 
@@ -137,10 +145,31 @@ def _delays(server: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:
         if key in able and getattr(server.mode, key) != "recorded":
             of_decisions = ("see what is waited for", server.segments)
             remedy, command = of_decisions if part.name == DECISIONS else server.calibrate()
+            if waits := _standing_still(server.recording, key):
+                remedy, command = "record a run in which nothing stands still", ""
+                part = replace(part, less=f"{part.less}: {waits}")
             found.append(replace(part, remedy=remedy, command=command, basis=able[key], recorded=True))
         elif key in unable and getattr(server.mode, key) != "recorded":
             left[part.name] = unable[key]
     return found, left
+
+
+def _standing_still(recording: Recording, key: str) -> str:
+    """What a few requests waited while something stood still; empty where a delay is that of all requests."""
+    if key == "schedule":
+        return ""
+    stamps = server_stamps(recording)
+    if key == "pre_queue":
+        delay_us = observed_pre_queue(recording, stamps, observed_cycles(recording)[0])[0]
+    else:
+        delay_us = np.maximum(*observed_delivery(recording, stamps)[:2])
+    beyond_us = np.maximum(delay_us - np.median(delay_us), 0.0)
+    late = beyond_us > STALL_US
+    if not late.any() or late.mean() > MAX_HELD_UP or beyond_us[late].sum() < beyond_us.sum() / 2:
+        return ""
+    first_s = recording.requests["arrival_us"].to_numpy()[late].min() / 1e6
+    longest = f"up to {beyond_us.max() / 1e6:.1f} s, the first sent at second {first_s:.1f}"
+    return f"{counted(int(late.sum()), 'request')} waited {longest}, as if client, network or server stood still"
 
 
 def _fitted(server: Replayed, proved: Mapping[str, str]) -> list[Hypothesis] | None:

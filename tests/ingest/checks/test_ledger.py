@@ -26,6 +26,7 @@ from blis_replay.ingest.checks.ledger import (
 )
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.checks.server import _Latency, _what_lies_between
 from blis_replay.ingest.readers.discovery import only_source
 from blis_replay.ingest.recording import FIRST_TOKEN, STAMPS, WAY, Finding, Recording
 from blis_replay.replay.prefix_estimate import estimate_prefix
@@ -178,6 +179,15 @@ def test_a_tail_of_waits_is_no_proxy(again: Path, shift_ms: float, tail_ms: floa
     # In `again` one request in ten waits 3 ms or less.
     assert finding.measured["each_request_us"] == pytest.approx(1e3 * shift_ms, abs=12_000)
     assert ("proxy or the network" in finding.message) == proxy
+
+
+def test_a_client_whose_gaps_are_shorter_does_not_read_slowly(again: Path) -> None:
+    """Means of a live vLLM 0.32 with ``--stream-interval 4`` on a busy machine, whose /metrics are the server's."""
+    means_ms = {"ttft": (294.80, 263.33), "itl": (17.56, 17.94), "e2e": (698.19, 674.77)}
+    pairs = [_Latency(name, 1e3 * client, 1e3 * server, 1e3 * server) for name, (client, server) in means_ms.items()]
+    assert all(pair.way_us for pair in pairs)
+    with read(again) as recording:
+        assert _what_lies_between(pairs, recording)[0] == WAY
 
 
 def test_without_stamps_of_the_server_a_way_has_no_name(again: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import polars as pl
 import pytest
 
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.explain.attribute import QUANTITIES, attribute
 from blis_replay.validate.explain.hypothesis import Replayed
+from blis_replay.validate.explain.parts import OUTPUT
 from blis_replay.validate.explain.standstill import standstill
 from blis_replay_labs.planted.causes import PRE_QUEUE, delay, stood_still
 from blis_replay_labs.planted.faults import Case, Depth, Fault, planted_case
@@ -31,6 +36,18 @@ def test_a_standstill_makes_the_error_and_the_window_after_it_has_none(at_s: int
     without = attribute(case.recording, case.release, window=(low, high))
     assert not [cause for cause in without.causes if cause.component.name == name]
     assert abs(without.error[column].value_us) < 0.03 * without.observed_us[column]
+
+
+@pytest.mark.parametrize(("late_ms", "every", "calibrates"), [(4_000, 20, False), (200, 1, True)])
+def test_a_client_that_stood_still_is_no_delay_of_every_request(late_ms: int, every: int, calibrates: bool) -> None:
+    """One request in twenty gets its tokens 4 s late, as when its client is stopped; or each of them 200 ms late."""
+    case = planted_case(Fault("", (), "full"))
+    requests = case.recording.requests.frame()
+    late_us = pl.when(pl.int_range(pl.len()) % every == 0).then(1_000 * late_ms).otherwise(0)
+    requests = requests.with_columns(pl.col("ttft_us") + late_us, pl.col("e2e_us") + late_us)
+    attribution = attribute(replace(case.recording, requests=rows_of(requests)), case.release)
+    (cause,) = (cause.component for cause in attribution.causes if cause.component.name == OUTPUT)
+    assert cause.command.startswith("blis-replay calibrate") == calibrates
 
 
 def test_nobody_is_sent_to_calibrate_to_a_server_that_stood_still() -> None:
