@@ -133,6 +133,10 @@ def test_everything_is_green_and_turns_red_with_the_commit_that_is_slower(
     failed = bash(test, repository, environment)
     assert (failed.returncode, "FAIL  34b-general: E2E over-predicted by" in failed.stdout) == (1, True), failed.stdout
 
+    # What cannot be read is said by the output too, and no badge of the run before is left.
+    unread = act(repository, environment, **given, recordings="nowhere")
+    assert (unread["code"], unread["GITHUB_OUTPUT"], (out / "badge.json").exists()) == ("4", "exit-code=4\n", False)
+
     (repository / "mine.py").write_text("raise SystemExit('no such model')")
     broken = bash(test, repository, environment).stdout
     said = "34b-general: cmd:python mine.py ended with exit code 1: no such model"
