@@ -206,20 +206,30 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
         raise RecordingError(source.root, "", problem, "rename the directory")
     known: dict[str, list[RecordedFile]] = {}
     others: list[SourceFile] = []
+    forms = {form.name for form in request_formats()}
+    files: list[tuple[str, RecordedFile]] = []
     for path in _walk(source.root) if source.paths is None else source.paths:
         # A name that is not text, or that a terminal would obey, is kept in a form that can be stored and shown.
         inside = path.relative_to(source.root).as_posix() if source.paths is None else path.name
         file = RecordedFile(path, printable(inside), progress, columns=source.columns or "", point=source.point)
-        kind = _kind_of(file, source.form)
+        files.append((_kind_of(file, source.form), file))
+    read, unread = set[str](), dict[str, str]()  # results by their stems
+    for kind, file in sorted(files, key=lambda one: one[0] not in forms):
         several = file_kinds()[kind].several if kind else False
-        of_client = kind in (form.name for form in request_formats())
-        twin = _twin(known.get(kind, []), kind, file.name, several or (source.part is not None and of_client))
-        if kind and not twin:
+        several |= source.part is not None and kind in forms
+        twin, stem = _twin(known.get(kind, []), kind, file.name, several), _stem(file.name)
+        other_result = "" if kind in forms or stem in read else unread.get(stem, "")
+        if kind in forms:
+            unread.update({stem: file.name} if twin else {})
+            read.update([] if twin else [stem])
+        if kind and not twin and not other_result:
             known.setdefault(kind, []).append(file)
             continue
         is_copy = file.name in (twin + ".gz", twin + ".zst")
-        remedy = f"; {BY_CLIENT}" if of_client and not is_copy else ""
-        size, why = path.stat().st_size, f"{kind} (not used: {twin} is read{remedy})" if twin else "unknown"
+        remedy = f"; {BY_CLIENT}" if kind in forms and not is_copy else ""
+        size, why = file.path.stat().st_size, f"{kind} (not used: {twin} is read{remedy})" if twin else "unknown"
+        if kind and other_result:
+            why = f"{kind} (not used: it belongs to {other_result}, which is not read)"
         others.append(SourceFile(file.name, why, size, file.sha256() if size <= MAX_UNKNOWN_HASHED_BYTES else ""))
     given = source.given()
     if source.columns and not any(form.fields and form.name in known for form in request_formats()):
@@ -394,6 +404,10 @@ def _twin(others: list[RecordedFile], kind: str, name: str, several: bool) -> st
         if not several or same_stage or another_log or name in (other.name + ".gz", other.name + ".zst"):
             return other.name
     return ""
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
 
 
 def _walk(directory: Path) -> list[Path]:

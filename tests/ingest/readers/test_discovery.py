@@ -195,3 +195,24 @@ def test_results_that_share_a_server_log_are_told_apart_by_the_user(tmp_path: Pa
     )
     with pytest.raises(RecordingError, match=said):
         sources_of([tmp_path / "run"])
+
+
+def test_files_named_after_a_result_that_is_not_read_stay_with_it(tmp_path: Path) -> None:
+    """`b.log` is of the run of `b.csv`; a log with a name of its own is of the folder, and `a.log` of what is read."""
+    folder = write(tmp_path / "runs", **{"a.csv": TRACE, "b.csv": TRACE, "b.log": LOG, "server.log": LOG})
+    (source,) = sources_of([folder])
+    found = kinds(source)
+    assert (found["a.csv"], found["server.log"]) == ("tracev2", "server log")
+    assert found["b.log"] == "server log (not used: it belongs to b.csv, which is not read)"
+    named = sources_of([folder / name for name in ("a.csv", "b.csv", "b.log")])
+    assert kinds(named[0])["b.log"] == found["b.log"]
+    own = write(tmp_path / "own", **{"a.csv": TRACE, "b.csv": TRACE, "a.log": LOG})
+    assert kinds(sources_of([own])[0])["a.log"] == "server log"
+
+
+@pytest.mark.realdata
+def test_counters_of_another_run_do_not_join_a_result(data_pack: Path) -> None:
+    """Drafts of the EAGLE3 run (`nebius_results_spec_sweep_c64.m0`, `.m1`) were counted in another run than the one read."""
+    known, others = find(sources_of([data_pack / "inferencex" / "h200-gptoss"])[0], None)
+    assert "metrics" not in known
+    assert {one.name[-2:] for one in others if one.kind.startswith("metrics (not used")} == {"m0", "m1"}
