@@ -212,7 +212,7 @@ def test_files_named_after_a_result_that_is_not_read_stay_with_it(tmp_path: Path
 
 @pytest.mark.realdata
 def test_counters_of_another_run_do_not_join_a_result(data_pack: Path) -> None:
-    """Drafts of the EAGLE3 run (`nebius_results_spec_sweep_c64.m0`, `.m1`) were counted in another run than the one read."""
+    """Drafts of the EAGLE3 run (`nebius_results_spec_sweep_c64.m0`, `.m1`) are not of the run that is read."""
     known, others = find(sources_of([data_pack / "inferencex" / "h200-gptoss"])[0], None)
     assert "metrics" not in known
     assert {one.name[-2:] for one in others if one.kind.startswith("metrics (not used")} == {"m0", "m1"}
