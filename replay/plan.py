@@ -142,8 +142,8 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         basis["scheduling"] = engine.fitted_scheduling
     answered = None
     # What is sent a moment earlier or later meets another of the observed steps, and that adds up.
-    observed = cycles is not None or (entry is not None and isinstance(entry.latency, ObservedCycles))
-    if recording.ground_truth == RECORDED and not observed and _waits_for_answers(mode, engine.config, trace):
+    waits = cycles is None and _waits_for_answers(mode, engine.config, trace)
+    if recording.ground_truth == RECORDED and waits:
         answered, waited_basis = _answered(recording)
         basis |= waited_basis
     pace = None
