@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import large_recordings
-from bench_engine import Row, cluster, engine, growth
+from bench_engine import Row, engine, growth
 
 REPEATS = 5
 INGEST_BYTES = 1_000_000_000
@@ -150,7 +150,7 @@ def machine() -> str:
     return f"{cpus[0]}, {len(cpus)} processors, {memory_gb:.0f} GB, Python {platform.python_version()}"
 
 
-PARTS = {part.__name__: part for part in (ingest, validate, report, large, engine, growth, cluster)}
+PARTS = {part.__name__: part for part in (ingest, validate, report, large, engine, growth)}
 
 
 def main(names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Measure the engine alone, with more requests and load, and several instances behind a router."""
+"""Measure the engine alone, with more requests and load."""
 
 from __future__ import annotations
 
@@ -177,25 +177,6 @@ def plain_job(requests: int, rate_per_s: float) -> tuple[RequestTrace, EngineCon
         arrival_us, prompts, prompts, np.full(requests, 248), np.full(requests, NEVER_US), block_keys=keys
     )
     return trace, EngineConfig(128, 2048, 4096, True, 16, 26_603), LatencyModel("blackbox", 13_487_000, 41_900, 40_100)
-
-
-def cluster(folder: Path) -> Iterator[Row]:
-    """Eight instances and 100,000 requests at 14/s an instance, by router, compiled and warm."""
-    from blis_replay_labs.cluster.config import ClusterConfig, LeastLoaded, RoundRobin, Weighted
-    from blis_replay_labs.cluster.simulate import simulate_cluster
-
-    requests, instances = 100_000, 8
-    job = plain_job(requests, 14 * instances)
-    for what, config in (
-        ("round-robin", ClusterConfig(instances, RoundRobin())),
-        ("least-loaded", ClusterConfig(instances, LeastLoaded())),
-        ("weighted", ClusterConfig(instances, Weighted())),
-    ):
-        trace, engine, latency = job
-        steps = sum(len(run.steps) for run in simulate_cluster(trace, config, engine, latency).instances)
-        seconds = timed(partial(simulate_cluster, trace, config, engine, latency))
-        remark = f"{1e9 * seconds / steps:.0f} ns a step ({steps:,}), {1e6 * seconds / requests:.2f} us a request"
-        yield Row(f"cluster of {instances}, {requests:,} requests, {what}", seconds, remark=remark)
 
 
 if __name__ == "__main__":
