@@ -186,9 +186,9 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
         said += _open(attribution, explained)
     # A command comes last: then it stands on a line of its own, as it can be given.
     ordered = sorted(remedies.values(), key=lambda component: bool(component.command))
-    if ordered and ordered[-1].command:
-        said += [component.advice for component in ordered[:-1]]
-        return Advice("; ".join(said), ordered[-1].remedy, ordered[-1].command)
+    if ordered and (last := ordered[-1]).command:
+        said += [component.advice for component in ordered[:-1] if component.remedy != last.remedy]
+        return Advice("; ".join(said), last.remedy, last.command)
     return Advice("; ".join([*said, *(component.advice for component in ordered)]))
 
 
