@@ -344,7 +344,7 @@ class _Assembly:
         requests = recording.requests.frame(["arrival_us", "stage"])
         if len(self.files_of_rows):
             files = self.files_of_rows[self.server.order]
-        elif part.client is None:  # the server's spans are all that there is of the requests
+        elif part.client is None:  # only the server's spans have requests
             files = np.full(requests.height, "")
         else:
             raise RecordingError(self.source.root, part.client, "it is not read as the client's", "say its --columns")

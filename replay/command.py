@@ -119,15 +119,15 @@ class CommandSimulator:
         try:
             header: Any = json.loads(self._bytes(path, _HEADER_BYTES))
             named = [str(header[key])[:_MOST_CHARACTERS] for key in ("name", "version")]
-            lists = header["not_modelled"], header.get("fitted_on")
-            if not all(isinstance(of, list | None) for of in lists):  # a text would be read as its letters
-                raise TypeError
-            lacking = [str(what)[:_MOST_CHARACTERS] for what in lists[0][:_MOST_NAMES]]
-            fitted_on = None if lists[1] is None else tuple(map(str, lists[1]))
+            not_modelled, stated = header["not_modelled"], header.get("fitted_on")
+            if not (isinstance(not_modelled, list) and isinstance(stated, list | None)):
+                raise TypeError  # a text would be read letter by letter
+            lacking = [str(what)[:_MOST_CHARACTERS] for what in not_modelled[:_MOST_NAMES]]
+            fitted_on = None if stated is None else tuple(map(str, stated))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CommandError(
                 f'{self.name}: {path.name} is not {{"name": TEXT, "version": TEXT, "not_modelled": [TEXT, ...], '
-                '"fitted_on": [TEXT, ...]}}; write that'
+                '"fitted_on": [TEXT, ...]}; write that'
             ) from None
         return printable(" ".join(named)), tuple(map(printable, lacking)), fitted_on
 
@@ -283,8 +283,9 @@ def _wrong(index: Any, ttft_us: Any, e2e_us: Any, output_tokens: Int64s) -> str:
         return "a time that is not a number from 0 on"
     if (e2e_us < ttft_us).any():
         return "a request ends before its first token"
-    gaps = output_tokens[index.astype(np.int64)] - 1
-    gap_us = float(np.median((e2e_us - ttft_us)[gaps > 0] / gaps[gaps > 0])) if (gaps > 0).any() else e2e_us.max()
+    gaps, gap_us = output_tokens[index.astype(np.int64)] - 1, min(e2e_us.max(), _MOST_GAP_US)  # a queue may be long
+    if (gaps > 0).any():
+        gap_us = np.median((e2e_us - ttft_us)[gaps > 0] / gaps[gaps > 0])
     if not _LEAST_GAP_US <= gap_us <= _MOST_GAP_US:
         return f"a token takes {gap_us:g} us: times are in us"
     return ""

@@ -117,16 +117,14 @@ def _way(mean_us: float, recording: Recording) -> tuple[str, Measured]:
     stamps = recording.lifecycles.frame(["request_index", "arrived_us", "first_token_us"]).drop_nulls()
     way = pl.col("ttft_us") - (pl.col("first_token_us") - pl.col("arrived_us"))
     ways_us = sent.join(stamps, on="request_index").select(way=way)["way"]
+    added = f"{mean_us / 1e3:.0f} ms"
     if len(ways_us) < _FEWEST_WAYS:
-        return (
-            f"gaps are no longer, and a proxy, the network or a busy client adds {mean_us / 1e3:.0f} ms to a request",
-            {},
-        )
+        return f"gaps are no longer, and a proxy, the network or a busy client adds {added} to a request", {}
     each_us = max(float(ways_us.quantile(_FASTEST) or 0), 0.0)
     measured: Measured = {"mean_way_us": mean_us, "each_request_us": each_us}
     if each_us >= mean_us / 2:
-        return f"gaps are no longer, and a proxy or the network adds {mean_us / 1e3:.0f} ms to each request", measured
-    waits = f"{mean_us / 1e3:.0f} ms in the mean, but one in ten of them at most {each_us / 1e3:.0f} ms"
+        return f"gaps are no longer, and a proxy or the network adds {added} to each request", measured
+    waits = f"{added} in the mean, but one in ten of them at most {each_us / 1e3:.0f} ms"
     why = "no proxy delays only some: the client had no core to run on, or connections were held up"
     return f"gaps are no longer, and requests wait {waits}; {why}; give the load generator a core of its own", measured
 

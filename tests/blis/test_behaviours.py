@@ -165,7 +165,7 @@ def test_a_request_that_no_server_serves_takes_no_memory() -> None:
 
 
 def rows_of_page(columns: int) -> list[list[str]]:
-    """Rows of the tables with so many columns in the page of the engine, code marks left out."""
+    """Rows of those tables on the engine's page that have this many columns, without code marks."""
     lines = (Path(__file__).parents[2] / "research" / "engine.md").read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.replace("`", "")[1:-1].split("|")] for line in lines if line[:2] == "| "]
     return [row for row in rows if len(row) == columns]

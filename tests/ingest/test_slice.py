@@ -120,7 +120,7 @@ def test_two_clients_at_one_time_are_no_two_experiments(data_pack: Path, tmp_pat
 
 
 def test_two_loads_in_one_folder_are_told_apart_by_client(two_clients: Path, data_pack: Path, tmp_path: Path) -> None:
-    """What was not read says how it is read, and so does the check that misses its requests."""
+    """The file that was not read says how to read it, and so does the check that misses its requests."""
     with read_recording(of_folder(two_clients)) as recording:
         assert [file.name for file in recording.files if BY_CLIENT in file.kind] == ["b.csv"]
         (stop,) = [finding for finding in run_checks(recording)[0] if finding.severity == "unusable"]

@@ -44,13 +44,14 @@ def simulator(folder: Path, change: str = "", timeout_s: float = 60.0) -> Comman
     return command_simulator(f"cmd:{sys.executable} {program}", RELEASE, timeout_s)
 
 
-def recording():  # type: ignore[no-untyped-def]  # as the fixture makes it
+def recording(**changed: list[int]):  # type: ignore[no-untyped-def]  # as the fixture makes it
     columns = {
         "arrival_us": [0, 1_000, 2_000],
         "prompt_tokens": [100, 300, 200],
         "output_tokens": [11, 21, 31],
         "ttft_us": [1_000, 3_000, 2_000],
         "e2e_us": [11_000, 23_000, 32_000],
+        **changed,
     }
     return make_recording(columns, engine={"max_num_seqs": 32, "max_num_batched_tokens": 1024, "max_model_len": 4096})
 
@@ -68,6 +69,13 @@ def test_a_command_gets_the_architecture_of_a_model_in_any_case(tmp_path: Path) 
     named = replace(recording(), model=next(iter(bundled_architectures())).upper())
     program = simulator(tmp_path, "header['not_modelled'] = [path.name for path in folder.glob('config.json')]")
     assert replay(named, RELEASE, None, program).simulated.differences == ("made-up 7 does not model: config.json",)
+
+
+def test_a_single_token_may_wait_for_longer_than_one_ever_takes(tmp_path: Path) -> None:
+    """Ten seconds in a queue are no other unit; between two tokens they would be."""
+    ones = recording(output_tokens=[1, 1, 1], e2e_us=[1_000, 3_000, 2_000])
+    late = simulator(tmp_path, "lines = [(a, 10_000_000, 10_000_000) for a, b, c in lines]")
+    assert replay(ones, RELEASE, parse_mode("exact"), late).e2e_us.tolist() == [10_000_000] * 3
 
 
 @pytest.mark.parametrize(

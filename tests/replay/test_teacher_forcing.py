@@ -215,7 +215,7 @@ def test_a_real_server_is_replayed_with_what_it_recorded(data_pack: Path, name: 
 def test_observed_steps_are_met_by_what_was_sent_then() -> None:
     """A client at its limit sends when it is answered, which is a moment off, and meets another observed step.
 
-    Of a live server with four clients the ITL was 8 % off so, and is 0.1 % with what was sent.
+    On a live server with four clients ITL was off by 8 %; with the recorded sends it is off by 0.1 %.
     """
     case = planted_case(Fault("", (), load="crowds"))
     modelled, observed = (replay(case.recording, case.release, parse_mode(mode)) for mode in ("exact", AS_SERVED))

@@ -55,7 +55,7 @@ def test_of_one_commit_and_number_the_last_line_counts(tmp_path: Path) -> None:
 
 
 def test_changed_files_are_judged_beside_their_commit_and_after_it(tmp_path: Path) -> None:
-    """A fault that is not committed yet is none of the commit below it."""
+    """An uncommitted fault does not count against the commit below it."""
     file = tmp_path / "history.jsonl"
     append(file, [entry(0, 0.20, dirty=True), entry(0, 0.30, dirty=True), entry(0, 0.01)])
     (series,) = history_of(read(file)).series

@@ -57,7 +57,7 @@ def server_pace(run: ReplayRun, selection: Selection) -> Estimate | None:
 _COEFFICIENT_DRAWS, _COEFFICIENT_SEED = 24, 45
 # By which share (one standard deviation) mean steps of another load differ from a fit to one load only, whose own parts
 # cannot show it.  Fits to one H100 run (vLLM 0.15.1) missed the mean E2E of another by 2.4 % root mean square
-# (8 pairs), and by 0.8 % at its recorded pace (3 pairs).
+# (8 pairs), and by 0.8 % at its recorded pace (3 pairs).  ``_OF_LOAD`` sets these random numbers apart from others.
 _OTHER_LOAD, _OTHER_LOAD_AT_PACE, _OF_LOAD = 0.024, 0.008, 1
 
 
