@@ -1,8 +1,8 @@
 """JSON text, byte by byte, for compiled scans: every function goes from one position to another.
 
-``text``: uint8[n], with at least 16 zero bytes after its content, at which everything stops; ``words``: the same memory
-as uint64.  A position of -1 says that the text is not JSON, or JSON in a form that is left to a decoder.  What these
-functions accept is valid JSON (RFC 8259), except that UTF-8 inside strings is not looked at.
+``text``: uint8[n], with at least 16 zero bytes after its content, at which everything stops.  A position of -1 says
+that the text is not JSON, or JSON in a form that is left to a decoder.  What these functions accept is valid JSON
+(RFC 8259), except that UTF-8 inside strings is not looked at.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from blis_replay.base.tables import word_at
 from blis_replay.ingest.scan.words import (
     HIGH,
+    Bytes,
     Words,
-    byte_at,
     compiled,
     first_marked,
     has_zero_byte,
@@ -26,8 +26,6 @@ from blis_replay.ingest.scan.words import (
     word_of,
     words_of,
 )
-
-Bytes = NDArray[np.uint8]
 
 UNUSUAL = -1
 PADDING_BYTES = 16
@@ -96,10 +94,10 @@ def escaped_code(text: Bytes, at: int) -> int:
 
 
 @compiled
-def after_string(text: Bytes, words: Words, at: int) -> int:
+def after_string(text: Bytes, at: int) -> int:
     """The end of a string, behind its closing quote; ``at``: behind its opening one."""
     while True:
-        word = word_at(words, at)
+        word = word_at(text, at)
         special = has_zero_byte(word ^ QUOTES) | has_zero_byte(word ^ BACKSLASHES)
         special |= (word - SPACES) & ~word & HIGH  # a byte is below 32 if subtracting 32 borrows from its top bit
         if special == 0:
@@ -154,25 +152,25 @@ def after_null(text: Bytes, at: int) -> int:
 
 
 @compiled
-def _after_plain(text: Bytes, words: Words, at: int) -> int:
+def _after_plain(text: Bytes, at: int) -> int:
     """The end of a string, number or word."""
     byte = text[at]
     if byte == QUOTE:
-        return after_string(text, words, at + 1)
+        return after_string(text, at + 1)
     if byte == MINUS or ZERO <= byte <= NINE:
         return after_number(text, at)
-    if stands_at(words, at, _TRUE, 4):
+    if stands_at(text, at, _TRUE, 4):
         return at + 4
-    return at + 5 if stands_at(words, at, _FALSE, 5) else after_null(text, at)
+    return at + 5 if stands_at(text, at, _FALSE, 5) else after_null(text, at)
 
 
 @compiled
-def after_key(text: Bytes, words: Words, at: int) -> int:
+def after_key(text: Bytes, at: int) -> int:
     """Where the value of any key starts; ``at``: before the key."""
     at = after_space(text, at)
     if text[at] != QUOTE:
         return UNUSUAL
-    at = after_string(text, words, at + 1)
+    at = after_string(text, at + 1)
     return after_colon(text, at) if at >= 0 else UNUSUAL
 
 
@@ -184,7 +182,7 @@ def after_colon(text: Bytes, at: int) -> int:
 
 
 @compiled
-def after_value(text: Bytes, words: Words, at: int) -> int:
+def after_value(text: Bytes, at: int) -> int:
     """The end of any value, nested up to 64 deep; ``at``: its first byte."""
     depth, kinds = 0, np.uint64(0)  # a bit for each open bracket, 1 for an object
     while True:
@@ -196,20 +194,20 @@ def after_value(text: Bytes, words: Words, at: int) -> int:
                     return UNUSUAL
                 depth += 1
                 kinds = (kinds << np.uint64(1)) | np.uint64(byte == OPEN_BRACE)
-                at = after_key(text, words, inside) if byte == OPEN_BRACE else inside
+                at = after_key(text, inside) if byte == OPEN_BRACE else inside
                 if at < 0:
                     return UNUSUAL
                 continue
             at = inside + 1
         else:
-            at = _after_plain(text, words, at)
+            at = _after_plain(text, at)
             if at < 0:
                 return UNUSUAL
         while depth > 0:
             at = after_space(text, at)
             is_object = kinds & np.uint64(1) == 1
             if text[at] == COMMA:
-                at = after_key(text, words, at + 1) if is_object else after_space(text, at + 1)
+                at = after_key(text, at + 1) if is_object else after_space(text, at + 1)
                 if at < 0:
                     return UNUSUAL
                 break
@@ -223,10 +221,10 @@ def after_value(text: Bytes, words: Words, at: int) -> int:
 
 
 @compiled
-def after_newline(text: Bytes, words: Words, at: int, end: int) -> int:
+def after_newline(text: Bytes, at: int, end: int) -> int:
     """The position behind the next newline; -1 without one before ``end``."""
     while at < end:
-        newlines = has_zero_byte(word_at(words, at) ^ _NEWLINES)
+        newlines = has_zero_byte(word_at(text, at) ^ _NEWLINES)
         if newlines:
             _bit, place = first_marked(newlines)
             return at + place + 1 if at + place < end else UNUSUAL
@@ -286,14 +284,14 @@ def _place_of(words: Words) -> int:
 
 
 @compiled
-def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tuple[int, int]:
+def name_at(text: Bytes, at: int, names: Words, lengths: Any, table: Any) -> tuple[int, int]:
     """``(number, end)`` of the string whose first letter is ``at``; number -1: not one of the names.
 
     A string with an escape is left to the decoder, as it could be any name, and so is one beyond ASCII.
     """
     begin, code = at, np.uint64(0)
     while True:
-        word = word_at(words, at)
+        word = word_at(text, at)
         special = has_zero_byte(word ^ QUOTES) | has_zero_byte(word ^ BACKSLASHES)
         special |= ((word - SPACES) | word) & HIGH
         if special:
@@ -306,13 +304,13 @@ def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tu
         if special:
             break
         at += 8
-    if byte_at(words, at) != QUOTE:
+    if text[at] != QUOTE:
         return -1, UNUSUAL
-    return _number_of(words, begin, at, code, names, lengths, table), at + 1
+    return _number_of(text, begin, at, code, names, lengths, table), at + 1
 
 
 @compiled
-def _number_of(text: NDArray[Any], begin: int, end: int, code: Any, names: Words, lengths: Any, table: Any) -> int:
+def _number_of(text: Bytes, begin: int, end: int, code: Any, names: Words, lengths: Any, table: Any) -> int:
     place = np.int64(code >> np.uint64(64 - _TABLE_BITS))
     while table[place] >= 0:
         number: int = table[place]

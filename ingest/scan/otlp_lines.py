@@ -11,13 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.base.tables import table_of
 from blis_replay.ingest.scan import json_text as js
 from blis_replay.ingest.scan import otlp_columns
 from blis_replay.ingest.scan import otlp_rows as out
 from blis_replay.ingest.scan.otlp_attributes import after_attributes, whole
 from blis_replay.ingest.scan.otlp_columns import SCOPES
-from blis_replay.ingest.scan.words import Words, compiled, entry
+from blis_replay.ingest.scan.words import Bytes, compiled, entry
 
 _NAME, _DROPPED, _OTHERS = (out.span_field(column) for column in ("name", "dropped_events", "other_events"))
 _EVENT_NAME = out.event_field("name")
@@ -28,8 +27,7 @@ _PARENT = np.array([-1, _LINE, _RESOURCE, _SCOPED, _SCOPED, _SCOPED, _SPAN, _SPA
 _LISTED = np.isin(np.arange(len(_PARENT)), [_RESOURCE, _SCOPED, _SPAN, _OTHER_SPAN, _EVENT])
 
 # What to do with a value, and the object or field that it is.
-_SKIP, _SPAN_COUNT, _EVENT_COUNT, _TEXT, _SCOPE_NAME, _NAME_OF_EVENT = range(6)
-_SPAN_ATTRIBUTES, _EVENT_ATTRIBUTES, _WITHIN, _LIST = range(6, 10)
+_SKIP, _COUNT, _TEXT, _SCOPE_NAME, _NAME_OF_EVENT, _ATTRIBUTES, _WITHIN, _LIST = range(8)
 _PLAN: dict[int, dict[str, tuple[int, int]]] = {
     _LINE: {"resourceSpans": (_LIST, _RESOURCE)},
     _RESOURCE: {"scopeSpans": (_LIST, _SCOPED)},
@@ -40,18 +38,18 @@ _PLAN: dict[int, dict[str, tuple[int, int]]] = {
         "traceId": (_TEXT, out.span_field("trace_id")),
         "spanId": (_TEXT, out.span_field("span_id")),
         "parentSpanId": (_TEXT, out.span_field("parent_span_id")),
-        "startTimeUnixNano": (_SPAN_COUNT, out.span_field("start_ns")),
-        "droppedEventsCount": (_SPAN_COUNT, _DROPPED),
+        "startTimeUnixNano": (_COUNT, out.span_field("start_ns")),
+        "droppedEventsCount": (_COUNT, _DROPPED),
         "status": (_WITHIN, _STATUS),
-        "attributes": (_SPAN_ATTRIBUTES, 0),
+        "attributes": (_ATTRIBUTES, 0),
         "events": (_LIST, _EVENT),
     },
     _OTHER_SPAN: {"name": (_TEXT, _NAME)},
     _STATUS: {"message": (_TEXT, out.span_field("status_message"))},
     _EVENT: {
         "name": (_NAME_OF_EVENT, 0),
-        "timeUnixNano": (_EVENT_COUNT, out.event_field("time_ns")),
-        "attributes": (_EVENT_ATTRIBUTES, 0),
+        "timeUnixNano": (_COUNT, out.event_field("time_ns")),
+        "attributes": (_ATTRIBUTES, 0),
     },
 }
 _KNOWN = list(dict.fromkeys([*(key for members in _PLAN.values() for key in members), *SCOPES, *otlp_columns.EVENTS]))
@@ -73,40 +71,15 @@ _EVENT_CODE = np.array(
 
 
 @entry
-def scan_lines(
-    text: js.Bytes,
-    words: Words,
-    at: int,
-    end: int,
-    line: int,
-    state: Int64s,
-    spans: Int64s,
-    events: Int64s,
-    texts: js.Bytes,
-) -> tuple[int, int, int]:
+def scan_lines(given: out.Scan, at: int, end: int, line: int) -> tuple[int, int, int]:
     """Scan lines from ``at``, the first one numbered ``line``: ``(why it ended, where, next line)``.
 
     It ends at a line that is cut off by ``end`` (0), is left to the decoder (``UNUSUAL``) or does not fit (``FULL``).
-    ``state``: that of ``new_state``, or as the last scan left it.  ``spans`` and ``events``: rows one behind the other.
     """
-    text, words, state = table_of(text), table_of(words), table_of(state)
-    return _lines(text, words, at, end, line, state, table_of(spans), table_of(events), table_of(texts))
-
-
-@compiled
-def _lines(
-    text: js.Bytes,
-    words: Words,
-    at: int,
-    end: int,
-    line: int,
-    state: Int64s,
-    spans: Int64s,
-    events: Int64s,
-    texts: js.Bytes,
-) -> tuple[int, int, int]:
+    scan = out.scan_of(given)
+    text, state = scan.text, scan.state
     while True:
-        stop = js.after_newline(text, words, at, end)
+        stop = js.after_newline(text, at, end)
         if stop < 0:
             return 0, at, line
         text[stop - 1] = 0  # nothing goes on beyond the line
@@ -114,7 +87,7 @@ def _lines(
         ended = begin
         if begin < stop - 1:
             filled = state[out.SPANS], state[out.EVENTS], state[out.TEXT_BYTES]
-            ended = _line(text, words, begin, line, state, spans, events, texts)
+            ended = _line(scan, begin, line)
             if ended >= 0 and _after_blank(text, ended) != stop - 1:
                 ended = js.UNUSUAL
             if ended < 0:
@@ -128,17 +101,16 @@ def _lines(
 
 
 @compiled
-def _after_blank(text: js.Bytes, at: int) -> int:
+def _after_blank(text: Bytes, at: int) -> int:
     while text[at] == js.SPACE or text[at] == js.RETURN or text[at] == js.TAB:
         at += 1
     return at
 
 
 @compiled
-def _line(
-    text: js.Bytes, words: Words, at: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: js.Bytes
-) -> int:
+def _line(scan: out.Scan, at: int, line: int) -> int:
     """The end of a line's object, whose spans and events are now in the rows."""
+    text, state = scan.text, scan.state
     if text[at] != js.OPEN_BRACE:
         return js.UNUSUAL
     at = js.after_space(text, at + 1)
@@ -147,7 +119,7 @@ def _line(
     while True:
         if text[at] == js.CLOSE_BRACE:
             at += 1
-            _leave(inside, state, spans, events)
+            _leave(scan, inside)
             if inside == _LINE:
                 return at if state[out.SEEN] else js.UNUSUAL
             if _LISTED[inside]:
@@ -155,7 +127,7 @@ def _line(
                 if at < 0:
                     return js.UNUSUAL
                 if text[at] == js.OPEN_BRACE:
-                    if not _enter(inside, line, state, spans, events):
+                    if not _enter(scan, inside, line):
                         return out.FULL
                     at = js.after_space(text, at + 1)
                     continue
@@ -166,7 +138,7 @@ def _line(
         else:
             if text[at] != js.QUOTE:
                 return js.UNUSUAL
-            key, at = js.name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+            key, at = js.name_at(text, at + 1, _NAMES, _LENGTHS, _TABLE)
             if at < 0:
                 return js.UNUSUAL
             at = js.after_colon(text, at)
@@ -181,11 +153,11 @@ def _line(
                         return js.UNUSUAL
                     target = _SPAN if state[out.IS_READ] else _OTHER_SPAN
                 inside = target
-                if not _enter(inside, line, state, spans, events):
+                if not _enter(scan, inside, line):
                     return out.FULL
                 at = js.after_space(text, within)
                 continue
-            at = _value(text, words, at, action, target, state, spans, events, texts)
+            at = _value(scan, at, out.OF_EVENT if inside == _EVENT else out.OF_SPAN, action, target)
             if at < 0:
                 return at
         at = js.next_member(text, at, js.CLOSE_BRACE)
@@ -194,7 +166,7 @@ def _line(
 
 
 @compiled
-def _members_of(text: js.Bytes, at: int, action: int) -> int:
+def _members_of(text: Bytes, at: int, action: int) -> int:
     """Where the members begin of an object that the plan enters, or of the first object of a list; 0 otherwise."""
     if action == _LIST:
         if text[at] != js.OPEN_BRACKET:
@@ -204,77 +176,67 @@ def _members_of(text: js.Bytes, at: int, action: int) -> int:
 
 
 @compiled
-def _enter(inside: int, line: int, state: Int64s, spans: Int64s, events: Int64s) -> bool:
+def _enter(scan: out.Scan, inside: int, line: int) -> bool:
     """Begin an object; whether there is room for its row."""
+    state = scan.state
     state[out.SEEN + inside] = 0
     if _SPAN <= inside <= _OTHER_SPAN:
-        return out.begin_span(line, inside == _SPAN, state, spans)
+        return out.begin_span(scan, line, inside == _SPAN)
     if inside == _EVENT:
-        return out.begin_event(state, events)
+        return out.begin_event(scan)
     if inside == _SCOPED:
         state[out.SCOPE_BEGIN], state[out.SCOPE_END], state[out.IS_READ] = 0, 0, 0
     return True
 
 
 @compiled
-def _leave(inside: int, state: Int64s, spans: Int64s, events: Int64s) -> None:
+def _leave(scan: out.Scan, inside: int) -> None:
     """End an object: its row is kept, but of an event that nobody reads."""
+    state, (events, event) = scan.state, out.begun(scan, out.OF_EVENT)
     if _SPAN <= inside <= _OTHER_SPAN:
         state[out.SPANS] += 1
-    elif inside == _EVENT and events[state[out.EVENTS] * out.EVENT_WIDTH + _EVENT_NAME] < 0:
-        spans[state[out.SPANS] * out.SPAN_WIDTH + _OTHERS] += 1
+    elif inside == _EVENT and events[event + _EVENT_NAME] < 0:
+        scan.spans[state[out.SPANS] * out.SPAN_WIDTH + _OTHERS] += 1
     elif inside == _EVENT:
         state[out.EVENTS] += 1
 
 
 @compiled
-def _value(
-    text: js.Bytes,
-    words: Words,
-    at: int,
-    action: int,
-    target: int,
-    state: Int64s,
-    spans: Int64s,
-    events: Int64s,
-    texts: js.Bytes,
-) -> int:
-    """The end of a value with which was done what the plan says."""
+def _value(scan: out.Scan, at: int, whose: int, action: int, target: int) -> int:
+    """The end of a value with which was done what the plan says; ``whose``: of the span or of the event."""
+    text = scan.text
     if action == _SKIP:
-        return js.after_value(text, words, at)
-    span, event = state[out.SPANS] * out.SPAN_WIDTH, state[out.EVENTS] * out.EVENT_WIDTH
-    if action == _SPAN_ATTRIBUTES:
-        return after_attributes(text, words, at, out.OF_SPAN, spans, span, state, texts)
-    if action == _EVENT_ATTRIBUTES:
-        return after_attributes(text, words, at, out.OF_EVENT, events, event, state, texts)
+        return js.after_value(text, at)
+    if action == _ATTRIBUTES:
+        return after_attributes(scan, at, whose)
     if text[at] == js.NULL_LETTER:
         return js.after_null(text, at)
     if action == _LIST and text[at] == js.OPEN_BRACKET:
         at = js.after_space(text, at + 1)
         return at + 1 if text[at] == js.CLOSE_BRACKET else js.UNUSUAL
-    if action == _SPAN_COUNT:
-        return _count(text, words, at, spans, span + target, out.LARGEST_DROPPED if target == _DROPPED else -1)
-    if action == _EVENT_COUNT:
-        return _count(text, words, at, events, event + target, -1)
+    rows, first = out.begun(scan, whose)
+    if action == _COUNT:
+        is_dropped = whose == out.OF_SPAN and target == _DROPPED
+        return _count(text, at, rows, first + target, out.LARGEST_DROPPED if is_dropped else -1)
     if text[at] != js.QUOTE or not _TEXT <= action <= _NAME_OF_EVENT:
         return js.UNUSUAL
     end = js.after_plain_text(text, at + 1)
     if end < 0:
         return js.UNUSUAL
     if action == _TEXT:
-        return end if out.keep_text(text, at + 1, end - 1, spans, span + target, state, texts) else out.FULL
-    name, _ = js.name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+        return end if out.keep_text(scan, at + 1, end - 1, rows, first + target) else out.FULL
+    name, _ = js.name_at(text, at + 1, _NAMES, _LENGTHS, _TABLE)
     if action == _NAME_OF_EVENT:
-        events[event + _EVENT_NAME] = _EVENT_CODE[name]
+        rows[first + _EVENT_NAME] = _EVENT_CODE[name]
         return end
-    state[out.IS_READ] = _IS_SCOPE[name]
-    return end if out.keep_text(text, at + 1, end - 1, state, out.SCOPE_BEGIN, state, texts) else out.FULL
+    scan.state[out.IS_READ] = _IS_SCOPE[name]
+    return end if out.keep_text(scan, at + 1, end - 1, scan.state, out.SCOPE_BEGIN) else out.FULL
 
 
 @compiled
-def _count(text: js.Bytes, words: Words, at: int, rows: Int64s, place: int, largest: int) -> int:
+def _count(text: Bytes, at: int, rows: Int64s, place: int, largest: int) -> int:
     """The end of a time or count, which is at ``place`` unless it is 0: a time of 0 is null, a count is 0 already."""
-    value, at = whole(text, words, at)
+    value, at = whole(text, at)
     if at < 0 or (largest >= 0 and np.int64(value) > largest):
         return js.UNUSUAL
     if value > 0:

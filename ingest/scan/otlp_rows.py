@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from blis_replay.base.arrays import Int64s
-from blis_replay.ingest.scan.json_text import Bytes, names_of
+from blis_replay.base.tables import Tables, reader
+from blis_replay.ingest.scan.json_text import names_of
 from blis_replay.ingest.scan.otlp_columns import (
     EVENT_FLOATS,
     EVENT_INTEGERS,
@@ -18,7 +19,7 @@ from blis_replay.ingest.scan.otlp_columns import (
     SPAN_INTEGERS,
     SPAN_STRINGS,
 )
-from blis_replay.ingest.scan.words import Words, compiled, entry
+from blis_replay.ingest.scan.words import Bytes, Words, compiled, entry
 
 FULL = -2  # a position, like ``UNUSUAL``: another row or text does not fit
 NULL = np.iinfo(np.int64).min  # no count that is taken is negative
@@ -59,16 +60,24 @@ def _place(counts: tuple[str, ...], texts: tuple[str, ...], column: str) -> int:
 SPANS, EVENTS, TEXT_BYTES = range(3)
 LINE_END = 3  # ... what is behind the newline of the line at which the scan ended, and what the scan itself needs
 SCOPE_BEGIN, SCOPE_END, IS_READ, SPAN_NUMBER, EVENT_NUMBER, SEEN = range(4, 10)
-# How the next attribute began last time (of a span, of an event) after each of these, any other, and at the start.
-FOLLOWERS = SEEN + 16
-FOLLOWERS_EACH = len(ATTRIBUTES) + 2
+STATE_WORDS = SEEN + 16
 
 
-def new_state() -> Int64s:
-    """What is known before the first line."""
-    state = np.zeros(FOLLOWERS + 2 * FOLLOWERS_EACH, np.int64)
-    state[FOLLOWERS:] = -1
-    return state
+class Scan(Tables):
+    """What a scan reads and fills.
+
+    ``text``: JSON lines with zeros behind them.  ``state``: zeros, or as the last scan left it.  ``spans``,
+    ``events``: rows one behind the other; ``texts``: copies of their texts.
+    """
+
+    text: Bytes
+    state: Int64s
+    spans: Int64s
+    events: Int64s
+    texts: Bytes
+
+
+scan_of = reader(Scan)
 
 
 # -- Attributes that the scans know -----------------------------------------------------------
@@ -97,9 +106,17 @@ _SPAN_ROW, _EVENT_NUMBER = event_field("span_row"), event_field("event")
 
 
 @compiled
-def begin_span(record: int, is_read: bool, state: Int64s, spans: Int64s) -> bool:
+def begun(scan: Scan, whose: int) -> tuple[Int64s, int]:
+    """The rows of spans or of events, and where the one that is being filled begins."""
+    if whose == OF_SPAN:
+        return scan.spans, scan.state[SPANS] * SPAN_WIDTH
+    return scan.events, scan.state[EVENTS] * EVENT_WIDTH
+
+
+@compiled
+def begin_span(scan: Scan, record: int, is_read: bool) -> bool:
     """Begin the row of another span of a record, with its scope; False if it does not fit."""
-    row = state[SPANS] * SPAN_WIDTH
+    state, (spans, row) = scan.state, begun(scan, OF_SPAN)
     if row == len(spans):
         return False
     for place in range(row, row + SPAN_WIDTH):
@@ -115,9 +132,9 @@ def begin_span(record: int, is_read: bool, state: Int64s, spans: Int64s) -> bool
 
 
 @compiled
-def begin_event(state: Int64s, events: Int64s) -> bool:
+def begin_event(scan: Scan) -> bool:
     """Begin the row of another event of the span; False if it does not fit."""
-    row = state[EVENTS] * EVENT_WIDTH
+    state, (events, row) = scan.state, begun(scan, OF_EVENT)
     if row == len(events):
         return False
     for place in range(row, row + EVENT_WIDTH):
@@ -128,15 +145,15 @@ def begin_event(state: Int64s, events: Int64s) -> bool:
 
 
 @compiled
-def keep_text(text: Bytes, begin: int, end: int, rows: Int64s, place: int, state: Int64s, texts: Bytes) -> bool:
-    """Copy a text behind the others and put its begin and end at ``place``; False if it does not fit."""
-    first = state[TEXT_BYTES]
+def keep_text(scan: Scan, begin: int, end: int, rows: Int64s, place: int) -> bool:
+    """Copy a text behind the others and put its begin and end at ``place`` of rows; False if it does not fit."""
+    text, texts, first = scan.text, scan.texts, scan.state[TEXT_BYTES]
     if first + end - begin > len(texts):
         return False
     for letter in range(end - begin):
         texts[first + letter] = text[begin + letter]
     rows[place], rows[place + 1] = first, first + end - begin
-    state[TEXT_BYTES] = first + end - begin
+    scan.state[TEXT_BYTES] = first + end - begin
     return True
 
 

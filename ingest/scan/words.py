@@ -1,7 +1,6 @@
 """How the scans are compiled; and eight bytes of a text at once, with what can be asked of all of them together.
 
-``words``: the memory of the text as uint64 (little-endian: the first letter in the lowest byte), or as uint8 where the
-type allows it.  ``at``: the position of a byte; eight bytes from there on must exist.
+A word has the first letter in its lowest byte.  ``at``: the position of a byte; eight bytes from there on must exist.
 """
 
 from __future__ import annotations
@@ -27,20 +26,12 @@ def kept_in() -> Path | None:
     return cache_folder(_FOLDER)
 
 
+Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 ONES = np.uint64(0x0101010101010101)
 HIGH = np.uint64(0x8080808080808080)
-_ZEROS = np.uint64(0x3030303030303030)  # the digit
-_UPPER_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
-_TO_BEYOND_NINE = np.uint64(0x0606060606060606)  # which takes 9 to the last code with the upper half of a digit
 _PLACES = np.uint64(0x0001020304050607)
-
-
-@inlined
-def byte_at(words: Words, at: int) -> Any:
-    """The byte at any position."""
-    return word_at(words, at) & np.uint64(0xFF)
 
 
 @inlined
@@ -57,20 +48,6 @@ def first_marked(marks: Any) -> tuple[Any, Any]:
     return first, np.int64((first * _PLACES) >> np.uint64(56))
 
 
-@inlined
-def are_digits(word: Any) -> bool:
-    """Whether all eight bytes are digits."""
-    return (word & _UPPER_HALVES) == _ZEROS and ((word + _TO_BEYOND_NINE) & _UPPER_HALVES) == _ZEROS
-
-
-@inlined
-def eight_digits(word: Any) -> Any:
-    """The number whose eight digits these are: neighbours are joined to pairs, pairs to fours, and these to eight."""
-    pairs = ((word - _ZEROS) * np.uint64(10 * (1 << 8) + 1) >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)
-    fours = (pairs * np.uint64(100 * (1 << 16) + 1) >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)
-    return fours * np.uint64(10_000 * (1 << 32) + 1) >> np.uint64(32)
-
-
 def word_of(text: str) -> np.uint64:
     """Up to eight letters as the word that they are in memory."""
     return np.uint64(int.from_bytes(text.encode(), "little"))
@@ -84,18 +61,18 @@ def words_of(texts: list[str]) -> tuple[Words, NDArray[np.int64]]:
 
 
 @inlined
-def stands_at(words: Words, at: int, word: Any, length: int) -> bool:
+def stands_at(text: Bytes, at: int, word: Any, length: int) -> bool:
     """Whether these letters stand at a position; ``length``: how many they are."""
-    return (word_at(words, at) ^ word) << np.uint64(64 - 8 * length) == 0
+    return (word_at(text, at) ^ word) << np.uint64(64 - 8 * length) == 0
 
 
 @compiled
-def text_stands_at(words: NDArray[Any], at: int, texts: Words, lengths: Any, number: int) -> bool:
+def text_stands_at(text: Bytes, at: int, texts: Words, lengths: Any, number: int) -> bool:
     """Whether a text of :func:`words_of` stands at a position; no word is read behind one that differs."""
     length = lengths[number]
     for place in range(length >> 3):
-        if word_at(words, at + 8 * place) != texts[number, place]:
+        if word_at(text, at + 8 * place) != texts[number, place]:
             return False
     rest = np.uint64(8 * (length & 7))
-    last = word_at(words, at + (length & -8)) & ((np.uint64(1) << rest) - np.uint64(1))
+    last = word_at(text, at + (length & -8)) & ((np.uint64(1) << rest) - np.uint64(1))
     return rest == 0 or last == texts[number, length >> 3]

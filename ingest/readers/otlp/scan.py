@@ -16,7 +16,7 @@ from blis_replay.ingest.readers.files import RecordedFile, lines_of
 from blis_replay.ingest.readers.otlp.decode import BatchRows, read_json
 from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines
 from blis_replay.ingest.scan import otlp_rows
-from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes
+from blis_replay.ingest.scan.json_text import PADDING_BYTES
 from blis_replay.ingest.scan.otlp_columns import (
     EVENT_SEQUENCE,
     EVENTS,
@@ -40,7 +40,7 @@ from blis_replay.ingest.scan.otlp_rows import (
     turn_rows,
     view_texts,
 )
-from blis_replay.ingest.scan.words import Words
+from blis_replay.ingest.scan.words import Bytes
 
 # Of a scan they are cheap: larger batches than the decoders' spare a fifth of the work on columns.
 BATCH_ROWS = 100_000
@@ -59,15 +59,16 @@ class ScannedBatch:
     Floats are texts in it.
     """
 
-    state: Int64s = field(default_factory=otlp_rows.new_state)
+    state: Int64s = field(default_factory=lambda: np.zeros(otlp_rows.STATE_WORDS, np.int64))
     spans: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.SPAN_WIDTH), np.int64))
     events: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.EVENT_WIDTH), np.int64))
     texts: Bytes = field(default_factory=lambda: np.empty(_ROOM_FOR_TEXTS, np.uint8))
     decoded: BatchRows = field(default_factory=BatchRows)
 
-    def rows(self) -> tuple[Int64s, Int64s, Int64s, Bytes]:
-        """What the scan goes on filling."""
-        return self.state, self.spans.reshape(-1), self.events.reshape(-1), self.texts
+    def scan(self, text: Bytes) -> otlp_rows.Scan:
+        """What the scan goes on filling, with what it reads."""
+        spans, events = self.spans.reshape(-1), self.events.reshape(-1)
+        return otlp_rows.Scan(text=text, state=self.state, spans=spans, events=events, texts=self.texts)
 
     def is_empty(self) -> bool:
         """Whether the scan has added nothing yet."""
@@ -212,10 +213,11 @@ def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
             if sum(map(len, unread)) > MAX_RECORD_BYTES:
                 break
             continue
-        text, words, end = _padded(unread)
+        text = np.frombuffer(bytearray().join([*unread, bytes(PADDING_BYTES)]), np.uint8)
+        end = len(text) - PADDING_BYTES
         why, at = FULL, 0
         while why < 0:
-            why, at, line = scan_lines(text, words, at, end, line, *batch.rows())
+            why, at, line = scan_lines(batch.scan(text), at, end, line)
             if why == FULL and not batch.is_empty():
                 yield batch.taken()
             elif why == FULL and len(batch.spans) < _MOST_ROWS:
@@ -228,16 +230,6 @@ def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
     rest = lines_of(file, chain(unread, chunks), MAX_RECORD_BYTES, line)
     yield from _decoded(file, records_in_lines(rest), batch)
     yield batch.taken()
-
-
-def _padded(parts: list[bytes]) -> tuple[Bytes, Words, int]:
-    """The parts as one text with zeros behind it, the same memory as words, and where the text ends."""
-    end = sum(map(len, parts))
-    words = np.empty((end + PADDING_BYTES) // 8 + 1, np.uint64)
-    text = words.view(np.uint8)
-    np.concatenate([np.frombuffer(part, np.uint8) for part in parts], out=text[:end])
-    text[end:] = 0
-    return text, words, end
 
 
 def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], batch: ScannedBatch) -> Iterator[TraceBatch]:
