@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.base.arrays import Floats
+from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import ExperimentError, SimulatorError
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.latency.models import Latency, durations_us
@@ -93,89 +93,65 @@ def next_recording(entry: ModelEntry, recordings: Sequence[Recording]) -> NextRe
     server.
     """
     latency, record = entry.latency, entry.fit
-    coefficients = [] if record is None else _coefficients(latency, record)
-    if record is None or not any(coefficient.is_fitted for coefficient in coefficients):
+    costs = None if record is None else _costs(latency, record)
+    if record is None or costs is None or not costs.fitted.any():
         return None
     try:
         plans = [plan_replay(recording, ReplayMode(), entry) for recording in recordings if recording.requests.height]
-        fitted_on = [_shown(latency, coefficients, _steps(p.trace, p.engine, latency)) for p in plans]
+        fitted_on = [_shown(latency, costs, _steps(p.trace, p.engine, latency)) for p in plans]
     except ExperimentError:  # of fitted steps, whose requests cannot be replayed
         return None
-    covariance = _covariance(record, coefficients)
-    v = _variance([shown for shown, _mean in fitted_on], covariance, coefficients)
+    v = _variance([shown for shown, _mean in fitted_on], costs)
     if v is None:
         return None
-    before = np.linalg.inv(covariance)
-    weighed = []
-    for load, steps in _loads(plans[0].engine, latency):
-        shown, mean = _shown(latency, coefficients, steps)
-        after = np.asarray(np.linalg.inv(before + shown * (MINUTES / _SIMULATED_MINUTES) / v), np.float64)
-        weighed.append(_Weighed(load, after, mean, _of_forms(latency, record, steps)))
+    weighed = [
+        (load, *_shown(latency, costs, steps), _of_forms(latency, record, steps))
+        for load, steps in _loads(plans[0].engine, latency)
+    ]
     if not weighed:
         return None
-    least_certain = max(weighed, key=lambda one: one.half(covariance))
-    now, then = least_certain.half(covariance), [least_certain.half(one.after) for one in weighed]
+    loads, *weights = zip(*weighed, strict=True)
+    shown, mean, of_forms = map(np.array, weights)
+    after = np.linalg.inv(np.linalg.inv(costs.covariance) + shown * (MINUTES / _SIMULATED_MINUTES) / v)
+    now = OF_95_PERCENT * np.sqrt(np.einsum("li,ij,lj->l", mean, costs.covariance, mean) + of_forms)
+    least_certain = int(np.argmax(now))
+    unsure = np.einsum("i,lij,j->l", mean[least_certain], after, mean[least_certain])
+    then = OF_95_PERCENT * np.sqrt(unsure + of_forms[least_certain])
     # A load that takes other arguments must be worth the restart.
-    effort = [half if not one.load.engine else half / _WORTH_A_RESTART for half, one in zip(then, weighed, strict=True)]
-    best = int(np.argmin(effort))
-    return NextRecording(weighed[best].load, least_certain.load, now, then[best])
+    best = int(np.argmin(np.where([bool(load.engine) for load in loads], then / _WORTH_A_RESTART, then)))
+    return NextRecording(loads[best], loads[least_certain], float(now[least_certain]), float(then[best]))
 
 
 @dataclass(frozen=True)
-class _Weighed:
-    """A load; ``after``: the covariance of the coefficients once it is recorded.
+class _Costs:
+    """The coefficients of the step time: ``models`` have ``us`` more of each.
 
-    ``mean``: float64[coefficients], derivatives of its mean step as a share of it; ``of_forms``: see ``_of_forms``.
+    ``fitted``: bool[coefficients], whether a recording determined it; ``covariance``: float64[coefficients,
+    coefficients], us**2.
     """
 
-    load: Load
-    after: Floats
-    mean: Floats
-    of_forms: float
-
-    def half(self, covariance: Floats) -> float:
-        """Half of the 95 % interval of its mean step, as a share of it."""
-        return OF_95_PERCENT * float(np.sqrt(self.mean @ covariance @ self.mean + self.of_forms))
+    models: Sequence[Latency]
+    us: Floats
+    fitted: Bools
+    covariance: Floats
 
 
-@dataclass(frozen=True)
-class _Coefficient:
-    """A coefficient of the step time: ``model`` has ``us`` more of it; ``deviation``: one standard deviation, us."""
-
-    name: str
-    model: Latency
-    us: float
-    deviation: float
-    is_fitted: bool
-
-
-def _coefficients(latency: Latency, record: FitRecord) -> list[_Coefficient]:
-    """Those of the step time."""
-    found = []
-    for fit in record.coefficients:
-        interval = fit.high_us - fit.low_us
-        deviation = interval / 2 / OF_95_PERCENT if interval else _OF_PRIOR * fit.value_us
-        # Far enough that rounding to whole microseconds does not matter.
-        us = max(interval, fit.value_us / 10)
-        model = moved(latency, {fit.name: us})
-        if model != latency:
-            found.append(_Coefficient(fit.name, model, us, deviation, fit.status == "fitted"))
-    return found
+def _costs(latency: Latency, record: FitRecord) -> _Costs:
+    fits = record.coefficients
+    value_us, interval_us = (np.array(of) for of in ([f.value_us for f in fits], [f.high_us - f.low_us for f in fits]))
+    # Far enough that rounding to whole microseconds does not matter.
+    us = np.maximum(interval_us, value_us / 10)
+    models = [moved(latency, {fit.name: more}) for fit, more in zip(fits, us.tolist(), strict=True)]
+    deviation = np.where(interval_us > 0, interval_us / 2 / OF_95_PERCENT, _OF_PRIOR * value_us)
+    unsure, known = np.flatnonzero(interval_us > 0), np.eye(len(fits))
+    known[np.ix_(unsure, unsure)] = correlation(record, [fits[i] for i in unsure])
+    of_steps = [i for i, model in enumerate(models) if model != latency]
+    fitted = np.array([fits[i].status == "fitted" for i in of_steps], bool)
+    covariance = (known * deviation * deviation[:, None])[np.ix_(of_steps, of_steps)]
+    return _Costs([models[i] for i in of_steps], us[of_steps], fitted, covariance)
 
 
-def _covariance(record: FitRecord, coefficients: Sequence[_Coefficient]) -> Floats:
-    """float64[coefficients, coefficients], us**2."""
-    unsure = [fit for fit in record.coefficients if fit.high_us > fit.low_us]
-    among = {fit.name: place for place, fit in enumerate(unsure)}
-    known, matrix = correlation(record, unsure), np.eye(len(coefficients))
-    for (i, one), (j, other) in product(enumerate(coefficients), repeat=2):
-        if one.name in among and other.name in among:
-            matrix[i, j] = known[among[one.name], among[other.name]]
-    deviations = np.array([coefficient.deviation for coefficient in coefficients])
-    return np.asarray(matrix * deviations * deviations[:, None], np.float64)
-
-
-def _shown(latency: Latency, coefficients: Sequence[_Coefficient], steps: np.ndarray) -> tuple[Floats, Floats]:
+def _shown(latency: Latency, costs: _Costs, steps: np.ndarray) -> tuple[Floats, Floats]:
     """What steps show of coefficients, float64[coefficients, coefficients], and the derivatives of their mean.
 
     The latter as a share of it.  What makes a step longer or shorter lasts for longer than a step: a second shows as
@@ -183,21 +159,17 @@ def _shown(latency: Latency, coefficients: Sequence[_Coefficient], steps: np.nda
     """
     some = steps[:: -(-len(steps) // _MOST_STEPS)]
     now_us = durations_us(latency, some)
-    columns = [(durations_us(one.model, some) - now_us) / one.us for one in coefficients]
-    derivatives = np.column_stack(columns)
-    return derivatives.T @ derivatives * (now_us.mean() * len(steps) / len(some)), derivatives.mean(
-        axis=0
-    ) / now_us.mean()
+    derivatives = np.column_stack([durations_us(model, some) - now_us for model in costs.models]) / costs.us
+    shown = derivatives.T @ derivatives * (now_us.mean() * len(steps) / len(some))
+    return shown, derivatives.mean(axis=0) / now_us.mean()
 
 
-def _variance(fitted_on: Sequence[Floats], covariance: Floats, coefficients: Sequence[_Coefficient]) -> float | None:
+def _variance(fitted_on: Sequence[Floats], costs: _Costs) -> float | None:
     """By which the recordings fitted on give the bounds of the fit; None if they show nothing."""
-    shown = np.sum(fitted_on, axis=0)
-    fitted = [place for place, one in enumerate(coefficients) if one.is_fitted and fitted_on and shown[place, place]]
-    if not fitted:
-        return None
+    shown = np.sum(fitted_on, axis=0) if fitted_on else np.zeros_like(costs.covariance)
+    fitted = np.flatnonzero(costs.fitted & (np.diag(shown) != 0))
     alone = np.linalg.pinv(shown[np.ix_(fitted, fitted)])
-    return float(np.median(np.diag(covariance)[fitted] / np.diag(alone)))
+    return float(np.median(np.diag(costs.covariance)[fitted] / np.diag(alone))) if len(fitted) else None
 
 
 def _of_forms(latency: Latency, record: FitRecord, steps: np.ndarray) -> float:
