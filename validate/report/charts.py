@@ -16,8 +16,9 @@ from blis_replay.validate.report.latency_charts import (
     cycles_chart,
     distribution_chart,
     errors_chart,
-    known_number,
     stages_note,
+    table_rows,
+    two_sides,
     waterfall_chart,
 )
 from blis_replay.validate.report.series import (
@@ -30,7 +31,7 @@ from blis_replay.validate.report.series import (
     stage_starts,
     step_cycles,
 )
-from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn
+from blis_replay.validate.report.svg import Chart, Panel, drawn
 from blis_replay.validate.report.worst import Worst, worst_requests
 
 
@@ -45,11 +46,8 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]], end_s
         panels["waiting"], empty = depth.waiting, ""
     shown = [
         Panel(
-            [
-                Mark(depth.at_s, side, name, name if i == 0 else "", SIDE_DASHES[name])
-                for name, side in zip(SIDE_DASHES, sides, strict=True)
-            ],
-            "time of the run, s" if i == len(panels) - 1 else "",
+            two_sides(depth.at_s, sides, named=i == 0),
+            "time of the run, s",
             counted,
             x_limits=(0.0, end_s),
             zooms=True,
@@ -61,8 +59,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]], end_s
     ]
     names = [f"{side} {name}" for name in panels for side in SIDE_DASHES]
     columns = (Column("middle, s"), *columns_named(*names, kind="decimal"))
-    series = [values for pair in panels.values() for values in pair]
-    rows = tuple((float(at), *(known_number(values[i]) for values in series)) for i, at in enumerate(depth.at_s))
+    rows = table_rows(depth.at_s, *(values for pair in panels.values() for values in pair))
     over = "as clients see them" if depth.in_flight else "over recorded and over simulated steps"
     return Chart(
         "Requests in flight" if depth.in_flight else "Running and waiting requests",
@@ -86,20 +83,17 @@ class Charts:
     absent: dict[str, str]
 
 
-# A chart, or the title of one that is absent, to the reason.
-_Found = Iterator[Chart | dict[str, str]]
+# A chart or the worst requests; or the title of what is absent, to the reason.
+_Found = Iterator[Chart | Worst | dict[str, str]]
 
 
 def charts_of(evidence: Evidence) -> Charts:
     """All pictures that the recording and the replay have numbers for."""
-    parts = (_distributions, _steps, _over_time, _depth, _waterfall)
+    parts = (_distributions, _steps, _over_time, _depth, _waterfall, _worst)
     found = [one for part in parts for one in part(evidence)]
-    shown = tuple(one for one in found if isinstance(one, Chart))
-    absent = {title: why for one in found if not isinstance(one, Chart) for title, why in one.items()}
-    worst = _worst(evidence)
-    if isinstance(worst, str):
-        return Charts(shown, None, absent | {"requests with the largest errors": worst})
-    return Charts(shown, worst, absent)
+    absent = {title: why for one in found if isinstance(one, dict) for title, why in one.items()}
+    worst = next((one for one in found if isinstance(one, Worst)), None)
+    return Charts(tuple(one for one in found if isinstance(one, Chart)), worst, absent)
 
 
 def _distributions(evidence: Evidence) -> _Found:
@@ -157,13 +151,14 @@ def _end_s(evidence: Evidence) -> float | None:
     return float(np.max(both_us)) / 1e6 if len(sent_us) else None
 
 
-def _worst(evidence: Evidence) -> Worst | str:
-    """The requests with the largest errors, or why they cannot be shown."""
+def _worst(evidence: Evidence) -> _Found:
+    title = "requests with the largest errors"
     if not evidence.compared.any():
-        return _NO_REQUESTS
-    if evidence.comparison.overloaded or _forbidden(evidence) & {"e2e", "ttft"}:
-        return "single latencies cannot be compared"
-    return worst_requests(evidence.run)
+        yield {title: _NO_REQUESTS}
+    elif evidence.comparison.overloaded or _forbidden(evidence) & {"e2e", "ttft"}:
+        yield {title: "single latencies cannot be compared"}
+    else:
+        yield worst_requests(evidence.run)
 
 
 def _steps(evidence: Evidence) -> _Found:
@@ -189,13 +184,13 @@ def _marked(evidence: Evidence) -> list[tuple[float, str]]:
 
 
 def _waterfall(evidence: Evidence) -> _Found:
-    attribution = evidence.attribution
-    if evidence.comparison.overloaded and attribution is not None and not attribution.causes:
-        yield {"where the error comes from": _OF_QUEUE}
-        return
-    chart = None if attribution is None else waterfall_chart(attribution)
-    reason = evidence.not_attributed if attribution is None else "no mean was observed"
-    yield {"where the error comes from": reason} if chart is None else chart
+    attribution, title = evidence.attribution, "where the error comes from"
+    if isinstance(attribution, str):
+        yield {title: attribution}
+    elif evidence.comparison.overloaded and not attribution.causes:
+        yield {title: _OF_QUEUE}
+    else:
+        yield waterfall_chart(attribution) or {title: "no mean was observed"}
 
 
 def _forbidden(evidence: Evidence) -> set[str]:

@@ -25,16 +25,15 @@ class Evidence:
     """A comparison with what explains it.
 
     ``compared``: bool[n], requests with observed and simulated latencies; none of published aggregates.
-    ``token_gaps``: observed, pooled, of the compared requests.  ``attribution``: None for the reason
-    ``not_attributed``.  ``checks``: those with a finding, with their tables.
+    ``token_gaps``: observed, pooled, of the compared requests.  ``attribution``: the parts of the error, or why
+    they are not known.  ``checks``: those with a finding, with their tables.
     """
 
     comparison: Comparison
     stages: tuple[Comparison, ...]
     compared: NDArray[np.bool_]
     token_gaps: Gaps | None
-    attribution: Attribution | None
-    not_attributed: str
+    attribution: Attribution | str
     checks: tuple[CheckEvidence, ...]
 
     @property
@@ -52,7 +51,13 @@ def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMod
     run = comparison.run
     compared = on_both_sides(run)
     gaps = pooled_gaps(store, slug, compared) if compared.any() else None
-    attribution, why_not = _attributed(comparison, gaps, options)
+    try:
+        with faults_named(run.recording.alias):
+            attribution: Attribution | str = attribute(
+                run.recording, run.release, run.mode, token_gaps=gaps, errors=comparison.estimates, options=options
+            )
+    except ExperimentError as error:
+        attribution = str(error)
     known = check_names()  # a store may have findings of a check that another version had
     checks = [name for name in dict.fromkeys(f.check for f in comparison.recording.findings) if name in known]
     return Evidence(
@@ -61,18 +66,5 @@ def gather(store: Store, slug: str, release: CoefficientRelease, mode: ReplayMod
         compared=compared,
         token_gaps=gaps,
         attribution=attribution,
-        not_attributed=why_not,
         checks=check_evidence(store, slug, map(named_check, checks), run.recording),
     )
-
-
-def _attributed(comparison: Comparison, gaps: Gaps | None, options: str) -> tuple[Attribution | None, str]:
-    """The parts of the error, or why they are not known."""
-    run = comparison.run
-    try:
-        with faults_named(run.recording.alias):
-            return attribute(
-                run.recording, run.release, run.mode, token_gaps=gaps, errors=comparison.estimates, options=options
-            ), ""
-    except ExperimentError as error:
-        return None, str(error)

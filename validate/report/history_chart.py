@@ -9,7 +9,7 @@ import numpy as np
 from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.history import Entry, History, Series
-from blis_replay.validate.report.svg import Chart, Mark, Panel, drawn
+from blis_replay.validate.report.svg import Chart, Mark, Panel, band, drawn
 
 # Numbers of an experiment that are judged: three, or four with TPOT.
 _MOST_PANELS = 4
@@ -22,19 +22,16 @@ def history_chart(history: History, slug: str) -> Chart | None:
         return None
     places = {commit: at for at, commit in enumerate(history.commits)}
     panels = []
-    for i, series in enumerate(shown):
+    for series in shown:
         known = series.known
         at = np.array([places[entry.of] for entry in known], np.float64)
         limit = 100 * (series.newest.limit or 0.0)
         marks = [Mark((-inf, inf), (y, y), "muted", width=0.8, dashes="4 2") for y in (-limit, limit)]
         low, high = (np.array([100 * _end(entry, side) for entry in known]) for side in (0, 1))
-        band = Mark(
-            np.concatenate([at, at[::-1]]), np.concatenate([low, high[::-1]]), "simulated", filled=True, opacity=0.18
-        )
         line = Mark(at, [100 * error for error in series.errors], "simulated", dot=2.5)
         stages = [(float(places[one.first]), one.first.short.split(" ")[0]) for one in series.moved]
-        x_label = "commit, oldest first" if i == len(shown) - 1 else ""
-        panels.append(Panel([band, *marks, line], x_label, f"{series.newest.name}, %", stages=stages, whole_x=True))
+        marks = [band(at, low, high, "simulated"), *marks, line]
+        panels.append(Panel(marks, "commit, oldest first", f"{series.newest.name}, %", stages=stages, whole_x=True))
     commits = counted(len(history.commits), "commit")
     return Chart(
         "Error by commit",

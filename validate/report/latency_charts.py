@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import inf, isnan, nan
 
 import numpy as np
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.explain.attribute import MEANS, QUANTITIES, Attribution, Estimate
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS, relative_error
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
-from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, drawn
+from blis_replay.validate.report.svg import DASHED, DOTTED, Chart, Mark, Panel, band, drawn
 from blis_replay.validate.text.cells import cell_text, limit_text, percent, time_unit
 
 _QUANTILE_COLUMNS = (
@@ -68,9 +69,16 @@ def _curve(side: str, curve: QuantileCurve, unit_us: float) -> Mark:
     return Mark(x, y, side, side, SIDE_DASHES[side])
 
 
-def known_number(value: float) -> float | None:
-    """The number of an array for a table: None where it is not known (nan)."""
-    return None if np.isnan(value) else float(value)
+def two_sides(x: Floats, sides: Iterable[Floats], *, named: bool = True, dot: float = 0.0) -> list[Mark]:
+    """Observed and simulated values over x; ``named``: in the legend."""
+    dashed = zip(SIDE_DASHES.items(), sides, strict=True)
+    return [Mark(x, values, side, side if named else "", dashes, dot=dot) for (side, dashes), values in dashed]
+
+
+def table_rows(*columns: Floats | Int64s) -> list[tuple[Cell, ...]]:
+    """The rows of a table from its columns; None where a number is not known (nan)."""
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [tuple(None if isnan(value) else value for value in row) for row in rows]
 
 
 def _at(curve: QuantileCurve, level: float) -> float | None:
@@ -93,26 +101,21 @@ def errors_chart(
     ]
     lines = [Mark(errors.at_s, 100 * errors.errors[m], m, METRIC_NAMES[m], dashes=_METRIC_DASHES[m]) for m in metrics]
     unit_us, unit = time_unit(np.nanmax(errors.ttft_us, initial=0))
-    sides = {side: us / unit_us for side, us in zip(SIDE_DASHES, errors.ttft_us, strict=True) if "ttft" in metrics}
-    ttft = [Mark(errors.at_s, us, side, side, SIDE_DASHES[side]) for side, us in sides.items()]
-    x_limits = (None if end_s is None else 0.0, end_s)
-    panels = [Panel([*rules, *lines], "", "error of the mean, %", x_limits=x_limits, stages=stages, zooms=True)]
-    if ttft:
-        panels.append(Panel(ttft, "", f"mean TTFT, {unit}", x_limits=x_limits, y_limits=(0.0, None), zooms=True))
-    panels[-1] = replace(panels[-1], x_label="time of the run at which requests were sent, s")
+    ttft_us = errors.ttft_us if "ttft" in metrics else ()
+    x_limits, at = (None if end_s is None else 0.0, end_s), "time of the run at which requests were sent, s"
+    panels = [Panel([*rules, *lines], at, "error of the mean, %", x_limits=x_limits, stages=stages, zooms=True)]
+    if ttft_us:
+        ttft = two_sides(errors.at_s, [us / unit_us for us in ttft_us])
+        panels.append(Panel(ttft, at, f"mean TTFT, {unit}", x_limits=x_limits, y_limits=(0.0, None), zooms=True))
     limits = ", ".join(f"{METRIC_NAMES[metric]} {limit_text(THRESHOLDS[metric])}" for metric in metrics)
-    series = [*(errors.errors[metric] for metric in metrics), *(errors.ttft_us if ttft else ())]
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (float(at), int(count), *map(known_number, values))
-        for at, count, *values in zip(errors.at_s, errors.requests, *series, strict=True)
-    )
+    rows = table_rows(errors.at_s, errors.requests, *(errors.errors[metric] for metric in metrics), *ttft_us)
     columns = (
         *columns_named("middle, s", "requests"),
         *(Column(METRIC_NAMES[m], "error") for m in metrics),
-        *(Column(f"{side} TTFT", "time") for side in sides),
+        *(Column(f"{side} TTFT", "time") for side, _ in zip(SIDE_DASHES, ttft_us, strict=False)),
     )
     return Chart(
-        "Error and TTFT over the time of the run" if ttft else "Error over the time of the run",
+        "Error and TTFT over the time of the run" if ttft_us else "Error over the time of the run",
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
         f"The thin lines are the limits of the means: {limits}.",
         drawn(panels, 8.6, 0.6 + 1.9 * len(panels), errors.at_s.tolist(), share_x=True),
@@ -133,25 +136,17 @@ def stages_note(stages: Sequence[tuple[float, str]]) -> str:
 def cycles_chart(observed: Band, simulated: Band) -> Chart:
     """Step cycle against batch size: medians, and the middle 80 % as an area."""
     unit_us, unit = time_unit(max(float(shown.high.max(initial=0)) for shown in (observed, simulated)))
-    marks = []
+    marks, rows = [], list[tuple[Cell, ...]]()
     for side, shown in (("observed", observed), ("simulated", simulated)):
-        outline = np.concatenate([shown.low, shown.high[::-1]]) / unit_us
-        marks.append(Mark(np.concatenate([shown.x, shown.x[::-1]]), outline, side, filled=True, opacity=0.18))
+        marks.append(band(shown.x, shown.low / unit_us, shown.high / unit_us, side))
         marks.append(Mark(shown.x, shown.middle / unit_us, side, side, SIDE_DASHES[side], dot=3))
+        rows += [(side, *row) for row in table_rows(shown.x, shown.count, shown.low, shown.middle, shown.high)]
     panel = Panel(marks, _RUNNING, f"step cycle, {unit}", y_limits=(0.0, None), whole_x=True)
-    rows = (*_band_rows("observed", observed), *_band_rows("simulated", simulated))
     return Chart(
         "Step cycle against batch size",
         f"Medians of the step cycle by {_RUNNING}, with the middle 80 %.",
         drawn([panel], 3.4, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
         Table("step cycle", (Column("side", "text"), Column(_RUNNING, "count"), Column("number"), *_TIMES), rows),
-    )
-
-
-def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
-    return tuple(
-        (side, float(x), int(count), *map(float, (low, middle, high)))
-        for x, low, middle, high, count in zip(shown.x, shown.low, shown.middle, shown.high, shown.count, strict=True)
     )
 
 
@@ -207,7 +202,6 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         return None
     names = [bar.name for bar in next(iter(shown.values()))]
     panels = [_waterfall(metric, bars) for metric, bars in shown.items()]
-    panels[-1] = replace(panels[-1], x_label="error over limit")
     of_metrics = [name for metric in shown for name in (metric, f"{metric} low", f"{metric} high")]
     columns = (Column("part", "text"), *columns_named(*of_metrics, kind="error"))
     rows = tuple(
@@ -251,6 +245,7 @@ def _waterfall(metric: str, bars: Sequence[Fall]) -> Panel:
     marks.append(Mark((0, 0), (-inf, inf), "ink", width=0.8))
     return Panel(
         marks,
+        "error over limit",
         title=f"{metric} mean, limit {limit_text(limit)}",
         x_limits=(-REACH, REACH),
         y_limits=(len(bars) - 0.5, -0.5),

@@ -299,8 +299,8 @@ def _explained(evidence: Evidence, options: str) -> tuple[str, tuple[str, ...], 
         before = comparison.before_the_queue
         following = before or comparison.judgement.next
         return "saturation", tuple(queue if found else [_OVERLOADED]), _following(following, options)
-    advised = [] if attribution is None else advice_of(attribution)
-    blamed = [] if attribution is None else blames(attribution)
+    advised = [] if isinstance(attribution, str) else advice_of(attribution)
+    blamed = [] if isinstance(attribution, str) else blames(attribution)
     cause = blamed[0].cause.component.name if blamed and blamed[0].cause is not None else ""
     # `calibrate` takes no latencies that a check calls unusable.
     unusable = {"e2e", "ttft"} & set(comparison.refused())

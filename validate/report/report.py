@@ -11,14 +11,14 @@ from typing import Unpack
 
 from blis_replay.base.errors import ExperimentError, NothingToJudgeError, faults_named, require_extra
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.store import Store, open_store
+from blis_replay.ingest.store import open_store
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_for, release_that_ships
 from blis_replay.validate.history import History
-from blis_replay.validate.report.evidence import Evidence, gather
+from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.history_chart import history_chart
 from blis_replay.validate.report.page import Before, Section, before_of, page, section_of
 from blis_replay.validate.text.answer import Answer, Verbatim
@@ -73,11 +73,12 @@ def report(
     ``ReleaseError`` for an invalid release.
     """
     require_extra("report", "the report", *REPORT_MODULES)
-    job = _Job(store, None if ships else release, baseline, mode or ReplayMode(), command, options)
+    mode = mode or ReplayMode()
     for used in (release, baseline):
         if used is not None:
             used.refuse_if_invalid()
-    answers = dict(zip(slugs, map_jobs(partial(_answer, job), slugs, **pool), strict=True))
+    section = partial(_section, store, None if ships else release, baseline, mode, command, options)
+    answers = dict(zip(slugs, map_jobs(section, slugs, **pool), strict=True))
     # An error names its experiment, and so does each place that shows one.
     not_judged = {slug: why.removeprefix(f"{slug}: ") for slug, why in answers.items() if isinstance(why, str)}
     sections = [answer for answer in answers.values() if isinstance(answer, Section)]
@@ -85,28 +86,31 @@ def report(
     if not sections:
         raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))
     names = dict.fromkeys(release_that_ships([slug]) for slug in answers) if ships else [release.name]
-    html = page(sections, not_judged, ", ".join(names), job.mode.name, baseline.name if baseline else None)
+    html = page(sections, not_judged, ", ".join(names), mode.name, baseline.name if baseline else None)
     return Report(html, {section.judgement.subject.slug: section.judgement.verdict for section in sections}, not_judged)
 
 
-@dataclass(frozen=True)
-class _Job:
-    store: Path
-    release: CoefficientRelease | None
-    baseline: CoefficientRelease | None
-    mode: ReplayMode
-    command: str
-    options: str
-
-
-def _answer(job: _Job, slug: str) -> Section | str:
+def _section(
+    path: Path,
+    release: CoefficientRelease | None,
+    baseline: CoefficientRelease | None,
+    mode: ReplayMode,
+    command: str,
+    options: str,
+    slug: str,
+) -> Section | str:
     """The section of an experiment, or why it cannot be judged; a recording and its replay are large and not kept."""
-    with open_store(job.store, read_only=True) as store:
+    with open_store(path, read_only=True) as store:
         try:
             with faults_named(slug):
-                shipped = release_for(None, [slug])
-                evidence = gather(store, slug, job.release or shipped, job.mode, job.options)
-                return section_of(evidence, job.command, _before(store, slug, job, evidence), job.options)
+                evidence = gather(store, slug, release or release_for(None, [slug]), mode, options)
+                before: Before | str | None = None
+                try:
+                    if baseline is not None:
+                        before = before_of(evidence.comparison, compare_experiment(store, slug, baseline, mode))
+                except ExperimentError as error:
+                    before = str(error)
+                return section_of(evidence, command, before, options)
         except ExperimentError as error:
             return str(error)
 
@@ -116,13 +120,3 @@ def _with_history(section: Section, history: History | None) -> Section:
     if chart is None:
         return section
     return replace(section, charts=replace(section.charts, shown=(chart, *section.charts.shown)))
-
-
-def _before(store: Store, slug: str, job: _Job, evidence: Evidence) -> Before | str | None:
-    """The row with the baseline, or why it is missing; None without a baseline."""
-    if job.baseline is None:
-        return None
-    try:
-        return before_of(evidence.comparison, compare_experiment(store, slug, job.baseline, job.mode))
-    except ExperimentError as error:
-        return str(error)

@@ -87,6 +87,11 @@ class Chart:
     beside: bool = False
 
 
+def band(x: Floats, low: Floats, high: Floats, colour: str) -> Mark:
+    """The area between two lines over x."""
+    return Mark(np.append(x, x[::-1]), np.append(low, high[::-1]), colour, filled=True, opacity=0.18)
+
+
 def drawn(
     panels: Sequence[Panel],
     width_in: float,
@@ -96,7 +101,7 @@ def drawn(
     *,
     share_x: bool = False,
 ) -> str:
-    """Panels below each other as an SVG element; with ``share_x`` the last one alone has numbers along x.
+    """Panels below each other as an SVG element; with ``share_x`` the last one alone has numbers and label along x.
 
     ``rows_at``: where the rows of the table of numbers lie along an axis.  The element has these places as
     ``data-at``, along y for each panel, for whoever shows the value under a pointer.
@@ -116,7 +121,9 @@ def drawn(
     numbered = [not share_x or i == len(panels) - 1 for i in range(len(panels))]
     rows = [len(_legend(panel, width - left)) + bool(panel.stages) + bool(panel.title) for panel in panels]
     above = [_GAP_PT + _ROW_PT * count for count in rows]
-    below = [_GAP_PT + _ROW_PT * (shown + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)]
+    below = [
+        _GAP_PT + _ROW_PT * shown * (1 + bool(panel.x_label)) for panel, shown in zip(panels, numbered, strict=True)
+    ]
     room = (height - sum(above) - sum(below)) / len(panels)
     right = (
         width - 2 * _GAP_PT - max(_width_pt(text, _SMALL_PT) for panel in panels for _, text in [(0, ""), *panel.texts])
@@ -237,8 +244,7 @@ class _Axes:
         if numbered:
             for name, x in x_ticks.items():
                 yield _text(self.x_pt(x), bottom + _ROW_PT, name, "middle", more=' class="tick"')
-        below = bottom + _ROW_PT * (2 if numbered else 1)
-        yield _text((left + right) / 2, below, panel.x_label, "middle") if panel.x_label else ""
+            yield _text((left + right) / 2, bottom + 2 * _ROW_PT, panel.x_label, "middle") if panel.x_label else ""
         if panel.y_label:
             turned = f' transform="rotate(-90 {_ROW_PT - 2:.2f} {(top + bottom) / 2:.2f})"'
             yield _text(_ROW_PT - 2, (top + bottom) / 2, panel.y_label, "middle", more=turned)
