@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +111,7 @@ class BlisBinary:
             ttft_us=results.ttft_us,
             e2e_us=results.e2e_us + post_request_us * results.completed,
             output_tokens=output_lengths(plan),
-            differences=known_differences(plan, results, entry, preemptions),
+            differences=tuple(known_differences(plan, results, entry, preemptions)),
         )
 
     def _answers(self, plan: ReplayPlan, flags: list[str]) -> tuple[BlisResults, int | None]:
@@ -266,17 +267,38 @@ def _refuse_engine(plan: ReplayPlan) -> None:
 
 def known_differences(
     plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None, preemptions: int | None
-) -> tuple[str, ...]:
+) -> Iterator[str]:
     """A sentence for each known difference that applies to this replay (blis-semantics 1.5, 2.4, 2.5, 9).
 
     ``preemptions``: as the build counted them, None if it does not say.
     """
-    return (
-        *_overlap(plan, results, entry),
-        *_restarted(preemptions),
-        *_prefixes(plan),
-        *_scheduling(plan, entry),
-    )
+    if count := overlapping_last_steps(*_last_steps(plan, results, entry), results.completed):
+        yield (
+            f"about {count:,} requests came while the server ran nothing but a last step; BLIS starts their step "
+            "beside it, vLLM after it"
+        )
+    if preemptions:
+        yield (
+            f"BLIS preempted {preemptions:,} times; it generates the output of a preempted request again from its "
+            "start, vLLM keeps what was generated"
+        )
+    shared, prompts, block = shared_prefixes(plan), plan.trace.prompt_tokens, plan.engine.block_size
+    sharing = shared.length > 0
+    if sharing.any():
+        groups = len(np.unique(shared.group[sharing]))
+        passed = f"prefix hits are passed to BLIS as {groups:,} groups with a shared prefix"
+        yield f"{passed}, which its first request computes"
+    if full := int((sharing & (prompts % block == 0) & (shared.length == prompts - block)).sum()):
+        yield (
+            f"{full:,} prompts could be in the cache as a whole; BLIS would compute nothing of them and hold no block, "
+            "so their last block is passed as their own, as vLLM computes it"
+        )
+    if entry is not None and entry.lifecycle.first_token_per_decode_us:
+        yield "BLIS hands a first token out at once; this release lets it wait for those of the decodes in its step"
+    if entry is not None and entry.first_use is not None:
+        yield "BLIS has no kernels that a new server compiles; this release has them"
+    if plan.engine.async_scheduling:
+        yield "BLIS has no asynchronous scheduling: it schedules a step when the one before has ended"
 
 
 def overlapping_last_steps(
@@ -298,7 +320,8 @@ def overlapping_last_steps(
     return int(((last_begin < queued) & (queued < ends)).sum())
 
 
-def _overlap(plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None) -> list[str]:
+def _last_steps(plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None) -> tuple[Int64s, Int64s, Int64s]:
+    """int64[n] us each: when requests were queued and finished, and about how long their last step took."""
     trace, lengths = plan.trace, output_lengths(plan)
     queued_us, finished_us = trace.arrival_us, trace.arrival_us + results.e2e_us
     gaps = np.maximum(lengths - 1, 1)
@@ -311,50 +334,4 @@ def _overlap(plan: ReplayPlan, results: BlisResults, entry: ModelEntry | None) -
         last_step_us = last_step_us - int(delays.post_token_us)
         # A request of one token has its prefill as last step.
         last_step_us = np.where(lengths > 1, last_step_us, finished_us - queued_us)
-    count = overlapping_last_steps(queued_us, finished_us, last_step_us, results.completed)
-    if not count:
-        return []
-    return [
-        f"about {count:,} requests came while the server ran nothing but a last step; BLIS starts their step beside "
-        "it, vLLM after it"
-    ]
-
-
-def _restarted(preemptions: int | None) -> list[str]:
-    if not preemptions:
-        return []
-    return [
-        f"BLIS preempted {preemptions:,} times; it generates the output of a preempted request again from its start, "
-        "vLLM keeps what was generated"
-    ]
-
-
-def _prefixes(plan: ReplayPlan) -> list[str]:
-    shared, prompts, block = shared_prefixes(plan), plan.trace.prompt_tokens, plan.engine.block_size
-    sharing = shared.length > 0
-    if not sharing.any():
-        return []
-    groups = len(np.unique(shared.group[sharing]))
-    lines = [
-        f"prefix hits are passed to BLIS as {groups:,} groups with a shared prefix, which its first request computes"
-    ]
-    full = int((sharing & (prompts % block == 0) & (shared.length == prompts - block)).sum())
-    if full:
-        lines.append(
-            f"{full:,} prompts could be in the cache as a whole; BLIS would compute nothing of them and hold no block, "
-            "so their last block is passed as their own, as vLLM computes it"
-        )
-    return lines
-
-
-def _scheduling(plan: ReplayPlan, entry: ModelEntry | None) -> list[str]:
-    lines = []
-    if entry is not None and entry.lifecycle.first_token_per_decode_us:
-        lines.append(
-            "BLIS hands a first token out at once; this release lets it wait for those of the decodes in its step"
-        )
-    if entry is not None and entry.first_use is not None:
-        lines.append("BLIS has no kernels that a new server compiles; this release has them")
-    if plan.engine.async_scheduling:
-        lines.append("BLIS has no asynchronous scheduling: it schedules a step when the one before has ended")
-    return lines
+    return queued_us, finished_us, last_step_us

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from math import ceil
@@ -66,7 +66,7 @@ def map_jobs(
     Raises what ``work`` raised for the first job that failed; ``ReplayError`` if a worker was killed.
     """
     if workers == 1 or parent_process() is not None:
-        return _serial(work, jobs, progress)
+        return _taken(map(work, jobs), len(jobs), progress)
     return _local(work, jobs, workers or processors(), progress)
 
 
@@ -83,13 +83,14 @@ def pool_pays(jobs: int, seconds_each: float, workers: int) -> bool:
     return seconds_each * (jobs - longest_share) > POOL_START_S
 
 
-def _serial(work: Callable[[Job], Answer], jobs: Sequence[Job], progress: Progress | None) -> list[Answer]:
-    answers = []
-    for job in jobs:
-        answers.append(work(job))
+def _taken(answers: Iterator[Answer], jobs: int, progress: Progress | None) -> list[Answer]:
+    """The answers as they come; ``jobs``: how many there will be."""
+    taken = []
+    for answer in answers:
+        taken.append(answer)
         if progress is not None:
-            progress(len(answers), len(jobs))
-    return answers
+            progress(len(taken), jobs)
+    return taken
 
 
 def _local(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int, progress: Progress | None) -> list[Answer]:
@@ -101,13 +102,13 @@ def _local(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int, pro
     here, seconds_each = 0, float("inf")
     while here < min(len(jobs), 2) and (here == 0 or seconds_each < WARM_UP_S):
         started = perf_counter()
-        answers += _serial(work, jobs[here : here + 1], None)
+        answers.append(work(jobs[here]))
         seconds_each = min(seconds_each, perf_counter() - started)
         here += 1
         with_those_here(0, 0)
     rest = jobs[here:]
     if not pool_pays(len(rest), seconds_each, workers):
-        return answers + _serial(work, rest, with_those_here)
+        return answers + _taken(map(work, rest), len(rest), with_those_here)
     return answers + pool_map(work, rest, workers, with_those_here)
 
 
@@ -120,8 +121,8 @@ def pool_map(
         pool = ProcessPoolExecutor(min(workers, max(len(jobs), 1)), get_context("spawn"), _begin, (work,))
     try:
         with _inherited_by_workers():
-            futures = [pool.submit(_do, job) for job in jobs]
-        return _answers(futures, progress)
+            answers = pool.map(_do, jobs)
+        return _taken(answers, len(jobs), progress)
     except BrokenProcessPool:
         raise ReplayError(
             "a worker process was killed; if memory is short use fewer --jobs, or 1 to see what happens"
@@ -130,23 +131,6 @@ def pool_map(
         for process in set(active_children()) - others:
             process.kill()
         pool.shutdown(cancel_futures=True)
-
-
-def _answers(futures: Sequence[Future[Answer]], progress: Progress | None) -> list[Answer]:
-    """What the jobs answered, in their order.  When one has failed no later one is begun."""
-    number_of = {future: number for number, future in enumerate(futures)}
-    done = 0
-    for future in as_completed(futures):
-        if future.cancelled():
-            continue
-        if future.exception() is not None:  # those before it go on: the first failure in order is raised
-            for later in futures[number_of[future] + 1 :]:
-                later.cancel()
-            continue
-        done += 1
-        if progress is not None:
-            progress(done, len(futures))
-    return [future.result() for future in futures]
 
 
 @contextmanager
