@@ -1,4 +1,7 @@
-"""Worked vectors of blis-semantics section 11: beta (1000, 10, 5) us, alpha (100, 1, 20) us."""
+"""Worked vectors of blis-semantics section 11: beta (1000, 10, 5) us, alpha (100, 1, 20) us.
+
+Both ways of scheduling, clients that give up and outputs that end at ``max_model_len``: ``test_release_digests``.
+"""
 
 from __future__ import annotations
 
@@ -57,50 +60,6 @@ def test_only_uncached_prompt_tokens_are_computed() -> None:
     """A prompt of 165 tokens with 160 cached computes 5: 1000 + 50 us."""
     result = simulate(make_trace([0], [165], [1], prefill_tokens=[5]), ENGINE, BETA)
     assert result.ttft_us.tolist() == [1050]
-
-
-def test_async_costs_an_arrival_one_more_step() -> None:
-    """Semantics section 9: an arrival during batch k runs in batch k + 2.
-
-    With steps of 1000 us flat, A runs 0..10,000.  B arrives at 500 during batch 0: in
-    sync mode its first token is there at 2000, in async mode batch 1 is already
-    scheduled, so it is there at 3000.
-    """
-    flat = LatencyModel("blackbox", 1_000_000, 0, 0)
-    trace = make_trace([0, 500], [10, 10], [10, 1])
-    assert simulate(trace, ENGINE, flat).ttft_us.tolist() == [1000, 1500]
-    assert simulate(trace, replace(ENGINE, async_scheduling=True), flat).ttft_us.tolist() == [1000, 2500]
-
-
-def test_async_holds_a_sequence_slot_one_step_longer() -> None:
-    """With one slot, B waits for A's last token to be in: an empty turn, then its prefill.
-
-    A runs 0..2000 (two tokens).  Sync: B starts at 2000.  Async: the batch after A's last
-    was scheduled at 1000 with A still in the list and is empty; at 2000 B is scheduled.
-    """
-    flat = LatencyModel("blackbox", 1_000_000, 0, 0)
-    trace = make_trace([0, 100], [10, 10], [2, 1])
-    one = replace(ENGINE, max_num_seqs=1)
-    assert simulate(trace, one, flat).finished_us.tolist() == [2000, 3000]
-    assert simulate(trace, replace(one, async_scheduling=True), flat).finished_us.tolist() == [2000, 3000]
-    result = simulate(trace, replace(one, async_scheduling=True), flat)
-    assert result.scheduled_us.tolist() == [0, 2000]
-
-
-def test_a_client_that_gives_up_frees_its_slot() -> None:
-    """A (1000 tokens, flat 1000 us steps) is dropped at the turn after 2500, i.e. at 3000; B follows."""
-    flat = LatencyModel("blackbox", 1_000_000, 0, 0)
-    trace = make_trace([0, 100], [10, 10], [1000, 1], abort_us=[2500, 2**62])
-    result = simulate(trace, replace(ENGINE, max_num_seqs=1), flat)
-    assert result.completed.tolist() == [False, True]
-    assert result.finished_us.tolist() == [-1, 4000]
-
-
-def test_outputs_end_at_max_model_len() -> None:
-    """Semantics section 7: a prompt of 4090 with a limit of 4096 yields 6 tokens, 4095 yields 1."""
-    limited = replace(ENGINE, max_model_len=4096)
-    result = simulate(make_trace([0, 0], [4090, 4095], [50, 50]), limited, BETA)
-    assert result.output_tokens.tolist() == [6, 1]
 
 
 def test_a_prompt_that_fills_the_model_is_refused() -> None:
