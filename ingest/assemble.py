@@ -241,9 +241,7 @@ class _Assembly:
             load_profile=configured.declared,
             findings=findings,
         )
-        placed = place(recording, self.scratch)
-        missing = (*recording.missing, *([placed.remark] if placed.remark else []))
-        return self._part(replace(recording, iterations=placed.iterations, missing=missing))
+        return self._part(place(recording, self.scratch))
 
     def _nothing_found(self) -> RecordingError:
         """Why there is nothing to judge: every record was rejected, or no file has requests."""

@@ -17,8 +17,7 @@ from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
-from blis_replay.ingest.steps.followed import NONE, followed_requests, served_requests
-from blis_replay.ingest.steps.placed import whole_iterations, why_not
+from blis_replay.ingest.steps.followed import NONE, followed_log
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.steps.timeline import StepAnchors, step_anchors
 
@@ -105,13 +104,12 @@ def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
 
 def _admitting_iterations(recording: Recording) -> pl.Series | None:
     """When the iteration of the server's log began that admitted each request, us; None if it is not known of each."""
-    iterations = whole_iterations(recording.iterations)
-    if recording.iterations.is_empty() or why_not(recording.iterations):
+    log, _why_not = followed_log(recording)
+    if log is None:
         return None
-    served = served_requests(recording.requests, recording.lifecycles)
-    walk = followed_requests(recording, iterations, served)
-    known = served.select("request_index", step=pl.Series(np.where(walk.admitted < walk.end, walk.admitted, NONE)))
-    starts = iterations.select("start_us", step=pl.int_range(pl.len()))
+    step = pl.Series(np.where(log.walk.admitted < log.walk.end, log.walk.admitted, NONE))
+    known = log.served.select("request_index", step=step)
+    starts = log.iterations.select("start_us", step=pl.int_range(pl.len()))
     own = recording.requests.select("request_index").join(
         known.join(starts, on="step"), on="request_index", how="left", maintain_order="left"
     )

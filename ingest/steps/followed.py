@@ -105,36 +105,19 @@ class Followed:
     since: int = 0
 
 
-@dataclass(frozen=True)
-class StepCounts:
-    """Counts per step, int64: requests and tokens in prefill and in decode."""
-
-    prefill_requests: Int64s
-    prefill_tokens: Int64s
-    decode_requests: Int64s
-    decode_tokens: Int64s
-
-
-def step_counts(iterations: pl.DataFrame) -> StepCounts:
-    """The count columns of a frame of iterations."""
-    names = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
-    return StepCounts(*(iterations[name].to_numpy() for name in names))
-
-
-def followed(counts: StepCounts, served: pl.DataFrame, block_size: int, caching: bool) -> Followed:
+def followed(iterations: pl.DataFrame, served: pl.DataFrame, block_size: int, caching: bool) -> Followed:
     """Follow ``served`` (``SERVED_SCHEMA``) through the steps, from the first step that lets it go furthest.
 
-    ``block_size``, ``caching``: of the prefix cache.
+    ``iterations``: their counts of requests and tokens; ``block_size``, ``caching``: of the prefix cache.
     """
     lengths = _Lengths(served, block_size if caching else 0)
-    steps = len(counts.prefill_requests)
-    begins = np.flatnonzero((counts.decode_requests == 0) & (counts.prefill_requests > 0))[:_MOST_BEGINNINGS]
+    empty_before = (iterations["decode_requests"] == 0) & (iterations["prefill_requests"] > 0)
     best: Followed | None = None
-    for begin in begins.tolist():
-        walked = _Walk(counts, lengths, begin).go()
+    for begin in empty_before.arg_true().head(_MOST_BEGINNINGS).to_list():
+        walked = _Walk(iterations, lengths, begin).go()
         if best is None or walked.end - walked.begin > best.end - best.begin:
             best = walked
-        if not walked.why or (best.begin < begin and best.end - best.begin > steps // 2):
+        if not walked.why or (best.begin < begin and best.end - best.begin > iterations.height // 2):
             break
     nothing = np.full(served.height, NONE, np.int64)
     return best or Followed(nothing, nothing, nothing, nothing, nothing, 0, 0, "no step begins with an empty engine")
@@ -166,7 +149,7 @@ class _Lengths:
 class _Walk:
     """One pass over the steps."""
 
-    counts: StepCounts
+    iterations: pl.DataFrame
     lengths: _Lengths
     begin: int
     why: str = ""
@@ -183,13 +166,15 @@ class _Walk:
         self.order = list(range(requests))
         self.found = {name: [NONE] * requests for name in ("admitted", "first", "last", "computed")}
         self.found["shared_hit"] = [0] * requests
-        self.ending = [0] * (len(self.counts.prefill_requests) + 1)
-        self.of_step = self.counts.prefill_tokens + self.counts.decode_tokens
+        names = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
+        self.prefills, self.prefill_tokens, self.decodes, decode_tokens = (self.iterations[n].to_numpy() for n in names)
+        self.ending = [0] * (len(self.prefills) + 1)
+        self.of_step = self.prefill_tokens + decode_tokens
 
     def go(self) -> Followed:
-        steps = len(self.counts.prefill_requests)
+        steps = len(self.prefills)
         # Steps of decodes alone explain themselves as long as nothing ends: most are passed over at once.
-        prefill, decode = self.counts.prefill_requests.tolist(), self.counts.decode_requests.tolist()
+        prefill, decode = self.prefills.tolist(), self.decodes.tolist()
         for step in range(self.begin, steps):
             self.at = step
             following = decode[step + 1] if step + 1 < steps else 0
@@ -225,12 +210,12 @@ class _Walk:
         self.next += new
         self.partial += taken
         self.members += taken
-        self.done_by.append(int(self.counts.prefill_tokens[step]) + (self.done_by[-1] if self.done_by else 0))
+        self.done_by.append(int(self.prefill_tokens[step]) + (self.done_by[-1] if self.done_by else 0))
         return ""
 
     def _fitting(self, step: int, taken: list[int]) -> list[int]:
         """Those that begin, or others that came almost at the same time, if only they can be what was computed."""
-        tokens = int(self.counts.prefill_tokens[step])
+        tokens = int(self.prefill_tokens[step])
         if self._possible(taken, tokens) or self._is_cut(taken, tokens):
             return taken
         window = self.order[self.next : self.next + len(taken) + _LOOK_AHEAD]
@@ -246,7 +231,7 @@ class _Walk:
     def _is_cut(self, taken: list[int], tokens: int) -> bool:
         """Whether the last of them may go on in the next step: where this one has as many tokens as any."""
         following = self.at + 1
-        goes_on = following < len(self.of_step) and int(self.counts.prefill_requests[following]) > 0
+        goes_on = following < len(self.of_step) and int(self.prefills[following]) > 0
         return goes_on and tokens < sum(map(self.lengths.work, taken)) and self.of_step[self.at] == self.of_step.max()
 
     def _possible(self, requests: list[int], tokens: int) -> bool:
@@ -310,7 +295,49 @@ class _Walk:
         return max(self.lengths.work(request) - self.lengths.can_hold(request), 1) if ends else 1
 
 
-def followed_requests(recording: Recording, iterations: pl.DataFrame, served: pl.DataFrame) -> Followed:
-    """How ``served`` (``SERVED_SCHEMA``) goes through the steps of one engine, by index, with its prefix cache."""
+@dataclass(frozen=True)
+class FollowedLog:
+    """``iterations``: the log's steps with requests, up to the first that is missing.
+
+    ``walk``: how ``served`` (``SERVED_SCHEMA``) goes through them, by index.
+    """
+
+    iterations: pl.DataFrame
+    served: pl.DataFrame
+    walk: Followed
+
+    @property
+    def remark(self) -> str:
+        """Which steps the requests do not explain, in words."""
+        walk, steps = self.walk, self.iterations.height
+        parts = [f"iterations before {walk.begin:,} served requests that no file records"] if walk.begin else []
+        if walk.why:
+            parts.append(
+                f"at iteration {walk.end:,} of {steps:,} their counts are not those of the requests: {walk.why}"
+            )
+        return "when iterations began: " + "; ".join(parts) if parts else ""
+
+
+def followed_log(recording: Recording, served: pl.DataFrame | None = None) -> tuple[FollowedLog | None, str]:
+    """The iterations of one engine, without gaps, with their requests; or None, and why they cannot be followed.
+
+    ``served``: what is assumed of the requests in the place of what is recorded.  Without iterations there is no why.
+    """
+    of = recording.iterations.aggregate(engines="count(DISTINCT engine)", first="min(iteration)", steps="count(*)")
+    if not of["steps"]:
+        return None, ""
+    if of["engines"] > 1:
+        return None, f"{of['engines']} engines served the requests, and nothing tells which of them served which"
+    if of["first"] > 1:
+        return (
+            None,
+            f"the log begins with iteration {of['first']:,}, so that the requests then in the engine are not known",
+        )
+    if of["steps"] > MOST_STEPS:
+        return None, f"more than {MOST_STEPS:,} of them"
+    frame = recording.iterations.frame()
+    gaps = (frame["iteration"].diff() > 1).arg_true()
+    whole = frame.head(int(gaps[0]) if len(gaps) else frame.height).filter(~pl.col("dummy"))
+    served = served_requests(recording.requests, recording.lifecycles) if served is None else served
     block_size, caching = recording.argument("block_size", 1), recording.argument("enable_prefix_caching", True)
-    return followed(step_counts(iterations), served, block_size, caching)
+    return FollowedLog(whole, served, followed(whole, served, block_size, caching)), ""

@@ -8,7 +8,7 @@ step starts between the output before it and its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.recording import IDENTITIES, ITERATION_SCHEMA, Recording, TokenEvents
-from blis_replay.ingest.rows import Rows, Scratch
-from blis_replay.ingest.steps.followed import MOST_STEPS, NONE, Followed, followed_requests, served_requests
+from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.steps.followed import NONE, Followed, followed_log
 from blis_replay.ingest.steps.records import is_asynchronous
 
 _NEVER, _FOREVER = -(1 << 60), 1 << 60
@@ -45,69 +45,29 @@ class _Bounds:
             at(bound, first, back)
 
 
-@dataclass(frozen=True)
-class Placed:
-    """``iterations``: ``ITERATION_SCHEMA`` with ``start_us`` and ``uncertainty_us`` where steps could be placed.
+def place(recording: Recording, scratch: Scratch) -> Recording:
+    """The recording with ``start_us`` and ``uncertainty_us`` of the iterations that can be placed beside its requests.
 
-    ``remark``: in words, how far that went and why not further.
+    How far that went, and why not further, is among what is missing.
     """
-
-    iterations: Rows
-    remark: str
-
-
-def place(recording: Recording, scratch: Scratch) -> Placed:
-    """Place the iterations of a recording that has requests; those of one engine, without gaps."""
-    rows = recording.iterations
-    if rows.is_empty() or recording.requests.is_empty():
-        return Placed(rows, "")
-    if (why := why_not(rows)) or any(clock.constructed for clock in recording.clocks[:1]):
-        return Placed(rows, f"when iterations began: {why or 'the clock of the requests was made up'}")
-    frame = whole_iterations(rows)
-    served = served_requests(recording.requests, recording.lifecycles)
-    walk = followed_requests(recording, frame, served)
-    remark = remark_of(walk, frame.height)
-    if walk.end <= walk.begin:
-        return Placed(rows, remark)
-    start_us, uncertainty_us = _starts(recording, frame, served, walk)
-    part = slice(walk.begin, walk.end)
-    times = pl.DataFrame(
-        {
-            "engine": frame["engine"][part],
-            "iteration": frame["iteration"][part],
-            "start_us": start_us,
-            "uncertainty_us": uncertainty_us,
-        }
+    if recording.iterations.is_empty() or recording.requests.is_empty():
+        return recording
+    log, why = followed_log(recording)
+    if log is None or any(clock.constructed for clock in recording.clocks[:1]):
+        remark = f"when iterations began: {why or 'the clock of the requests was made up'}"
+        return replace(recording, missing=(*recording.missing, remark))
+    if log.remark:
+        recording = replace(recording, missing=(*recording.missing, log.remark))
+    part = slice(log.walk.begin, log.walk.end)
+    if part.stop <= part.start:
+        return recording
+    start_us, uncertainty_us = _starts(recording, log.iterations, log.served, log.walk)
+    times = log.iterations[part].select(
+        "engine", "iteration", start_us=pl.Series(start_us), uncertainty_us=pl.Series(uncertainty_us)
     )
-    placed = rows.frame().drop("start_us", "uncertainty_us").join(times, on=["engine", "iteration"], how="left")
-    return Placed(scratch.hold(placed.select(ITERATION_SCHEMA.keys())), remark)
-
-
-def why_not(rows: Rows) -> str:
-    """Why requests cannot be followed through iterations at all; ``""`` if they can."""
-    of = rows.aggregate(engines="count(DISTINCT engine)", first="min(iteration)", steps="count(*)")
-    if of["engines"] > 1:
-        return f"{of['engines']} engines served the requests, and nothing tells which of them served which"
-    if of["first"] > 1:
-        return f"the log begins with iteration {of['first']:,}, so that the requests then in the engine are not known"
-    if of["steps"] > MOST_STEPS:
-        return f"more than {MOST_STEPS:,} of them"
-    return ""
-
-
-def whole_iterations(rows: Rows) -> pl.DataFrame:
-    """Steps with requests up to the first iteration that is missing."""
-    frame = rows.frame()
-    gaps = (frame["iteration"].diff() > 1).arg_true()
-    return frame.head(int(gaps[0]) if len(gaps) else frame.height).filter(~pl.col("dummy"))
-
-
-def remark_of(walk: Followed, steps: int) -> str:
-    """Which steps the requests do not explain, in words."""
-    parts = [f"iterations before {walk.begin:,} served requests that no file records"] if walk.begin else []
-    if walk.why:
-        parts.append(f"at iteration {walk.end:,} of {steps:,} their counts are not those of the requests: {walk.why}")
-    return "when iterations began: " + "; ".join(parts) if parts else ""
+    rows = recording.iterations.frame().drop("start_us", "uncertainty_us")
+    placed = rows.join(times, on=["engine", "iteration"], how="left").select(ITERATION_SCHEMA.keys())
+    return replace(recording, iterations=scratch.hold(placed))
 
 
 def _starts(

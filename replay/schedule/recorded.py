@@ -14,8 +14,7 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ReplayError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.steps.followed import NONE, Followed, followed_requests, served_requests
-from blis_replay.ingest.steps.placed import remark_of, whole_iterations, why_not
+from blis_replay.ingest.steps.followed import NONE, Followed, FollowedLog, followed_log
 
 NEVER = 1 << 40
 NOT_KNOWN_US = -(1 << 60)  # what a client sends first has the time 0, and servers are warmed up before
@@ -82,9 +81,10 @@ def recorded_schedule(recording: Recording, served: pl.DataFrame | None = None) 
             f"{recording.alias}: not every step was recorded; start vLLM with --enable-logging-iteration-details and "
             "keep its log as vllm.log"
         )
-    if why := why_not(recording.iterations):
+    log, why = followed_log(recording, served)
+    if log is None:
         raise ReplayError(f"{recording.alias}: {why}; record the log of one engine from its start")
-    return _of_log(recording, served_requests(recording.requests, recording.lifecycles) if served is None else served)
+    return _of_log(recording, log)
 
 
 def _every_step(recording: Recording) -> bool:
@@ -148,11 +148,10 @@ def _of_records(recording: Recording) -> RecordedSchedule:
     )
 
 
-def _of_log(recording: Recording, served: pl.DataFrame) -> RecordedSchedule:
-    rows = whole_iterations(recording.iterations)
-    found = followed_requests(recording, rows, served)
+def _of_log(recording: Recording, log: FollowedLog) -> RecordedSchedule:
+    rows, served, found = log.iterations, log.served, log.walk
     if (found.admitted == NONE).all():
-        raise ReplayError(f"{recording.alias}: {remark_of(found, rows.height)}")
+        raise ReplayError(f"{recording.alias}: {log.remark}")
     start_us = rows["start_us"].fill_null(NOT_KNOWN_US).to_numpy()
     eligible, queue_basis = _eligible(served, found, start_us, rows["elapsed_us"].to_numpy())
     admitted = _with_the_next(found, rows["prefill_requests"].to_numpy())

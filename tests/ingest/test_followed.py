@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -19,20 +18,17 @@ from blis_replay.ingest.steps.followed import (
     NONE,
     SERVED_SCHEMA,
     Followed,
-    StepCounts,
     followed,
-    followed_requests,
-    served_requests,
-    step_counts,
+    followed_log,
 )
 
 BLOCK = 16
 
 
-def counts(*steps: tuple[int, int, int]) -> StepCounts:
+def counts(*steps: tuple[int, int, int]) -> pl.DataFrame:
     """Steps as requests and tokens in prefill, and requests in decode."""
-    prefills, tokens, decodes = (np.array(column, np.int64) for column in zip(*steps, strict=True))
-    return StepCounts(prefills, tokens, decodes, decodes)
+    frame = pl.DataFrame(steps, schema=["prefill_requests", "prefill_tokens", "decode_requests"], orient="row")
+    return frame.with_columns(decode_tokens="decode_requests")
 
 
 def lengths(*requests: tuple[int, int]) -> pl.DataFrame:
@@ -44,7 +40,7 @@ def lengths(*requests: tuple[int, int]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SERVED_SCHEMA, orient="row")
 
 
-def follow(steps: StepCounts, requests: pl.DataFrame) -> Followed:
+def follow(steps: pl.DataFrame, requests: pl.DataFrame) -> Followed:
     return followed(steps, requests, BLOCK, caching=True)
 
 
@@ -112,9 +108,10 @@ def test_the_engines_own_steps_are_found_again(seed: int, asynchronous: bool) ->
     engine = replace(ENGINE, async_scheduling=asynchronous, max_num_seqs=8)
     requests = workload(seed, 40)
     result, recorded = served(requests, engine), logged(requests, engine)
-    frame = recorded.iterations.frame()
-    found = followed_requests(recorded, frame, served_requests(recorded.requests, recorded.lifecycles))
-    assert (found.begin, found.end, found.why) == (0, frame.height, "")
+    log, _why = followed_log(recorded)
+    assert log is not None
+    found = log.walk
+    assert (found.begin, found.end, found.why) == (0, recorded.iterations.height, "")
     assert found.admitted.tolist() == result.scheduled_step.tolist()
     assert found.first.tolist() == result.first_step.tolist()
     assert found.last.tolist() == result.last_step.tolist()
@@ -132,15 +129,11 @@ def test_every_admission_and_prefix_hit_of_vllm_0_32(data_pack: Path, tmp_path: 
     }
     with read_recording(folder) as recorded:
         traced = recorded.lifecycles.frame()
-        requests = served_requests(recorded.requests, recorded.lifecycles)
-        found = followed_requests(recorded, recorded.iterations.frame(), requests)
+        log, _why = followed_log(recorded)
+        assert log is not None
+        requests, found = log.served, log.walk
         ids = dict(traced.select("request_index", "api_request_id").drop_nulls().iter_rows())
     names = [ids.get(index, own) for index, own in requests.select("request_index", "request_id").iter_rows()]
     held = requests["prompt_tokens"].to_numpy() - found.computed
     assert NONE not in found.admitted
     assert {n: (int(a), int(h)) for n, a, h in zip(names, found.admitted, held, strict=True)} == truth
-
-
-def test_counts_are_columns_of_any_frame_that_has_them() -> None:
-    frame = logged(workload(1, 5)).iterations.frame()
-    assert step_counts(frame).prefill_tokens.sum() == sum(p - held for _t, p, held, _o in workload(1, 5))

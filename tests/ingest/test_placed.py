@@ -21,8 +21,9 @@ from blis_replay.ingest.steps.placed import place
 def test_the_true_start_lies_within_the_stated_uncertainty(seed: int, asynchronous: bool) -> None:
     engine = replace(ENGINE, async_scheduling=asynchronous)
     requests = workload(seed)
-    placed = place(logged(requests, engine), Scratch())
-    assert placed.remark == ""
+    recorded = logged(requests, engine)
+    placed = place(recorded, Scratch())
+    assert placed.missing == recorded.missing
     frame, truth_us = placed.iterations.frame(), served(requests, engine).steps["scheduled_us"]
     off_us = np.abs(frame["start_us"].to_numpy() - truth_us)
     assert (off_us <= frame["uncertainty_us"].to_numpy()).all()
@@ -41,7 +42,7 @@ def test_requests_that_cannot_be_followed_leave_steps_without_a_time(changed: pl
     recorded = logged(workload(1, 10))
     frame = recorded.iterations.frame().with_columns(changed)
     placed = place(replace(recorded, iterations=rows_of(frame)), Scratch())
-    assert placed.remark.startswith(f"when iterations began: {why}")
+    assert placed.missing[-1].startswith(f"when iterations began: {why}")
     assert placed.iterations["start_us"].null_count() == frame.height
 
 
@@ -51,7 +52,7 @@ def test_steps_from_the_first_that_is_not_explained_on_have_no_time() -> None:
     requests = recorded.requests.frame().filter(pl.col("request_index") != 5)
     placed = place(replace(recorded, requests=rows_of(requests)), Scratch())
     admitted = int(served(workload(1, 10)).scheduled_step[5])
-    assert f"at iteration {admitted:,} of" in placed.remark
+    assert f"at iteration {admitted:,} of" in placed.missing[-1]
     assert placed.iterations["start_us"].is_not_null().to_list() == [
         i < admitted for i in range(placed.iterations.height)
     ]

@@ -25,8 +25,7 @@ from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import query
 from blis_replay.ingest.steps.admissions import Decodes, admissions_of, decodes_of
-from blis_replay.ingest.steps.followed import Followed, followed_requests, served_requests
-from blis_replay.ingest.steps.placed import whole_iterations, why_not
+from blis_replay.ingest.steps.followed import Followed, followed_log
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
@@ -381,11 +380,10 @@ def logged_steps(recording: Recording) -> EveryStep | None:
 
     Scheduling must be synchronous, or the wait for the model is not part of a step.  One engine must have served all.
     """
-    if recording.iterations.is_empty() or is_asynchronous(recording) or why_not(recording.iterations):
+    log = None if is_asynchronous(recording) else followed_log(recording)[0]
+    if log is None:
         return None
-    iterations = whole_iterations(recording.iterations)
-    served = served_requests(recording.requests, recording.lifecycles)
-    followed = followed_requests(recording, iterations, served)
+    iterations, served, followed = log.iterations, log.served, log.walk
     timed = served.select(pl.all_horizontal(pl.col("decode_us", "queue_us").is_not_null())).to_series().to_numpy()
     measured = (followed.admitted >= 0) & (followed.first < followed.last) & (followed.last < followed.end) & timed
     if followed.end - followed.begin < _EXPLAINED * iterations.height or measured.sum() < _FEWEST_REQUESTS:
