@@ -22,7 +22,6 @@ from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.discovery import Part, Source
 from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.experiment_config import (
-    ExperimentConfig,
     LoadConfig,
     declared_load,
     read_experiment_config,
@@ -131,7 +130,7 @@ _MOST_FOUND_AGAIN = 0.1  # share of the prefix hits that preempted requests can 
 class _Configured:
     """What the configuration files, the log, the reports and the metrics state."""
 
-    experiment: ExperimentConfig
+    experiment: ServerFacts
     load: LoadConfig
     declared: LoadProfile | None
     log: server_log.ServerLog
@@ -278,7 +277,7 @@ class _Assembly:
                 "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
             )
             load = LoadConfig(model=asked.model, prefix_tokens=asked.prefix_tokens)
-        experiment = read_experiment_config(experiment_file) if experiment_file else ExperimentConfig()
+        experiment = read_experiment_config(experiment_file) if experiment_file else ServerFacts()
         header, aggregates = self._header(), self._aggregates()
         metrics = read_metrics(self.known.get(formats.METRICS, []))
         self.missing += metrics.remarks
@@ -419,7 +418,7 @@ class _Assembly:
         events: TokenEvents | None = None
         if best.events is not None:
             raw = best.events
-            events = TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us)
+            events = replace(raw, offsets=raw.offsets[order], counts=raw.counts[order], zero_us=zero_us)
             requests = with_counted_lengths(requests, events)
         else:
             self.missing.append("token times")
@@ -431,16 +430,14 @@ class _Assembly:
 
     def _engine(self, configured: _Configured, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
         evidence = EngineEvidence(
-            configured.experiment.engine,
+            (configured.experiment, configured.header),
             configured.log,
-            dict(configured.header.engine),
             self.profile,
             self._hardware(configured),
             server.steps,
             server.journey_events,
             self.server.log.settings if self.server.log else {},
             configured.metrics.engine,
-            configured.header.name,
         )
         settings, findings = engine_of(evidence, self.given)
         unknown = (name for name in ("max_model_len", "num_gpu_blocks") if name not in settings)

@@ -180,14 +180,14 @@ REBUILT_E2E = f"{REBUILT}; the E2E of each from its TTFT and the mean TPOT"
 class TokenEvents:
     """Stream events as the client stamped them (before any correction), in a flat file of int64, never all in memory.
 
-    Request ``i`` (its ``request_index``) owns ``counts[i]`` stamps from ``offsets[i]``, in us on the client's clock,
-    which shows ``zero_us`` at the experiment's zero.
+    Request ``i`` (its ``request_index``; in a reader its place in the file) owns ``counts[i]`` stamps from
+    ``offsets[i]``, in us on the client's clock, which shows ``zero_us`` at the experiment's zero.
     """
 
     path: Path
     offsets: NDArray[np.int64]
     counts: NDArray[np.int64]
-    zero_us: int
+    zero_us: int = 0  # not known to a reader
 
 
 # Begins the reason of a rejection where a file ends too early, or cannot be read on from there.

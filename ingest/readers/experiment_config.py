@@ -7,12 +7,13 @@ two can differ: builds before 0.4 ignored keys they did not know and ran their d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers import documents
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.requests import ServerFacts
 from blis_replay.ingest.readers.server.engine_arguments import checked_arguments
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 
@@ -26,17 +27,6 @@ _SHARED_PREFIX_KEYS: dict[str, tuple[str, ...]] = {
 }
 # What is said of an experiment beside its engine arguments.
 _EXPERIMENT_KEYS = ("model", "app", "hardware", "tensor_parallelism", "engine")
-
-
-@dataclass(frozen=True)
-class ExperimentConfig:
-    """``exp-config.yaml``: model, GPU and engine arguments of the run (absent ones are ``None``)."""
-
-    model: str | None = None
-    app: str | None = None
-    tensor_parallelism: int | None = None
-    engine: Mapping[str, object] = field(default_factory=dict)  # as recorded, by vLLM's names
-    hardware: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +49,7 @@ class LoadConfig:
     prefix_tokens: int | None = None
 
 
-def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
+def read_experiment_config(file: RecordedFile) -> ServerFacts:
     """What ``exp-config.yaml`` says.
 
     Engine arguments stand at its top or under ``engine``; what is null is not said.  Raises :class:`RecordingError` if
@@ -82,12 +72,13 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
         file.tally.reject("field model", f"{documents.quoted(document['model'])} is not a name")
     if tensor_parallelism is None and said is not None:
         file.tally.reject("field tensor_parallelism", f"{documents.quoted(said)} is not a positive whole number")
-    return ExperimentConfig(
-        model=model,
+    return ServerFacts(
+        model,
+        tensor_parallelism,
+        checked_arguments(file.path, arguments, _EXPERIMENT_KEYS),
+        documents.text(document.get("hardware")),
+        name="exp-config.yaml",
         app=documents.text(document.get("app")),
-        tensor_parallelism=tensor_parallelism,
-        engine=checked_arguments(file.path, arguments, _EXPERIMENT_KEYS),
-        hardware=documents.text(document.get("hardware")),
     )
 
 

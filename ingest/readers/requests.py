@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -26,6 +25,7 @@ from blis_replay.ingest.recording import (
     REQUEST_SCHEMA,
     PromptTree,
     Stage,
+    TokenEvents,
     empty_frame,
 )
 from blis_replay.ingest.rows import Rows, Scratch, query, rows_of
@@ -45,18 +45,6 @@ READ_SCHEMA: dict[str, type[pl.DataType]] = {
 
 
 @dataclass(frozen=True)
-class RawEvents:
-    """Stream event stamps as they lie in a flat int64 file, in us on the client's clock.
-
-    Request ``i`` of the frame, in file order, owns ``counts[i]`` stamps from ``offsets[i]``.
-    """
-
-    path: Path
-    offsets: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class RawPrompts:
     """Prompts as a file repeats them: request ``i`` of the frame, in file order, carries ``prompt[i]``, if any (-1).
 
@@ -70,8 +58,15 @@ class RawPrompts:
     tokens: NDArray[np.int64]
 
     def in_order(self, order: NDArray[np.int64]) -> PromptTree:
-        """The same tree with the requests in send order; ``order`` as :func:`in_send_order` returns it."""
-        return prompt_tree(self.source, self.prompt[order], self.parent, self.shared_tokens, self.tokens)
+        """The same as a tree, with the requests in send order; ``order`` as :func:`in_send_order` returns it."""
+        columns = {name: getattr(self, name) for name in ("parent", "shared_tokens", "tokens")}
+        prompts = pl.DataFrame({"prompt": np.arange(len(self.parent)), **columns}, schema=PROMPT_SCHEMA)
+        requests = {"request_index": np.arange(len(order)), "prompt": self.prompt[order]}
+        return PromptTree(
+            self.source,
+            prompts.with_columns(pl.col("parent").replace(NONE, None)),
+            pl.DataFrame(requests, schema=REQUEST_PROMPT_SCHEMA).filter(pl.col("prompt") != NONE),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ class RequestsRead:
     clock_name: str  # client | server
     clock_kind: str  # epoch | monotonic | relative
     model: str | None = None
-    events: RawEvents | None = None
+    events: TokenEvents | None = None
     version: str = ""
     stages: tuple[Stage, ...] = ()
     aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
@@ -111,13 +106,17 @@ class RequestsRead:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a file called ``name`` says of the server: model, parallelism, engine arguments and GPU."""
+    """What a file called ``name`` says of the server: model, GPU, parallelism, engine arguments by vLLM's names.
+
+    ``app``: what it served, in a word.
+    """
 
     model: str | None = None
     tensor_parallelism: int | None = None
-    engine: tuple[tuple[str, object], ...] = ()
+    engine: Mapping[str, object] = field(default_factory=dict)
     hardware: str | None = None
     name: str = "trace header"
+    app: str | None = None
 
 
 def prefixes_of_groups(groups: list[tuple[str, int | None]], source: str) -> tuple[RawPrompts | None, tuple[str, ...]]:
@@ -194,7 +193,7 @@ def together(parts: Mapping[str, RequestsRead], scratch: Scratch, said_by: str |
         speaker,
         rows=writer.done(),
         model=speaker.model or parts[first].model,
-        events=RawEvents(paths[0], np.concatenate(offsets), np.concatenate(counts)) if paths else None,
+        events=TokenEvents(paths[0], np.concatenate(offsets), np.concatenate(counts)) if paths else None,
         prefix=None,
         remarks=tuple(dict.fromkeys(remark for part in parts.values() for remark in part.remarks)),
     )
@@ -231,42 +230,34 @@ def gathered(
     records: Iterable[tuple[str, Record]],
     request_of: Callable[[Record], Request],
     stamps_path: Path | None = None,
-) -> tuple[Rows, RawEvents | None]:
+) -> tuple[Rows, TokenEvents | None]:
     """The requests of a file in its order, and their stream stamps in the flat file ``stamps_path``.
 
     ``records``: each with its place.  ``request_of``: the columns of ``READ_SCHEMA`` that are known, and the stamps in
     us; a record for which it raises :class:`UnusableError` is rejected and counted.  Memory is bounded by a batch.
     """
     writer = Scratch(share=2).writer(READ_SCHEMA)  # there are as many again once they are in send order
-    counts = array("q")
+    counts, rows = array("q"), list[Row]()
     with Path(stamps_path or os.devnull).open("wb") as stream:
-        rows = _usable(file, records, request_of, stream, counts)
-        while batch := list(islice(rows, BATCH_ROWS)):
-            writer.add(pl.DataFrame(batch, schema=READ_SCHEMA))
+        for place, record in records:
+            try:
+                row, stamps_us = request_of(record)
+            except UnusableError as problem:
+                file.tally.reject(place, str(problem))
+                continue
+            rows.append(row)
+            counts.append(len(stamps_us))
+            stream.write(np.asarray(stamps_us, np.int64).tobytes())
+            if len(rows) == BATCH_ROWS:
+                writer.add(pl.DataFrame(rows, schema=READ_SCHEMA))
+                rows.clear()
+    writer.add(pl.DataFrame(rows, schema=READ_SCHEMA))
     requests = writer.done()
     file.tally.records = requests.height
     owned = np.array(counts, np.int64)
     if stamps_path is None or not owned.any():
         return requests, None
-    return requests, RawEvents(stamps_path, np.cumsum(owned) - owned, owned)
-
-
-def _usable(
-    file: RecordedFile,
-    records: Iterable[tuple[str, Record]],
-    request_of: Callable[[Record], Request],
-    stream: BinaryIO,
-    counts: array[int],
-) -> Iterator[Row]:
-    for place, record in records:
-        try:
-            row, stamps_us = request_of(record)
-        except UnusableError as problem:
-            file.tally.reject(place, str(problem))
-            continue
-        counts.append(len(stamps_us))
-        stream.write(np.asarray(stamps_us, np.int64).tobytes())
-        yield row
+    return requests, TokenEvents(stamps_path, np.cumsum(owned) - owned, owned)
 
 
 # -- Records as data: which field of a tool's record is which column, and as what it is read ----
@@ -373,11 +364,3 @@ def shared_units(offsets: Int64s, counts: Int64s, units: NDArray[Any]) -> tuple[
         going_on = np.repeat(sizes > 1, sizes) & (counts[active] > depth)
         active, group = active[going_on], group[going_on]
     return parent, shared
-
-
-def prompt_tree(source: str, prompt: Int64s, parent: Int64s, shared_tokens: Int64s, tokens: Int64s) -> PromptTree:
-    """A tree from the prompt of each request, in send order, and what is known of prompt 0, 1, ..."""
-    columns = {"prompt": np.arange(len(parent)), "parent": parent, "shared_tokens": shared_tokens, "tokens": tokens}
-    prompts = pl.DataFrame(columns, schema=PROMPT_SCHEMA).with_columns(pl.col("parent").replace(NONE, None))
-    requests = pl.DataFrame({"request_index": np.arange(len(prompt)), "prompt": prompt}, schema=REQUEST_PROMPT_SCHEMA)
-    return PromptTree(source, prompts, requests.filter(pl.col("prompt") != NONE))

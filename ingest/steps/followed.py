@@ -319,9 +319,10 @@ class FollowedLog:
 
 
 def followed_log(recording: Recording, served: pl.DataFrame | None = None) -> tuple[FollowedLog | None, str]:
-    """The iterations of one engine, without gaps, with their requests; or None, and why they cannot be followed.
+    """The iterations of one engine, without gaps, with their requests; or None and the reason why not.
 
-    ``served``: what is assumed of the requests in the place of what is recorded.  Without iterations there is no why.
+    ``served``: what is assumed of the requests in the place of what is recorded.  The reason is empty
+    without iterations.
     """
     of = recording.iterations.aggregate(engines="count(DISTINCT engine)", first="min(iteration)", steps="count(*)")
     if not of["steps"]:

@@ -68,7 +68,7 @@ def read_meta(file: RecordedFile) -> ServerFacts:
         name=file.name,
         model=text(document.get("model")),
         tensor_parallelism=tokens(engine.get("tensor_parallel_size")),
-        engine=tuple(engine.items()),
+        engine=engine,
         hardware=text(section(document, "hardware").get("device_name")),
     )
 

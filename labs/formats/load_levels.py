@@ -208,7 +208,7 @@ def server_of_level(file: RecordedFile) -> ServerFacts:
         model=level.word("model"),
         hardware=level.word("hardware"),
         tensor_parallelism=tokens(level.value("tensor_parallelism")),
-        engine=tuple(said.items()),
+        engine=said,
     )
 
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.identity import alias_of, workload_of
-from blis_replay.ingest.readers.requests import NONE, prompt_tree
+from blis_replay.ingest.readers.requests import NONE, RawPrompts
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
@@ -192,7 +192,8 @@ def prompt_identities(truth: SyntheticTruth) -> PromptTree:
     parent = np.where(first_of_group[member] == sent, NONE, first_of_group[member])
     tokens = truth.trace.prompt_tokens[first]
     shared = np.where(parent == NONE, 0, np.minimum(truth.spec.shared_prefix.system_prompt_tokens, tokens))
-    return prompt_tree("prompt identities of the generator", truth.prompt, parent, shared, tokens)
+    prompts = RawPrompts("prompt identities of the generator", truth.prompt, parent, shared, tokens)
+    return prompts.in_order(np.arange(len(truth.prompt)))
 
 
 def _token_events(truth: SyntheticTruth, path: Path) -> TokenEvents:

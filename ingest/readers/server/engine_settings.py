@@ -6,7 +6,7 @@ ones; what the run shows; configuration files; derived values; the bundled profi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from blis_replay.base.engine_packs import choose_pack, known_release, release_nu
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.requests import ServerFacts
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, checked_arguments
 from blis_replay.ingest.readers.server.engine_defaults import Machine, default_settings, gpu_gib_of
 from blis_replay.ingest.readers.server.log import ServerLog
@@ -159,21 +160,19 @@ GIVEN = "server log, as started"
 class EngineEvidence:
     """The sources of engine arguments.
 
-    ``configured``: the experiment's configuration.  ``header``: that of its trace, called ``header_name``.
-    ``steps`` (``STEP_SCHEMA``), ``journey_events`` (``JOURNEY_EVENT_SCHEMA``): what the server did.  ``recorder``: the
-    arguments of its scheduler.  ``metrics``: its cache, by ``/metrics``.
+    ``written``: what files say that were written down beside it.  ``steps`` (``STEP_SCHEMA``), ``journey_events``
+    (``JOURNEY_EVENT_SCHEMA``): what the server did.  ``recorder``: the arguments of its scheduler.  ``metrics``: its
+    cache, by ``/metrics``.
     """
 
-    configured: Mapping[str, object]
+    written: Sequence[ServerFacts]
     log: ServerLog
-    header: Mapping[str, object]
     profile: Mapping[str, object]
     hardware: str | None
     steps: Rows
     journey_events: Rows
     recorder: Mapping[str, object] = field(default_factory=dict)
     metrics: Mapping[str, object] = field(default_factory=dict)
-    header_name: str = "trace header"
 
 
 def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
@@ -191,8 +190,7 @@ def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[
         ("recorded", "/metrics", said.metrics),
         ("recorded", GIVEN, log.given),
         *_of_the_run(said),
-        ("recorded", "exp-config.yaml", said.configured),
-        ("recorded", said.header_name, said.header),
+        *(("recorded", facts.name, facts.engine) for facts in said.written),
     ]
     machine = _machine(said)
     profile: Source = ("profile", "bundled profile", profile_arguments(said.profile))

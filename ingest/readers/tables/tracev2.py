@@ -22,7 +22,6 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import named_rows
 from blis_replay.ingest.readers.requests import (
     EARLIEST_EPOCH_US,
-    RawEvents,
     Request,
     RequestsRead,
     Row,
@@ -33,6 +32,7 @@ from blis_replay.ingest.readers.requests import (
     prefixes_of_groups,
     request_row,
 )
+from blis_replay.ingest.recording import TokenEvents
 
 _ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
@@ -51,7 +51,7 @@ def read_header(file: RecordedFile) -> ServerFacts:
     return ServerFacts(
         model=text(server.get("model")),
         tensor_parallelism=tokens(server.get("tensor_parallel")),
-        engine=tuple((key, server[key]) for key in _ENGINE_KEYS if server.get(key) is not None),
+        engine={key: server[key] for key in _ENGINE_KEYS if server.get(key) is not None},
     )
 
 
@@ -131,7 +131,7 @@ def with_chunks(read: RequestsRead, file: RecordedFile, stamps_path: Path) -> Re
     if without:
         remark = f"token times of {without:,} of {requests.height:,} requests: those in {file.name} are not used either"
         return replace(read, remarks=(*read.remarks, remark))
-    return replace(read, events=RawEvents(stamps_path, np.cumsum(counts) - counts, counts))
+    return replace(read, events=TokenEvents(stamps_path, np.cumsum(counts) - counts, counts))
 
 
 # Events of a stream beyond its tokens.

@@ -10,6 +10,7 @@ from builders import recorded_file
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.readers.requests import ServerFacts
 from blis_replay.ingest.readers.server.engine_defaults import Machine, gpu_gib_of
 from blis_replay.ingest.readers.server.engine_settings import (
     RESOLVED,
@@ -202,7 +203,8 @@ def test_the_release_that_stands_for_the_recorded_one_is_a_finding(version: str,
 def evidence(
     log: ServerLog, configured: dict[str, object] | None = None, hardware: str | None = None
 ) -> EngineEvidence:
-    return EngineEvidence(configured or {}, log, {}, {}, hardware, no_rows(STEP_SCHEMA), no_rows(JOURNEY_EVENT_SCHEMA))
+    written = [ServerFacts(engine=configured or {}, name="exp-config.yaml")]
+    return EngineEvidence(written, log, {}, hardware, no_rows(STEP_SCHEMA), no_rows(JOURNEY_EVENT_SCHEMA))
 
 
 def test_what_runs_goes_before_what_was_asked_for_and_that_before_what_was_written_down() -> None:

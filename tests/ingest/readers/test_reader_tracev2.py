@@ -143,7 +143,7 @@ def test_any_bytes_after_a_good_row_leave_the_good_row(tmp_path_factory: pytest.
 def test_the_header_gives_model_and_engine_arguments(tmp_path: Path) -> None:
     said = "time_unit: microseconds\nmode: real\nserver: {model: m, tensor_parallel: 4, block_size: 16}\n"
     header = read_header(recorded_file(tmp_path, said))
-    assert (header.model, header.tensor_parallelism, header.engine) == ("m", 4, (("block_size", 16),))
+    assert (header.model, header.tensor_parallelism, header.engine) == ("m", 4, {"block_size": 16})
 
 
 def test_another_time_unit_is_refused(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_what_sglangs_server_says_of_itself_is_read(tmp_path: Path) -> None:
     said = {"server_info": {"model_path": "org/m-7b", "tp_size": 2}, "request_rate": float("inf")}
     file = recorded_file(tmp_path, json.dumps(said) + '\n{"server_info": {"tp_size": 4}')
     facts = vllm_bench.sglang_server(file)
-    assert (facts.model, facts.tensor_parallelism, facts.engine) == ("org/m-7b", 2, ())
+    assert (facts.model, facts.tensor_parallelism, facts.engine) == ("org/m-7b", 2, {})
     assert file.tally.rejected_count == 0
 
 
