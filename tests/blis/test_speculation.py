@@ -51,38 +51,6 @@ def test_gaps_are_between_tokens_and_tokens_of_one_step_have_none() -> None:
     assert np.sort(np.repeat(*result.inter_token_gaps(np.ones(1, bool)))).tolist() == [0, 0, 10_000, 10_000, 10_000]
 
 
-def test_asynchronously_a_step_is_built_before_the_one_ahead_has_accepted_anything() -> None:
-    """The prefill gives one token, the next step all the others; a third was scheduled meanwhile, for nobody."""
-    engine = replace(TWO, async_scheduling=True)
-    result = run(engine, 4, [2, 0, 0, 0])
-    assert result.token_times_us(0).tolist() == [10_000, 20_000, 20_000, 20_000]
-    assert result.steps["decode_tokens"].tolist() == [0, 3, 3]
-    assert len(run(TWO, 4, [2, 0, 0, 0]).steps) == 2
-
-
-def test_drafts_are_in_the_budget() -> None:
-    """8 tokens per step: three requests of 3 do not fit, the third is given 2, and can have one draft verified."""
-    engine = replace(TWO, max_num_batched_tokens=8, max_num_seqs=4)
-    trace = accepting(make_trace([0, 0, 0], [2, 2, 2], [4, 4, 4]), [2] * 12)
-    result = simulate(trace, engine, TEN_MS)
-    assert result.steps["decode_tokens"].tolist() == [0, 8, 3]
-    # The third: 1 + 2 tokens, then the last one; drafts beyond it are verified for nothing.
-    assert result.last_step.tolist() == [1, 1, 2]
-
-
-def test_a_drafter_with_a_kv_cache_holds_room_for_its_tokens() -> None:
-    """16 tokens of prompt are a block of 16; a decode with 2 drafts is 3 tokens more: 2 blocks either way.
-
-    With 12 tokens and 3 they end at 15, in the first block; 2 tokens of lookahead are in the second.
-    """
-    engine = replace(ENGINE, block_size=16, num_gpu_blocks=9, speculation=Speculation(2, "ngram"))
-    trace = accepting(make_trace([0], [12], [6]), [0] * 6)
-    free = simulate(trace, engine, TEN_MS).steps["free_blocks"]
-    assert free.tolist()[:2] == [7, 7]
-    with_kv = replace(engine, speculation=Speculation(2, "eagle"))
-    assert simulate(trace, with_kv, TEN_MS).steps["free_blocks"].tolist()[:2] == [7, 6]
-
-
 @pytest.mark.parametrize("index", [1, 4, 5, 8, 12, 13, 17])
 def test_without_drafts_it_is_the_other_kernel(index: int) -> None:
     """Random workloads with preemptions, prefix hits and clients that give up, synchronous.
