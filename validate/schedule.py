@@ -16,8 +16,8 @@ from blis_replay.ingest.store.recordings import read_token_layout
 from blis_replay.ingest.tables import Table, Toned, Value, columns_named
 from blis_replay.replay.engine import left_out, replayed_engine
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.schedule.checksum import COUNTS, Divergence, ScheduleCheck, check_schedule
-from blis_replay.replay.schedule.recorded import NOT_KNOWN_US, recorded_schedule
+from blis_replay.replay.schedule.checksum import Divergence, ScheduleCheck, check_schedule
+from blis_replay.replay.schedule.recorded import COUNTS, NOT_KNOWN_US, recorded_schedule
 from blis_replay.validate.explain.schedule import Meaning, blocks_that_fit, has_every_step, meaning_of
 
 NAME = "schedule"

@@ -15,12 +15,10 @@ from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import loop
-from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.replay.schedule.recorded import NEVER, NOT_KNOWN_US, RECORDS, RecordedSchedule
+from blis_replay.replay.schedule.recorded import COUNTS, NEVER, NOT_KNOWN_US, RECORDS, RecordedSchedule
 
-COUNTS = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
 _MOST_NAMED = 8
 
 
@@ -104,10 +102,7 @@ def check_schedule(schedule: RecordedSchedule, engine: EngineConfig) -> Schedule
     simulated = simulated_schedule(schedule, engine)
     last = min(schedule.end + 1, len(schedule.step))
     part = slice(schedule.begin, last)
-    differs = np.zeros(last - schedule.begin, np.bool_)
-    for name in COUNTS:
-        differs |= schedule.counts[name][part] != simulated.counts[name][part]
-    rows = np.flatnonzero(differs)
+    rows = np.flatnonzero(np.any([schedule.counts[n][part] != simulated.counts[n][part] for n in COUNTS], axis=0))
     first = schedule.begin + int(rows[0]) if len(rows) else None
     compared = schedule.end - schedule.begin
     equal = compared if first is None else first - schedule.begin
@@ -198,33 +193,14 @@ def simulated_schedule(schedule: RecordedSchedule, engine: EngineConfig) -> Simu
     return _simulated(schedule, engine, result, table)
 
 
-# A step from one row to the next.
-_A_ROW = LatencyModel("blackbox", intercept_ns=1000, per_prefill_token_ns=0, per_decode_token_ns=0)
-
-
 def _served(trace: RequestTrace, engine: EngineConfig, schedule: RecordedSchedule) -> tuple[Int64s, SimResult]:
-    """What the engine schedules in each row, as ``Engine.serve_rows`` has it, and its result.
-
-    With synchronous scheduling and steps of one row each step begins in its own row by itself, so that the run as a
-    whole tells as much, as long as nobody computes tokens again.
-    """
+    """What the engine schedules in each row, as ``Engine.serve_rows`` has it, and its result."""
+    if engine.speculation is not None:
+        raise TraceError("speculation: a schedule is not compared row by row with it")
     steps, until = len(schedule.step), min(schedule.end + 1, len(schedule.step))
     table = np.zeros((steps, loop.ROW_FIELDS), np.int64)
     table[:, loop.ROW_STEP] = -1
-    if engine.speculation is not None:
-        raise TraceError("speculation: a schedule is not compared row by row with it")
     running = Engine(trace, engine)
-    if not engine.async_scheduling:
-        running.advance(_A_ROW, until)
-        result = running.result()
-        ran = result.steps[result.steps["scheduled_us"] < until]
-        if not ran["preempted"].any():
-            rows = ran["scheduled_us"]
-            for place, name in enumerate((*COUNTS[:2], "decode_tokens", "decode_tokens")):
-                table[rows, place] = ran[name]
-            table[rows, loop.ROW_STEP] = np.arange(len(rows))
-            return table, result
-        running = Engine(trace, engine)
     table[:until] = running.serve_rows(schedule.begin, until)
     return table, running.result()
 
@@ -232,10 +208,8 @@ def _served(trace: RequestTrace, engine: EngineConfig, schedule: RecordedSchedul
 def _count_unprocessed(counts: dict[str, Int64s], first: Int64s, last: Int64s) -> None:
     """In step records a request is in prefill until its first token was processed: asynchronously a step longer."""
     following = first[(first >= 0) & ((last > first) | (last < 0))] + 1
-    np.add.at(counts["prefill_requests"], following, 1)
-    np.add.at(counts["prefill_tokens"], following, 1)
-    np.subtract.at(counts["decode_requests"], following, 1)
-    np.subtract.at(counts["decode_tokens"], following, 1)
+    for name in COUNTS:
+        np.add.at(counts[name], following, 1 if name.startswith("prefill") else -1)
 
 
 def _simulated(schedule: RecordedSchedule, engine: EngineConfig, result: SimResult, table: Int64s) -> SimulatedSchedule:

@@ -19,7 +19,7 @@ from blis_replay.ingest.steps.followed import NONE, Followed, FollowedLog, follo
 NEVER = 1 << 40
 NOT_KNOWN_US = -(1 << 60)  # what a client sends first has the time 0, and servers are warmed up before
 LOG, RECORDS = "iterations of the server's log", "step records"
-_COUNTS = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
+COUNTS = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
 # Of a thousandth, as the log has it, and what a division may add.
 _LOG_ROUNDING = 0.0005001
 # Where the server does not say how long a request waited, it waited from then on ...
@@ -92,7 +92,7 @@ def _every_step(recording: Recording) -> bool:
     steps, journeys = recording.steps, recording.lifecycles
     if steps.is_empty() or journeys.is_empty():
         return False
-    named = ", ".join(f"count({name})" for name in (*_COUNTS, "start_us"))
+    named = ", ".join(f"count({name})" for name in (*COUNTS, "start_us"))
     of = steps.aggregate(first="min(step_id)", last="max(step_id)", steps="count(*)", told=f"least({named})")
     queued = journeys.aggregate(queued="count(coalesce(queued_us, queued_step))", all="count(*)")
     whole = of["told"] == of["steps"] == of["last"] - of["first"] + 1
@@ -101,7 +101,7 @@ def _every_step(recording: Recording) -> bool:
 
 def _of_records(recording: Recording) -> RecordedSchedule:
     steps = recording.steps.frame(
-        ["step_id", "start_us", *_COUNTS, "kv_usage", "kv_blocks_total", "kv_blocks_free"]
+        ["step_id", "start_us", *COUNTS, "kv_usage", "kv_blocks_total", "kv_blocks_free"]
     ).sort("step_id")
     steps = steps.filter(pl.col("prefill_tokens") + pl.col("decode_tokens") > 0)
     start_us = steps["start_us"].to_numpy()
@@ -131,7 +131,7 @@ def _of_records(recording: Recording) -> RecordedSchedule:
     return RecordedSchedule(
         step=steps["step_id"].to_numpy(),
         start_us=start_us,
-        counts={name: steps[name].to_numpy() for name in _COUNTS},
+        counts={name: steps[name].to_numpy() for name in COUNTS},
         kv_usage=steps.select(pl.coalesce(usage, "kv_usage").fill_null(np.nan)).to_series().to_numpy(),
         kv_rounding=1e-6,
         kv_at_end=False,
@@ -165,7 +165,7 @@ def _of_log(recording: Recording, log: FollowedLog) -> RecordedSchedule:
     return RecordedSchedule(
         step=rows["iteration"].to_numpy(),
         start_us=start_us,
-        counts={name: rows[name].to_numpy() for name in _COUNTS},
+        counts={name: rows[name].to_numpy() for name in COUNTS},
         kv_usage=rows["kv_usage"].fill_null(np.nan).to_numpy(),
         kv_rounding=_LOG_ROUNDING,
         kv_at_end=True,

@@ -27,8 +27,8 @@ from blis_replay.ingest.rows import Scratch, no_rows, rows_of
 from blis_replay.ingest.steps.placed import place
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.schedule.checksum import COUNTS, ScheduleCheck, check_schedule
-from blis_replay.replay.schedule.recorded import LOG, RECORDS, recorded_schedule
+from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
+from blis_replay.replay.schedule.recorded import COUNTS, LOG, RECORDS, recorded_schedule
 
 
 def recorded(seed: int = 1, engine: EngineConfig = ENGINE, **kwargs: Any) -> Recording:
