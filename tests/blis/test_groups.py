@@ -10,34 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_cases import make_trace
 
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.speculation import Speculation
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, KvCacheGroup, RequestTrace, release_arguments
+from blis_replay.blis.trace import EngineConfig, KvCacheGroup, release_arguments
 
 A_MS = LatencyModel("blackbox", intercept_ns=1_000_000, per_prefill_token_ns=0, per_decode_token_ns=0)
 FULL, WINDOW = KvCacheGroup("full"), KvCacheGroup("window", 64)
 
 
-def one_after_another(prompts: list[int], outputs: int, keys: list[list[int]] | None = None) -> RequestTrace:
-    """Requests that never meet; ``keys``: of their blocks of 16 tokens."""
-    prompt = np.array(prompts)
-    rows = keys or []
-    count = np.array([len(row) for row in rows])
-    blocks = BlockKeys(np.cumsum(count) - count, count, np.concatenate(rows).astype(np.int32), 16) if rows else None
-    return RequestTrace(
-        arrival_us=np.arange(len(prompts)) * 10_000_000,
-        prompt_tokens=prompt,
-        prefill_tokens=prompt,
-        output_tokens=np.full(len(prompts), outputs),
-        abort_us=np.full(len(prompts), NEVER_US),
-        block_keys=blocks,
-    )
-
-
-def engine(*groups: KvCacheGroup, asynchronous: bool = False, release: str = "0.32.0", **more: int) -> EngineConfig:
+def engine(*groups: KvCacheGroup, asynchronous: bool = False, **more: int) -> EngineConfig:
     return EngineConfig(
         max_num_seqs=8,
         max_num_batched_tokens=512,
@@ -45,7 +30,7 @@ def engine(*groups: KvCacheGroup, asynchronous: bool = False, release: str = "0.
         async_scheduling=asynchronous,
         kv_cache_groups=groups,
         **{"num_gpu_blocks": 401} | more,  # type: ignore[arg-type]
-        **release_arguments({"vllm_version": release}),
+        **release_arguments({"vllm_version": "0.32.0"}),
     )
 
 
@@ -53,14 +38,8 @@ def engine(*groups: KvCacheGroup, asynchronous: bool = False, release: str = "0.
 def test_one_group_of_full_attention_is_scheduled_as_without_groups(asynchronous: bool) -> None:
     """Walked one by one, or counted: 60 requests in 120 blocks, of which some are preempted."""
     rng = np.random.default_rng(1)
-    prompt = rng.integers(10, 500, 60)
-    trace = RequestTrace(
-        arrival_us=np.sort(rng.integers(0, 200_000, 60)),
-        prompt_tokens=prompt,
-        prefill_tokens=prompt,
-        output_tokens=rng.integers(1, 60, 60),
-        abort_us=np.full(60, NEVER_US),
-    )
+    prompts, sent_us, outputs = (rng.integers(*each, 60).tolist() for each in ((10, 500), (0, 200_000), (1, 60)))
+    trace = make_trace(sorted(sent_us), prompts, outputs)
     counted, walked = (
         simulate(trace, engine(*groups, asynchronous=asynchronous, num_gpu_blocks=120), A_MS)
         for groups in ((), (FULL,))
@@ -72,7 +51,7 @@ def test_one_group_of_full_attention_is_scheduled_as_without_groups(asynchronous
 
 def test_groups_need_memory_for_all_of_them() -> None:
     """Two groups of full attention hold twice the blocks; 13 each of a prompt of 200 do not fit into 20."""
-    trace = one_after_another([200], 2)
+    trace = make_trace([0], [200], [2])
     assert 400 - simulate(trace, engine(FULL, FULL), A_MS).steps["free_blocks"][0] == 26
     with pytest.raises(TraceError, match="26 KV blocks"):
         simulate(trace, engine(FULL, FULL, num_gpu_blocks=21), A_MS)
@@ -95,7 +74,7 @@ def test_what_groups_do_not_go_with_yet() -> None:
 
 def test_a_run_by_rows_is_the_run_by_time() -> None:
     """``serve_rows`` schedules a step a row: what a run with steps of one row each does."""
-    trace = replace(one_after_another([200, 90], 30), arrival_us=np.array([0, 3]))
+    trace = make_trace([0, 3], [200, 90], [30, 30])
     config = engine(WINDOW, FULL)
     rows = Engine(trace, config).serve_rows(0, 60)
     steps = simulate(trace, config, replace(A_MS, intercept_ns=1_000)).steps

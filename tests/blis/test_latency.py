@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from engine_cases import duration_us, make_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from blis_replay.blis.latency.models import (
     FEATURE_NAMES,
     CorrectedModel,
     FirstUse,
-    Latency,
     LatencyModel,
     Lifecycle,
     ObservedCycles,
@@ -34,15 +34,6 @@ from blis_replay.blis.releases.release import ModelEntry, bundled_releases, form
 from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.validate.explain.cycles import forced_steps
-
-
-def duration_us(
-    model: Latency, prefill: int, decode: int, context: int = 0, prefill_requests: int = 0, start_us: int = 0
-) -> int:
-    batch = np.zeros(1, k.BATCH)
-    batch["prefill_tokens"], batch["decode_tokens"] = prefill, decode
-    batch["context_tokens"], batch["prefill_requests"] = context, prefill_requests
-    return int(step_duration_us(*model.for_kernel(), batch, start_us))
 
 
 @pytest.mark.parametrize(
@@ -139,13 +130,13 @@ def test_every_feature_of_a_regime_model() -> None:
     assert tuple(expected) == FEATURE_NAMES
     for name, value in expected.items():
         model = RegimeModel((Regime("only", 1000.0, ((name, 10.0),)),))
-        assert duration_us(model, 3, 4, 100, prefill_requests=2) == 1000 + 10 * value, name
+        assert duration_us(model, 3, 4, 100, prefills=2) == 1000 + 10 * value, name
 
 
 def test_overhead_and_cost_per_request_of_a_regime_model() -> None:
     """max(50, 200) within 3 * 200, and 10 us for each of 4 decodes and 1 prefill."""
     model = RegimeModel((Regime("only", 50.0, ()),), overhead_us=200.0, per_request_us=10.0)
-    assert duration_us(model, 8, 4, prefill_requests=1) == 250
+    assert duration_us(model, 8, 4, prefills=1) == 250
 
 
 FEW = ("decode_tokens", "<=", 64.0)
@@ -236,13 +227,7 @@ def test_a_forced_run_asks_the_model_about_the_servers_batches() -> None:
 
     The model makes 1000 + 10 * 10 = 1,100 of the first prefill, 1000 + 10 * 20 + 20 of the second beside a decode.
     """
-    trace = RequestTrace(
-        np.array([0, 100]),
-        np.array([10, 20]),
-        np.array([10, 20]),
-        np.array([3, 3]),
-        np.array([NEVER_US, NEVER_US]),
-    )
+    trace = make_trace([0, 100], [10, 20], [3, 3])
     engine = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, async_scheduling=False)
     cycles = ObservedCycles(np.array([0]), np.array([2_000]))
     steps = forced_steps(trace, engine, Lifecycle(), cycles, LatencyModel("blackbox", 1_000_000, 10_000, 20_000))
@@ -274,9 +259,8 @@ def test_the_first_batch_that_needs_a_kernel_waits_for_it() -> None:
     2,048 the server has run a batch before.
     """
     model = LatencyModel("blackbox", 0, 10_000, 0)
-    prompts = np.array([577, 600, 577, 524, 256, 2_048], np.int64)
-    every_second = np.arange(6, dtype=np.int64) * 1_000_000
-    trace = RequestTrace(every_second, prompts, prompts, np.ones(6, np.int64), np.full(6, NEVER_US))
+    prompts = np.array([577, 600, 577, 524, 256, 2_048])
+    trace = make_trace(range(0, 6_000_000, 1_000_000), prompts.tolist(), [1] * 6)
     engine = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2_048, max_model_len=4_096, async_scheduling=False)
     found = simulate(trace, engine, MIXTRAL.on(model, 256, 2_048))
     assert (found.ttft_us - 10 * prompts).tolist() == [900_000, 900_000, 0, 900_000, 0, 0]
@@ -285,9 +269,7 @@ def test_the_first_batch_that_needs_a_kernel_waits_for_it() -> None:
 
 def test_a_run_goes_on_with_the_kernels_that_it_has() -> None:
     """Driven to second 1 and on from there, as a run of many requests is: the second prompt waits for nothing."""
-    prompts = np.full(2, 577, np.int64)
-    arrival_us = np.array([0, 2_000_000], np.int64)
-    trace = RequestTrace(arrival_us, prompts, prompts, np.ones(2, np.int64), np.full(2, NEVER_US))
+    trace = make_trace([0, 2_000_000], [577] * 2, [1] * 2)
     engine = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2_048, max_model_len=4_096, async_scheduling=False)
     running = Engine(trace, engine)
     latency = MIXTRAL.on(LatencyModel("blackbox", 0, 10_000, 0), 256, 2_048)

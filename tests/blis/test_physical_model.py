@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_cases import duration_us
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.engine import Engine
-from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.datasheets import (
     Architecture,
     architecture_of_config,
@@ -32,15 +31,6 @@ LLAMA_70B = "meta-llama/Llama-2-70b-hf"
 MIXTRAL = "mistralai/Mixtral-8x7B-v0.1"
 H100 = gpu_named("H100-SXM-80GB")
 AT_THE_DATASHEET = PhysicalCoefficients(1, 1, 1, 0, 1, 0, 0, 0, 0, 0)
-
-
-def duration_us(
-    model: PhysicalModel, prefill: int, decode: int, context: int, attended: int = 0, prefills: int = 0
-) -> int:
-    batch = np.zeros(1, k.BATCH)
-    batch["prefill_tokens"], batch["decode_tokens"], batch["context_tokens"] = prefill, decode, context
-    batch["attended_tokens"], batch["prefill_requests"] = attended, prefills
-    return int(step_duration_us(*model.for_kernel(), batch, 0))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Short ways to build traces and engines for engine tests."""
+"""Short ways to build traces and engines for engine tests, and to ask a latency model for one step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel.step_time import step_duration_us
+from blis_replay.blis.latency.models import Latency
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 # A synchronous engine with the default token budget of vLLM's API server.
@@ -23,3 +26,13 @@ def make_trace(
     columns = [arrival_us, prompt_tokens, prefill_tokens or prompt_tokens, output_tokens]
     columns.append(abort_us or [NEVER_US] * len(arrival_us))
     return RequestTrace(*(np.array(column, np.int64) for column in columns))
+
+
+def duration_us(
+    model: Latency, prefill: int, decode: int, context: int = 0, attended: int = 0, prefills: int = 0, start_us: int = 0
+) -> int:
+    """The step time of a batch of ``prefill`` and ``decode`` tokens, as the kernel asks for it."""
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["decode_tokens"], batch["context_tokens"] = prefill, decode, context
+    batch["attended_tokens"], batch["prefill_requests"] = attended, prefills
+    return int(step_duration_us(*model.for_kernel(), batch, start_us))

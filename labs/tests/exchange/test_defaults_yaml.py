@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from command_line import Run
+from engine_cases import duration_us
 
 from blis_replay.base.errors import ReleaseError
-from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.models import Latency, Lifecycle
+from blis_replay.blis.latency.models import Lifecycle
 from blis_replay_labs.exchange.defaults import parse_defaults, rows_of
 
 # Rows of the file as published in March 2026 (blis-semantics, section 8).
@@ -36,12 +34,6 @@ models:
    alpha_coeffs: [13450.510995636703, 0.041813767451373045, 0.0],
    beta_coeffs: [26595.2781995357, 96.28441960829817, 56.58626882402723]}
 """
-
-
-def duration_us(latency: Latency, prefill: int, decode: int) -> int:
-    batch = np.zeros(1, k.BATCH)
-    batch["prefill_tokens"], batch["decode_tokens"] = prefill, decode
-    return int(step_duration_us(*latency.for_kernel(), batch, 0))
 
 
 @pytest.mark.slow
