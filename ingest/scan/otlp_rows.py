@@ -163,14 +163,11 @@ _FIRST_LETTERS, _INLINE_LETTERS = 4, 12
 
 
 @entry
-def turn_rows(rows: Int64s, chosen: Int64s, fields: Int64s, columns: Int64s, known: Int64s) -> None:
-    """Fill ``columns`` (int64[fields, chosen]) with some fields of some rows, and count what is not null (from 0)."""
+def turn_rows(rows: Int64s, chosen: Int64s, fields: Int64s, columns: Int64s) -> None:
+    """Fill ``columns`` (int64[fields, chosen]) with some fields of some rows."""
     for place in range(len(chosen)):
-        row = chosen[place]
         for column in range(len(fields)):
-            value = rows[row, fields[column]]
-            columns[column, place] = value
-            known[column] += value != NULL
+            columns[column, place] = rows[chosen[place], fields[column]]
 
 
 @entry

@@ -98,14 +98,6 @@ READ_LIFECYCLE_SCHEMA: Schema = {
 
 
 @dataclass(frozen=True)
-class JourneyParts:
-    """Spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of journeys; ``span_key`` numbers all spans through."""
-
-    spans: Rows
-    events: Rows
-
-
-@dataclass(frozen=True)
 class Journeys:
     """Journeys in order of arrival.
 
@@ -152,16 +144,16 @@ WHERE (place - 1) % $every = 0
 """
 
 
-def bridging_offsets(parts: JourneyParts, ended_ns: int | None) -> pl.Series:
+def bridging_offsets(spans: Rows, events: Rows, ended_ns: int | None) -> pl.Series:
     """Epoch less monotonic time (ns) of the events, without those of journeys of earlier starts (:func:`is_since`).
 
     Of more than some million events every k-th: as many say no more about a median.
     """
-    if ended_ns is None and parts.events.height <= _MOST_OFFSETS:
-        return parts.events["offset_ns"]
-    every = {"every": max(1, -(-parts.events.height // _MOST_OFFSETS))}
-    spans = is_since(parts.spans, ended_ns)
-    return query(_OFFSETS, {"offset_ns": pl.Int64}, every, events=parts.events, spans=spans)["offset_ns"]
+    if ended_ns is None and events.height <= _MOST_OFFSETS:
+        return events["offset_ns"]
+    every = {"every": max(1, -(-events.height // _MOST_OFFSETS))}
+    since = is_since(spans, ended_ns)
+    return query(_OFFSETS, {"offset_ns": pl.Int64}, every, events=events, spans=since)["offset_ns"]
 
 
 def is_since(rows: Rows, ended_ns: int | None, last: str = "last_ns") -> Rows:
@@ -181,7 +173,8 @@ FROM (SELECT * FROM lifecycles ORDER BY arrival_ns NULLS LAST, trace_id NULLS LA
 
 
 def joined(
-    parts: JourneyParts,
+    spans: Rows,
+    events: Rows,
     hits: pl.DataFrame,
     offset_ns: int | None,
     ended_ns: int | None,
@@ -190,20 +183,21 @@ def joined(
 ) -> Journeys:
     """Each API span with its engine span as one journey.
 
-    ``hits``: :func:`cache_hits`; ``offset_ns``: epoch less monotonic clock, if known; ``ended_ns``: the end of earlier
+    ``spans``, ``events``: ``SPAN_SCHEMA``, ``EVENT_SCHEMA``; ``span_key`` numbers all spans through.  ``hits``:
+    :func:`cache_hits`; ``offset_ns``: epoch less monotonic clock, if known; ``ended_ns``: the end of earlier
     starts of the server, whose journeys are left out.  Spans that were recorded twice are rejected in their files.
     """
     repeated, models, read = [], [], scratch.writer(READ_LIFECYCLE_SCHEMA)
-    for batch in _by_trace(is_since(parts.spans, ended_ns)):
-        spans, later = first_spans(batch)
+    for batch in _by_trace(is_since(spans, ended_ns)):
+        first, later = first_spans(batch)
         repeated.append(later)
-        models.append(spans["model"].drop_nulls().value_counts())
-        read.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
+        models.append(first["model"].drop_nulls().value_counts())
+        read.add(_lifecycles(_both_halves(first).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
     lifecycles = by_arrival(read.done(), scratch)
     counts = pl.concat(models).group_by("model").agg(pl.col("count").sum())
     model = next(iter(counts.sort("count", "model", descending=[True, False])["model"]), None)
-    return Journeys(lifecycles, parts.events, model, _remarks(lifecycles))
+    return Journeys(lifecycles, events, model, _remarks(lifecycles))
 
 
 def by_arrival(lifecycles: Rows, scratch: Scratch) -> Rows:

@@ -160,46 +160,20 @@ def _events(rows: Int64s, texts: Bytes) -> tuple[pl.DataFrame, pl.DataFrame, pl.
 def _frame(wanted: _Columns, rows: Int64s, texts: Bytes, chosen: Int64s) -> pl.DataFrame:
     if not len(chosen):
         return pl.DataFrame(schema=wanted.schema)
-    counts, known = _turned(rows, chosen, wanted.fields[: len(wanted.counts)])
-    series = [_counts(name, counts[place], known[place]) for place, name in enumerate(wanted.counts)]
-    places, known = _turned(rows, chosen, wanted.fields[len(wanted.counts) :])
-    for place, name in enumerate(wanted.texts):
-        begins, ends = places[2 * place : 2 * place + 2]
-        series.append(_texts(name, begins, ends, known[2 * place], texts))
-    named = {one.name: one for one in series}
-    # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
-    return pl.DataFrame(
-        [named[name] if named[name].dtype == kind else named[name].cast(kind) for name, kind in wanted.schema.items()]
-    )
-
-
-def _turned(rows: Int64s, chosen: Int64s, fields: Int64s) -> tuple[Int64s, list[int]]:
-    """Fields of some rows as int64[fields, chosen], and how many of each are known."""
     # Memory of its own: a frame can keep it, and the rows are filled again.
-    columns = np.empty((len(fields), len(chosen)), np.int64)
-    known = np.zeros(len(fields), np.int64)
-    turn_rows(rows, chosen, fields, columns, known)
-    return columns, known.tolist()
+    values = np.empty((len(wanted.fields), len(chosen)), np.int64)
+    turn_rows(rows, chosen, wanted.fields, values)
+    counts = [pl.Series(name, of, pl.Int64) for name, of in zip(wanted.counts, values, strict=False)]
+    series = [one.set(one == NULL, None) for one in counts]
+    for name, (begins, ends) in zip(wanted.texts, values[len(counts) :].reshape(-1, 2, len(chosen)), strict=True):
+        series.append(_texts(name, begins, ends, texts))
+    return pl.DataFrame(series).select(wanted.schema.keys()).cast(pl.Schema(wanted.schema))
 
 
-def _counts(name: str, values: Int64s, known: int) -> pl.Series:
-    if known == 0:
-        return _nothing(name, pl.Int64(), len(values))
-    series = pl.Series(name, values, pl.Int64)
-    return series if known == len(values) else series.set(series == NULL, None)
-
-
-def _nothing(name: str, kind: pl.DataType, length: int) -> pl.Series:
-    return pl.Series(name, [None], kind).new_from_index(0, length)
-
-
-def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) -> pl.Series:
-    if known == 0:
-        return _nothing(name, pl.String(), len(begins))
+def _texts(name: str, begins: Int64s, ends: Int64s, texts: Bytes) -> pl.Series:
     views = np.empty((len(begins), 2), np.uint64)
     view_texts(begins, ends, texts, views)
-    nulls = None if known == len(begins) else pa.array(begins != NULL).buffers()[1]
-    buffers = [nulls, pa.py_buffer(views), pa.py_buffer(texts)]
+    buffers = [pa.array(begins != NULL).buffers()[1], pa.py_buffer(views), pa.py_buffer(texts)]
     return pl.Series(name, pa.Array.from_buffers(pa.string_view(), len(begins), buffers), pl.String)
 
 

@@ -91,25 +91,9 @@ def reject_repeated(repeated: Sequence[pl.DataFrame], files: Sequence[RecordedFi
 
 
 def with_texts_on_one_line(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """The texts of these columns on one line, at most 500 characters, null if nothing is left.
-
-    ``documents.text`` on columns.  Columns of printable ASCII alone, which nearly all are, are only looked at.
-    """
-    line = {
-        name: pl.col(name).str.slice(0, _LONGEST_TEXT).str.replace_all(r"[\p{C}\p{Z}]", " ").str.strip_chars()
-        for name in columns
-        if not _is_plain(frame[name])
-    }
-    return frame.with_columns(pl.when(text != "").then(text).alias(name) for name, text in line.items())
-
-
-def _is_plain(texts: pl.Series) -> bool:
-    known = texts.drop_nulls()
-    lengths = known.str.len_bytes()
-    if not len(known):
-        return True
-    short = int(lengths.min()) > 0 and int(lengths.max()) <= _LONGEST_TEXT  # type: ignore[arg-type]
-    return short and not known.str.contains("[^!-~]").any()
+    """The texts of these columns on one line, at most 500 characters, null if nothing is left (``documents.text``)."""
+    line = pl.col(columns).str.slice(0, _LONGEST_TEXT).str.replace_all(r"[\p{C}\p{Z}]", " ").str.strip_chars()
+    return frame.with_columns(pl.when(line != "").then(line))
 
 
 _PLACE = ("span_row", "event", "time_ns")

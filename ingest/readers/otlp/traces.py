@@ -14,7 +14,7 @@ from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import spans
 from blis_replay.ingest.readers.otlp.decode import BatchRows, read_json
 from blis_replay.ingest.readers.otlp.framing import records
-from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
+from blis_replay.ingest.readers.otlp.journeys import Journeys, is_since
 from blis_replay.ingest.readers.otlp.spans import (
     READ_SNAPSHOT_SCHEMA,
     READ_STEP_SCHEMA,
@@ -109,25 +109,24 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
     for number, file in enumerate(files):
         for batch in trace_batches(file):
             collected.add(batch, number, file)
-    read_steps, parts = (
-        collected.steps.done(),
-        JourneyParts(collected.journey_spans.done(), collected.journey_events.done()),
+    read_steps, journey_spans, journey_events = (
+        writer.done() for writer in (collected.steps, collected.journey_spans, collected.journey_events)
     )
     ended_ns = spans.end_of_earlier_starts(read_steps)
     unread = f"{collected.other_events} span events of unknown names: not read"
     remarks = [unread] if collected.other_events else []
     if ended_ns is not None:
-        left = parts.spans.height - is_since(parts.spans, ended_ns).height
+        left = journey_spans.height - is_since(journey_spans, ended_ns).height
         before = read_steps.height - is_since(read_steps, ended_ns, "epoch_ns").height
         earlier = f"{before} steps and {left} journey spans of earlier starts of the server"
         remarks.append(f"{earlier}: not used, the last one is")
     steps = _steps(read_steps, ended_ns, files[0], scratch)
     snapshots = _snapshots(collected.snapshots.done(), ended_ns, files[0], scratch)
-    bridge_ns = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
+    bridge_ns = bridge_of(otlp_journeys.bridging_offsets(journey_spans, journey_events, ended_ns), steps)
     journeys = None
-    if not parts.spans.is_empty():
+    if not journey_spans.is_empty():
         hits = otlp_journeys.cache_hits(snapshots)
-        journeys = otlp_journeys.joined(parts, hits, bridge_ns, ended_ns, files, scratch)
+        journeys = otlp_journeys.joined(journey_spans, journey_events, hits, bridge_ns, ended_ns, files, scratch)
         remarks += journeys.remarks
     requests = (requests_of(journeys, scratch) if journeys else None) or _upstream(collected, files)
     if requests is not None and collected.several_sequences:
