@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.arrays import Int64s
 from blis_replay.ingest import served
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
@@ -59,10 +59,15 @@ def overloaded(recording: Recording) -> tuple[bool, str]:
 
 
 def failed_share(recording: Recording) -> float | None:
-    """Failed requests over all, 0..1; published counts if no requests were recorded."""
+    """Failed requests over all, 0..1; published counts if no requests were recorded.
+
+    Those that were sent while no server was there (``served.away``) count on neither side.
+    """
     requests = served.recorded_requests(recording)
     if not requests.is_empty():
-        return served.failed_requests(requests).height / requests.height
+        refused = sum(stretch.requests for stretch in served.away(recording))
+        there = requests.height - refused
+        return (served.failed_requests(requests).height - refused) / there if there else None
     failures, count = served.published(recording.aggregates, -1, "requests", "failed"), served.request_count(recording)
     if failures is not None and count:
         return failures / count
@@ -216,7 +221,7 @@ def queue(arrival_us: Int64s, wait_us: Int64s, ends_us: Sequence[int]) -> Queue:
     padded = np.pad(wait_us, _NEIGHBOURS // 2, mode="edge")
     wait_us = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1).astype(np.int64)
     from_us, until_us, touched_us = None, None, 0
-    for first, last in _stretches(wait_us > _AT_ONCE_US):
+    for first, last in served.stretches(wait_us > _AT_ONCE_US):
         start_us = int(arrival_us[max(first - 1, 0)])
         end_us = int(arrival_us[last + 1]) if last + 1 < len(arrival_us) else None
         if any(start_us <= stage_us and (end_us is None or stage_us <= end_us) for stage_us in ends_us):
@@ -225,12 +230,6 @@ def queue(arrival_us: Int64s, wait_us: Int64s, ends_us: Sequence[int]) -> Queue:
         elif int(wait_us[first : last + 1].max()) > QUEUE_US:
             touched_us += (int(arrival_us[-1]) if end_us is None else end_us) - start_us
     return Queue(from_us, until_us, int(wait_us.max()), int(arrival_us[np.argmax(wait_us)]), touched_us)
-
-
-def _stretches(long: Bools) -> list[tuple[int, int]]:
-    """First and last place of each run of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], long, [False]]).astype(np.int8)))
-    return [(int(first), int(last) - 1) for first, last in edges.reshape(-1, 2)]
 
 
 # -- Clients that send when another request is done ------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Floats
+from blis_replay.base.arrays import Bools, Floats
 from blis_replay.ingest.recording import RECORDED, RETOKENISED, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 
@@ -28,6 +29,59 @@ def completed_requests(recording: Recording, *columns: str) -> pl.DataFrame:
 def failed_requests(requests: Rows) -> Rows:
     """Requests that the server did not serve; those that the client gave up itself are not among them."""
     return requests.where("coalesce(status NOT IN ('ok', 'aborted'), true)")
+
+
+_FEWEST_REFUSED = 5  # in a row; fewer may meet a proxy's limit or a pause between two answers
+
+
+@dataclass(frozen=True)
+class Away:
+    """A stretch in which no server answered: it had not started yet, or had ended.
+
+    ``from_us``, ``until_us``: the arrivals of the first and the last of the ``requests`` that were refused.
+    """
+
+    from_us: int
+    until_us: int
+    requests: int
+
+
+def away(recording: Recording) -> tuple[Away, ...]:
+    """Stretches of five or more requests that all fail at once, in which no other request gets an answer.
+
+    At once: without a time-out, and in less time than any request that was served took to its first token.  An
+    overloaded server refuses some as quickly, but serves others meanwhile.
+    """
+    requests = recorded_requests(recording)
+    if failed_requests(requests).height < _FEWEST_REFUSED:
+        return ()
+    of_all = by_arrival(requests.frame(["arrival_us", "ttft_us", "e2e_us", "status"]))
+    served = of_all.filter(pl.col("status") == "ok")
+    quickest_us = served["ttft_us"].min()
+    refused = pl.col("status").eq_missing("error") & (pl.col("e2e_us").fill_null(0) < (quickest_us or np.inf))
+    answers_us = np.sort((served["arrival_us"] + served["e2e_us"]).drop_nulls().to_numpy())
+    arrival_us = of_all["arrival_us"].to_numpy()
+    found = []
+    for first, last in stretches(of_all.select(refused).to_series().to_numpy()):
+        began, ended = np.searchsorted(answers_us, [arrival_us[first], arrival_us[last]])
+        if last - first + 1 >= _FEWEST_REFUSED and began == ended:
+            found.append(Away(int(arrival_us[first]), int(arrival_us[last]), last - first + 1))
+    return tuple(found)
+
+
+def refused(recording: Recording) -> Bools:
+    """bool[requests]: sent while no server was there."""
+    arrival_us = recording.requests["arrival_us"].to_numpy()
+    sent_to_none = np.zeros(len(arrival_us), np.bool_)
+    for stretch in away(recording):
+        sent_to_none |= (arrival_us >= stretch.from_us) & (arrival_us <= stretch.until_us)
+    return sent_to_none
+
+
+def stretches(true: Bools) -> list[tuple[int, int]]:
+    """First and last place of each run of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], true, [False]]).astype(np.int8)))
+    return [(int(first), int(last) - 1) for first, last in edges.reshape(-1, 2)]
 
 
 def request_count(recording: Recording) -> int | None:

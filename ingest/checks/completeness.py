@@ -9,7 +9,7 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import Context, Measured
 from blis_replay.ingest.checks.ledger import ends_early, lost
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.served import completed_requests, failed_requests, recorded_requests
+from blis_replay.ingest.served import away, completed_requests, failed_requests, recorded_requests
 
 CHECK = "completeness"
 MEASURES = "what the recording lacks or lost: rejected records, failures, missing fields, duplicates"
@@ -28,6 +28,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     findings = [
         *_rejected(recording),
         *_failures(recording),
+        *_away(recording),
         *_aborted(recording),
         *_missing_fields(recording),
         *_beyond_model_length(recording),
@@ -62,25 +63,39 @@ def _rejected(recording: Recording) -> Iterator[Finding]:
 def _failures(recording: Recording) -> list[Finding]:
     requests = recorded_requests(recording)
     failed = failed_requests(requests).frame(["status", "prompt_tokens"])
-    if failed.is_empty():
+    count = failed.height - sum(stretch.requests for stretch in away(recording))
+    if not count:
         return []
     timeouts = failed.filter(pl.col("status") == "timeout").height
-    share = failed.height / requests.height
+    share = count / requests.height
     no_prompt = failed["prompt_tokens"].null_count()
     message = (
-        f"{failed.height} of {requests.height} requests failed ({100 * share:.1f} %), {timeouts} of them by time-out; "
+        f"{count} of {requests.height} requests failed ({100 * share:.1f} %), {timeouts} of them by time-out; "
         "metrics are over the others, which the failures bias towards the quick ones"
     )
     if no_prompt:
         message += f"; {no_prompt} lost their prompt length"
     measured: Measured = {
-        "failed": failed.height,
+        "failed": count,
         "timeouts": timeouts,
         "requests": requests.height,
         "share": share,
         "without_prompt_length": no_prompt,
     }
     return [Finding(CHECK, "note", "", message, measured, "any failed request")]
+
+
+def _away(recording: Recording) -> Iterator[Finding]:
+    for stretch in away(recording):
+        from_s, until_s = stretch.from_us / 1e6, stretch.until_us / 1e6
+        message = (
+            f"no server was there for {stretch.requests:,} requests, sent from second {from_s:.1f} to {until_s:.1f}: "
+            "each was refused at once, and nothing was answered meanwhile; the others are judged, and where the server "
+            "started again its caches were empty"
+        )
+        measured: Measured = {"requests": stretch.requests, "from_s": from_s, "until_s": until_s}
+        rule = "five or more in a row fail quicker than any first token came, and no request ends meanwhile"
+        yield Finding(CHECK, "note", "", message, measured, rule)
 
 
 def _aborted(recording: Recording) -> list[Finding]:

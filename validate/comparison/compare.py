@@ -12,11 +12,12 @@ import numpy as np
 from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import PUBLISHED
+from blis_replay.ingest.served import refused
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import open_arguments
-from blis_replay.validate.comparison.comparison import WITHOUT_LATENCIES, Comparison, MetricCell, Pairing
+from blis_replay.validate.comparison.comparison import NO_SERVER, WITHOUT_LATENCIES, Comparison, MetricCell, Pairing
 from blis_replay.validate.comparison.held_out import use_of_run
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.comparison.spread import (
@@ -284,8 +285,10 @@ def _excluded(observed: Side, run: ReplayRun, selection: Selection) -> dict[str,
     failed = (run.recording.requests["status"] != "ok").to_numpy()
     recorded = np.zeros(len(failed), np.bool_) if observed.requests is None else observed.requests
     unfinished = ~(run.simulated.completed & ~failed)
+    unserved = refused(run.recording)
     counts = {
-        "failed in the recording": int((selected & failed).sum()),
+        NO_SERVER: int((selected & unserved).sum()),
+        "failed in the recording": int((selected & failed & ~unserved).sum()),
         "outside the selection": int((~selected).sum()),
         WITHOUT_LATENCIES: int((selected & ~failed & ~recorded).sum()) if recorded.any() else 0,
         "not finished by the simulator": int((selected & recorded & unfinished).sum()),

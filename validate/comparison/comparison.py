@@ -52,6 +52,7 @@ _MOST_WITHOUT = 0.1
 # Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
 _MOST_REJECTED = 0.01
 WITHOUT_LATENCIES = "without recorded latencies"
+NO_SERVER = "sent while no server was there"
 
 
 @dataclass(frozen=True)
@@ -393,7 +394,10 @@ def _remarks(comparison: Comparison) -> list[Remark]:
     if comparison.skill:
         remarks.append(remark("skill", skills=comparison.skill))
     remarks += argument_remarks(comparison.recording, comparison.open_arguments)
-    if left_out := sum(comparison.excluded.values()):
+    refused = comparison.excluded.get(NO_SERVER, 0)
+    if refused:
+        remarks.append(remark("left_out", requests=refused, why=NO_SERVER))
+    if left_out := sum(comparison.excluded.values()) - refused:
         remarks.append(remark("left_out", requests=left_out))
     remarks += rejected_remarks(comparison.recording)
     changed = [(f.severity, f.check, f.metric or "") for f in comparison.recording.findings if f.severity != "note"]

@@ -15,7 +15,7 @@ from blis_replay.base.errors import RecordingError
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.ledger import JOURNEYS, SENT, entries
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.overload import overloaded
+from blis_replay.ingest.overload import failed_share, overloaded
 from blis_replay.ingest.recording import (
     FIRST_TOKEN,
     LIFECYCLE_SCHEMA,
@@ -29,7 +29,7 @@ from blis_replay.ingest.recording import (
     Stage,
 )
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.served import late_first_tokens
+from blis_replay.ingest.served import away, late_first_tokens
 from blis_replay.validate.metrics.observed import Selection, numbers_from_requests, observed_requests, samples_of
 
 SECOND = 1_000_000
@@ -104,6 +104,45 @@ def test_more_than_a_tenth_failed_is_overloaded() -> None:
     assert not overloaded(recording(requests=requests(10, status=["error"] + ["ok"] * 9)))[0]
     is_overloaded, reason = overloaded(recording(requests=requests(10, status=["error", "timeout"] + ["ok"] * 8)))
     assert (is_overloaded, reason) == (True, "20 % of requests failed")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "failed_e2e_us", "refused"),
+    [
+        (["ok"] * 20 + ["error"] * 40, 0, 40),  # it ended
+        (["error"] * 40 + ["ok"] * 20, 0, 40),  # it had not started
+        (["ok"] * 20 + ["error"] * 5 + ["ok"] * 20, None, 5),  # it started again
+        (["ok"] * 20 + ["error"] * 4 + ["ok"] * 20, 0, 0),  # too few to tell
+        (["ok"] * 20 + ["error"] * 40, 60_000, 0),  # a server took them and failed: its first token takes 50 ms
+        (["ok"] * 20 + ["timeout"] * 40, None, 0),
+        (["ok", "error"] * 20, 0, 0),  # it refuses some, and serves others meanwhile
+    ],
+)
+def test_requests_that_no_server_was_there_for_are_no_overload(
+    statuses: list[str], failed_e2e_us: int | None, refused: int
+) -> None:
+    """One request a second, answered in 250 ms."""
+    columns = {
+        name: [value if status == "ok" else failed for status in statuses]
+        for name, value, failed in (("ttft_us", 50_000, None), ("e2e_us", 250_000, failed_e2e_us))
+    }
+    made = recording(files=(), requests=requests(len(statuses), status=statuses, **columns))
+    assert sum(stretch.requests for stretch in away(made)) == refused
+    failed = len(statuses) - statuses.count("ok") - refused
+    assert failed_share(made) == pytest.approx(failed / (len(statuses) - refused))
+    assert overloaded(made)[0] == (failed > 4)
+    measured = [one.measured for one in findings_of(made, "completeness")]
+    assert [one["requests"] for one in measured if "until_s" in one] == ([refused] if refused else [])
+    assert [one["failed"] for one in measured if "failed" in one] == ([failed] if failed else [])
+
+
+def test_an_overloaded_server_that_refuses_in_a_row_serves_others_meanwhile() -> None:
+    """40 refusals in 40 s; the request sent before them ends after 20.5 s, so its server was there."""
+    status = ["ok"] * 20 + ["error"] * 40 + ["ok"] * 20
+    e2e_us = [250_000] * 19 + [20_500_000] + [0] * 40 + [250_000] * 20
+    made = recording(files=(), requests=requests(80, status=status, e2e_us=e2e_us, ttft_us=50_000))
+    assert away(made) == ()
+    assert failed_share(made) == pytest.approx(0.5)
 
 
 def test_a_growing_ttft_is_overloaded_only_above_one_second() -> None:
