@@ -20,7 +20,6 @@ from blis_replay.ingest.scan.words import (
     compiled,
     first_marked,
     has_zero_byte,
-    inlined,
     stands_at,
     text_stands_at,
     word_of,
@@ -138,7 +137,7 @@ def after_number(text: Bytes, at: int) -> int:
     return at
 
 
-@inlined
+@compiled
 def is_exponent(byte: int) -> bool:
     """Whether this letter stands before an exponent."""
     return byte | _EITHER == _E

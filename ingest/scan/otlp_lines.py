@@ -83,12 +83,12 @@ def scan_lines(given: out.Scan, at: int, end: int, line: int) -> tuple[int, int,
         if stop < 0:
             return 0, at, line
         text[stop - 1] = 0  # nothing goes on beyond the line
-        begin = _after_blank(text, at)
+        begin = js.after_space(text, at)
         ended = begin
         if begin < stop - 1:
             filled = state[out.SPANS], state[out.EVENTS], state[out.TEXT_BYTES]
             ended = _line(scan, begin, line)
-            if ended >= 0 and _after_blank(text, ended) != stop - 1:
+            if ended >= 0 and js.after_space(text, ended) != stop - 1:
                 ended = js.UNUSUAL
             if ended < 0:
                 state[out.SPANS], state[out.EVENTS], state[out.TEXT_BYTES] = filled
@@ -98,13 +98,6 @@ def scan_lines(given: out.Scan, at: int, end: int, line: int) -> tuple[int, int,
             return ended, at, line
         at = stop
         line += 1
-
-
-@compiled
-def _after_blank(text: Bytes, at: int) -> int:
-    while text[at] == js.SPACE or text[at] == js.RETURN or text[at] == js.TAB:
-        at += 1
-    return at
 
 
 @compiled

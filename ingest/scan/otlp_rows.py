@@ -163,14 +163,6 @@ _FIRST_LETTERS, _INLINE_LETTERS = 4, 12
 
 
 @entry
-def turn_rows(rows: Int64s, chosen: Int64s, fields: Int64s, columns: Int64s) -> None:
-    """Fill ``columns`` (int64[fields, chosen]) with some fields of some rows."""
-    for place in range(len(chosen)):
-        for column in range(len(fields)):
-            columns[column, place] = rows[chosen[place], fields[column]]
-
-
-@entry
 def view_texts(begins: Int64s, ends: Int64s, texts: Bytes, views: Words) -> None:
     """Fill ``views`` (uint64[n, 2]) with Arrow's views of the texts between these positions, 0 for no text.
 

@@ -37,7 +37,6 @@ from blis_replay.ingest.scan.otlp_rows import (
     SPAN_COUNTS,
     event_field,
     span_field,
-    turn_rows,
     view_texts,
 )
 from blis_replay.ingest.scan.words import Bytes
@@ -161,8 +160,7 @@ def _frame(wanted: _Columns, rows: Int64s, texts: Bytes, chosen: Int64s) -> pl.D
     if not len(chosen):
         return pl.DataFrame(schema=wanted.schema)
     # Memory of its own: a frame can keep it, and the rows are filled again.
-    values = np.empty((len(wanted.fields), len(chosen)), np.int64)
-    turn_rows(rows, chosen, wanted.fields, values)
+    values = np.ascontiguousarray(rows[np.ix_(chosen, wanted.fields)].T)
     counts = [pl.Series(name, of, pl.Int64) for name, of in zip(wanted.counts, values, strict=False)]
     series = [one.set(one == NULL, None) for one in counts]
     for name, (begins, ends) in zip(wanted.texts, values[len(counts) :].reshape(-1, 2, len(chosen)), strict=True):
