@@ -45,12 +45,6 @@ def test_every_field_of_the_json_is_documented(run: Run) -> None:
     assert sorted({*segments, *segments["parts"][0]} - documented("explain")) == []
 
 
-def test_the_answer_does_not_depend_on_the_executor(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
-    asked = ("explain", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous,prefix=none", "--json")
-    assert run(*asked, "--jobs", "1").out == run(*asked, "--jobs", "2").out
-
-
 @pytest.mark.usefixtures("calibrated")
 def test_the_store_is_opened_once_for_all_replays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replay looks into several tables of it."""

@@ -215,3 +215,20 @@ def test_experiments_are_selected_by_patterns_everywhere(run: Run) -> None:
     """34b-codegen and 34b-general, and none of the 34b runs that play roles or reason."""
     answer = run("validate", "--experiment", "34b-[cg]*", "--csv")
     assert {row["alias"] for row in csv.DictReader(io.StringIO(answer.out))} == {"34b-codegen", "34b-general"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_bundled")
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param("validate 34b-codegen 34b-general --by-stage", marks=pytest.mark.heavy),
+        "explain 34b-codegen --replay scheduling=synchronous,prefix=none",
+        # 7 blocks hold no request: why, comes from the other process too.
+        "simulate 34b-codegen --sweep num_gpu_blocks=7,26603",
+    ],
+)
+def test_an_answer_does_not_depend_on_the_processes(run: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
+    alone, two = (run(*command.split(), "--json", "--jobs", jobs) for jobs in (1, 2))
+    assert (alone.code, alone.json) == (two.code, two.json)

@@ -31,17 +31,3 @@ def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
         "4  max_num_seqs=128 async_scheduling=true",
     ]
     assert max(map(len, answer.out.splitlines())) <= 80
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("stored_demo")
-def test_validate_says_which_of_the_two_is_saturated(run: Run) -> None:
-    """The demo never queues as recorded, and does with 2 places: 10 to 15 requests a second of 24 steps of 9 ms."""
-    run("calibrate", "--train", "1b-general", "--out", "own.yaml")
-    validate = ["validate", "--experiment", "1b-general", "--coefficients", "own.yaml"]
-    assert "saturation" not in run(*validate).out
-    validate += ["--replay", "max_num_seqs=2"]
-    (experiment,) = run(*validate, "--json").json["experiments"]
-    queues = experiment["saturation"]
-    assert queues["meaningless_from_s"] is None and queues["observed"]["from_s"] is None
-    assert queues["simulated"]["from_s"] is not None

@@ -154,13 +154,3 @@ def test_the_name_of_a_model_tells_several_kinds_of_kv_cache() -> None:
     plain = ("meta-llama/Llama-3.1-8B", "google/gemma-2b", "google/gemma-7b")
     for model, several in [*((name, True) for name in with_windows), *((name, False) for name in plain)]:
         assert (kinds_of_cache(replace(made, model=model)) is not None) == several
-
-
-def test_an_unknown_model_length_is_that_of_the_longest_request() -> None:
-    """100 prompt tokens and 5 of output were served; the replay serves them, too, and says what it took."""
-    made = burst(3, 100, {}, num_gpu_blocks=1000)
-    engine = {name: setting for name, setting in made.engine.items() if name != "max_model_len"}
-    run = replayed(replace(made, engine=engine))
-    assert run.plan.engine.max_model_len == 105
-    assert run.simulated.output_tokens.tolist() == [5, 5, 5]
-    assert run.plan.basis["max_model_len"] == "not recorded; 105, of the longest request, as the server took it"

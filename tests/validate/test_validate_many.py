@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planted import PLANTED, planted_recording
+from planted import planted_recording
 
 from blis_replay.base.errors import ReleaseError, StoreError
 from blis_replay.ingest.ingest import ingest_recording
@@ -101,32 +100,6 @@ def test_a_release_without_the_model_is_no_verdict_on_the_recording(path: Path) 
     simulator = EmbeddedEngine(load_release("h100-vllm-0.15.1"))
     with pytest.raises(ReleaseError, match="no coefficients"):
         validate_many(path, ["1b-general"], ReplayMode(), (0.0, 1.0), simulator)
-
-
-@pytest.mark.heavy
-def test_both_executors_give_the_same_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four recordings, each read from the store by the process that replays it."""
-    monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
-    path = tmp_path / "store.duckdb"
-    planted = [planted_recording(seed=seed, spec=replace(PLANTED, slug=f"{PLANTED.slug}{seed}")) for seed in range(4)]
-    with open_store(path) as store:
-        for made in planted:
-            ingest_recording(store, made.recording)
-    slugs = [made.recording.slug for made in planted]
-    answers = []
-    for workers in (1, 2):
-        found = validate_many(
-            path,
-            slugs,
-            ReplayMode(),
-            (0.0, 1.0),
-            EmbeddedEngine(planted[0].release),
-            stages=True,
-            workers=workers,
-        )
-        answers.append(json.dumps(validation_answer(found, summary=True).document))
-    assert len(found.comparisons) == 4
-    assert answers[0] == answers[1]
 
 
 def test_a_store_that_cannot_be_read_is_no_experiment_that_cannot_be_judged(

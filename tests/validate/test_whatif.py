@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -24,7 +23,6 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executors import pool_map
 from blis_replay.replay.mode import EngineOverrides
 from blis_replay.replay.prefix import sessions_of
 from blis_replay.validate.metrics.objectives import parse_objectives
@@ -33,7 +31,6 @@ from blis_replay.validate.what_if import (
     grid,
     mode_with,
     parse_value,
-    simulated_point,
     what_if,
     whatif_answer,
 )
@@ -269,12 +266,6 @@ def test_asimulated_point_that_cannot_be_served_is_named_with_its_reason() -> No
 def test_if_nothing_can_be_served_there_is_nothing_to_judge() -> None:
     with pytest.raises(NothingToJudgeError, match=r"some-test: nothing could be simulated: request 0: a prompt of 100"):
         what_if(two_at_once(), RELEASE, unservable_and_servable()[:2], workers=1)
-
-
-@pytest.mark.slow
-def test_workers_answer_as_this_process_does() -> None:
-    work, jobs = partial(simulated_point, two_at_once(), RELEASE, ()), unservable_and_servable()
-    assert pool_map(work, jobs, 2, None) == [work(job) for job in jobs]
 
 
 def test_tables_fit_the_terminal_and_say_what_was_observed() -> None:
