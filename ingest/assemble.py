@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,7 +41,7 @@ from blis_replay.ingest.readers.requests import (
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines
-from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
+from blis_replay.ingest.readers.server.metrics import read_metrics
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -51,7 +51,6 @@ from blis_replay.ingest.recording import (
     Clock,
     Finding,
     GroundTruth,
-    LoadProfile,
     PromptTree,
     Recording,
     Setting,
@@ -126,39 +125,8 @@ def _content_hash(files: Sequence[SourceFile], profile: Mapping[str, object], gi
 _MOST_FOUND_AGAIN = 0.1  # share of the prefix hits that preempted requests can explain
 
 
-@dataclass(frozen=True)
-class _Configured:
-    """What the configuration files, the log, the reports and the metrics state."""
-
-    experiment: ServerFacts
-    load: LoadConfig
-    declared: LoadProfile | None
-    log: server_log.ServerLog
-    header: ServerFacts
-    aggregates: pl.DataFrame
-    metrics: MetricsRead
-
-    def prefix_hit_rate(self) -> float | None:
-        """Over all prompt tokens between two snapshots of metrics, else from the last lines of the server's log."""
-        if self.hits_of_preempted:
-            return None
-        counted = self.metrics.prefix_hit_rate
-        return self.log.prefix_hit_rate if counted is None else counted
-
-    @property
-    def hits_of_preempted(self) -> bool:
-        """Whether the hits may be those of preempted requests that came back, and found what they had computed."""
-        if self.metrics.prefix_hit_rate is None:
-            return self.log.kv_full and bool(self.log.prefix_hit_rate)
-        names = ("prompt_tokens", "output_tokens", "preemptions", "prefix_hits")
-        sums = (published(self.metrics.aggregates, -1, f"server_{name}", "sum") or 0.0 for name in names)
-        prompts, outputs, preempted, hits = sums
-        requests = published(self.metrics.aggregates, -1, "server_requests", "succeeded") or 1.0
-        return preempted * (prompts + outputs) / requests > _MOST_FOUND_AGAIN * hits > 0
-
-
 class _Assembly:
-    """One reading of one directory: its files, what is missing, and how the parts are joined."""
+    """One reading of one directory: its files, what they state of the run and its server, and what is missing."""
 
     def __init__(
         self,
@@ -172,6 +140,9 @@ class _Assembly:
         self.scratch = Scratch()
         self.iterations = IterationLines(self.scratch)
         self.known, self.others = discovery.find(source, progress)
+        self.log = server_log.ServerLog()
+        self.experiment = ServerFacts()
+        self.load, self.aggregates = LoadConfig(), empty_frame(AGGREGATE_SCHEMA)
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
@@ -179,50 +150,45 @@ class _Assembly:
         self.server = ServerSide(self.scratch, self.missing)
 
     def recording(self) -> Recording:
-        configured = self._configured()
+        self._read_configuration()
         traces = self.server.read(self.known)
-        best = self._requests(configured, traces)
+        best = self._requests(traces)
         asked = (best, traces.requests, self.server.log)
         features = sorted({name for read in asked if read is not None for name in read.features})
         traces = replace(traces, requests=None)
         if best is not None:
-            configured = _with_reported(configured, best)
-        if best is None and configured.aggregates.is_empty() and traces.steps.is_empty():
+            self._take_reported(best)
+        if best is None and self.aggregates.is_empty() and traces.steps.is_empty():
             raise self._nothing_found()
-        ground_truth = _ground_truth(best, configured.aggregates)
-        model = self._model(configured, best, ground_truth)
-        requests, client, events, prefix = self._placed(best, configured)
+        ground_truth = _ground_truth(best, self.aggregates)
+        model = self._model(best, ground_truth)
+        requests, client, events, prefix = self._placed(best)
         del best
         server = self.server.placed(traces, requests, client)
         traces = replace(traces, journeys=None)  # as they were read, events are many
         give_back()
-        engine, findings = self._engine(configured, server)
+        engine, findings = self._engine(server)
         if features:
             engine["request_features"] = Setting(", ".join(features), "recorded", "requests")
         iterations = self.iterations.done()
         self.missing += iterations.remarks
-        slug, hardware = self.source.slug, self._hardware(configured)
-        workload = workload_of(slug, configured.experiment.app)
-        if configured.hits_of_preempted:
-            self.missing.append(
-                "prefix hits of prompts: requests were preempted, and the hits that the server counts may be what "
-                "these found of their own when they came back; not used"
-            )
+        slug = self.source.slug
+        workload, prefix_hit_rate = workload_of(slug, self.experiment.app), self._prefix_hit_rate()
         files = self._files()
         recording = Recording(
             slug=slug,
             alias=alias_of(slug, model, workload),
             workload=workload,
             model=model,
-            hardware=hardware,
-            tensor_parallelism=self._tensor_parallelism(configured),
+            hardware=self._hardware(),
+            tensor_parallelism=self._tensor_parallelism(),
             ground_truth=ground_truth,
             content_hash=_content_hash(files, self.profile, self.given),
             engine=engine,
-            stages=configured.load.stages,
-            shared_prefix=configured.load.shared_prefix,
-            ignore_eos=configured.load.ignore_eos,
-            prefix_hit_rate=configured.prefix_hit_rate(),
+            stages=self.load.stages,
+            shared_prefix=self.load.shared_prefix,
+            ignore_eos=self.load.ignore_eos,
+            prefix_hit_rate=prefix_hit_rate,
             requests=requests,
             token_events=events,
             steps=server.steps,
@@ -230,17 +196,47 @@ class _Assembly:
             lifecycles=server.lifecycles,
             journey_events=server.journey_events,
             iterations=iterations.rows,
-            aggregates=pl.concat([configured.aggregates, configured.metrics.aggregates]),
+            aggregates=pl.concat([self.aggregates, self.metrics.aggregates]),
             clocks=tuple(clock for clock in (client, *server.clocks) if clock is not None),
             files=files,
             missing=tuple(self.missing),
             recorder=self.server.log.measured if self.server.log else None,
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
-            load_profile=configured.declared,
+            load_profile=self.declared,
             findings=findings,
         )
         return self._part(place(recording, self.scratch))
+
+    def _take_reported(self, best: RequestsRead) -> None:
+        """Take what the client's own file says about the run, where no configuration or report does."""
+        load = self.load
+        self.aggregates = best.aggregates if self.aggregates.is_empty() else self.aggregates
+        self.load = replace(
+            load,
+            stages=load.stages or best.stages,
+            configured_output_tokens=load.configured_output_tokens or best.configured_output_tokens,
+            ignore_eos=best.ignore_eos if load.ignore_eos is None else load.ignore_eos,
+        )
+
+    def _prefix_hit_rate(self) -> float | None:
+        """Over all prompt tokens between two snapshots of metrics, else from the last lines of the server's log.
+
+        Not used where the hits may be those of preempted requests that came back, and found what they had computed.
+        """
+        counted, logged = self.metrics.prefix_hit_rate, self.log.prefix_hit_rate
+        names = ("prompt_tokens", "output_tokens", "preemptions", "prefix_hits")
+        sums = (published(self.metrics.aggregates, -1, f"server_{name}", "sum") or 0.0 for name in names)
+        prompts, outputs, preempted, hits = sums
+        requests = published(self.metrics.aggregates, -1, "server_requests", "succeeded") or 1.0
+        again = preempted * (prompts + outputs) / requests > _MOST_FOUND_AGAIN * hits > 0
+        if (self.log.kv_full and bool(logged)) if counted is None else again:
+            self.missing.append(
+                "prefix hits of prompts: requests were preempted, and the hits that the server counts may be what "
+                "these found of their own when they came back; not used"
+            )
+            return None
+        return logged if counted is None else counted
 
     def _nothing_found(self) -> RecordingError:
         """Why there is nothing to judge: every record was rejected, or no file has requests."""
@@ -264,33 +260,32 @@ class _Assembly:
     def _one(self, kind: str) -> RecordedFile | None:
         return next(iter(self.known.get(kind, [])), None)
 
-    def _configured(self) -> _Configured:
+    def _read_configuration(self) -> None:
         kinds = (formats.EXPERIMENT, formats.RESOLVED, formats.PROFILE)
         experiment_file, resolved_file, profile_file = map(self._one, kinds)
-        log = server_log.ServerLog()
         for part in discovery.oldest_first(self.known.get(formats.SERVER_LOG, [])):
-            log = server_log.read_server_log(part, self.iterations, log)
+            self.log = server_log.read_server_log(part, self.iterations, self.log)
         load, asked = (read_load_config(file) if file else LoadConfig() for file in (resolved_file, profile_file))
-        declared = declared_load(asked, load)
+        self.load, self.declared = load, declared_load(asked, load)
         if resolved_file is None:
             self.missing.append(
                 "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
             )
-            load = LoadConfig(model=asked.model, prefix_tokens=asked.prefix_tokens)
-        experiment = read_experiment_config(experiment_file) if experiment_file else ServerFacts()
-        header, aggregates = self._header(), self._aggregates()
-        metrics = read_metrics(self.known.get(formats.METRICS, []))
-        self.missing += metrics.remarks
-        return _Configured(experiment, load, declared, log, header, aggregates, metrics)
+            self.load = LoadConfig(model=asked.model, prefix_tokens=asked.prefix_tokens)
+        if experiment_file:
+            self.experiment = read_experiment_config(experiment_file)
+        self.header, self.aggregates = self._header_facts(), self._reported()
+        self.metrics = read_metrics(self.known.get(formats.METRICS, []))
+        self.missing += self.metrics.remarks
 
-    def _header(self) -> ServerFacts:
+    def _header_facts(self) -> ServerFacts:
         """What a file beside the requests says of the server: the header of a trace, or another file that tells."""
         for kind in formats.file_kinds().values():
             if kind.server is not None and (file := self._one(kind.name)):
                 return kind.server(file)
         return ServerFacts()
 
-    def _aggregates(self) -> pl.DataFrame:
+    def _reported(self) -> pl.DataFrame:
         frames = [empty_frame(AGGREGATE_SCHEMA)]
         if summary := self._one(formats.SUMMARY):
             frames.append(inference_perf.read_aggregates(summary))
@@ -298,7 +293,7 @@ class _Assembly:
             frames.append(inference_perf.read_aggregates(file, discovery.stage_of(file.name)))
         return pl.concat(frames)
 
-    def _requests(self, configured: _Configured, traces: otlp_traces.TracesRead) -> RequestsRead | None:
+    def _requests(self, traces: otlp_traces.TracesRead) -> RequestsRead | None:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
         best: RequestsRead | None = None
         used = used_form = ""
@@ -360,14 +355,14 @@ class _Assembly:
         """Whether the user names the table: its column names alone do not make it a table of requests."""
         return bool(self.source.columns) or self.source.form == TABLE
 
-    def _model(self, configured: _Configured, best: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
+    def _model(self, best: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
         candidates = {
             "--model": self.source.model,
-            "exp-config.yaml": configured.experiment.model,
-            "the load configuration": configured.load.model,
-            "the trace header": configured.header.model,
-            "the server log": configured.log.model,
-            "the server's metrics": configured.metrics.model,
+            "exp-config.yaml": self.experiment.model,
+            "the load configuration": self.load.model,
+            "the trace header": self.header.model,
+            "the server log": self.log.model,
+            "the server's metrics": self.metrics.model,
             "the requests": best.model if best else None,
             "the bundled profile": text(self.profile.get("model")),
         }
@@ -388,9 +383,7 @@ class _Assembly:
                 self.missing.append(f"agreement on the model: {where} says {model} (used), {other} says {name}")
         return model
 
-    def _placed(
-        self, best: RequestsRead | None, configured: _Configured
-    ) -> tuple[Rows, Clock | None, TokenEvents | None, PromptTree | None]:
+    def _placed(self, best: RequestsRead | None) -> tuple[Rows, Clock | None, TokenEvents | None, PromptTree | None]:
         """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
         if best is None or best.rows.is_empty():
             self.missing += [*(best.lacks if best and best.lacks else ("requests",)), "token times"]
@@ -401,8 +394,8 @@ class _Assembly:
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = best.clock_kind == "epoch" and zero_us % 1_000_000 == 0
         client = Clock(best.clock_name, best.clock_kind, zero_us, by_hand or bool(best.placed), best.placed)
-        load = configured.load
-        counts = [published(configured.aggregates, stage.stage, "requests", "sent") for stage in load.stages]
+        load = self.load
+        counts = [published(self.aggregates, stage.stage, "requests", "sent") for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
         stages = None if stage is None else pl.Series("stage", stage, pl.Int64)
         if not ordered["stage"].null_count():
@@ -428,32 +421,32 @@ class _Assembly:
             prompts = shared_by_all(requests.height, load.prefix_tokens, source)
         return requests, client, events, None if prompts is None else prompts.in_order(order)
 
-    def _engine(self, configured: _Configured, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
+    def _engine(self, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
         evidence = EngineEvidence(
-            (configured.experiment, configured.header),
-            configured.log,
+            (self.experiment, self.header),
+            self.log,
             self.profile,
-            self._hardware(configured),
+            self._hardware(),
             server.steps,
             server.journey_events,
             self.server.log.settings if self.server.log else {},
-            configured.metrics.engine,
+            self.metrics.engine,
         )
         settings, findings = engine_of(evidence, self.given)
         unknown = (name for name in ("max_model_len", "num_gpu_blocks") if name not in settings)
         self.missing += [f"engine argument {name}" for name in unknown]
         return settings, findings
 
-    def _hardware(self, configured: _Configured) -> str | None:
-        return configured.experiment.hardware or configured.header.hardware or text(self.profile.get("hardware"))
+    def _hardware(self) -> str | None:
+        return self.experiment.hardware or self.header.hardware or text(self.profile.get("hardware"))
 
-    def _tensor_parallelism(self, configured: _Configured) -> int | None:
-        log = configured.log.given | configured.log.resolved
+    def _tensor_parallelism(self) -> int | None:
+        log = self.log.given | self.log.resolved
         candidates = (
             self.given and self.given.arguments.get("tensor_parallel_size"),
-            configured.experiment.tensor_parallelism,
-            configured.experiment.engine.get("tensor_parallel_size"),
-            configured.header.tensor_parallelism,
+            self.experiment.tensor_parallelism,
+            self.experiment.engine.get("tensor_parallel_size"),
+            self.header.tensor_parallelism,
             log.get("tensor_parallel_size"),
             self.profile.get("tensor_parallelism"),
         )
@@ -475,18 +468,3 @@ def _ground_truth(best: RequestsRead | None, aggregates: pl.DataFrame) -> Ground
         return PUBLISHED if len(aggregates) else RECORDED
     known = best.rows.aggregate(timed="count(ttft_us) + count(e2e_us)", failed="count(*) FILTER (status <> 'ok')")
     return RECORDED if known["timed"] or known["failed"] or best.events is not None else ARRIVALS
-
-
-def _with_reported(configured: _Configured, best: RequestsRead) -> _Configured:
-    """What the client's own file says about the run, where no configuration or report does."""
-    load = configured.load
-    return replace(
-        configured,
-        aggregates=best.aggregates if configured.aggregates.is_empty() else configured.aggregates,
-        load=replace(
-            load,
-            stages=load.stages or best.stages,
-            configured_output_tokens=load.configured_output_tokens or best.configured_output_tokens,
-            ignore_eos=best.ignore_eos if load.ignore_eos is None else load.ignore_eos,
-        ),
-    )

@@ -16,7 +16,7 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import ITERATION_SCHEMA
-from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of
+from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of
 
 BATCH_ROWS = 20_000
 MAX_ENGINES = 4096
@@ -74,6 +74,20 @@ class _Engine:
     first_missing: int = -1
     repeated: int = 0
 
+    def is_new(self, line: tuple[int, ...]) -> bool:
+        """Count an iteration, from its index to its elapsed us; whether it is not the last line again."""
+        if line == self.last:
+            self.repeated += 1
+            return False
+        if line[0] <= self.last[0]:
+            self.start += 1
+            self.missing, self.last = 0, (-1,)
+        if between := line[0] - self.last[0] - 1:
+            self.first_missing = self.first_missing if self.missing else self.last[0] + 1
+            self.missing += between
+        self.last = line
+        return True
+
 
 @dataclass
 class IterationLines:
@@ -82,10 +96,12 @@ class IterationLines:
     scratch: Scratch
     _engines: dict[int, _Engine] = field(default_factory=dict)
     _rows: list[tuple[object, ...]] = field(default_factory=list)
-    _writer: Writer | None = None
     _year_s: int = 0
     _last_s: int = 0
     _further: int = 0
+
+    def __post_init__(self) -> None:
+        self._writer = self.scratch.writer(_READ_SCHEMA)
 
     def take(self, file: RecordedFile, number: int, line: bytes) -> bool:
         """Whether line ``number`` is an iteration line; one that cannot be read is rejected in the file."""
@@ -106,33 +122,13 @@ class IterationLines:
             counted = (*(int(match[group]) for group in range(2, 7)), round(float(match[7]) * 1000))
             kv_usage = min(float(match[9]) / 100, 1.0) if match[9] else None
             self._further += bool(match[10].strip(" .\r"))
-            self.add(engine, counted, self._stamp_s(text), kv_usage, dummy=match[8] is not None)
+            stamp_s, state = self._stamp_s(text), self._engines.setdefault(engine, _Engine())
+            if state.is_new(counted):
+                self._rows.append((state.start, stamp_s, engine, *counted, kv_usage, match[8] is not None))
+            if len(self._rows) >= BATCH_ROWS:
+                self._flush()
             file.tally.records += 1
         return True
-
-    def add(
-        self,
-        engine: int,
-        line: tuple[int, ...],
-        stamp_s: int | None,
-        kv_usage: float | None = None,
-        dummy: bool = False,
-    ) -> None:
-        """Add an iteration: ``line`` from its index to its elapsed us, in the order of ``ITERATION_SCHEMA``."""
-        state, index = self._engines.setdefault(engine, _Engine()), line[0]
-        if line == state.last:
-            state.repeated += 1
-            return
-        if index <= state.last[0]:
-            state.start += 1
-            state.missing, state.last = 0, (-1,)
-        if between := index - state.last[0] - 1:
-            state.first_missing = state.first_missing if state.missing else state.last[0] + 1
-            state.missing += between
-        state.last = line
-        self._rows.append((state.start, stamp_s, engine, *line, kv_usage, dummy))
-        if len(self._rows) >= BATCH_ROWS:
-            self._flush()
 
     def _stamp_s(self, text: str) -> int | None:
         stamp = _STAMP.search(text[:_PREFIX_CHARS])
@@ -149,7 +145,6 @@ class IterationLines:
         return self._year_s + within_s
 
     def _flush(self) -> None:
-        self._writer = self._writer or self.scratch.writer(_READ_SCHEMA)
         self._writer.add(pl.DataFrame(self._rows, schema=_READ_SCHEMA, orient="row"))
         self._rows = []
 
@@ -158,7 +153,7 @@ class IterationLines:
         if not self._engines:
             return IterationsRead(no_rows(ITERATION_SCHEMA))
         self._flush()
-        steps = self._writer.done() if self._writer else no_rows(_READ_SCHEMA)
+        steps = self._writer.done()
         starts = [(engine, state.start) for engine, state in self._engines.items()]
         engines = pl.DataFrame(starts, schema={"engine": pl.Int64, "start": pl.Int64}, orient="row")
         rows = self.scratch.kept(query(_LAST_STARTS, ITERATION_SCHEMA, steps=steps, engines=rows_of(engines)))
