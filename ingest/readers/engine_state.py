@@ -109,9 +109,12 @@ class Engine:
         # Steps are numbered from 1 in all recordings, and a request that comes before the first has 0.
         self.last_step = step.number + 1
         for number in step.preempted:
-            self._preempt(self.live.get(number), step)
+            if live := self.live.get(number):
+                live.preemptions, live.waits_again = live.preemptions + 1, True
+                self._event(live, "journey.PREEMPTED", step.begin_ns, self.last_step)
         for number, computed in step.admitted:
-            self._admit(self.live.get(number), computed, step)
+            if live := self.live.get(number):
+                self._admit(live, computed, step)
         prefill_requests = prefill_tokens = decode_requests = decode_tokens = 0
         yields: list[tuple[int, bool]] = []
         for number, count in step.tokens:
@@ -180,15 +183,7 @@ class Engine:
             self._end(live, "unfinished", None, None)
         self.live.clear()
 
-    def _preempt(self, live: Live | None, step: Step) -> None:
-        if live is None:
-            return
-        live.preemptions, live.waits_again = live.preemptions + 1, True
-        self._event(live, "journey.PREEMPTED", step.begin_ns, self.last_step)
-
-    def _admit(self, live: Live | None, computed: int, step: Step) -> None:
-        if live is None:
-            return
+    def _admit(self, live: Live, computed: int, step: Step) -> None:
         if live.admitted and not live.waits_again:
             live.preemptions += not self.tells_preemptions
         live.computed_tokens = computed

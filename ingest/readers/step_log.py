@@ -133,27 +133,24 @@ def _header(file: RecordedFile) -> _Header | None:
 
 @dataclass
 class _Prompts:
-    """The tree of the prompts so far: a prompt a request, by its number in the log."""
+    """The tree of the prompts so far: a prompt a request, by its number in the log.
 
-    numbers: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    shared: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    ``place``: of each number its row; ``rows``: the row of its parent or -1, the tokens that the two share, its tokens.
+    """
+
     place: dict[int, int] = field(default_factory=dict)
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, number: int, prompt_tokens: int, parent: int | None, shared_tokens: int) -> None:
-        self.place[number] = len(self.numbers)
-        self.numbers.append(number)
-        self.parents.append(-1 if parent is None else self.place.get(parent, -1))
-        self.shared.append(shared_tokens if self.parents[-1] >= 0 else 0)
-        self.tokens.append(prompt_tokens)
+        self.place[number] = len(self.rows)
+        row = -1 if parent is None else self.place.get(parent, -1)
+        self.rows.append((row, shared_tokens if row >= 0 else 0, prompt_tokens))
 
     def of_journeys(self, journeys: Journeys) -> RawPrompts:
         """With the journeys as requests, in their order."""
         numbers = journeys.lifecycles["first_span"].to_list()
         mine = np.array([self.place.get(number, -1) for number in numbers], np.int64)
-        columns = (np.array(values, np.int64) for values in (self.parents, self.shared, self.tokens))
-        return RawPrompts(SERVER_BLOCKS, mine, *columns)
+        return RawPrompts(SERVER_BLOCKS, mine, *np.array(self.rows, np.int64).T)
 
 
 class _Reading:

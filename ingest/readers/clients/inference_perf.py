@@ -201,7 +201,6 @@ def read_requests(file: RecordedFile, stamps_path: Path) -> RequestsRead:
     with hashes_path.open("wb") as hashes:
         reading = _Reading(PromptTexts(hashes))
         rows, events = gathered(file, records, reading.request, stamps_path)
-        reading.texts.flush()
     prompts = np.array(reading.prompts, np.int64)
     prefix = raw_prompts(reading.texts, hashes_path, prompts, rows["prompt_tokens"].fill_null(0).to_numpy())
     features = tuple(sorted(reading.features))

@@ -28,7 +28,6 @@ Hashes = NDArray[np.uint32]
 _FEWEST_PROMPTS = 10
 # Standard errors that hold 99.7 % of a normal distribution.
 _STANDARD_ERRORS = 3
-_WRITTEN_BYTES = 1 << 20
 
 
 @dataclass
@@ -38,28 +37,20 @@ class PromptTexts:
     stream: BinaryIO
     numbers: dict[int, int] = field(default_factory=dict)
     text_bytes: array[int] = field(default_factory=lambda: array("q"))
-    unwritten: bytearray = field(default_factory=bytearray)
 
     def number(self, digest: int, text_bytes: int, hashes: memoryview) -> int:
         """The number of the prompt with that digest; ``hashes``: the memory of those of all up to each whole piece."""
         known = self.numbers.setdefault(digest, len(self.numbers))
         if known == len(self.text_bytes):
             self.text_bytes.append(text_bytes)
-            self.unwritten += hashes
-            if len(self.unwritten) >= _WRITTEN_BYTES:
-                self.flush()
+            self.stream.write(hashes)
         return known
-
-    def flush(self) -> None:
-        """Write what is not written yet."""
-        self.stream.write(self.unwritten)
-        self.unwritten.clear()
 
 
 def raw_prompts(texts: PromptTexts, path: Path, prompt: Int64s, prompt_tokens: Int64s) -> RawPrompts | None:
     """The prompts as a tree; None without prompts, or without any length.
 
-    ``path``: the file of ``texts.stream``, flushed; ``prompt``, ``prompt_tokens``: int64[n] of
+    ``path``: the file of ``texts.stream``, closed; ``prompt``, ``prompt_tokens``: int64[n] of
     the requests, the prompt or ``NONE``, the tokens or 0 where they are not known.
     """
     prompt, order = _by_first_use(prompt)

@@ -130,11 +130,7 @@ class BatchRows:
 
 
 def _frame(schema: Mapping[str, pl.DataType | type[pl.DataType]], rows: list[list[_Scalar]]) -> pl.DataFrame:
-    # Column by column: twice as fast as by row.
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    return pl.DataFrame(
-        [pl.Series(name, values, kind) for (name, kind), values in zip(schema.items(), columns, strict=True)]
-    )
+    return pl.DataFrame(rows, schema, orient="row")
 
 
 def read_json(content: bytes, place: str, record: int, rows: BatchRows, tally: Tally) -> Iterator[None]:

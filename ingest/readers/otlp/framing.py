@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.otlp.protobuf import begins_like_traces, json_of, resources_of
@@ -24,14 +23,6 @@ _JSON_START = re.compile(rb'\{\s*+"resourceSpans"\s*+:')
 _BEFORE_JSON = b" \t\r\n\f\v[,"
 
 
-@dataclass(frozen=True)
-class Records:
-    """The records of a file: what one is called (``line``, ``object``, ``frame``), and ``(number from 1, content)``."""
-
-    unit: str
-    items: Iterator[tuple[int, bytes]]
-
-
 def recognises(head: bytes) -> bool:
     """Whether a file whose (decompressed) content starts with ``head`` holds OTLP traces; never raises."""
     if _begins_a_line(head[: files.HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
@@ -39,21 +30,22 @@ def recognises(head: bytes) -> bool:
     return _begins_with_json(framed := _first_framed(head)) or begins_like_traces(framed) or begins_like_traces(head)
 
 
-def records(file: files.RecordedFile) -> Records:
-    """The records of an OTLP file, JSON lines where nothing speaks for another framing.
+def records(file: files.RecordedFile) -> tuple[str, Iterator[tuple[int, bytes]]]:
+    """What a record of an OTLP file is called (``line``, ``object``, ...), and ``(number from 1, content)`` of each.
 
-    What the file cuts off, and what is longer than 128 MB, is rejected with its place; the rest is used.
+    JSON lines where nothing speaks for another framing.  What the file cuts off, and what is longer than 128 MB, is
+    rejected with its place; the rest is used.
     """
     head = file.head(files.HEAD_BYTES)
     if _first_framed(head):
-        return Records("frame", _framed(file))
+        return "frame", _framed(file)
     if begins_like_traces(head):
         resources = enumerate(resources_of(file.content(MAX_RECORD_BYTES)), 1)
-        return Records("resource", (one for at, raw in resources for one in _as_json(file, at, raw, "resource")))
+        return "resource", (one for at, raw in resources for one in _as_json(file, at, raw, "resource"))
     text = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
     if _spans_lines(text):
-        return Records("object", json_objects(file, MAX_RECORD_BYTES))
-    return Records("line", records_in_lines(files.lines(file, MAX_RECORD_BYTES)))
+        return "object", json_objects(file, MAX_RECORD_BYTES)
+    return "line", records_in_lines(files.lines(file, MAX_RECORD_BYTES))
 
 
 def records_in_lines(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -204,19 +204,19 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
     What cannot be used is rejected with its place in the file.  Raises
     :class:`RecordingError` if the file cannot be read at all.
     """
-    framing = records(file)
-    if framing.unit == "line" and is_large(file):
+    unit, found = records(file)
+    if unit == "line" and is_large(file):
         from blis_replay.ingest.readers.otlp.scan import scanned_lines
 
         yield from scanned_lines(file)
         return
     rows = BatchRows()
-    for number, content in framing.items:
-        for _ in read_json(content, f"{framing.unit} {number}", number, rows, file.tally):
+    for number, content in found:
+        for _ in read_json(content, f"{unit} {number}", number, rows, file.tally):
             if rows.full:
-                yield rows.batch(framing.unit)
+                yield rows.batch(unit)
                 rows.spans, rows.events = [], []
-    yield rows.batch(framing.unit)
+    yield rows.batch(unit)
 
 
 def requests_of(journeys: Journeys, scratch: Scratch) -> RequestsRead | None:
