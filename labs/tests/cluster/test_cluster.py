@@ -11,7 +11,7 @@ from scenario import intern_blocks
 
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import RequestTrace
 from blis_replay_labs.cluster.config import (
     AlwaysBusiest,
@@ -76,22 +76,6 @@ def test_least_loaded_sees_a_completion_only_after_it() -> None:
     assert instances_chosen(after_it, LeastLoaded()) == [0, 1, 1]
 
 
-def test_always_busiest_piles_up() -> None:
-    """All equal: the first.  It has one from then on, until it is idle again."""
-    trace = make_trace([0, 1, 2, 500_000], [5] * 4, [3, 1, 1, 1])
-    assert instances_chosen(trace, AlwaysBusiest(), 3) == [0, 0, 0, 0]
-
-
-def test_kv_utilisation_prefers_the_emptier_cache() -> None:
-    """160 prompt tokens hold 10 blocks of 16, 20 tokens hold 2."""
-    trace = make_trace([0, 0, 1, 2], [160, 20, 20, 20], [9] * 4)
-    # At 0 nothing is scheduled: a tie, twice.  Then the first instance holds 12 and the second 0, then 2.
-    assert instances_chosen(trace, Weighted(0, 0, 1)) == [0, 0, 1, 1]
-    spread = make_trace([0, 1, 2, 30_000], [160, 160, 20, 20], [9, 9, 9, 9])
-    # At 1 us instance 0 holds 10 blocks, at 2 us both do (a tie); at 30 ms, 3 tokens later, 11 + 2 against 11.
-    assert instances_chosen(spread, Weighted(0, 0, 1)) == [0, 1, 0, 1]
-
-
 def test_prefix_affinity_follows_the_prompt() -> None:
     """A and B share no block; the third begins as B did, with 2 of its 3 blocks: score 2/3 against 0."""
     rows = [np.arange(48), np.arange(100, 148), np.concatenate([np.arange(100, 132), np.arange(16)])]
@@ -108,24 +92,6 @@ def test_weights_decide_between_affinity_and_load() -> None:
 
 
 # -- The engines behind it ----------------------------------------------------------------------
-
-
-def test_round_robin_of_twins_is_two_single_runs() -> None:
-    """Each request is sent twice; each instance then has one instance's requests, to the microsecond."""
-    rng = np.random.default_rng(5)
-    arrival_us = np.sort(rng.integers(0, 3_000_000, 200))
-    prompts, outputs = rng.integers(1, 400, 200), rng.integers(1, 60, 200)
-    latency = LatencyModel("blackbox", 6_910_420, 17_670, 2_840)
-    lifecycle = Lifecycle(pre_queue_us=1_601.35, pre_queue_per_prompt_token_us=3.51, post_token_us=1_805.54)
-    engine = replace(ENGINE, num_gpu_blocks=120, async_scheduling=True)
-    single = simulate(make_trace(*(a.tolist() for a in (arrival_us, prompts, outputs))), engine, latency, lifecycle)
-    twins = make_trace(*(np.repeat(a, 2).tolist() for a in (arrival_us, prompts, outputs)))
-    result = simulate_cluster(twins, ClusterConfig(2, RoundRobin()), engine, latency, lifecycle)
-    assert single.preemptions.sum() > 0, "so that KV pressure is compared too"
-    for i in (0, 1):
-        assert (result.whole.ttft_us[i::2] == single.ttft_us).all()
-        assert (result.whole.e2e_us[i::2] == single.e2e_us).all()
-        assert result.instances[i].steps.tobytes() == single.steps.tobytes()
 
 
 def test_nobody_queues_before_the_router_has_seen_it() -> None:

@@ -103,19 +103,6 @@ def test_conservation(rows: Rows, cluster: ClusterConfig, engine: EngineConfig) 
 
 
 @pytest.mark.slow
-@given(request_lists, clusters, engines)
-@settings(max_examples=50, deadline=None)
-def test_equal_input_gives_equal_output(rows: Rows, cluster: ClusterConfig, engine: EngineConfig) -> None:
-    """To the byte."""
-    trace = trace_of(rows)
-    first, second = (simulate_cluster(trace, cluster, engine, LATENCY, LIFECYCLE) for _ in range(2))
-    assert second.instance.tobytes() == first.instance.tobytes()
-    assert second.whole.e2e_us.tobytes() == first.whole.e2e_us.tobytes()
-    pairs = zip(first.instances, second.instances, strict=True)
-    assert all(a.steps.tobytes() == b.steps.tobytes() for a, b in pairs)
-
-
-@pytest.mark.slow
 @given(request_lists, clusters, engines, st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
 def test_what_comes_later_changes_no_earlier_decision(
