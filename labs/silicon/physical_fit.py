@@ -36,7 +36,7 @@ from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.replay.summary import of_aggregates
 from blis_replay.validate.fit.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
 from blis_replay.validate.fit.evidence import is_load_level, rows_from_levels
-from blis_replay.validate.fit.linear import Prior, fit_costs, soft_l1
+from blis_replay.validate.fit.linear import Prior, fit_costs
 from blis_replay.validate.fit.refused import Data
 from blis_replay.validate.fit.scores import served
 from blis_replay.validate.metrics.observed import on_both_sides
@@ -194,8 +194,26 @@ def fit_relative(times: Floats, weight: Floats, priors: Sequence[Prior]) -> tupl
     def weights(cycles: Floats | None) -> Floats:
         return weight / _MODEL_SCATTER**2 * (1 if cycles is None else soft_l1((cycles - 1) / _ROBUST))
 
-    fit = fit_costs(times, np.ones(len(times)), weights, priors)
-    return fit.costs, fit.deviations
+    costs, system = fit_costs(times, np.ones(len(times)), weights, priors)
+    return costs, deviations(system, np.array([prior.spread for prior in priors]))
+
+
+def soft_l1(residuals: Floats) -> Floats:
+    """float64[rows]: weights of squares, by which a residual far above 1 counts linearly: stalls do not bend a fit."""
+    return np.asarray(1 / np.sqrt(1 + residuals**2), np.float64)
+
+
+def deviations(system: Floats, before: Floats) -> Floats:
+    """Standard deviations of coefficients that had those ``before`` a system of rows of unit deviation.
+
+    The diagonal of (S'S + P)^-1 by singular values: that sum is singular in doubles where rows are large.
+    """
+    _left, values, rows = np.linalg.svd(system * before)
+    # Of smaller ones only the rounding is left: nothing is known there.
+    values[values < max(system.shape) * np.finfo(np.float64).eps * values.max(initial=0)] = 0
+    kept = np.ones(len(before))
+    kept[: len(values)] = 1 / np.hypot(1, values)
+    return np.asarray(before * np.sqrt(((rows * kept[:, None]) ** 2).sum(axis=0)), np.float64)
 
 
 def _relative(parts: Sequence[PhysicalRows]) -> tuple[Floats, Floats]:

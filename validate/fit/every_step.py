@@ -308,7 +308,7 @@ def fit_steps(batch: Floats, cycle_us: Floats) -> Floats:
             return np.ones(len(cycle_us))
         return np.asarray(~_held_up(cycle_us, modelled_us) / np.maximum(modelled_us, 1.0), np.float64)
 
-    return fit_costs(batch, cycle_us, weights).costs
+    return fit_costs(batch, cycle_us, weights)[0]
 
 
 def _bounds(batch: Floats, cycle_us: Floats, seed: int) -> tuple[Floats, Floats, tuple[tuple[float, ...], ...]]:
@@ -366,7 +366,7 @@ def _delays_us(rows: Floats) -> tuple[float, float, float]:
     """us at no prompt, per prompt token (a weighted line, outliers clipped), and of the last token; none negative."""
     prompts, us = rows[:, 0], np.clip(rows[:, 1], *np.quantile(rows[:, 1], _DRAWN_IN))
     columns = [np.ones(len(us)), prompts] if np.ptp(prompts) else [np.ones(len(us))]
-    around = [*fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3]).costs.tolist(), 0.0]
+    around = [*fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3])[0].tolist(), 0.0]
     return around[0], around[1], max(float(rows[:, 2].mean()), 0.0)
 
 
@@ -396,7 +396,7 @@ def logged_steps(recording: Recording) -> EveryStep | None:
     # What a step and each request in it add to the wait for the model: a line through sums over measured requests.
     decode_us = served["decode_us"].to_numpy()[measured]
     sums = _while_decoding(np.column_stack([parts, waited_us]), followed, measured)
-    around = fit_costs(sums[:, :2], decode_us - sums[:, 2], lambda _: 1 / sums[:, 0]).costs
+    around, _ = fit_costs(sums[:, :2], decode_us - sums[:, 2], lambda _: 1 / sums[:, 0])
     own = served.select(pl.col("request_index").fill_null(-1), pl.col("queue_us").fill_null(0)).filter(measured)
     cycle_us = (waited_us + parts @ around)[rest]
     admitted = followed.admitted[measured] - followed.begin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,26 +23,12 @@ class Prior(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class LinearFit:
-    """``costs``: float64[columns], none negative.  ``system``: float64[<= columns, columns], rows with their squares.
-
-    ``deviations``: float64[columns], standard deviations of the costs where rows have one of 1, nan without priors.
-    """
-
-    costs: Floats
-    system: Floats
-    priors: Sequence[Prior]
-
-    @property
-    def deviations(self) -> Floats:
-        return deviations(self.system, np.array([prior.spread for prior in self.priors]))
-
-
 def fit_costs(
     rows: Floats, target: Floats, weights: Callable[[Floats | None], Floats], priors: Sequence[Prior] = ()
-) -> LinearFit:
+) -> tuple[Floats, Floats]:
     """The costs that make the least weighted squares of ``rows`` (float64[rows, columns]) less ``target``.
+
+    With them float64[<= columns, columns], a few rows that have the same weighted squares.
 
     ``weights``: float64[rows], the weight of each square, by what the costs so far make of the rows (None at first);
     asked until they settle.
@@ -63,22 +48,4 @@ def fit_costs(
         before, weight = weight, weights(rows @ costs)
         if np.abs(weight - before).max() <= _SETTLED * before.max():
             break
-    return LinearFit(np.asarray(costs, np.float64), system * scale, priors)
-
-
-def soft_l1(residuals: Floats) -> Floats:
-    """float64[rows]: weights of squares, by which a residual far above 1 counts linearly: stalls do not bend a fit."""
-    return np.asarray(1 / np.sqrt(1 + residuals**2), np.float64)
-
-
-def deviations(system: Floats, before: Floats) -> Floats:
-    """Standard deviations of coefficients that had those ``before`` a system of rows of unit deviation.
-
-    The diagonal of (S'S + P)^-1 by singular values: that sum is singular in doubles where rows are large.
-    """
-    _left, values, rows = np.linalg.svd(system * before)
-    # Of smaller ones only the rounding is left: nothing is known there.
-    values[values < max(system.shape) * np.finfo(np.float64).eps * values.max(initial=0)] = 0
-    kept = np.ones(len(before))
-    kept[: len(values)] = 1 / np.hypot(1, values)
-    return np.asarray(before * np.sqrt(((rows * kept[:, None]) ** 2).sum(axis=0)), np.float64)
+    return np.asarray(costs, np.float64), system * scale

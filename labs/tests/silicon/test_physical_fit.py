@@ -15,8 +15,15 @@ from blis_replay.blis.latency.datasheets import Architecture, bundled_architectu
 from blis_replay.blis.latency.models import durations_us
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.releases.release import FittedOn
-from blis_replay.validate.fit.linear import Prior, deviations
-from blis_replay_labs.silicon.physical_fit import PRIORS, PhysicalRows, batch_times_us, fit_physical, known_architecture
+from blis_replay.validate.fit.linear import Prior
+from blis_replay_labs.silicon.physical_fit import (
+    PRIORS,
+    PhysicalRows,
+    batch_times_us,
+    deviations,
+    fit_physical,
+    known_architecture,
+)
 
 H100 = gpu_named("H100-SXM-80GB")
 PLANTED = PhysicalCoefficients(1.1, 1.2, 1.4, 0.3, 2.0, 55.0, 8.0, 30.0, 250.0, 20.0)
