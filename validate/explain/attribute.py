@@ -146,14 +146,10 @@ class Attribution:
         """What sums to the error: the share of each component, and the rest, by name."""
         return [*((cause.component.name, cause.shares) for cause in self.causes), (NO_COMPONENT, self.residual)]
 
-    def fraction(self, value_us: float, i: int) -> float | None:
-        """Of what was observed; None where that is not known."""
-        observed_us = self.observed_us[i]
-        return None if isnan(value_us) or isnan(observed_us) or observed_us == 0 else value_us / observed_us
-
     def relative_error(self, i: int) -> float | None:
-        """Simulated over observed, less one."""
-        return self.fraction(self.error[i].value_us, i)
+        """Simulated over observed, less one; None where either is not known."""
+        observed_us, error_us = self.observed_us[i], self.error[i].value_us
+        return None if isnan(error_us) or isnan(observed_us) or observed_us == 0 else error_us / observed_us
 
 
 @dataclass(frozen=True)
@@ -195,15 +191,12 @@ def attribute(
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     usable = [quantity not in forbidden for quantity in QUANTITIES]
     observed = replace(observed, numbers_us=np.where(usable, observed.numbers_us, nan))
-    subsets, first = _replays(components), _answer(run, chosen)
+    (subsets, weights), first = _sequence(components), _answer(run, chosen)
     job = partial(_replayed, replayed, tuple(components), chosen)
     answers = (first, *map_jobs(job, subsets[1:], **pool))
     e2e_us = next(one.samples.e2e_us for one in (observed, first) if one.samples is not None)
     estimates = partial(_estimates, request_order(run.recording, chosen, e2e_us), answers, observed)
-    causes = tuple(
-        Cause(component, estimates(-weights))
-        for component, weights in zip(components, _weights(components), strict=True)
-    )
+    causes = tuple(Cause(component, estimates(-row)) for component, row in zip(components, weights, strict=True))
     lost = tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric)
     return Attribution(
         slug=recording.slug,
@@ -225,33 +218,23 @@ def attribute(
     )
 
 
-def _stages(components: Sequence[Hypothesis]) -> list[int]:
-    """How many components are replaced together, one group after the other: inputs, parts, recorded step times.
+def _sequence(components: Sequence[Hypothesis]) -> tuple[list[Subset], Floats]:
+    """The sets of components to replace; and float64[components, sets], Shapley values as weighted sums over them.
 
-    Recorded step times go by the clock, so requests that come at other times than the server's take those of others.
+    Inputs come first, then parts, then recorded step times, each group with all before it put right.  Recorded step
+    times go by the clock, so requests that come at other times than the server's take those of others.
     """
     inputs = sum(component.is_input for component in components)
     by_the_clock = sum(isinstance(component.latency, ObservedCycles) for component in components)
-    return [inputs, len(components) - inputs - by_the_clock, by_the_clock]
-
-
-def _replays(components: Sequence[Hypothesis]) -> list[Subset]:
-    """The sets of components to replace: all of each group, with the groups before it put right."""
-    replays, before = [Subset()], 0
-    for size in _stages(components):
-        replays += [Subset(range(before)) | {before + i for i in chosen} for chosen in all_subsets(size)[1:]]
+    subsets, groups, before = [Subset()], [], 0
+    for size in (inputs, len(components) - inputs - by_the_clock, by_the_clock):
+        groups.append((slice(before, before + size), slice(len(subsets) - 1, len(subsets) - 1 + 2**size), size))
+        subsets += [Subset(range(before)) | {before + i for i in chosen} for chosen in all_subsets(size)[1:]]
         before += size
-    return replays
-
-
-def _weights(components: Sequence[Hypothesis]) -> Floats:
-    """float64[components, replays]: each component's Shapley value as a weighted sum over ``_replays``."""
-    weights = np.zeros((len(components), len(_replays(components))))
-    before = first = 0
-    for size in _stages(components):
-        weights[before : before + size, first : first + 2**size] = shapley_weights(size)
-        before, first = before + size, first + 2**size - 1
-    return weights
+    weights = np.zeros((len(components), len(subsets)))
+    for rows, columns, size in groups:
+        weights[rows, columns] = shapley_weights(size)
+    return subsets, weights
 
 
 def _estimates(

@@ -18,9 +18,11 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.tables import Toned
-from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.driver import replay
 from blis_replay.replay.engine import with_engine
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.pace import at_pace, recorded_pace
+from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.attribute import WORTH_NAMING, all_subsets, shapley_weights
 from blis_replay.validate.explain.inputs import ARGUMENTS
@@ -127,19 +129,12 @@ def _paces(sides: Sequence[Recording], release: CoefficientRelease) -> list[floa
     found = []
     for recording in sides:
         entry = entry_of(release, recording, extrapolate=True)
-        plan = _replayed(recording, release, 1.0).plan
+        plan = plan_replay(recording, ReplayMode(), entry)
         pace = recorded_pace(recording, plan.trace, plan.engine, entry)
         if pace is None:
             return None
         found.append(pace.factor)
     return found
-
-
-def _replayed(recording: Recording, release: CoefficientRelease, pace: float) -> ReplayRun:
-    entry = entry_of(release, recording, extrapolate=True)
-    if pace != 1.0:
-        entry = replace(entry, latency=at_pace(entry.latency, pace))
-    return replay(recording, replace(release, models=(entry,)))
 
 
 def _numbers(
@@ -161,7 +156,10 @@ def _numbers(
             frame = recording.requests.frame().with_columns(side.requests[_COUNTED].alias(_COUNTED))
             recording = replace(recording, requests=rows_of(frame))
     recording = with_engine(recording, changed, "recorded") if changed else recording
-    run = _replayed(recording, release, 1.0 if paces is None else paces[PACE_OF_STEPS in of_b])
+    entry = entry_of(release, recording, extrapolate=True)
+    if paces is not None:
+        entry = replace(entry, latency=at_pace(entry.latency, paces[PACE_OF_STEPS in of_b]))
+    run = replay(recording, replace(release, models=(entry,)))
     samples = simulated_samples(run, run.simulated.completed)
     return np.array([number(samples, cell) for cell in cells])
 

@@ -6,7 +6,7 @@ fits the latencies of single requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -92,11 +92,9 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
     recording = server.recording
     fitted = _fitted(server, proved) if recording.steps.is_empty() and recording.lifecycles.is_empty() else None
     if fitted is not None:
-        names = {one.name for one in fitted}
-        as_it_is = "the latencies of the requests do not ask for another"
-        unable = {name: as_it_is for name in _COSTS if name not in names}
+        unable = dict.fromkeys(_COSTS, "the latencies of the requests do not ask for another")
         unable[DECISIONS] = "journeys of requests were not recorded"
-        return fitted, _open(unable, server)
+        return fitted, _open(unable, fitted, server)
     found, unable = _delays(server)
     found = [one for one in found if one.name not in proved]
     if server.mode.step_time == "modelled":
@@ -108,14 +106,13 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
     if not found and recording.lifecycles.is_empty():
         # Steps are not the cause by their records; a delay may be, and that the client saw.
         delays = _fitted(server, proved)
-        names = {one.name for one in delays or ()}
-        if delays and STEP_TIME not in names:
-            return delays, _open({name: reason for name, reason in unable.items() if name not in names}, server)
+        if delays and all(one.name != STEP_TIME for one in delays):
+            return delays, _open(unable, delays, server)
     others = [one for one in found if one.name != DECISIONS]
     if others == found or not others or not _follow(server, others, found):
-        return found, _open(unable, server)
+        return found, _open(unable, found, server)
     why = "they follow from the other components; with those replaced they explain no further error"
-    return others, [Standing(DECISIONS, PROVED_RIGHT, why), *_open(unable, server)]
+    return others, [Standing(DECISIONS, PROVED_RIGHT, why), *_open(unable, found, server)]
 
 
 def _follow(server: Replayed, others: list[Hypothesis], found: list[Hypothesis]) -> bool:
@@ -131,9 +128,11 @@ def _follow(server: Replayed, others: list[Hypothesis], found: list[Hypothesis])
     return without - having < MIN_GAIN
 
 
-def _open(unable: Mapping[str, str], server: Replayed) -> list[Standing]:
-    alias = f"{server.recording.alias}: "
-    return [Standing(name, OPEN, why.removeprefix(alias), _BY_NAME[name].decides) for name, why in unable.items()]
+def _open(unable: Mapping[str, str], found: Sequence[Hypothesis], server: Replayed) -> list[Standing]:
+    """Why the other parts than those ``found`` are not replaced."""
+    alias, names = f"{server.recording.alias}: ", {one.name for one in found}
+    left = {name: why.removeprefix(alias) for name, why in unable.items() if name not in names}
+    return [Standing(name, OPEN, why, _BY_NAME[name].decides) for name, why in left.items()]
 
 
 def _delays(server: Replayed) -> tuple[list[Hypothesis], dict[str, str]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blis_replay.base.arrays import Floats
+from blis_replay.replay.engine import engine_values
 from blis_replay.validate.explain.hypothesis import Hypothesis
 from blis_replay.validate.explain.inputs import ARGUMENTS, BLOCKS, argument_hypothesis
 from blis_replay.validate.explain.rule import MAX_LEFT, MIN_GAIN, best_first, explains
@@ -85,12 +86,8 @@ def _blocks_between(scored: Sequence[Scored], stated: Trial) -> list[Hypothesis]
         return []
     low, high = rungs[max(place - 1, 0)][0], rungs[min(place + 1, len(rungs) - 1)][0]
     values = range(low + 1, high, max((high - low) // BETWEEN, 1))
-    return [argument_hypothesis(BLOCKS, value, _stated_value(BLOCKS, stated)) for value in values]
-
-
-def _stated_value(name: str, stated: Trial) -> object:
-    setting = stated.replayed.recording.engine.get(name)
-    return None if setting is None else setting.value
+    before = engine_values(stated.replayed.recording).get(BLOCKS)
+    return [argument_hypothesis(BLOCKS, value, before) for value in values]
 
 
 def _beside_a_fit(scored: Sequence[Scored], before: float, fitted: float) -> list[Scored]:
@@ -134,7 +131,8 @@ def _or_more(ranked: list[Scored], stated: Trial) -> Hypothesis:
     }
     if len(alike) < 2:
         return best.hypothesis
-    return argument_hypothesis(name, min(alike), _stated_value(name, stated), at_least=True)
+    before = engine_values(stated.replayed.recording).get(name)
+    return argument_hypothesis(name, min(alike), before, at_least=True)
 
 
 def _of_like_depths(equal: list[Scored]) -> list[Scored]:

@@ -37,21 +37,15 @@ def measured_delays(recordings: Sequence[Recording], seed: int = SEED) -> dict[s
     """
     journeys = pl.concat([recording.lifecycles.frame() for recording in recordings])
     requests = pl.concat([recording.requests.frame(["ttft_us", "queue_us", "prefill_us"]) for recording in recordings])
-    after = journeys.filter(pl.col("status") == "ok").select(pl.col("departed_us") - pl.col("finished_us"))
-    before = requests.select(pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us"))
-    queued_words = "arrival to queued of {:,} journeys, less half a step cycle where others were in the engine"
+    after = journeys.filter(pl.col("status") == "ok").select(us=pl.col("departed_us") - pl.col("finished_us"))
+    before = requests.select(us=pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us"))
+    of_spans, of_ends = (frame["us"].drop_nulls().to_numpy() for frame in (before, after))
+    queued_us = np.concatenate([_pre_queue_us(r) for r in recordings])
+    queued = "arrival to queued of {:,} journeys, less half a step cycle where others were in the engine"
     stamps = [
-        ("post_request", after.to_series().drop_nulls().to_numpy(), "finished to departed of {:,} journeys"),
-        (
-            "pre_queue",
-            before.to_series().drop_nulls().to_numpy(),
-            "TTFT - queue - prefill over {:,} server-side requests",
-        ),
-        (
-            "pre_queue",
-            np.concatenate([_pre_queue_us(r) for r in recordings]),
-            queued_words,
-        ),  # better, if there are both
+        ("post_request", of_ends, "finished to departed of {:,} journeys"),
+        ("pre_queue", of_spans, "TTFT - queue - prefill over {:,} server-side requests"),
+        ("pre_queue", queued_us, queued),  # better, if there are both
     ]
     return {name: _median(name, delays_us, words, seed) for name, delays_us, words in stamps if len(delays_us)}
 
@@ -103,22 +97,21 @@ _COLD_WINDOW = 10  # requests
 
 @dataclass(frozen=True)
 class CycleEvidence:
-    """Step cycles: ``batch``, ``cycle_us`` and ``mixed_share`` as ``CycleRows``; ``stratum`` int64[rows]."""
+    """Step cycles; ``stratum``: int64[rows], the load stage."""
 
     metrics: ClassVar = ("cycle",)
-    batch: Floats
-    cycle_us: Floats
+    rows: CycleRows
     stratum: Int64s
-    mixed_share: Floats
 
     @property
     def decodes(self) -> Floats:
         """float64[rows]: mean number of decodes."""
-        return self.batch[:, 2]
+        return self.rows.batch[:, 2]
 
     def residuals(self, form: StepForm, measured: Lifecycle, vector: Floats) -> Floats:
         """float64[rows]: fitted over observed less one, in units of ``SCALE``."""
-        return (form.cycle_us(self.batch, self.mixed_share, vector) / self.cycle_us - 1) / SCALE["cycle"]
+        rows = self.rows
+        return (form.cycle_us(rows.batch, rows.mixed_share, vector) / rows.cycle_us - 1) / SCALE["cycle"]
 
 
 @dataclass(frozen=True)
@@ -245,7 +238,7 @@ def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEv
     requests = recording.requests
     latest = np.maximum(np.searchsorted(requests["arrival_us"].to_numpy(), rows.start_us, side="right") - 1, 0)
     stage = requests["stage"].fill_null(-1).to_numpy()[latest]
-    return CycleEvidence(rows.batch, rows.cycle_us, stage.astype(np.int64), rows.mixed_share)
+    return CycleEvidence(rows, stage.astype(np.int64))
 
 
 def latency_evidence(recording: Recording, window: tuple[float, float]) -> LatencyEvidence | None:
