@@ -19,7 +19,8 @@ RULE = (
 )
 LATE_RULE = (
     "no server knows at the first token how many will follow. Changes of TTFT from request to request must not follow "
-    "changes of the output length (r 0.3, 5 standard errors, a tenth of the pace). A token takes 0.2 ms at least"
+    "changes of the output length (r 0.3, 5 standard errors, a tenth of the pace). A token takes 0.2 ms at least. "
+    "From the engine to the client a first token is not two gaps longer on its way than a last one"
 )
 _AGREES = 0.01
 # No engine has a first token without a step; a busy client may stamp a few requests late.
@@ -58,6 +59,12 @@ def _late(late: served.LateFirstTokens) -> Finding:
         message = (
             f"streams come at once, {late.gap_us:.0f} us per token: a proxy holds them back, or nothing was streamed; "
             "TTFT and ITL are not used"
+        )
+    elif late.held_back_us is not None:
+        message = (
+            f"first tokens take {late.held_back_us / 1e3:.1f} ms longer than last ones from the engine to the client "
+            f"({late.held_back_us / late.gap_us:.0f} gaps between tokens): a proxy collects tokens before it passes "
+            "them on; TTFT and ITL are not used"
         )
     else:
         message = (

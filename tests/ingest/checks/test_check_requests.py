@@ -197,6 +197,29 @@ def test_a_first_event_that_is_not_the_first_token_leaves_e2e_alone(hidden: floa
     assert not overloaded(made)[0]
 
 
+@pytest.mark.parametrize(
+    ("collected", "share", "held_back"),
+    # How many tokens a proxy collects, and for which share of requests.
+    [(0, 1.0, False), (1, 1.0, False), (5, 1.0, True), (5, 0.7, False), (5, 0.8, True)],
+)
+def test_first_tokens_that_a_proxy_collects_with_others_are_not_first(
+    collected: int, share: float, held_back: bool
+) -> None:
+    """Tokens come every 20 ms; the engine has the first after 50 ms, and its clock says 7 s more than the client's."""
+    count, late_us = 40, collected * 20_000
+    ttft_us = [50_000 + (late_us if i < share * count else 0) for i in range(count)]
+    sent = requests(count, ttft_us=ttft_us, e2e_us=250_000)
+    rows = {name: [None] * count for name in LIFECYCLE_SCHEMA} | {"request_index": list(range(count))}
+    for name, at_us in (("first_token_us", 50_000), ("finished_us", 250_000)):
+        rows[name] = [i * SECOND + at_us + 7 * SECOND for i in range(count)]
+    made = recording(requests=sent, lifecycles=rows_of(pl.DataFrame(rows, schema=LIFECYCLE_SCHEMA)))
+    late = late_first_tokens(made)
+    assert (late is not None) == held_back
+    (found,) = (one for one in findings_of(made, "token_events"))
+    measured_us = found.measured["held_back_us"] if found.metric == FIRST_TOKEN else None
+    assert measured_us == (100_000 if held_back else None)
+
+
 def test_without_a_stream_e2e_alone_is_judged() -> None:
     made = recording(requests=requests(30, ttft_us=None))
     assert [finding for finding in run_checks(made)[0] if finding.severity == "unusable"] == []
