@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal
 
-from blis_replay.ingest.recording import PUBLISHED, Recording, TokenEvents, columns_of
-from blis_replay.ingest.rows import Rows, rows_of
+from blis_replay.ingest.recording import PUBLISHED, Recording, columns_of
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store.file import Store, first_row, insert_stream, transaction, typed
 from blis_replay.ingest.store.recordings import IDENTITY, SHARED_PREFIX, TABLES
 from blis_replay.ingest.stream import TokenLayout, runs, token_counts
@@ -54,13 +53,10 @@ def write_recording(
     return "new" if stored is None else "replaced"
 
 
-def _insert_prompts(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    """Add the prompt identities of a recording, within the caller's transaction."""
-    slug, prefix = recording.slug, recording.prefix
-    if prefix is not None:
-        connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
-        for table, frame in (("prompts", prefix.prompts), ("request_prompts", prefix.requests)):
-            _insert_table(connection, table, slug, rows_of(typed(frame, columns_of(table))))
+_INSERT_STAMPS = """
+INSERT INTO token_event_runs
+SELECT $slug, request_index, first_event, tokens, $stamps_per_token, $leading_events, times_us FROM rows_to_store
+"""
 
 
 def _insert(
@@ -69,34 +65,34 @@ def _insert(
     layout: TokenLayout,
     made_by: tuple[str, str | None],
 ) -> None:
-    """``made_by``: the columns ``derived_hash`` and ``read_by``."""
-    slug = recording.slug
-    _insert_experiment(connection, recording, layout, made_by)
-    _insert_rows(
-        connection,
-        "engine_args",
-        [(slug, name, json.dumps(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items())],
-    )
-    _insert_rows(connection, "stages", [(slug, s.stage, s.rate_per_s, s.duration_us) for s in recording.stages])
-    _insert_rows(connection, "clocks", [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)])
-    _insert_files(connection, recording)
-    _insert_table(connection, "aggregates", slug, rows_of(typed(recording.aggregates, columns_of("aggregates"))))
-    for table in TABLES:
-        _insert_table(connection, table, slug, getattr(recording, table))
-    if recording.token_events is not None:
-        _insert_token_events(connection, recording, recording.token_events, layout)
-    _insert_prompts(connection, recording)
-    _insert_findings(connection, recording)
+    """Add all of a recording, within the caller's transaction; ``made_by``: ``derived_hash`` and ``read_by``."""
+    slug, prefix, events = recording.slug, recording.prefix, recording.token_events
+    for table, values in _small_tables(recording, layout, made_by).items():
+        if values:
+            marks = ", ".join("?" * len(values[0]))
+            connection.executemany(f"INSERT INTO {table} VALUES ({marks})", values)  # noqa: S608 (constants)
+    frames = {"aggregates": recording.aggregates}
+    if prefix is not None:
+        frames |= {"prompts": prefix.prompts, "request_prompts": prefix.requests}
+    tables = {table: rows_of(typed(frame, columns_of(table))) for table, frame in frames.items()}
+    for table, rows in (tables | {table: getattr(recording, table) for table in TABLES}).items():
+        listed = ", ".join(rows.schema)
+        sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)
+        with rows.reader() as stream:
+            insert_stream(connection, sql, [slug], stream)
+    if events is not None:
+        bound = {"slug": slug, **{name: getattr(layout, name) for name in ("stamps_per_token", "leading_events")}}
+        # Every stamp, with what tells which of them are tokens.
+        stamps = runs(events, token_counts(events, recording.requests, layout))
+        insert_stream(connection, _INSERT_STAMPS, bound, stamps)
 
 
-def _insert_experiment(
-    connection: duckdb.DuckDBPyConnection,
-    recording: Recording,
-    layout: TokenLayout,
-    made_by: tuple[str, str | None],
-) -> None:
-    shared, (derived_hash, read_by) = recording.shared_prefix, made_by
-    row = (
+def _small_tables(
+    recording: Recording, layout: TokenLayout, made_by: tuple[str, str | None]
+) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of the tables that hold what a recording has one or a few of, in the order of their columns."""
+    slug, shared, (derived_hash, read_by) = recording.slug, recording.shared_prefix, made_by
+    experiment = (
         *(getattr(recording, name) for name in IDENTITY),
         derived_hash,
         recording.ignore_eos,
@@ -108,55 +104,22 @@ def _insert_experiment(
         None if recording.load_profile is None else json.dumps(asdict(recording.load_profile)),
         read_by,
     )
-    _insert_rows(connection, "experiments", [row])
-
-
-_INSERT_STAMPS = """
-INSERT INTO token_event_runs
-SELECT $slug, request_index, first_event, tokens, $stamps_per_token, $leading_events, times_us FROM rows_to_store
-"""
-
-
-def _insert_token_events(
-    connection: duckdb.DuckDBPyConnection, recording: Recording, events: TokenEvents, layout: TokenLayout
-) -> None:
-    """Copy every stamp into the store, with what tells which of them are tokens."""
-    bound = {"slug": recording.slug, **{name: getattr(layout, name) for name in ("stamps_per_token", "leading_events")}}
-    stamps = runs(events, token_counts(events, recording.requests, layout))
-    insert_stream(connection, _INSERT_STAMPS, bound, stamps)
-
-
-def _insert_files(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    slug = recording.slug
-    files = ((f.name, f.kind, f.bytes, f.sha256, f.records, f.rejected_count) for f in recording.files)
-    _insert_rows(connection, "source_files", [(slug, i, *file) for i, file in enumerate(files)])
-    rejected = [
-        (slug, i, j, place, reason)
-        for i, file in enumerate(recording.files)
-        for j, (place, reason) in enumerate(file.rejected)
-    ]
-    _insert_rows(connection, "rejected_records", rejected)
-
-
-def _insert_findings(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    rows = [
-        (recording.slug, i, f.check, f.severity, f.metric, f.message, json.dumps(f.measured), f.threshold)
-        for i, f in enumerate(recording.findings)
-    ]
-    _insert_rows(connection, "findings", rows)
-
-
-def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    if rows:
-        marks = ", ".join("?" * len(rows[0]))
-        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
-
-
-def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: Rows) -> None:
-    listed = ", ".join(rows.schema)
-    sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)
-    with rows.reader() as stream:
-        insert_stream(connection, sql, [slug], stream)
+    engine, files, findings = sorted(recording.engine.items()), recording.files, recording.findings
+    return {
+        "experiments": [experiment],
+        "engine_args": [(slug, name, json.dumps(s.value), s.source, s.detail) for name, s in engine],
+        "stages": [(slug, *astuple(stage)) for stage in recording.stages],
+        "clocks": [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
+        "source_files": [(slug, i, *astuple(file)[:-1]) for i, file in enumerate(files)],
+        "rejected_records": [
+            (slug, i, j, *record) for i, file in enumerate(files) for j, record in enumerate(file.rejected)
+        ],
+        "findings": [
+            (slug, i, f.check, f.severity, f.metric, f.message, json.dumps(f.measured), f.threshold)
+            for i, f in enumerate(findings)
+        ],
+        "prefix_identity": [] if recording.prefix is None else [(slug, recording.prefix.source)],
+    }
 
 
 _SETTINGS = (

@@ -174,11 +174,15 @@ from blis_replay.ingest.store import open_store
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import NO_EVENTS
 
-def stop(*_):
-    print("half way", flush=True)
-    time.sleep(60)
+insert = writing.insert_stream
 
-writing._insert_findings = stop
+def stop(connection, sql, *others):
+    insert(connection, sql, *others)
+    if "INTO iterations" in sql:  # the last table, the requests are written
+        print("half way", flush=True)
+        time.sleep(60)
+
+writing.insert_stream = stop
 with open_store(sys.argv[2]) as store:
     write_recording(store, recording(content_hash="hash-2", requests=requests(200_000)), NO_EVENTS)
 """
