@@ -15,7 +15,7 @@ from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bun
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, list_experiments, open_for_reading, read_stored
 from blis_replay.ingest.store.file import writable
-from blis_replay.ingest.store.recordings import ExperimentRow, NamedExperiment, experiments_named, resolve
+from blis_replay.ingest.store.recordings import ExperimentRow, experiments_named, resolve
 from blis_replay.replay.release_file import load_release
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
@@ -39,11 +39,11 @@ def find_experiment(store: Store, name: str) -> str:
         return slugs[0]
     bundled = _bundled_not_stored(store)
     stored = experiments_named(store)
-    named = any(name in (experiment.alias, experiment.slug) for experiment in stored)
+    named = any(name in experiment for experiment in stored.items())
     if name in bundled_releases() and not named:
         raise UnknownExperimentError(f"{name} is a release; name an experiment, and this with --coefficients {name}")
-    slug = resolve(stored if named else [*stored, *bundled], name)
-    if slug in {experiment.slug for experiment in bundled}:
+    slug = resolve(stored if named else stored | bundled, name)
+    if slug in bundled:
         _bring(store, [slug])
     return slug
 
@@ -102,8 +102,8 @@ def stored_experiment(store_path: Path, name: str) -> Recording:
 
 def all_experiments(store: Store) -> list[str]:
     """Slugs of all experiments, stored and bundled; the bundled are brought into the store."""
-    _bring(store, [experiment.slug for experiment in _bundled_not_stored(store)])
-    return [stored.slug for stored in experiments_named(store)]
+    _bring(store, [*_bundled_not_stored(store)])
+    return [*experiments_named(store)]
 
 
 def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
@@ -113,16 +113,16 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     ``UnknownExperimentError`` for an unknown name, and for a pattern that matches nothing.
     """
     bundled = _bundled_not_stored(store)
-    known = [*experiments_named(store), *bundled]
+    known = experiments_named(store) | bundled
     slugs: list[str] = []
     for selector in selectors:
         if not set(selector) & WILDCARDS:
             slugs.append(find_experiment(store, selector))
             continue
-        matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
+        matched = [slug for slug, alias in known.items() if fnmatchcase(alias, selector) or fnmatchcase(slug, selector)]
         if not matched:
             raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay list`")
-        _bring(store, [e.slug for e in bundled if e.slug in {*matched} - {*slugs}])
+        _bring(store, [slug for slug in bundled if slug in {*matched} - {*slugs}])
         slugs += sorted(matched)
     return list(dict.fromkeys(slugs))
 
@@ -132,10 +132,10 @@ def named_experiments(store: Store, selectors: Sequence[str] | None) -> list[str
     return all_experiments(store) if selectors is None else select_experiments(store, selectors)
 
 
-def _bundled_not_stored(store: Store) -> list[NamedExperiment]:
-    """Experiments that ship with the package and are not in the store."""
-    stored = {experiment.slug for experiment in experiments_named(store)}
-    return [NamedExperiment(slug, alias) for alias, slug in bundled_aliases().items() if slug not in stored]
+def _bundled_not_stored(store: Store) -> dict[str, str]:
+    """The alias of each experiment that ships with the package and is not in the store, by its slug."""
+    stored = experiments_named(store)
+    return {slug: alias for alias, slug in bundled_aliases().items() if slug not in stored}
 
 
 def experiment_row(store: Store, slug: str) -> ExperimentRow:

@@ -407,7 +407,7 @@ def fetch(
     connection: duckdb.DuckDBPyConnection, sql: str, bound: dict[str, object], schema: Mapping[str, type[pl.DataType]]
 ) -> pl.DataFrame:
     """The rows of a query as a frame of ``schema``; values are bound by name."""
-    return typed(result_frame(connection.sql(sql, params=bound)), schema)
+    return result_frame(connection.sql(sql, params=bound)).select(schema.keys()).cast(pl.Schema(schema))
 
 
 def read_table(store: Store, table: str, order: str, **owner: str) -> pl.DataFrame:
@@ -435,8 +435,3 @@ def insert_stream(
     connection.register("rows_to_store", rows)
     connection.execute(sql, bound)
     connection.unregister("rows_to_store")
-
-
-def typed(frame: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    """The columns of ``schema`` out of a frame, in its order and types."""
-    return frame.select(pl.col(name).cast(kind) for name, kind in schema.items())

@@ -6,12 +6,13 @@ import difflib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -99,14 +100,6 @@ _CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the s
 
 
 @dataclass(frozen=True)
-class NamedExperiment:
-    """What an experiment can be called: its unique name, and a short one that others may have too."""
-
-    slug: str
-    alias: str
-
-
-@dataclass(frozen=True)
 class ExperimentRow:
     """One stored experiment in short: who it is, how many requests, how many findings.
 
@@ -187,27 +180,25 @@ def list_experiments(store: Store) -> list[ExperimentRow]:
     return [ExperimentRow(*row) for row in rows]
 
 
-def experiments_named(store: Store) -> list[NamedExperiment]:
-    """Slugs and aliases of all stored experiments, in order of slug; several may have one alias."""
-    rows = store.connection.execute("SELECT slug, alias FROM experiments ORDER BY slug").fetchall()
-    return [NamedExperiment(*row) for row in rows]
+def experiments_named(store: Store) -> dict[str, str]:
+    """The alias of each stored experiment by its slug, in order of slug; several may have one alias."""
+    return dict(store.connection.execute("SELECT slug, alias FROM experiments ORDER BY slug").fetchall())
 
 
-def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
-    """The slug that ``name`` (a slug or an alias) stands for.
+def resolve(aliases: Mapping[str, str], name: str) -> str:
+    """The slug that ``name`` (a slug or an alias) stands for; ``aliases``: by slug.
 
     Raises ``UnknownExperimentError`` if several experiments have that alias (naming their slugs) or
     none has it (naming what comes close, or the verb that reads a path).
     """
-    rows = list(rows)
-    if any(row.slug == name for row in rows):
+    if name in aliases:
         return name
-    slugs = [row.slug for row in rows if row.alias == name]
+    slugs = [slug for slug, alias in aliases.items() if alias == name]
     if len(slugs) > 1:
         raise UnknownExperimentError(f"{name} could mean {', '.join(slugs)}; name one of them")
     if slugs:
         return slugs[0]
-    known = list(dict.fromkeys([*sorted(row.alias for row in rows), *sorted(row.slug for row in rows)]))
+    known = list(dict.fromkeys([*sorted(aliases.values()), *sorted(aliases)]))
     if os.path.exists(name):  # noqa: PTH110 - pathlib would raise for a name that is too long for a path
         folder = Path(name).resolve().name
         ingest = f"read it first: `blis-replay ingest {shlex.quote(name)}`"
@@ -246,7 +237,7 @@ def read_stored(store: Store, slug: str) -> Recording:
         files=_read_files(store, slug),
         missing=tuple(json.loads(row["missing"])),
         dropped_step_events=row["dropped_step_events"],
-        load_profile=_load_profile(row["load_profile"]),
+        load_profile=row["load_profile"] and msgspec.json.decode(row["load_profile"], type=LoadProfile),
         findings=read_findings(store, slug),
         prefix=_read_prefix(store, slug),
         **tables,
@@ -313,15 +304,6 @@ SHARED_PREFIX = tuple(field.name for field in fields(SharedPrefix))
 
 def _shared_prefix(row: dict[str, Any]) -> SharedPrefix | None:
     return None if row["num_groups"] is None else SharedPrefix(*(row[name] for name in SHARED_PREFIX))
-
-
-def _load_profile(stored: str | None) -> LoadProfile | None:
-    if stored is None:
-        return None
-    declared = json.loads(stored)
-    shared = declared["shared_prefix"]
-    stages = tuple(Stage(**stage) for stage in declared["stages"])
-    return LoadProfile(**declared | {"stages": stages, "shared_prefix": shared and SharedPrefix(**shared)})
 
 
 # -- Token times, corrected for how their client stamped them ---------------------------------------------

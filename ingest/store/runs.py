@@ -12,6 +12,7 @@ import polars as pl
 
 from blis_replay.base.errors import StoreError
 from blis_replay.ingest.recording import columns_of
+from blis_replay.ingest.rows import shaped
 from blis_replay.ingest.store.file import Store, first_row, insert_stream, read_table, transaction
 
 
@@ -86,10 +87,7 @@ def conform(frame: pl.DataFrame, table: str) -> pl.DataFrame:
     if unknown:
         raise StoreError(f"{table} has no column {', '.join(unknown)}; give the columns of schema.sql")
     try:
-        return frame.select(
-            (pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name)
-            for name, kind in schema.items()
-        )
+        return shaped(frame, schema, {name: pl.col(name) for name in frame.columns})
     except pl.exceptions.PolarsError as error:
         raise StoreError(f"{table}: {str(error).splitlines()[0]}; give the types of schema.sql") from error
 

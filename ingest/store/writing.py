@@ -7,9 +7,11 @@ import json
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal
 
+import polars as pl
+
 from blis_replay.ingest.recording import PUBLISHED, Recording, columns_of
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.store.file import Store, first_row, insert_stream, transaction, typed
+from blis_replay.ingest.store.file import Store, first_row, insert_stream, transaction
 from blis_replay.ingest.store.recordings import IDENTITY, SHARED_PREFIX, TABLES
 from blis_replay.ingest.stream import TokenLayout, runs, token_counts
 
@@ -74,7 +76,8 @@ def _insert(
     frames = {"aggregates": recording.aggregates}
     if prefix is not None:
         frames |= {"prompts": prefix.prompts, "request_prompts": prefix.requests}
-    tables = {table: rows_of(typed(frame, columns_of(table))) for table, frame in frames.items()}
+    schemas = {table: pl.Schema(columns_of(table)) for table in frames}
+    tables = {table: rows_of(frames[table].select(of.keys()).cast(of)) for table, of in schemas.items()}
     for table, rows in (tables | {table: getattr(recording, table) for table in TABLES}).items():
         listed = ", ".join(rows.schema)
         sql = f"INSERT INTO {table} (slug, {listed}) SELECT ?, {listed} FROM rows_to_store"  # noqa: S608 (constants)

@@ -22,7 +22,7 @@ from blis_replay.ingest.recording import BY_CLIENT, Finding
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, timeline_of
 from blis_replay.ingest.store import list_experiments, open_store, read_stored
-from blis_replay.ingest.store.recordings import read_findings, resolve
+from blis_replay.ingest.store.recordings import experiments_named, read_findings, resolve
 
 GENERAL_34B = "20260218-150304-codellama-34b-tp2-general"
 
@@ -201,7 +201,7 @@ def test_cycles_by_stage_are_the_published_ones(ingested: Path, name: str) -> No
     before it: a thousandth of the 570 s, which may move the duration by half a per cent.
     """
     with open_store(ingested, read_only=True) as store:
-        slug = resolve(list_experiments(store), name)
+        slug = resolve(experiments_named(store), name)
         in_flight = [entry.value for entry in entries(read_stored(store, slug)) if entry.quantity == IN_FLIGHT]
     assert 0.975 < in_flight[1] / in_flight[0] < 1  # at the starts of steps, of the stage that is furthest off
     for stage, (mean_cycle_us, duration_us, gap_us) in enumerate(PUBLISHED[name]):
@@ -216,7 +216,7 @@ def test_cycles_by_stage_are_the_published_ones(ingested: Path, name: str) -> No
 def test_cycles_in_the_published_windows_are_equal(ingested: Path, name: str) -> None:
     """20 to 590 s and 620 to 1190 s after the first sampled step."""
     with open_store(ingested, read_only=True) as store:
-        steps = read_stored(store, resolve(list_experiments(store), name)).steps.frame()
+        steps = read_stored(store, resolve(experiments_named(store), name)).steps.frame()
     since_us = pl.col("start_us") - pl.col("start_us").min()
     for (low_s, high_s), (cycle, duration_us, _) in zip([(20, 590), (620, 1190)], PUBLISHED[name], strict=True):
         window = steps.filter(since_us.is_between(low_s * 10**6, high_s * 10**6, closed="left"))
@@ -229,7 +229,7 @@ def test_the_step_clock_has_the_recorded_starts_and_their_cycles(ingested: Path,
     """About 10 % of the steps were sampled (NOTES, section 2): their starts stand, and over any stretch between two of
     them the timeline has their mean cycle."""
     with open_store(ingested, read_only=True) as store:
-        recording = read_stored(store, resolve(list_experiments(store), name))
+        recording = read_stored(store, resolve(experiments_named(store), name))
     timeline, steps = timeline_of(step_anchors(recording)), recording.steps.frame().sort("step_id")
     known = timeline.filter(pl.col("source") == SAMPLED)
     assert known.select("step_id", "start_us").rows() == steps.select("step_id", "start_us").rows()

@@ -115,7 +115,7 @@ def explain_verb(
         way = segments_of(judged.run, selection) if shown.any() else None
         entry = entry_of(release, recording)
         fitted_on = {score.experiment for score in entry.fit.scores} if entry.fit else set()
-        here = [read_stored(store, one.slug) for one in experiments_named(store) if one.slug in fitted_on]
+        here = [read_stored(store, slug) for slug in experiments_named(store) if slug in fitted_on]
         asked = next_recording(entry, here or [recording])
     answer = with_segments(with_next(attribution_answer(attribution), asked), way, shown=segments)
     answer = below_verdict(answer, judged)
