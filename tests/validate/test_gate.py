@@ -202,7 +202,7 @@ def test_what_a_release_was_fitted_on_is_shown_and_counts_only_where_the_policy_
     report = gate(store, new, selectors=BOTH)
     assert (report.verdict, exit_of(report)) == ("NOT JUDGED", 4), "nothing is held out, so nothing is shown"
     assert [(j.standing, j.outcome) for j in report.judgements] == [("not held out", None)] * 2
-    assert "not gated: 1b-general: fitted on this run" in " ".join(str(gate_answer(report)).split())
+    assert "not gated, fitted on this run: 1b-general" in " ".join(str(gate_answer(report)).split())
     lenient = gate(store, new, policy=Policy(held_out_only=False), selectors=BOTH)
     assert [j.outcome for j in lenient.judgements] == ["FAIL", "FITS"]
     fits = gate(store, new, policy=Policy(held_out_only=False), selectors=[LARGE.slug])

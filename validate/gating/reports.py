@@ -30,12 +30,12 @@ def gate_answer(report: GateReport) -> Answer:
     page: list[Part] = [
         Block([gate_line(report), against(report)]),
         _errors(report),
+        Block(_apart(report)),
         _obstacles(report),
         _changes(report),
         _predictions(report),
         _skills(report),
         Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"]),
-        Block(_apart(report)),
     ]
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]))
@@ -207,13 +207,18 @@ def _change(check: Check) -> list[Cell]:
 
 
 def _apart(report: GateReport) -> list[str]:
-    lines = [f"not gated: {j.alias}: {j.reason}" for j in report.judgements if j.outcome is None]
-    lines += [f"{j.alias}: {j.reason}" for j in report.judgements if j.standing == "overloaded"]
-    lines += [f"left out: {alias}: {why}" for alias, why in report.left_out.items()]
+    """Under the table: what its marks mean, and whom the verdict leaves out, by reason."""
+    apart: dict[str, list[str]] = {}
+    for judgement in report.judgements:
+        if judgement.outcome is None:
+            apart.setdefault(f"not gated, {judgement.reason}", []).append(judgement.alias)
+        elif judgement.standing == "overloaded":
+            apart.setdefault(judgement.reason, []).append(judgement.alias)
+    for alias, why in report.left_out.items():
+        apart.setdefault(f"left out, {why}", []).append(alias)
+    lines = [f"{why}: {', '.join(aliases)}" for why, aliases in apart.items()]
     if any(j.ground_truth != "recorded" for j in report.judgements):
-        lines.append(
-            "* published aggregates: there are no recorded requests, so intervals come from reconstructions of them"
-        )
+        lines.insert(0, "* published aggregates; intervals come from reconstructions of the requests")
     return lines
 
 
