@@ -18,49 +18,39 @@ from blis_replay.blis.trace import NEVER_US, RequestTrace
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import left_by
 
-# Of a TraceV2 row, in the order that BLIS parses by position.
-COLUMNS = (
-    "request_id",
-    "client_id",
-    "tenant_id",
-    "slo_class",
-    "session_id",
-    "round_index",
-    "prefix_group",
-    "prefix_length",
-    "streaming",
-    "input_tokens",
-    "output_tokens",
-    "text_tokens",
-    "image_tokens",
-    "audio_tokens",
-    "video_tokens",
-    "reason_ratio",
-    "model",
-    "deadline_us",
-    "server_input_tokens",
-    "arrival_time_us",
-    "send_time_us",
-    "first_chunk_time_us",
-    "last_chunk_time_us",
-    "num_chunks",
-    "status",
-    "error_message",
-    "finish_reason",
-)
+# A TraceV2 row, in the order that BLIS parses by position: what holds of a request that was not served yet.
+_ROW: dict[str, object] = {
+    "request_id": "",
+    "client_id": "",
+    "tenant_id": "",
+    "slo_class": "",
+    "session_id": "",
+    "round_index": 0,
+    "prefix_group": "",
+    "prefix_length": "",
+    "streaming": "true",
+    "input_tokens": "",
+    "output_tokens": "",
+    "text_tokens": "",
+    "image_tokens": 0,
+    "audio_tokens": 0,
+    "video_tokens": 0,
+    "reason_ratio": 0,
+    "model": "",
+    "deadline_us": "",
+    "server_input_tokens": "",
+    "arrival_time_us": "",
+    "send_time_us": "",
+    "first_chunk_time_us": 0,
+    "last_chunk_time_us": 0,
+    "num_chunks": 0,
+    "status": "ok",
+    "error_message": "",
+    "finish_reason": "",
+}
+COLUMNS = tuple(_ROW)
 # Builds that write version 3 (``us``) read this one too.
 _VERSION, _TIME_UNIT = 2, "microseconds"
-
-_ZEROS = (
-    "round_index",
-    "image_tokens",
-    "audio_tokens",
-    "video_tokens",
-    "reason_ratio",
-    "first_chunk_time_us",
-    "last_chunk_time_us",
-    "num_chunks",
-)
 
 # A result of BLIS takes about 150 bytes; beyond this the file is something else.
 _LARGEST_BYTES_PER_REQUEST = 2_000
@@ -140,15 +130,13 @@ def write_rows(fields: Mapping[str, object], rows: Iterable[Mapping[str, object]
 
 def trace_rows(trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s) -> Iterator[dict[str, object]]:
     """One row per request, not served yet."""
-    zeros: dict[str, object] = dict.fromkeys(_ZEROS, 0)
     for i in range(len(trace)):
         shared, prompt = int(prefixes.length[i]), int(trace.prompt_tokens[i])
         abort_us, arrival_us = int(trace.abort_us[i]), int(trace.arrival_us[i])
-        yield zeros | {
+        yield _ROW | {
             "request_id": i,
             "prefix_group": f"prefix-{prefixes.group[i]}" if shared else "",
             "prefix_length": shared,
-            "streaming": "true",
             "input_tokens": prompt - shared,
             "output_tokens": int(lengths[i]),
             "text_tokens": prompt - shared,
@@ -156,7 +144,6 @@ def trace_rows(trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s) -
             "server_input_tokens": prompt,
             "arrival_time_us": arrival_us,
             "send_time_us": arrival_us,
-            "status": "ok",
         }
 
 

@@ -35,8 +35,8 @@ class ReplayPlan:
     """A recording made ready for the simulator.
 
     ``recording``, ``mode``: what is replayed; where only a summary was recorded, with requests made of it and the
-    clients that sent them.  ``entry``: coefficients; None for a simulator with its own.  ``arguments``: engine
-    arguments with those of the mode in place of the recorded ones; ``engine``: what a simulator gets of them.
+    clients that sent them.  ``arguments``: engine arguments with those of the mode in place of the recorded ones;
+    ``engine``: what a simulator gets of them.
 
     Request i of ``trace`` is request i of the recording (send order), also where the arrivals were replaced.
     ``basis``: in words, where arrivals, lengths and prefix hits come from, and what is forced.
@@ -52,7 +52,6 @@ class ReplayPlan:
 
     recording: Recording
     mode: ReplayMode
-    entry: ModelEntry | None
     arguments: Mapping[str, Setting]
     engine: EngineConfig
     trace: RequestTrace
@@ -160,7 +159,6 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
     return ReplayPlan(
         recording=recording,
         mode=mode,
-        entry=entry,
         arguments=engine.recording.engine,
         engine=engine.config,
         trace=trace,

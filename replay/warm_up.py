@@ -76,12 +76,15 @@ def seen_warm_up(recording: Recording, compared: Bools, simulated_ttft_us: Int64
     if not count or len(ttft_us) - count < MIN_REQUESTS:
         return None
     arrival_us = recording.requests["arrival_us"].to_numpy()[compared].astype(np.float64)
-    stalls = _stalls(arrival_us[:count], ttft_us[:count], float(np.median(ttft_us[count:])))
-    if stalls is None:
+    usual_us = float(np.median(ttft_us[count:]))
+    begin_us, longer_us = token_waits(arrival_us[:count], ttft_us[:count], usual_us)
+    # A step stalls where requests wait and none gets a first token for much longer than usual.
+    stalled = longer_us > MIN_STALL * usual_us
+    if not stalled.any():
         return None
     requests = np.zeros(len(compared), np.bool_)
     requests[np.flatnonzero(compared)[:count]] = True
-    return Seen(requests, stalls)
+    return Seen(requests, Stalls(begin_us[stalled].astype(np.int64), longer_us[stalled].astype(np.int64)))
 
 
 # us without a first token while a request waits, from the first request of a run on: longer than any prefill.
@@ -156,15 +159,6 @@ def _slow(observed_us: Floats, simulated_us: Floats) -> int:
         if float(np.median(late_us[of])) > max(MIN_TIMES_USUAL * usual_us, MIN_TIMES_REPLAYED * replayed_us):
             last = group + 1
     return last
-
-
-def _stalls(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> Stalls | None:
-    """A step stalls where requests wait and none gets a first token for much longer than ``usual_us``."""
-    begin_us, longer_us = token_waits(arrival_us, ttft_us, usual_us)
-    stalled = longer_us > MIN_STALL * usual_us
-    if not stalled.any():
-        return None
-    return Stalls(begin_us[stalled].astype(np.int64), longer_us[stalled].astype(np.int64))
 
 
 def token_waits(arrival_us: Floats, late_us: Floats, usual_us: float) -> tuple[Floats, Floats]:

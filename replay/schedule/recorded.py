@@ -34,7 +34,6 @@ QUEUED_SCHEMA: dict[str, type[pl.DataType]] = {
     "computed_tokens": pl.Int64,  # of the prompt, at the first admission
     "shared_hit": pl.Int64,  # prompt tokens that the prefix cache held of it or of another one in the same steps
     "eligible": pl.Int64,  # row of the first step that could admit it; NEVER: not known
-    "admitted": pl.Int64,  # row of the step that admitted it, by the counts; NEVER: not known
     "aborted": pl.Int64,  # row of the first step without it; NEVER: it was not given up
 }
 
@@ -46,7 +45,7 @@ class RecordedSchedule:
     ``step``: the step's own number; ``start_us``: from the experiment's zero, NOT_KNOWN_US where it is not.
     ``counts``: int64 per step.  ``kv_usage``: share of the KV blocks, nan where not recorded, exact to
     ``kv_rounding``, after the step (``kv_at_end``) or after ``schedule()``.  ``requests``: ``QUEUED_SCHEMA``.
-    ``begin``, ``end``, ``why``, ``since``: as in ``Followed``.  ``basis``: what it rests on, in words.
+    ``begin``, ``end``, ``why``: as in ``Followed``.  ``basis``: what it rests on, in words.
     """
 
     step: Int64s
@@ -59,7 +58,6 @@ class RecordedSchedule:
     begin: int
     end: int
     why: str
-    since: int
     basis: dict[str, str]
 
     @property
@@ -123,7 +121,6 @@ def _of_records(recording: Recording) -> RecordedSchedule:
         computed.alias("computed_tokens"),
         pl.lit(0).alias("shared_hit"),
         pl.Series("eligible", eligible),
-        pl.lit(NEVER).alias("admitted"),
         pl.Series("aborted", np.where(given_up, np.searchsorted(start_us, gone_us, side="left"), NEVER)),
         pl.Series("queued", queued),
     ).sort("eligible", "queued", maintain_order=True)
@@ -139,7 +136,6 @@ def _of_records(recording: Recording) -> RecordedSchedule:
         begin=0,
         end=steps.height,
         why="",
-        since=0,
         basis={
             "steps": RECORDS,
             "queue": "when the engine queued each request",
@@ -173,7 +169,6 @@ def _of_log(recording: Recording, log: FollowedLog) -> RecordedSchedule:
         begin=found.begin,
         end=found.end,
         why=found.why,
-        since=found.since,
         basis={"steps": LOG, "queue": queue_basis, "prefix cache": _hits(served, found)} | _left_out(recording, rows),
     )
 
