@@ -40,7 +40,8 @@ def after_attributes(scan: out.Scan, at: int, whose: int) -> int:
             return js.UNUSUAL
         field = out.FIELD_OF[whose, name]
         if kind >= 0:
-            at = _after_scalar(scan, at, kind, field >= out.FIRST_TEXT[whose], rows, first + field)
+            as_text = out.KINDS_OF[whose, name] != 1 << out.INTEGER
+            at = _after_scalar(scan, at, kind, as_text, rows, first + field)
             if at < 0:
                 return at
             at = js.after_space(text, at)

@@ -18,8 +18,8 @@ from blis_replay.ingest.scan.otlp_attributes import after_attributes, whole
 from blis_replay.ingest.scan.otlp_columns import SCOPES
 from blis_replay.ingest.scan.words import Bytes, compiled, entry
 
-_NAME, _DROPPED, _OTHERS = (out.span_field(column) for column in ("name", "dropped_events", "other_events"))
-_EVENT_NAME = out.event_field("name")
+_NAME, _DROPPED, _OTHERS = map(out.SPAN_COLUMNS.index, ("name", "dropped_events", "other_events"))
+_EVENT_NAME = out.EVENT_COLUMNS.index("name")
 
 # Objects of a line, each in the one that _PARENT says.
 _LINE, _RESOURCE, _SCOPED, _SCOPE_OBJECT, _SPAN, _OTHER_SPAN, _STATUS, _EVENT = range(8)
@@ -35,20 +35,20 @@ _PLAN: dict[int, dict[str, tuple[int, int]]] = {
     _SCOPE_OBJECT: {"name": (_SCOPE_NAME, 0)},
     _SPAN: {
         "name": (_TEXT, _NAME),
-        "traceId": (_TEXT, out.span_field("trace_id")),
-        "spanId": (_TEXT, out.span_field("span_id")),
-        "parentSpanId": (_TEXT, out.span_field("parent_span_id")),
-        "startTimeUnixNano": (_COUNT, out.span_field("start_ns")),
+        "traceId": (_TEXT, out.SPAN_COLUMNS.index("trace_id")),
+        "spanId": (_TEXT, out.SPAN_COLUMNS.index("span_id")),
+        "parentSpanId": (_TEXT, out.SPAN_COLUMNS.index("parent_span_id")),
+        "startTimeUnixNano": (_COUNT, out.SPAN_COLUMNS.index("start_ns")),
         "droppedEventsCount": (_COUNT, _DROPPED),
         "status": (_WITHIN, _STATUS),
         "attributes": (_ATTRIBUTES, 0),
         "events": (_LIST, _EVENT),
     },
     _OTHER_SPAN: {"name": (_TEXT, _NAME)},
-    _STATUS: {"message": (_TEXT, out.span_field("status_message"))},
+    _STATUS: {"message": (_TEXT, out.SPAN_COLUMNS.index("status_message"))},
     _EVENT: {
         "name": (_NAME_OF_EVENT, 0),
-        "timeUnixNano": (_COUNT, out.event_field("time_ns")),
+        "timeUnixNano": (_COUNT, out.EVENT_COLUMNS.index("time_ns")),
         "attributes": (_ATTRIBUTES, 0),
     },
 }
@@ -86,12 +86,12 @@ def scan_lines(given: out.Scan, at: int, end: int, line: int) -> tuple[int, int,
         begin = js.after_space(text, at)
         ended = begin
         if begin < stop - 1:
-            filled = state[out.SPANS], state[out.EVENTS], state[out.TEXT_BYTES]
+            filled = state[out.SPANS], state[out.EVENTS], state[out.TEXTS], state[out.TEXT_BYTES]
             ended = _line(scan, begin, line)
             if ended >= 0 and js.after_space(text, ended) != stop - 1:
                 ended = js.UNUSUAL
             if ended < 0:
-                state[out.SPANS], state[out.EVENTS], state[out.TEXT_BYTES] = filled
+                state[out.SPANS], state[out.EVENTS], state[out.TEXTS], state[out.TEXT_BYTES] = filled
                 state[out.LINE_END] = stop
         text[stop - 1] = js.NEWLINE
         if ended < 0:
@@ -178,7 +178,7 @@ def _enter(scan: out.Scan, inside: int, line: int) -> bool:
     if inside == _EVENT:
         return out.begin_event(scan)
     if inside == _SCOPED:
-        state[out.SCOPE_BEGIN], state[out.SCOPE_END], state[out.IS_READ] = 0, 0, 0
+        state[out.SCOPE], state[out.IS_READ] = out.EMPTY_TEXT, 0
     return True
 
 
@@ -223,7 +223,7 @@ def _value(scan: out.Scan, at: int, whose: int, action: int, target: int) -> int
         rows[first + _EVENT_NAME] = _EVENT_CODE[name]
         return end
     scan.state[out.IS_READ] = _IS_SCOPE[name]
-    return end if out.keep_text(scan, at + 1, end - 1, scan.state, out.SCOPE_BEGIN) else out.FULL
+    return end if out.keep_text(scan, at + 1, end - 1, scan.state, out.SCOPE) else out.FULL
 
 
 @compiled

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -31,19 +30,15 @@ from blis_replay.ingest.scan.otlp_columns import (
 )
 from blis_replay.ingest.scan.otlp_lines import scan_lines
 from blis_replay.ingest.scan.otlp_rows import (
-    EVENT_COUNTS,
     FULL,
     NULL,
-    SPAN_COUNTS,
-    event_field,
-    span_field,
-    view_texts,
 )
 from blis_replay.ingest.scan.words import Bytes
 
 # Of a scan they are cheap: larger batches than the decoders' spare a fifth of the work on columns.
 BATCH_ROWS = 100_000
 _ROOM_FOR_TEXTS = 16 << 20
+_MOST_TEXTS = 10 * BATCH_ROWS
 _UNIT = "line"  # what a record of the file is called
 # A record that needs more room is taken by the decoder, which does it in batches.
 _MOST_ROWS = 4 * BATCH_ROWS
@@ -62,12 +57,19 @@ class ScannedBatch:
     spans: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.SPAN_WIDTH), np.int64))
     events: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.EVENT_WIDTH), np.int64))
     texts: Bytes = field(default_factory=lambda: np.empty(_ROOM_FOR_TEXTS, np.uint8))
+    offsets: Int64s = field(default_factory=lambda: np.zeros(_MOST_TEXTS, np.int64))
     decoded: BatchRows = field(default_factory=BatchRows)
 
     def scan(self, text: Bytes) -> otlp_rows.Scan:
         """What the scan goes on filling, with what it reads."""
-        spans, events = self.spans.reshape(-1), self.events.reshape(-1)
-        return otlp_rows.Scan(text=text, state=self.state, spans=spans, events=events, texts=self.texts)
+        return otlp_rows.Scan(
+            text=text,
+            state=self.state,
+            spans=self.spans.reshape(-1),
+            events=self.events.reshape(-1),
+            texts=self.texts,
+            offsets=self.offsets,
+        )
 
     def is_empty(self) -> bool:
         """Whether the scan has added nothing yet."""
@@ -78,13 +80,15 @@ class ScannedBatch:
         self.spans, self.events = (
             np.empty((2 * len(rows), rows.shape[1]), np.int64) for rows in (self.spans, self.events)
         )
-        self.texts = np.empty(2 * len(self.texts), np.uint8)
+        self.texts, self.offsets = np.empty(2 * len(self.texts), np.uint8), np.zeros(2 * len(self.offsets), np.int64)
 
     def taken(self) -> TraceBatch:
         """The batch, which is empty afterwards."""
         span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
+        count, size = int(self.state[otlp_rows.TEXTS]) + 1, int(self.state[otlp_rows.TEXT_BYTES])
         # Memory of its own: columns of texts are views of it, and there the next ones are filled in.
-        texts = self.texts[: self.state[otlp_rows.TEXT_BYTES]].copy()
+        buffers = (pa.py_buffer(of.copy()) for of in (self.offsets[: count + 1], self.texts[:size]))
+        texts = pl.Series(pa.LargeStringArray.from_buffers(count, *buffers))
         spans, events = self.spans[:span_count], self.events[:event_count]
         batch = TraceBatch(_UNIT, _spans(spans, texts), *_events(events, texts))
         if self.decoded.spans:
@@ -113,66 +117,39 @@ def _in_file_order(scanned: TraceBatch, decoded: TraceBatch) -> TraceBatch:
     )
 
 
-class _Columns(NamedTuple):
-    """Columns of a schema: the counts, the texts, and their fields in a row (of a text: begin and end)."""
-
-    schema: _Schema
-    counts: tuple[str, ...]
-    texts: tuple[str, ...]
-    fields: Int64s
-
-
-def _columns(schema: _Schema, all_counts: tuple[str, ...], place: Callable[[str], int]) -> _Columns:
-    counts, texts = (tuple(n for n in schema if (n in all_counts) is counted) for counted in (True, False))
-    fields = [*map(place, counts), *(field for name in texts for field in (place(name), place(name) + 1))]
-    return _Columns(schema, counts, texts, np.array(fields))
-
-
-_SPAN = _columns(SPAN_SCHEMA, SPAN_COUNTS, span_field)
-_STEP, _SNAPSHOT, _JOURNEY = (
-    _columns(schema | {"name": pl.Int64} if "name" in schema else schema, EVENT_COUNTS, event_field)
-    for schema in (STEP_EVENT_SCHEMA, SNAPSHOT_EVENT_SCHEMA, JOURNEY_EVENT_SCHEMA)
-)
 _JOURNEY_NAMES = pl.Series(
     "name", [name if name in EVENT_SEQUENCE else None for name in EVENTS], JOURNEY_EVENT_SCHEMA["name"]
 )
 
 
-def _spans(rows: Int64s, texts: Bytes) -> pl.DataFrame:
+def _spans(rows: Int64s, texts: pl.Series) -> pl.DataFrame:
     message = pl.col("status_message")
-    frame = _frame(_SPAN, rows, texts, np.arange(len(rows)))
+    frame = _frame(SPAN_SCHEMA, otlp_rows.SPAN_COLUMNS, rows, np.arange(len(rows)), texts)
     return with_plain_ids(frame.with_columns(pl.when(message != "").then(message)))
 
 
-def _events(rows: Int64s, texts: Bytes) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+def _events(rows: Int64s, texts: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """The steps, the snapshots and the events of journeys."""
-    names = rows[:, event_field("name")]
-    steps, snapshots = (EVENTS.index(name) for name in (STEP_EVENT, SNAPSHOT_EVENT))
-    chosen = names == steps, names == snapshots, (names != steps) & (names != snapshots)
+    names = rows[:, otlp_rows.EVENT_COLUMNS.index("name")]
+    steps, snapshots = (names == EVENTS.index(name) for name in (STEP_EVENT, SNAPSHOT_EVENT))
+    schemas = (STEP_EVENT_SCHEMA, SNAPSHOT_EVENT_SCHEMA, JOURNEY_EVENT_SCHEMA | {"name": pl.Int64})
     of_steps, of_snapshots, of_journeys = (
-        _frame(columns, rows, texts, np.flatnonzero(which))
-        for columns, which in zip((_STEP, _SNAPSHOT, _JOURNEY), chosen, strict=True)
+        _frame(schema, otlp_rows.EVENT_COLUMNS, rows, np.flatnonzero(which), texts)
+        for schema, which in zip(schemas, (steps, snapshots, ~(steps | snapshots)), strict=True)
     )
     return of_steps, of_snapshots, of_journeys.with_columns(_JOURNEY_NAMES[of_journeys["name"]])
 
 
-def _frame(wanted: _Columns, rows: Int64s, texts: Bytes, chosen: Int64s) -> pl.DataFrame:
-    if not len(chosen):
-        return pl.DataFrame(schema=wanted.schema)
+def _frame(schema: _Schema, columns: list[str], rows: Int64s, chosen: Int64s, texts: pl.Series) -> pl.DataFrame:
+    """The columns of a schema, of the chosen ones of some rows; ``texts``: by their numbers."""
     # Memory of its own: a frame can keep it, and the rows are filled again.
-    values = np.ascontiguousarray(rows[np.ix_(chosen, wanted.fields)].T)
-    counts = [pl.Series(name, of, pl.Int64) for name, of in zip(wanted.counts, values, strict=False)]
-    series = [one.set(one == NULL, None) for one in counts]
-    for name, (begins, ends) in zip(wanted.texts, values[len(counts) :].reshape(-1, 2, len(chosen)), strict=True):
-        series.append(_texts(name, begins, ends, texts))
-    return pl.DataFrame(series).select(wanted.schema.keys()).cast(pl.Schema(wanted.schema))
-
-
-def _texts(name: str, begins: Int64s, ends: Int64s, texts: Bytes) -> pl.Series:
-    views = np.empty((len(begins), 2), np.uint64)
-    view_texts(begins, ends, texts, views)
-    buffers = [pa.array(begins != NULL).buffers()[1], pa.py_buffer(views), pa.py_buffer(texts)]
-    return pl.Series(name, pa.Array.from_buffers(pa.string_view(), len(begins), buffers), pl.String)
+    fields = np.array([columns.index(name) for name in schema])
+    values = np.ascontiguousarray(rows[np.ix_(chosen, fields)].T)
+    numbers = (pl.Series(name, of) for name, of in zip(schema, values, strict=True))
+    known = (one.set(one == NULL, None) for one in numbers)
+    return pl.DataFrame(
+        [one if schema[one.name] == pl.Int64 else texts.gather(one).alias(one.name) for one in known]
+    ).cast(pl.Schema(schema))
 
 
 def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
