@@ -43,12 +43,22 @@ def test_tables_and_summary(run: Run, inputs: Path) -> None:
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     written = ["requests.parquet", "steps.parquet", "summary.json"]
     assert sorted(path.name for path in (inputs / "run").iterdir()) == written
-    assert pl.read_parquet(inputs / "run" / "requests.parquet")["e2e_us"].to_list() == [4270, 4270]
-    assert len(pl.read_parquet(inputs / "run" / "steps.parquet")) == 6
+    requests = pl.read_parquet(inputs / "run" / "requests.parquet")
+    assert requests["e2e_us"].to_list() == [4270, 4270]
+    assert requests.select("queued_us", "first_token_us", "finished_us", "ttft_us").row(0) == (200, 2200, 4210, 2220)
+    steps = pl.read_parquet(inputs / "run" / "steps.parquet")
+    told = steps.select("start_us", "end_us", "prefill_tokens", "decode_tokens").rows()
+    assert (len(told), told[:3]) == (6, [(200, 2200, 100, 0), (2200, 3205, 0, 1), (3205, 4210, 0, 1)])
 
 
 def test_json_is_what_the_summary_file_holds(run: Run, inputs: Path) -> None:
+    """Two requests of 3 tokens in 1.00427 s; ITL (4270 - 2220) / 2 = 1025 us."""
     answer = run("simulate", *ARGUMENTS, "--json")
+    assert answer.json["duration_s"] == pytest.approx(1.00427)
+    assert answer.json["requests_per_s"] == pytest.approx(2 / 1.00427)
+    assert answer.json["output_tokens_per_s"] == pytest.approx(6 / 1.00427)
+    assert answer.json["latencies_ms"]["itl"] == {"mean": 1.025, "p50": 1.025, "p90": 1.025, "p99": 1.025}
+    assert [answer.json[name] for name in ("peak_running", "peak_waiting", "min_free_blocks")] == [1, 0, None]
     assert body(answer.json) == json.loads((inputs / "run" / "summary.json").read_text("utf-8"))
     assert answer.json["latencies_ms"]["tpot"]["p99"] == 1.025
     assert answer.json["provenance"]["coefficients"] == "worked"
@@ -162,15 +172,16 @@ def test_clients_that_wait_and_what_they_were_promised(run: Run, inputs: Path) -
 
 
 def test_clients_that_wait_need_no_arrivals(run: Run, inputs: Path) -> None:
-    """One client: the second of two requests of 4.27 ms is sent when the engine is done with the first, 40 us before.
+    """One client: each of 4.27 ms is sent when the engine is done with the one before, 40 us earlier.
 
-    Without clients nothing says when requests come.
+    Without clients nothing says when requests come.  One arrival is missing, so those of the others order nothing.
     """
-    (inputs / "load.csv").write_text("prompt_tokens,output_tokens\n100,3\n100,3\n", "utf-8")
+    table = "arrival_us,prompt_tokens,output_tokens\n9,100,3\n,100,3\n5,100,3\n"
+    (inputs / "load.csv").write_text(table, "utf-8")
     refused = run("simulate", *ARGUMENTS)
-    assert (refused.code, "line 2: has no arrival; give one of arrival_us" in refused.err) == (4, True)
+    assert (refused.code, "line 3: has no arrival; give one of arrival_us" in refused.err) == (4, True)
     assert run("simulate", *ARGUMENTS, "--set", "concurrency=1").code == 0
-    assert pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list() == [0, 4_230]
+    assert pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list() == [0, 4_230, 8_460]
 
 
 def test_turns_of_a_session_go_one_after_the_other(run: Run, inputs: Path) -> None:

@@ -53,14 +53,6 @@ def write(folder: Path, name: str, content: str) -> Path:
 
 
 class TestReading:
-    def test_without_arrivals_the_order_is_that_of_the_file(self, tmp_path: Path) -> None:
-        """For clients that wait: the second row has no arrival, so those of the others order nothing."""
-        path = write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n9,40,3\n,41,3\n5,42,3\n")
-        with pytest.raises(RecordingError, match="line 3: has no arrival"):
-            read_request_table(path, 16)
-        trace = read_request_table(path, 16, arrivals=False).trace
-        assert (trace.prompt_tokens.tolist(), trace.arrival_us.tolist()) == ([40, 41, 42], [0, 0, 0])
-
     def test_the_three_forms_say_the_same(self, tmp_path: Path) -> None:
         """1.5 ms in each unit; two requests, the second with a prefix of two blocks."""
         csv_file = write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens,hash_ids\n0,40,3,\n1500,40,2,7 9\n")
@@ -230,35 +222,6 @@ class TestReading:
 
 
 class TestSimulating:
-    def test_the_worked_example(self, tmp_path: Path) -> None:
-        """blis-semantics 11, V1: prompt 100, 3 tokens: TTFT 2220, E2E 4270; steps of 2000, 1005 and 1005 us."""
-        simulation = simulated(write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n0,100,3\n"))
-        frame = request_frame(simulation)
-        assert frame.select("queued_us", "first_token_us", "finished_us", "ttft_us", "e2e_us").row(0) == (
-            200,
-            2200,
-            4210,
-            2220,
-            4270,
-        )
-        steps = step_frame(simulation)
-        assert steps["start_us"].to_list() == [200, 2200, 3205]
-        assert steps["end_us"].to_list() == [2200, 3205, 4210]
-        assert steps["prefill_tokens"].to_list() == [100, 0, 0]
-        assert steps["decode_tokens"].to_list() == [0, 1, 1]
-
-    def test_the_summary_of_the_worked_example(self, tmp_path: Path) -> None:
-        """One request, 4.27 ms: 234.19 requests/s, 702.58 tokens/s; ITL (4270 - 2220) / 2 = 1025 us."""
-        values = summary(simulated(write(tmp_path, "r.csv", "arrival_us,prompt_tokens,output_tokens\n0,100,3\n")))
-        assert (values["requests"], values["completed"], values["steps"]) == (1, 1, 3)
-        assert values["duration_s"] == pytest.approx(0.00427)
-        assert values["requests_per_s"] == pytest.approx(234.192, abs=1e-3)
-        assert values["output_tokens_per_s"] == pytest.approx(702.576, abs=1e-3)
-        latencies = values["latencies_ms"]
-        assert latencies["itl"] == {"mean": 1.025, "p50": 1.025, "p90": 1.025, "p99": 1.025}
-        assert latencies["ttft"]["mean"] == 2.22
-        assert (values["peak_running"], values["peak_waiting"], values["min_free_blocks"]) == (1, 0, None)
-
     def test_a_repeated_prompt_is_found_in_the_simulated_cache(self, tmp_path: Path) -> None:
         """64 tokens are 4 blocks; the last token is always computed, so 3 blocks of 16 hit: 48 of 128."""
         table = "arrival_us,prompt_tokens,output_tokens,block_keys\n0,64,2,1 2 3 4\n100000,64,2,1 2 3 4\n"
@@ -269,13 +232,6 @@ class TestSimulating:
         assert values["prefix_hit_rate"] == 48 / 128
         # Ten usable blocks; 65 computed tokens take 5 (the last of 66 is never computed).
         assert values["min_free_blocks"] == 5
-
-    def test_priority(self, tmp_path: Path) -> None:
-        """One at a time, three queued together: the lowest priority value goes first."""
-        table = "arrival_us,prompt_tokens,output_tokens,priority\n0,100,1,5\n0,100,1,1\n0,100,1,3\n"
-        engine = EngineConfig(1, 2048, 4096, async_scheduling=False, scheduling_policy="priority")
-        ended = request_frame(simulated(write(tmp_path, "r.csv", table), engine))["finished_us"].to_list()
-        assert sorted(range(3), key=lambda i: ended[i]) == [1, 2, 0]
 
     def test_a_request_that_can_never_be_served_has_its_line(self, tmp_path: Path) -> None:
         """Line 3 is the earlier arrival; 4,096 tokens leave no room; 200 of them need 13 blocks of 10."""
