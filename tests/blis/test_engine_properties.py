@@ -1,4 +1,4 @@
-"""The kernel against a slow reference, and what must hold for every run."""
+"""What must hold for every run of the kernel; that its schedules are vLLM's is shown by ``test_release_digests``."""
 
 from __future__ import annotations
 
@@ -11,102 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from reference_engine import Request, serve
 from scenario import intern_blocks
 
 from blis_replay.base.errors import TraceError
 from blis_replay.blis import engine as engine_module
 from blis_replay.blis import long_run
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay_labs.verification.conservation import batch_faults, block_faults
+from blis_replay_labs.verification.workloads import SlowLatency
 
-request_lists = st.lists(
-    st.tuples(
-        st.integers(0, 30_000),  # arrival
-        st.integers(1, 300),  # prompt
-        st.integers(1, 300),  # of which uncached, at most
-        st.integers(1, 12),  # output
-        st.one_of(st.none(), st.integers(0, 40_000)),  # gives up after
-    ),
-    max_size=25,
-)
-engines = st.builds(
-    EngineConfig,
-    max_num_seqs=st.integers(1, 6),
-    max_num_batched_tokens=st.integers(6, 128),
-    max_model_len=st.just(1000),
-    async_scheduling=st.booleans(),
-)
-models = st.builds(
-    LatencyModel,
-    kind=st.sampled_from(["blackbox", "floor"]),
-    intercept_ns=st.integers(0, 3_000_000),
-    per_prefill_token_ns=st.integers(0, 40_000),
-    per_decode_token_ns=st.integers(0, 90_000),
-    per_context_token_ns=st.integers(0, 900),
-    floor_ns=st.integers(0, 2_000_000),
-    rounding=st.sampled_from(["round_half_up", "truncate"]),
-)
-Rows = list[tuple[int, int, int, int, int | None]]
-
-
-def trace_of(rows: Rows) -> RequestTrace:
-    rows = sorted(rows, key=lambda row: row[0])
-    columns = [
-        [a for a, *_ in rows],
-        [p for _, p, *_ in rows],
-        [min(p, u) for _, p, u, *_ in rows],
-        [o for _, _, _, o, _ in rows],
-        [NEVER_US if give_up is None else a + give_up for a, _, _, _, give_up in rows],
-    ]
-    return RequestTrace(*(np.array(column, np.int64) for column in columns))
-
-
-class InPython:
-    """A latency model as a Python object, with the rounding of each kind."""
-
-    def __init__(self, model: LatencyModel) -> None:
-        self.model = model
-
-    def step_time(self, batch: BatchFeatures) -> int:
-        m = self.model
-        parts = (
-            m.intercept_ns,
-            m.per_prefill_token_ns * batch.prefill_tokens,
-            m.per_decode_token_ns * batch.decode_tokens,
-            m.per_context_token_ns * batch.context_tokens,
-        )
-        total_ns = max(sum(parts), m.floor_ns)
-        return max((total_ns + (500 if m.rounding == "round_half_up" else 0)) // 1000, 1)
-
-
-@pytest.mark.slow
-@given(request_lists, engines, models)
-@settings(max_examples=200, deadline=None)
-def test_the_kernel_equals_the_reference(rows: Rows, engine: EngineConfig, latency: LatencyModel) -> None:
-    """Every admission and every token, to the microsecond; blocks never short."""
-    trace = trace_of(rows)
-    result = simulate(trace, engine, latency)
-    columns = (trace.arrival_us, trace.prompt_tokens, trace.prefill_tokens, trace.output_tokens, trace.abort_us)
-    requests = [Request(*map(int, row)) for row in zip(*columns, strict=True)]
-    in_python = InPython(latency)
-
-    def step_us(prefill: int, decode: int, context: int) -> int:
-        return in_python.step_time(BatchFeatures(prefill, 0, decode, context, 0, 0, 0))
-
-    serve(requests, engine.max_num_seqs, engine.max_num_batched_tokens, 1 + engine.async_scheduling, step_us)
-    assert result.completed.tolist() == [r.done for r in requests]
-    assert result.scheduled_us.tolist() == [r.scheduled_us for r in requests]
-    for i, request in enumerate(requests):
-        if request.done:
-            assert result.token_times_us(i).tolist() == request.token_us
-
-
-# -- Under pressure: few blocks, shared prompts, priorities, long prompts --------------------------
-
+# Under pressure: few blocks, shared prompts, priorities, long prompts.
 # A prompt is a path in a tree of blocks: two prompts share blocks as far as their paths agree.
 pressed_requests = st.lists(
     st.tuples(
@@ -164,7 +81,7 @@ def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:
     while (batch := server.schedule()) is not None:
         assert batch_faults(engine, batch) == []
         assert block_faults(server.state, scheduled=True) == []
-        server.run(InPython(LATENCY).step_time(batch))
+        server.run(int(SlowLatency(LATENCY).step_time(batch)))
         assert block_faults(server.state) == []
     result = server.result()
     assert (result.completed | result.aborted).all()
@@ -184,7 +101,7 @@ def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:
 @settings(max_examples=100, deadline=None)
 def test_a_step_at_a_time_equals_the_whole_run(rows: Pressed, engine: EngineConfig) -> None:
     trace = pressed_trace(rows)
-    assert digest(simulate(trace, engine, InPython(LATENCY))) == digest(simulate(trace, engine, LATENCY))
+    assert digest(simulate(trace, engine, SlowLatency(LATENCY))) == digest(simulate(trace, engine, LATENCY))
 
 
 def digest(result: SimResult) -> str:

@@ -14,7 +14,7 @@ from engine_cases import ENGINE, make_trace
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.blis.trace import EngineConfig
+from blis_replay.blis.trace import NEVER_US, EngineConfig
 
 BETA = LatencyModel("blackbox", 1_000_000, 10_000, 5_000, rounding="truncate")
 ALPHA = Lifecycle(pre_queue_us=100, pre_queue_per_prompt_token_us=1, post_token_us=20)
@@ -60,6 +60,24 @@ def test_only_uncached_prompt_tokens_are_computed() -> None:
     """A prompt of 165 tokens with 160 cached computes 5: 1000 + 50 us."""
     result = simulate(make_trace([0], [165], [1], prefill_tokens=[5]), ENGINE, BETA)
     assert result.ttft_us.tolist() == [1050]
+
+
+@pytest.mark.parametrize(
+    ("arrival_us", "outputs", "abort_us", "scheduled_us"),
+    [
+        # One place: A gives up as its third step ends, so B has its place in the fourth; or as it comes itself.
+        ([0, 100], [1000, 1], [3000, NEVER_US], [0, 3000]),
+        ([0, 100], [1000, 1], [0, NEVER_US], [-1, 100]),
+        # B comes as A's only step ends.
+        ([0, 1000], [1, 1], [NEVER_US, NEVER_US], [0, 1000]),
+    ],
+)
+def test_what_happens_as_a_step_ends_counts_for_the_next(
+    arrival_us: list[int], outputs: list[int], abort_us: list[int], scheduled_us: list[int]
+) -> None:
+    """Steps of 1 ms; recorded workloads, whose times are drawn, have no such moment."""
+    flat, trace = LatencyModel("blackbox", 1_000_000, 0, 0), make_trace(arrival_us, [10, 10], outputs, None, abort_us)
+    assert simulate(trace, replace(ENGINE, max_num_seqs=1), flat).scheduled_us.tolist() == scheduled_us
 
 
 def test_a_prompt_that_fills_the_model_is_refused() -> None:
