@@ -1,4 +1,4 @@
-"""GuideLLM's ``benchmarks.json`` or ``.yaml`` (0.3 to 0.6): a benchmark per load level, with a record per request.
+"""GuideLLM's ``benchmarks.json`` or ``.yaml`` (0.3 to 0.6, 0.8): a benchmark per load level, with a record per request.
 
 Times are epoch seconds of the client, aggregates milliseconds (``request_latency``: seconds).  Only the first and the
 last event with text are stamped, and requests that were never sent are not in it.  The tool's time per output token is
@@ -71,13 +71,19 @@ _REPORT = (
 )
 _REPORTED = {metric.paths[0] for metric in _REPORT}
 TPOT_OF_0_3, TPOT = "tpot_over_n_reported", "tpot_with_ttft_reported"
-# request_args is Python's own notation as a string; what stands before the prompt is the tool's, not the user's.
-_ARGUMENTS = re.compile(r"(.{0,4000}?)'(?:prompt|messages)':", re.DOTALL)
-_MAX_TOKENS = re.compile(r"'max_(?:completion_)?tokens': (\d{1,10})\b", re.ASCII)
-_IGNORE_EOS = re.compile(r"'ignore_eos': (True|False)\b")
-_MODEL = re.compile(r"'model': '([^'\\]{1,200})'")
+# request_args is Python's own notation as a string, and JSON in 0.8; what stands before the prompt is the tool's, not
+# the user's.
+_ARGUMENTS = re.compile(r"(.{0,4000}?)['\"](?:prompt|messages)['\"]:", re.DOTALL)
+_MAX_TOKENS = re.compile(r"['\"]max_(?:completion_)?tokens['\"]: ?(\d{1,10})\b", re.ASCII)
+_IGNORE_EOS = re.compile(r"['\"]ignore_eos['\"]: ?([Tt]rue|[Ff]alse)\b")
+_MODEL = re.compile(r"['\"]model['\"]: ?['\"]([^'\"\\]{1,200})['\"]")
 # Of synthetic data, as key=value or in Python's notation; of several prefixes it is not known who has which.
 _PREFIX = re.compile(r"\bprefix_tokens'?\s{0,9}[=:]\s{0,9}(\d{1,9})\b", re.ASCII)
+_MOST_REQUESTS = (  # 0.8, 0.4 to 0.6, 0.3
+    "config.constraints.max_requests.args.count",
+    "config.constraints.max_requests.max_num",
+    "args.max_number",
+)
 _LENGTH = re.compile(r"(?:^|,)\s*output_tokens=(\d{1,10})\s*(?:,|$)", re.ASCII)
 
 
@@ -113,7 +119,8 @@ class _Results:
         known = columns_of(record, _FIELDS)
         if status == "aborted" and not timed:
             known["prompt_tokens"] = None  # 0.3 states the configured length here
-        by_server = timed and self.top.get("prefer_response_metrics") is not False
+        of_benchmark = section(self.benchmarks.get(benchmark, {}), "config")  # 0.8; before it, of the run
+        by_server = timed and False not in (one.get("prefer_response_metrics") for one in (self.top, of_benchmark))
         row = request_row(
             sent_us,
             failure(error) if status == "error" else status,
@@ -123,7 +130,7 @@ class _Results:
             max_tokens=tokens(_found(_MAX_TOKENS, arguments)),
             ttft_us=None if first_us is None else first_us - sent_us,
             e2e_us=None if end_us is None else end_us - sent_us,
-            ignore_eos=None if ignored is None else ignored == "True",
+            ignore_eos=None if ignored is None else ignored.lower() == "true",
             **known,
         )
         return row, ()
@@ -132,7 +139,7 @@ class _Results:
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this has GuideLLM's results."""
     if _YAML.search(head):
-        return b"strategy_type:" in head or b"data_column_mapper:" in head
+        return any(mark in head for mark in (b"strategy_type:", b"data_column_mapper:", b"guidellm"))
     marks = (b'"guidellm_version"', b'"generative_benchmark"', b'"data_column_mapper"')
     return head.lstrip()[:1] == b"{" and b'"benchmarks"' in head and any(mark in head for mark in marks)
 
@@ -164,7 +171,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
 def _wanted(path: JsonPath) -> bool:
     if len(path) == 3:
         return path[1:] in (("metadata", "guidellm_version"), ("args", "model"), ("args", "prefer_response_metrics"))
-    if len(path) == 4 and path[1:3] == ("args", "data"):
+    if path[1:-1] in (("args", "data"), ("config", "spec", "data")):
         return True
     if path[1:2] != ("benchmarks",) or len(path) < 4 or not isinstance(path[2], int):
         return False
@@ -196,9 +203,9 @@ def _records(file: RecordedFile, results: _Results) -> Iterator[tuple[str, tuple
         if len(path) == 3:
             results.top[str(path[2])] = _small(value)
             continue
-        if path[1] == "args":
+        if path[1] in ("args", "config"):
             if len(results.data) < 2:  # several sources do not say which prompt is whose
-                results.data.append(_small(value))
+                results.data.append(_source(value) if path[1] == "config" else _small(value))
             continue
         benchmark = int(path[2])
         if benchmark >= MAX_BENCHMARKS:
@@ -209,7 +216,7 @@ def _records(file: RecordedFile, results: _Results) -> Iterator[tuple[str, tuple
         if path[3] == "requests":
             yield place_of(path), (path, value)
         else:
-            known[str(path[4] if path[3] == "metrics" else path[3])] = _small(value, 3 if path[3] == "config" else 2)
+            known[str(path[4] if path[3] == "metrics" else path[3])] = _small(value, 4 if path[3] == "config" else 2)
 
 
 def _small(value: Any, depth: int = 2) -> Any:
@@ -219,6 +226,12 @@ def _small(value: Any, depth: int = 2) -> Any:
     if isinstance(value, str):
         return value[:500]
     return value if value is None or isinstance(value, int | float) else ()
+
+
+def _source(value: object) -> dict[str, Any]:
+    """What is used of where the prompts of 0.8 are from: the first two of their prefix buckets."""
+    buckets = value.get("prefix_buckets") if isinstance(value, Mapping) else None
+    return {"prefix_buckets": [_small(bucket) for bucket in islice(buckets, 2)] if isinstance(buckets, list) else []}
 
 
 def _times(record: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[int | None, int | None, int | None]:
@@ -254,7 +267,7 @@ def _stage(number: int, results: _Results) -> Stage | None:
     asked = finite(section(benchmark, "config.strategy", "args.strategy").get("rate"))
     if not asked or asked <= 0:
         return Stage(number, results.sent.get(number, 0) / (duration_us / US_PER_S), duration_us)
-    most = finite(at(benchmark, "config.constraints.max_requests.max_num", "args.max_number"))
+    most = finite(at(benchmark, *_MOST_REQUESTS))
     return stage_of_sends(number, asked, duration_us, most)
 
 
@@ -262,9 +275,14 @@ def _prefix_of(results: _Results, requests: int) -> RawPrompts | None:
     """The prefix that all synthetic prompts begin with, behind which each is drawn anew; None if that is not said."""
     said = results.data or [at(b, "request_loader.data") for b in results.benchmarks.values()]
     data = said[0] if said and said.count(said[0]) == len(said) and (len(said) == 1 or not results.data) else None
-    if not isinstance(data, str) or "prompt_tokens" not in data or "prefix_count" in data or "buckets" in data:
+    if isinstance(data, Mapping):  # 0.8
+        buckets = data["prefix_buckets"]
+        only = buckets[0] if len(buckets) == 1 and isinstance(buckets[0], Mapping) else {}
+        length = whole(only.get("prefix_tokens")) if only.get("prefix_count") == 1 else None
+    elif not isinstance(data, str) or "prompt_tokens" not in data or "prefix_count" in data or "buckets" in data:
         return None
-    length = whole(_found(_PREFIX, data))
+    else:
+        length = whole(_found(_PREFIX, data))
     source = "prompt tokens that all share, by the arguments of guidellm (prefix_tokens)"
     return None if length is None else shared_by_all(requests, length, f"{length:,} {source}")
 

@@ -211,6 +211,60 @@ def test_yaml_has_what_json_has(tmp_path: Path, sort_keys: bool) -> None:
     assert not recognises(b"benchmarks:\n- name: pytest\n")
 
 
+def of_0_8(*successful: dict[str, Any], buckets: object = None, by_server: bool = True) -> dict[str, Any]:
+    """As 0.8.1 wrote a run against its own mock server: JSON as arguments of requests, no arguments at the top."""
+    body = {"model": "org/m-7b", "max_tokens": 11, "ignore_eos": True, "prompt": '"max_tokens": 99'}
+    for one in successful:
+        one["request_args"] = json.dumps({"method": None, "stream": True, "body": body}, separators=(",", ":"))
+    made = benchmark(*successful, rate=None)
+    limit = {"max_requests": {"type_": "max_requests", "args": {"kind": "max_requests", "count": 4}}}
+    strategy = {"type_": "constant", "rate": 4.0}
+    made["config"] = {"strategy": strategy, "constraints": limit, "prefer_response_metrics": by_server}
+    spec = {"data": [{"kind": "synthetic_text", "prompt_tokens": 64, "prefix_buckets": buckets}]}
+    environment = {"module": "guidellm.scheduler.environments"}
+    made["config"]["environment"] = environment
+    return {"metadata": {"guidellm_version": "0.8.1"}, "config": {"spec": spec}, "benchmarks": [made]}
+
+
+def test_a_record_of_0_8(tmp_path: Path) -> None:
+    """Four requests at four a second: one second."""
+    found, _ = read(tmp_path, of_0_8(*map(record, range(4))))
+    request = found.frame.row(0, named=True)
+    assert (request["max_tokens"], request["ignore_eos"], request["usage_output_tokens"]) == (11, True, 11)
+    assert (found.model, found.version) == ("org/m-7b", "guidellm 0.8.1")
+    assert [(stage.rate_per_s, stage.duration_us) for stage in found.stages] == [(4.0, 1_000_000)]
+    counted, _ = read(tmp_path, of_0_8(record(), by_server=False))
+    assert counted.frame["usage_output_tokens"].to_list() == [None]
+
+
+@pytest.mark.parametrize("sort_keys", [True, False])
+def test_yaml_of_0_8_has_what_json_has(tmp_path: Path, sort_keys: bool) -> None:
+    content = of_0_8(record(), record(1), by_server=False)
+    file = recorded_file(tmp_path, yaml.safe_dump(content, sort_keys=sort_keys), "benchmarks.yaml")
+    assert recognises(file.head(HEAD_BYTES))
+    assert read_requests(file, tmp_path / "stamps").frame.equals(read(tmp_path, content)[0].frame)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "shared"),
+    [
+        ([{"bucket_weight": 100, "prefix_count": 1, "prefix_tokens": 32}], 32),
+        ([{"bucket_weight": 100, "prefix_count": 4, "prefix_tokens": 32}], None),
+        ([{"prefix_count": 1, "prefix_tokens": 32}, {"prefix_count": 1, "prefix_tokens": 8}], None),
+        (None, None),
+        ({"prefix_tokens": 32}, None),
+        ([32], None),
+    ],
+)
+def test_prompts_of_0_8_share_the_prefix_of_their_only_bucket(
+    tmp_path: Path, buckets: object, shared: int | None
+) -> None:
+    prefix = read(tmp_path, of_0_8(record(0), record(1), buckets=buckets))[0].prefix
+    assert (None if prefix is None else prefix.in_order(np.arange(2)).prompts["tokens"].to_list()) == (
+        None if shared is None else [shared]
+    )
+
+
 def test_results_are_known_by_content() -> None:
     assert recognises(json.dumps(results(benchmark(record()))).encode())
     assert recognises(b'{"benchmarks":[{"type_":"generative_benchmark"')
