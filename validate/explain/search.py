@@ -97,9 +97,8 @@ def _beside_a_fit(scored: Sequence[Scored], before: float, fitted: float) -> lis
         of_name = promising.setdefault(one.hypothesis.name, [])
         if one.left <= MAX_WORSE * before and len(of_name) < MAX_VALUES:
             of_name.append(one)
-    most = MAX_LEFT * fitted
-    beside = [replace(one, left=one.trial.fit(most).left) for of_name in promising.values() for one in of_name]
-    return best_first(beside, most) if any(explains(fitted, one.left) for one in beside) else []
+    beside = [replace(one, left=one.trial.fit().left) for of_name in promising.values() for one in of_name]
+    return best_first(beside, MAX_LEFT * fitted) if any(explains(fitted, one.left) for one in beside) else []
 
 
 _NO_STEP_TIME, _MEAN = "what no step time and no delay explains", "the mean difference of requests"

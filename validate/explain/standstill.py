@@ -19,7 +19,7 @@ from blis_replay.replay.warm_up import Stalls, token_waits
 from blis_replay.validate.explain.cycles import stalled_us
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.rule import explains
-from blis_replay.validate.explain.trial import misfit, trial_of
+from blis_replay.validate.explain.trial import Trial, misfit, trial_of
 from blis_replay.validate.metrics.observed import Selection, observed_requests
 
 COLD_START, STANDSTILL = "cold start", "standstill"
@@ -94,9 +94,7 @@ def _seen_by_client(replayed: Replayed) -> Stalls | None:
     if not still.any():
         return None
     stalls = Stalls(begin_us[still], longer_us[still])
-    having = trial_of(replace(replayed, stalls=stalls))
-    if having is None:
-        return None
+    having = Trial(replace(replayed, stalls=stalls), trial.target)
     # All other requests scatter with it as without.
     waited = np.flatnonzero(np.any(waits[still], axis=0)[: trial.difference_as_is.shape[1]])
     before, left = (misfit(one.difference_as_is[:, waited]) for one in (trial, having))

@@ -33,7 +33,6 @@ MIN_REQUESTS, MAX_REQUESTS = 20, 1_000  # enough to decide, few enough to be sim
 MAX_COSTS = 3  # costs fitted at once
 MAX_LEFT_OF_COST = 0.9  # a further cost must leave at most this share of the error
 MAX_CALLS = 8  # replays to solve for one cost
-HOPELESS = 4.0  # a fit ends if its first cost leaves this many times the error that would be enough
 NOT_SIMULATED = 10.0  # the error of a replay that the engine cannot run, relative to the latencies
 
 # A point of a fit, float64[8], is what is added to the costs: ns per step, prefill, decode and context token; then us
@@ -53,14 +52,13 @@ _OF_THE_ENGINE = {one.name for one in fields(EngineConfig)} - {
 class Target:
     """What was observed of the requests ``chosen`` (bool[n]): float64[marks, m] us, nan where not recorded.
 
-    Rows: TTFT, E2E, and where the server stamped requests (``stamped``) queue, prefill and decode time.  ``scale_us``:
+    Rows: TTFT, E2E, and where the server stamped requests queue, prefill and decode time.  ``scale_us``:
     float64[marks], the mean latency by which differences of each row are divided.
     """
 
     chosen: Bools
     observed_us: Floats
     scale_us: Floats
-    stamped: bool
 
 
 def _target(recording: Recording, window: tuple[float, float]) -> Target | None:
@@ -75,15 +73,12 @@ def _target(recording: Recording, window: tuple[float, float]) -> Target | None:
     sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.float64) for name in requests.columns)
     rows = [np.full(len(ttft_us), np.nan) if forbidden & {"ttft", WAY, FIRST_TOKEN} else ttft_us, e2e_us]
     stamps = server_stamps(recording)
-    scheduled_us, first_us, finished_us = (
-        values[: len(chosen)][chosen] for values in (stamps.scheduled_us, stamps.first_token_us, stamps.finished_us)
-    )
-    stamped = "segments" not in forbidden and not np.isnan(scheduled_us).all()
-    if stamped:
-        rows += [scheduled_us - sent_us, first_us - scheduled_us, finished_us - first_us]
+    engine_us = [us[places] for us in (stamps.scheduled_us, stamps.first_token_us, stamps.finished_us)]
+    if "segments" not in forbidden and not np.isnan(engine_us[0]).all():
+        rows += [*np.diff([sent_us, *engine_us], axis=0)]
     first, whole = max(float(np.mean(ttft_us)), 1.0), max(float(np.mean(e2e_us)), 1.0)
     scale_us = np.array([first, whole, first, first, whole][: len(rows)])
-    return Target(chosen, np.stack(rows), scale_us, stamped)
+    return Target(chosen, np.stack(rows), scale_us)
 
 
 def with_costs(entry: ModelEntry, at: Floats) -> ModelEntry:
@@ -112,26 +107,22 @@ def _line_ns(at: Floats) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Fit:
-    """Costs fitted through the simulator: ``at``, float64[8], what is added to each; ``left``: the error with them.
+    """Costs fitted through the simulator: ``at``, float64[8], what is added to each, and the ``difference`` with them.
 
     ``equal``: each cost that was fitted, by place, with those that alone leave as little.
     """
 
     at: Floats
-    left: float
-    equal: tuple[tuple[int, frozenset[int]], ...] = ()
-
-
-@dataclass(frozen=True)
-class _Point:
-    at: Floats
     difference: Floats
+    equal: tuple[tuple[int, frozenset[int]], ...] = ()
 
     @cached_property
     def left(self) -> float:
+        """The error with them."""
         return misfit(self.difference)
 
     def mean(self, row: int) -> float:
+        """Mean difference of a row of the target."""
         return float(np.nanmean(self.difference[row]))
 
 
@@ -170,7 +161,6 @@ class Trial:
 
     def _begin(self) -> None:
         self._served: dict[tuple[int, ...], SimResult] = {}
-        self._fit: Fit | None = None
         self.difference_as_is: Floats = self.difference(np.zeros(len(_MOVES)))
 
     @property
@@ -202,12 +192,9 @@ class Trial:
         except TraceError:
             return np.where(np.isnan(target.observed_us), np.nan, NOT_SIMULATED)
         parts = [result.ttft_us, result.e2e_us]
-        if target.stamped:
-            parts += [
-                result.scheduled_us - result.arrival_us,
-                result.first_token_us - result.scheduled_us,
-                result.finished_us - result.first_token_us,
-            ]
+        if len(target.observed_us) > len(parts):
+            stamps_us = (result.arrival_us, result.scheduled_us, result.first_token_us, result.finished_us)
+            parts += [*np.diff(stamps_us, axis=0)]
         simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
         return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
 
@@ -224,14 +211,9 @@ class Trial:
         result = self._served[steps] = self._simulated(entry).of_requests()
         return result
 
-    def fit(self, enough: float = np.inf) -> Fit:
-        """Fit one cost after the other, while each leaves clearly less than before.
-
-        Ends early where the first leaves over ``HOPELESS`` times ``enough``, which others will not make up for.
-        """
-        if self._fit is not None:
-            return self._fit
-        best = _Point(np.zeros(len(_MOVES)), self.difference_as_is)
+    def fit(self) -> Fit:
+        """Fit one cost after the other, while each leaves clearly less than before."""
+        best = Fit(np.zeros(len(_MOVES)), self.difference_as_is)
         chosen: list[tuple[int, frozenset[int]]] = []
         while best.left >= MIN_ERROR and len(chosen) < MAX_COSTS:
             points = {cost: self._solved(best, cost) for cost in range(len(_MOVES))}
@@ -241,14 +223,10 @@ class Trial:
             as_well = tie_limit(points[cost].left)
             chosen.append((cost, frozenset(other for other, point in points.items() if point.left <= as_well)))
             best = self._together(points[cost]) if len(chosen) > 1 else points[cost]
-            if best.left > HOPELESS * enough:
-                break
         self._served.clear()
-        fit = Fit(best.at, best.left, tuple(chosen))
-        self._fit = None if enough < np.inf else fit
-        return fit
+        return replace(best, equal=tuple(chosen))
 
-    def _solved(self, start: _Point, cost: int) -> _Point:
+    def _solved(self, start: Fit, cost: int) -> Fit:
         """Change one cost until the mean of a latency is right (secant method); the best point on the way."""
         best, direction = start, np.eye(len(_MOVES))[cost] * _MOVES
         for row in (1,) if np.isnan(start.difference[0]).all() else (1, 0):
@@ -264,7 +242,7 @@ class Trial:
                 last, here, moved = moved, there, moved + further
         return best
 
-    def _together(self, point: _Point) -> _Point:
+    def _together(self, point: Fit) -> Fit:
         """Move all costs that are not 0 at once by Gauss-Newton steps, while that leaves less."""
         costs = np.flatnonzero(point.at)
         moves = np.diag(_MOVES)[costs]
@@ -284,8 +262,8 @@ class Trial:
             point = best
         return point
 
-    def _point(self, at: Floats) -> _Point:
-        return _Point(at, self.difference(at))
+    def _point(self, at: Floats) -> Fit:
+        return Fit(at, self.difference(at))
 
 
 def trial_of(replayed: Replayed) -> Trial | None:
