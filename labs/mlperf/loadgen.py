@@ -160,14 +160,18 @@ def _detail_values(file: RecordedFile) -> dict[str, object]:
 def _summary_values(file: RecordedFile) -> dict[str, object]:
     """The ``name : value`` lines, and the number of queries, which they do not have.
 
-    LoadGen sends the whole data set again and again until the shortest duration is over.
+    LoadGen sends the whole data set again and again until the shortest duration is over and the fewest queries are
+    sent, and stops at the largest number of queries where there is one.
     """
     text = file.content(_MOST_LOG_BYTES).decode("utf-8", "replace")
     values: dict[str, object] = dict(re.findall(r"^\s*([^:\n]+?)\s*:\s*(\S+)$", text, re.MULTILINE))
-    rate, samples, ms = (values.get(name) for name in ("target_qps", "performance_sample_count", "min_duration (ms)"))
-    if all(isinstance(value, str) and _NUMBER.fullmatch(value) and float(value) for value in (rate, samples, ms)):
-        each = float(str(samples))
-        values["queries"] = each * ceil(float(str(ms)) / 1_000 * float(str(rate)) / each)
+    values.setdefault(_SUMMARISED["tpot_mean"], values.get("Mean Time per Output Token (ns)"))  # LoadGen 6
+    names = ("target_qps", "performance_sample_count", "min_duration (ms)", "min_query_count", "max_query_count")
+    said = [str(values.get(name, "")) for name in names]
+    rate, each, ms, fewest, most = (float(value) if _NUMBER.fullmatch(value) else 0.0 for value in said)
+    if rate and each and ms:
+        queries = each * ceil(max(ms / 1_000 * rate, fewest) / each)
+        values["queries"] = min(queries, most) if most else queries
     return values
 
 

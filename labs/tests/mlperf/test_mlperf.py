@@ -93,6 +93,7 @@ LOG = {
     "result_time_per_output_token_50.00_percentile_ns": 23644164,
 }
 # The same run as LoadGen sums it up; the shortest duration and the samples of the data set give the 26,736 queries.
+SENT_S = (0.0, 0.4424, 1.2351, 16.0635, 36.3109)
 SUMMARY = """================================================
 MLPerf Results Summary
 ================================================
@@ -136,6 +137,26 @@ def test_a_detail_log_and_its_summary_are_the_same_run(tmp_path: Path) -> None:
         ("tpot", "p50.00"): pytest.approx(23_644.164),
     }
     assert replace(summed, facts={}) == replace(run, facts={})
+
+
+@pytest.mark.parametrize(("most", "queries"), [("60", 60), ("0", 80)])
+def test_a_summary_of_loadgen_6(tmp_path: Path, most: str, queries: int) -> None:
+    """Of our own run with 6.0.17: 60 queries of 40 samples; without a bound it would end with the second round."""
+    summary = tmp_path / "summary.txt"
+    lines = ("Time to Output", "Time per Output"), ("39.5\n", "1.5\n"), (": 600000", ": 1000"), (": 13368", ": 40")
+    text = SUMMARY + f"min_query_count : 60\nmax_query_count : {most}\n"
+    for of_5, of_6 in lines:
+        text = text.replace(of_5, of_6)
+    summary.write_text(text)
+    (run,) = read_runs(summary)
+    assert run.queries == queries
+    assert run.audited_us["tpot", "mean"] == pytest.approx(23_113.051)
+
+
+def test_a_schedule_of_loadgen_6_is_that_of_its_seed() -> None:
+    """The first sends of our own run against vLLM, by the client's clock: a thread starts within 15 ms."""
+    run = Run({}, "server", 1.5, 60, None, 1234567890123456789, None, {})
+    assert schedule_us(run)[[0, 1, 2, 30, 59]] / 1e6 == pytest.approx(SENT_S, abs=0.015)
 
 
 @pytest.mark.parametrize(
