@@ -55,7 +55,7 @@ from blis_replay.validate.experiment import (
 )
 from blis_replay.validate.explain.attribute import attribute
 from blis_replay.validate.explain.text import attribution_answer
-from blis_replay.validate.fit.calibrate import Options, calibrate_to, training_recordings
+from blis_replay.validate.fit.calibrate import Options, calibrate_to, judged_next, training_recordings
 from blis_replay.validate.fit.calibrate import calibrate as calibrated
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.fit.text import calibration_answer
@@ -273,9 +273,10 @@ def calibrate(
     """
     with open_for_reading(_store(store)) as opened:
         recordings, left_out = training_recordings(opened, names)
+        to_judge = judged_next(opened, recordings), given_options(str(out), _store(store))
     name, options = Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR))
     file = calibrate_to(Path(out), name, recordings, lambda: calibrated(recordings, name, options), force=force)
-    return calibration_answer(file, recordings, given_options(str(out), _store(store)), left_out)
+    return calibration_answer(file, recordings, to_judge, left_out)
 
 
 def gate(

@@ -217,7 +217,7 @@ def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: boo
     assert [f.record.scheduling for f in (fit, contradicted, assumed)] == [mode, other, mode]
     assert [f.scheduling is not None and f.scheduling.contradicts for f in (fit, contradicted)] == [False, True]
     texts = [
-        " ".join(str(calibration_answer(CalibratedFile("x", [f], written=True), [recording], "")).split())
+        " ".join(str(calibration_answer(CalibratedFile("x", [f], written=True), [recording], ("", ""))).split())
         for f in (fit, assumed)
     ]
     assert f"{mode} by the latencies, {mode} by the recording (file)" in texts[0]

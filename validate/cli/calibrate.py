@@ -97,7 +97,14 @@ def calibrate_verb(
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import given_options
-    from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate, calibrate_to, training_recordings
+    from blis_replay.validate.fit.calibrate import (
+        ModelFit,
+        Options,
+        calibrate,
+        calibrate_to,
+        judged_next,
+        training_recordings,
+    )
     from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
     from blis_replay.validate.fit.text import calibration_answer
 
@@ -105,6 +112,7 @@ def calibrate_verb(
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 7b-train --out mine.yaml`")
     with open_for_reading(store_path) as store:
         recordings, left_out = training_recordings(store, names, data)  # type: ignore[arg-type]  # click checked it
+        to_judge = judged_next(store, recordings)
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, window=window)  # type: ignore[arg-type]  # click checked it
     source = f"blis-replay calibrate {' '.join(f'--train {quote(train)}' for train in names)}"
     release_name = name or out.stem
@@ -123,8 +131,9 @@ def calibrate_verb(
 
     file = calibrate_to(out, release_name, recordings, fitted, force=force)
     again = given_options(str(out), store_path)
-    again += "" if window == (0.0, 1.0) else f" --window {window[0]:g}:{window[1]:g}"
-    return print_answer(calibration_answer(file, recordings, again, left_out))
+    if to_judge == recordings[0].alias and window != (0.0, 1.0):
+        again += f" --window {window[0]:g}:{window[1]:g}"
+    return print_answer(calibration_answer(file, recordings, (to_judge, again), left_out))
 
 
 @verb("gate")

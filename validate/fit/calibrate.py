@@ -35,7 +35,7 @@ from blis_replay.blis.releases.release import (
 )
 from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
-from blis_replay.ingest.store import Store, read_stored
+from blis_replay.ingest.store import Store, list_experiments, read_stored
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import replaced_release
@@ -140,6 +140,13 @@ def training_recordings(
                 left_out |= refused
         chosen |= {recording.slug: recording for recording in matched}
     return list(chosen.values()), [why for slug, why in left_out.items() if slug not in chosen]
+
+
+def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
+    """The alias of another recording of a server that was fitted to, to judge the fit by; else of the first."""
+    used, servers = {r.slug for r in fitted}, {(r.model, r.tensor_parallelism) for r in fitted}
+    others = (row for row in list_experiments(store) if row.slug not in used and not row.overloaded)
+    return next((row.alias for row in others if (row.model, row.tensor_parallelism) in servers), fitted[0].alias)
 
 
 def calibrate(

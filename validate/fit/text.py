@@ -33,18 +33,23 @@ _SCORE_COLUMNS = (
 
 
 def calibration_answer(
-    file: CalibratedFile, recordings: Sequence[Recording], options: str, left_out: Sequence[str] = ()
+    file: CalibratedFile, recordings: Sequence[Recording], to_judge: tuple[str, str], left_out: Sequence[str] = ()
 ) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
-    ``recordings``: all that were fitted to; ``options``: those of ``validate`` that name the release and the store.
+    ``recordings``: all that were fitted to; ``to_judge``: the alias of what to judge with the release, best another
+    recording of the server, and the options of ``validate``.
     ``left_out``: reasons.  The exit code is 1 if the release was not written.  In the document coefficients are in us,
     errors of windows in percent, and scores are fractions.
     """
     release, fits, written, replaced = file.path, file.fits, file.written, file.replaced
     aliases = {recording.slug: recording.alias for recording in recordings}
-    command = f"blis-replay validate --experiment {quote(recordings[0].alias)}{options}"
-    command += "" if cold_start_of(recordings[0]) is None else " --replay warm_up=recorded"
+    alias, options = to_judge
+    command = f"blis-replay validate --experiment {quote(alias)}{options}"
+    why = "judge another load with it"
+    if alias in aliases.values():
+        why = "try it, and judge another load of this server"
+        command += "" if cold_start_of(recordings[0]) is None else " --replay warm_up=recorded"
     rows = [
         {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
         for fit in fits
@@ -53,7 +58,7 @@ def calibration_answer(
     misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
     earlier = "" if replaced is None else f" in place of an earlier release (sha256 {replaced[:12]})"
     done = Line(f"{release} not written; {_remedy(fits)}")
-    ended = Verbatim(f"wrote {release}{earlier}; try it:\n  {command}") if written else done
+    ended = Verbatim(f"wrote {release}{earlier}; {why}:\n  {command}") if written else done
     document = {"release": release, "written": written, "replaced": replaced, "left_out": list(left_out)}
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
