@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.ingest.checks.ledger import CHECK, FEW_OTHERS, OTHERS, RULE
-from blis_replay.ingest.recording import NOT_KNOWN, Finding, Recording, Stage
+from blis_replay.ingest.recording import NOT_KNOWN, REBUILT, Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 
 _MARGIN_US = 1_000_000  # clocks of two hosts may differ by it
@@ -66,7 +66,10 @@ def sliced(recording: Recording, mine: Bools, files: NDArray[np.str_], *, with_r
     nobodys = nobodys.drop_nulls()
     names = np.array([*files[~mine].tolist(), *[_NO_FILE] * nobodys.height], dtype=object)
     came, left = (np.concatenate([a[~mine], nobodys[name]]) for a, name in ((came, "came"), (left, "left")))
-    beside = (came <= end) & (left >= begin)
+    client = recording.clock("client")
+    # Sends that were not recorded begin at 0 in each file, and say nothing of when another file's came.
+    rebuilt = client is not None and client.placed.startswith(REBUILT)
+    beside = (came <= end) & (left >= begin) & (not rebuilt)
     index = pl.DataFrame({"request_index": np.flatnonzero(mine), "new": np.arange(mine.sum())})
     part = _Part(index, begin, end, begin - _room(begin - left), end + _room(came - end))
     clock, steps = recording.clock("step"), recording.steps.between("start_us", part.low, part.high).frame()

@@ -119,6 +119,20 @@ def test_two_clients_at_one_time_are_no_two_experiments(data_pack: Path, tmp_pat
         assert (stop.severity, stop.measured) == ("unusable", {"b.csv": 99, "requests": 100})
 
 
+def test_clients_without_send_times_are_not_beside_each_other(data_pack: Path, tmp_path: Path) -> None:
+    """InferenceX keeps no send times: 4 clients and then 64, each file a closed loop of its own from 0 s on."""
+    folder = tmp_path / "levels"
+    folder.mkdir()
+    for name in ("h200_gptoss_gt_c4.json", "h200_gptoss_gt_c64.json"):
+        shutil.copyfile(data_pack / "inferencex" / "h200-gptoss" / name, folder / name)
+    sizes = {}
+    for source in parts_of(only_source(folder), "client"):
+        with read_recording(source) as part:
+            sizes[source.slug] = part.requests.height
+            assert [one.message for one in run_checks(part)[0] if one.severity == "unusable"] == []
+    assert list(sizes.values()) == [400, 2_560]
+
+
 def test_two_loads_in_one_folder_are_told_apart_by_client(two_clients: Path, data_pack: Path, tmp_path: Path) -> None:
     """The file that was not read says how to read it, and so does the check that misses its requests."""
     with read_recording(of_folder(two_clients)) as recording:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from recordings import make_recording
 
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.readers.server.engine_settings import given_arguments
+from blis_replay.replay.driver import replay
 from blis_replay.replay.engine import left_out, replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import check_schedule
@@ -40,6 +43,27 @@ def test_what_was_not_compared_is_refused_by_name(version: str | None, groups: s
     assert [what.split(" ")[0] for what in left_out(recording, config)] == ([] if simulated else ["kv_cache_groups"])
     # A simulator of another has one kind of KV cache in any case.
     assert [what.split(" ")[0] for what in left_out(recording, config, embedded=False)] == ["kv_cache_groups"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "blocks", "alike"),
+    [
+        (GROUPS, 8, True),  # four groups that hold two blocks of 16 tokens each
+        (GROUPS, 7, False),
+        ("window 256, full", 4, True),
+        ("4", 8, True),
+        ("several", 15, False),  # eight kinds at most
+        ("several", 16, True),
+    ],
+)
+def test_groups_that_all_fit_into_memory_change_nothing(groups: str, blocks: int, alike: bool) -> None:
+    """vLLM 0.11 was not compared with groups.  32 tokens of a request in flight, and no prompt that shares a block."""
+    said = {"kv_cache_groups": groups, "vllm_version": "0.11.0", "num_gpu_blocks": blocks + 1, "block_size": 16}
+    columns = {"prompt_tokens": [20], "output_tokens": [12], "arrival_us": [0], "ttft_us": [1], "e2e_us": [2]}
+    recording = with_engine(make_recording(columns), said | {"enable_prefix_caching": False}, "recorded")
+    entry = ModelEntry("some/Model", 1, LatencyModel("blackbox", 1_000_000, 0, 0), Lifecycle())
+    release = CoefficientRelease("own", "valid", "s", "s", "H100", "0" * 64, (entry,), fitted_on=())
+    assert (replay(recording, release).not_simulated == ()) == alike
 
 
 @pytest.mark.realdata
