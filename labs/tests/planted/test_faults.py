@@ -176,7 +176,7 @@ def test_live_faults_and_controls_are_as_many_as_asked_for(data_pack: Path) -> N
                 ("file of another run", "steps-* of 0.29/again"): ("ledger", "nothing"),
                 ("rows removed", "10 %"): ("ledger", "nothing"),
                 ("arrivals in whole seconds", "1 s"): ("clocks", "nothing"),
-                ("token 5 stamped as first", "all requests"): ("server_metrics", "nothing"),
+                ("token 5 stamped as first", "all requests"): ("token_events", "nothing"),
             },
         ),
         (
