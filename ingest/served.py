@@ -106,7 +106,7 @@ _NO_STEP_US = 200.0  # per token: no engine takes a step in less, so what came l
 _FOLLOWS = 0.3  # correlation of changes from one request to the next; a queue follows no request's own length
 _CERTAIN = 5.0  # standard errors of that correlation
 _SHARE_OF_PACE = 0.1  # of E2E per token that TTFT grows by
-# Of the gap of a request.  On 22 recordings of vLLM 0.29 and 0.32 first and last tokens are equally long on their way:
+# Of the gap of a request.  On 19 recordings of vLLM 0.29 and 0.32 first and last tokens are equally long on their way:
 # the lowest quarter differs by less than 0, behind a proxy that collects 1,200 bytes by 4.5 gaps.
 _HELD_BACK_GAPS = 2.0
 _HELD_BACK_SHARE = 0.75  # of requests
