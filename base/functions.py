@@ -30,12 +30,12 @@ class Decorator(Protocol):
         """The compiled function."""
 
 
-def decorators(package: Path, *others: Path) -> tuple[Decorator, Decorator]:
+def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Decorator, Decorator]:
     """``entry``, for functions that Python calls, and ``compiled``, for those that only compiled functions call.
 
     ``package``: the folder they are in.  ``others``: files beyond it whose constants or functions are part of the
-    compiled code, which is kept in ``cache_folder(package, *others)``.  LLVM copies what is ``compiled`` into its
-    callers.  With ``NUMBA_DISABLE_JIT=1``, for debugging, functions stay as they are.
+    compiled code, which is kept in ``cache_folder(package, *others)``.  ``inline``: LLVM copies what is ``compiled``
+    into its callers.  With ``NUMBA_DISABLE_JIT=1``, for debugging, functions stay as they are.
     """
     folder = cache_folder(package, *others)
 
@@ -43,7 +43,7 @@ def decorators(package: Path, *others: Path) -> tuple[Decorator, Decorator]:
         return function if AS_PYTHON else cast("_Function", _Entry(function, folder))
 
     def part(function: _Function, /) -> _Function:
-        return function if AS_PYTHON else cast("_Function", numba.njit(**_OF_PARTS)(function))
+        return function if AS_PYTHON else cast("_Function", numba.njit(**_OF_PARTS, forceinline=inline)(function))
 
     return entry, part
 
@@ -56,7 +56,7 @@ def by_address(package: Path, *others: Path) -> Callable[[Callable[..., int]], B
 
 # No division can be by zero, so that none is tested (error_model).  Python calls no part.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy"}
-_OF_PARTS = {**_OPTIONS, "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
+_OF_PARTS = {**_OPTIONS, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from blis_replay.base.functions import by_address, decorators
 from blis_replay.base.tables import Tables, reader
 
 FOLDER = Path(__file__).parent
-entry, compiled = decorators(FOLDER)
+entry, compiled = decorators(FOLDER, inline=True)
 # The step time of a latency kind, which may be another distribution's; its compiled functions share one file.
 of_kind = by_address(FOLDER)
 # For long functions that run seldom: to copy them into each caller takes a quarter of the time of compiling.

@@ -27,7 +27,7 @@ from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 
-entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")))
+entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
 
 _BY_REQUEST = ("facts", "requests", "outcomes", "links", "abort_order", "heap")
 # By block key, with what stands for nothing.

@@ -20,6 +20,7 @@ from blis_replay.ingest.scan.words import (
     compiled,
     first_marked,
     has_zero_byte,
+    inlined,
     stands_at,
     text_stands_at,
     word_of,
@@ -137,7 +138,7 @@ def after_number(text: Bytes, at: int) -> int:
     return at
 
 
-@compiled
+@inlined
 def is_exponent(byte: int) -> bool:
     """Whether this letter stands before an exponent."""
     return byte | _EITHER == _E

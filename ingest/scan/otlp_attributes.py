@@ -12,6 +12,7 @@ from blis_replay.ingest.scan import otlp_rows as out
 from blis_replay.ingest.scan.words import (
     Bytes,
     compiled,
+    inlined,
     stands_at,
     text_stands_at,
     word_of,
@@ -100,7 +101,7 @@ def _after_opening(text: Bytes, at: int, whose: int) -> tuple[int, int, int]:
     return name, kind, js.after_colon(text, at)
 
 
-@compiled
+@inlined
 def _kind_at(text: Bytes, at: int) -> tuple[int, int]:
     """``(kind, end)`` of the name of a value's one member, which is left to the decoder if it is of another kind."""
     for kind in range(len(_KIND_LENGTHS)):
@@ -109,7 +110,7 @@ def _kind_at(text: Bytes, at: int) -> tuple[int, int]:
     return -1, js.UNUSUAL
 
 
-@compiled
+@inlined
 def _after_scalar(scan: out.Scan, at: int, kind: int, as_text: bool, rows: Int64s, place: int) -> int:
     """The end of a scalar of a kind, which is at ``place`` of the rows."""
     text = scan.text

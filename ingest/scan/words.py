@@ -18,6 +18,7 @@ from blis_replay.base.tables import word_at
 _FOLDER = Path(__file__).parent
 
 entry, compiled = decorators(_FOLDER)
+_, inlined = decorators(_FOLDER, inline=True)  # small functions
 
 
 def kept_in() -> Path | None:
@@ -33,13 +34,13 @@ HIGH = np.uint64(0x8080808080808080)
 _PLACES = np.uint64(0x0001020304050607)
 
 
-@compiled
+@inlined
 def has_zero_byte(word: Any) -> Any:
     """A high bit at the first byte that is 0 (and maybe at later ones), 0 if none is: subtracting 1 borrows from it."""
     return (word - ONES) & ~word & HIGH
 
 
-@compiled
+@inlined
 def first_marked(marks: Any) -> tuple[Any, Any]:
     """``(bit, place)`` of the first byte whose high bit is set: 1 in that byte, and how many are before it."""
     # The place is read off a multiplication.
@@ -59,7 +60,7 @@ def words_of(texts: list[str]) -> tuple[Words, NDArray[np.int64]]:
     return flat.reshape(-1, widest), np.array([len(text) for text in texts])
 
 
-@compiled
+@inlined
 def stands_at(text: Bytes, at: int, word: Any, length: int) -> bool:
     """Whether these letters stand at a position; ``length``: how many they are."""
     return (word_at(text, at) ^ word) << np.uint64(64 - 8 * length) == 0

@@ -28,7 +28,9 @@ from blis_replay_labs.cluster.config import (
     Weighted,
 )
 
-entry, compiled = decorators(Path(__file__).parent, Path(instances.__file__), *sorted(k.FOLDER.glob("*.py")))
+entry, compiled = decorators(
+    Path(__file__).parent, Path(instances.__file__), *sorted(k.FOLDER.glob("*.py")), inline=True
+)
 
 # -- Policy.kind --------------------------------------------------------------------------
 GIVEN, LEAST_LOADED, ALWAYS_BUSIEST, WEIGHTED = range(4)
