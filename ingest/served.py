@@ -49,32 +49,36 @@ class Away:
 def away(recording: Recording) -> tuple[Away, ...]:
     """Stretches of five or more requests that all fail at once, in which no other request gets an answer.
 
-    At once: without a time-out, and in less time than any request that was served took to its first token.  An
-    overloaded server refuses some as quickly, but serves others meanwhile.
+    At once: known to fail, without a time-out, in less time than any request that was served took to its first token,
+    or to its end.  An overloaded server refuses some as quickly, but has others in flight meanwhile.
     """
     requests = recorded_requests(recording)
     if failed_requests(requests).height < _FEWEST_REFUSED:
         return ()
     of_all = by_arrival(requests.frame(["arrival_us", "ttft_us", "e2e_us", "status"]))
-    served = of_all.filter(pl.col("status") == "ok")
-    quickest_us = served["ttft_us"].min()
-    refused = pl.col("status").eq_missing("error") & (pl.col("e2e_us").fill_null(0) < (quickest_us or np.inf))
-    answers_us = np.sort((served["arrival_us"] + served["e2e_us"]).drop_nulls().to_numpy())
-    arrival_us = of_all["arrival_us"].to_numpy()
+    served = of_all.filter(pl.col("status") == "ok").drop_nulls("e2e_us")
+    quickest_us = served.select(pl.coalesce("ttft_us", "e2e_us").min()).item()
+    if quickest_us is None:
+        return ()  # nothing says how soon this server answers
+    at_once = pl.col("status").eq_missing("error") & (pl.col("e2e_us") < quickest_us).fill_null(False)
+    sent_us, arrival_us = served["arrival_us"].to_numpy(), of_all["arrival_us"].to_numpy()
+    end_us = sent_us + served["e2e_us"].to_numpy()
     found = []
-    for first, last in stretches(of_all.select(refused).to_series().to_numpy()):
-        began, ended = np.searchsorted(answers_us, [arrival_us[first], arrival_us[last]])
-        if last - first + 1 >= _FEWEST_REFUSED and began == ended:
-            found.append(Away(int(arrival_us[first]), int(arrival_us[last]), last - first + 1))
+    for first, last in stretches(of_all.select(at_once).to_series().to_numpy()):
+        from_us, until_us = int(arrival_us[first]), int(arrival_us[last])
+        in_flight = (sent_us <= until_us) & (end_us > from_us)
+        if last - first + 1 >= _FEWEST_REFUSED and not in_flight.any():
+            found.append(Away(from_us, until_us, last - first + 1))
     return tuple(found)
 
 
 def refused(recording: Recording) -> Bools:
     """bool[requests]: sent while no server was there."""
     arrival_us = recording.requests["arrival_us"].to_numpy()
+    failed = recording.requests["status"].eq_missing("error").to_numpy()
     sent_to_none = np.zeros(len(arrival_us), np.bool_)
     for stretch in away(recording):
-        sent_to_none |= (arrival_us >= stretch.from_us) & (arrival_us <= stretch.until_us)
+        sent_to_none |= failed & (arrival_us >= stretch.from_us) & (arrival_us <= stretch.until_us)
     return sent_to_none
 
 

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 275,
-    "lines of the instrument": 55_037,
-    "lines of labs": 13_841,
+    "lines of the instrument": 55_050,
+    "lines of labs": 13_843,
     "lines of scripts": 5_000,
-    "lines of tests": 39_886,
+    "lines of tests": 39_899,
 }
-LOADED_BUDGET = {"modules": 81, "lines": 15_823}
+LOADED_BUDGET = {"modules": 81, "lines": 15_827}
 
 
 def lines(paths: Iterable[Path]) -> int:

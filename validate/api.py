@@ -271,6 +271,8 @@ def calibrate(
 
     Example: ``br.calibrate("mine", out="mine.yaml").frame``
     """
+    if not names:
+        raise TypeError("name what to fit to")
     with open_for_reading(_store(store)) as opened:
         recordings, left_out = training_recordings(opened, names)
         to_judge = judged_next(opened, recordings), given_options(str(out), _store(store))

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -169,9 +169,9 @@ def _summary_values(file: RecordedFile) -> dict[str, object]:
     names = ("target_qps", "performance_sample_count", "min_duration (ms)", "min_query_count", "max_query_count")
     said = [str(values.get(name, "")) for name in names]
     rate, each, ms, fewest, most = (float(value) if _NUMBER.fullmatch(value) else 0.0 for value in said)
-    if rate and each and ms:
-        queries = each * ceil(max(ms / 1_000 * rate, fewest) / each)
-        values["queries"] = min(queries, most) if most else queries
+    rounds = finite(max(ms / 1_000 * rate, fewest) / each) if each else None
+    if rate and ms and rounds:
+        values["queries"] = min(each * ceil(rounds), most or inf)
     return values
 
 

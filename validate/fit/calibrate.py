@@ -144,9 +144,13 @@ def training_recordings(
 
 def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
     """The alias of another recording of a server that was fitted to, to judge the fit by; else of the first."""
-    used, servers = {r.slug for r in fitted}, {(r.model, r.tensor_parallelism) for r in fitted}
-    others = (row for row in list_experiments(store) if row.slug not in used and not row.overloaded)
-    return next((row.alias for row in others if (row.model, row.tensor_parallelism) in servers), fitted[0].alias)
+    used = {recording.slug for recording in fitted}
+    servers = {(r.model, r.tensor_parallelism, r.hardware) for r in fitted}
+    for row in list_experiments(store):
+        same = (row.model, row.tensor_parallelism, row.hardware) in servers
+        if same and row.slug not in used and row.ground_truth == RECORDED and not row.overloaded:
+            return row.alias
+    return fitted[0].alias
 
 
 def calibrate(

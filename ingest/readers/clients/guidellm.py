@@ -276,8 +276,8 @@ def _prefix_of(results: _Results, requests: int) -> RawPrompts | None:
     said = results.data or [at(b, "request_loader.data") for b in results.benchmarks.values()]
     data = said[0] if said and said.count(said[0]) == len(said) and (len(said) == 1 or not results.data) else None
     if isinstance(data, Mapping):  # 0.8
-        buckets = data["prefix_buckets"]
-        only = buckets[0] if len(buckets) == 1 and isinstance(buckets[0], Mapping) else {}
+        buckets = data.get("prefix_buckets")
+        only = buckets[0] if isinstance(buckets, list) and len(buckets) == 1 and isinstance(buckets[0], Mapping) else {}
         length = whole(only.get("prefix_tokens")) if only.get("prefix_count") == 1 else None
     elif not isinstance(data, str) or "prompt_tokens" not in data or "prefix_count" in data or "buckets" in data:
         return None

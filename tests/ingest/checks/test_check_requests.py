@@ -30,6 +30,7 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.served import away, late_first_tokens
+from blis_replay.ingest.served import refused as refused_by
 from blis_replay.validate.metrics.observed import Selection, numbers_from_requests, observed_requests, samples_of
 
 SECOND = 1_000_000
@@ -111,7 +112,9 @@ def test_more_than_a_tenth_failed_is_overloaded() -> None:
     [
         (["ok"] * 20 + ["error"] * 40, 0, 40),  # it ended
         (["error"] * 40 + ["ok"] * 20, 0, 40),  # it had not started
-        (["ok"] * 20 + ["error"] * 5 + ["ok"] * 20, None, 5),  # it started again
+        (["ok"] * 20 + ["error"] * 5 + ["ok"] * 20, 0, 5),  # it started again
+        (["ok"] * 20 + ["error"] * 5 + ["ok"] * 20, None, 0),  # how quickly they failed is not known
+        (["error"] * 40, 0, 0),  # nothing says how soon it answers
         (["ok"] * 20 + ["error"] * 4 + ["ok"] * 20, 0, 0),  # too few to tell
         (["ok"] * 20 + ["error"] * 40, 60_000, 0),  # a server took them and failed: its first token takes 50 ms
         (["ok"] * 20 + ["timeout"] * 40, None, 0),
@@ -130,19 +133,28 @@ def test_requests_that_no_server_was_there_for_are_no_overload(
     assert sum(stretch.requests for stretch in away(made)) == refused
     failed = len(statuses) - statuses.count("ok") - refused
     assert failed_share(made) == pytest.approx(failed / (len(statuses) - refused))
+    assert refused_by(made).sum() == refused
     assert overloaded(made)[0] == (failed > 4)
     measured = [one.measured for one in findings_of(made, "completeness")]
     assert [one["requests"] for one in measured if "until_s" in one] == ([refused] if refused else [])
     assert [one["failed"] for one in measured if "failed" in one] == ([failed] if failed else [])
 
 
-def test_an_overloaded_server_that_refuses_in_a_row_serves_others_meanwhile() -> None:
-    """40 refusals in 40 s; the request sent before them ends after 20.5 s, so its server was there."""
+@pytest.mark.parametrize("ends_at_s", [39.5, 90.0])
+def test_a_server_that_refuses_in_a_row_but_has_others_in_flight_is_there(ends_at_s: float) -> None:
+    """40 refusals in 40 s from second 20 on; a request sent before them ends among them, or long after."""
     status = ["ok"] * 20 + ["error"] * 40 + ["ok"] * 20
-    e2e_us = [250_000] * 19 + [20_500_000] + [0] * 40 + [250_000] * 20
+    e2e_us = [250_000] * 19 + [int((ends_at_s - 19) * SECOND)] + [0] * 40 + [250_000] * 20
     made = recording(files=(), requests=requests(80, status=status, e2e_us=e2e_us, ttft_us=50_000))
     assert away(made) == ()
     assert failed_share(made) == pytest.approx(0.5)
+
+
+def test_an_answer_that_was_sent_with_the_first_refusal_is_none() -> None:
+    sent = requests(26, status=["ok"] * 20 + ["error"] * 6, e2e_us=[250_000] * 20 + [0] * 6)
+    at_once = sent.with_columns(arrival_us=pl.when(pl.col("status") == "ok").then("arrival_us").otherwise(19_500_000))
+    made = recording(files=(), requests=at_once)
+    assert refused_by(made).tolist() == [False] * 20 + [True] * 6
 
 
 def test_a_growing_ttft_is_overloaded_only_above_one_second() -> None:

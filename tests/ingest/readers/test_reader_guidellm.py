@@ -280,10 +280,11 @@ def test_results_are_known_by_content() -> None:
         (["{'prefix_tokens': 1024, 'prefix_count': 4, 'prompt_tokens': 2048}"], None),
         (["prompt_tokens=80,prefix_tokens=16"] * 2, None),
         (["prefix_tokens: 5 are named in a dataset"], None),
+        ([{"prompt_tokens": 80, "prefix_tokens": 16}], None),
     ],
 )
 def test_synthetic_prompts_share_the_prefix_that_was_asked_for(
-    tmp_path: Path, data: list[str], shared: int | None
+    tmp_path: Path, data: list[object], shared: int | None
 ) -> None:
     made = results(benchmark(record(0), record(1)))
     made["args"]["data"] = data
