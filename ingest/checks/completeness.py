@@ -94,7 +94,7 @@ def _away(recording: Recording) -> Iterator[Finding]:
             "started again its caches were empty"
         )
         measured: Measured = {"requests": stretch.requests, "from_s": from_s, "until_s": until_s}
-        rule = "five or more in a row fail quicker than any first token came, and no request ends meanwhile"
+        rule = "five or more in a row fail quicker than any first token came, and nothing else is in flight meanwhile"
         yield Finding(CHECK, "note", "", message, measured, rule)
 
 
