@@ -21,6 +21,9 @@ from blis_replay.validate.metrics.observed import read_observed
 from blis_replay.validate.text.cells import milliseconds
 
 
+_NAMED = 3  # pairs in a sentence, the furthest apart first; all p99s stand in the JSON
+
+
 def ranking_checks(judgements: Sequence[Gated], ranking: Ranking) -> list[Check]:
     """One check for each metric of the ranking over the p99s of the gated experiments.
 
@@ -42,10 +45,12 @@ def _check(metric: str, gated: Sequence[Gated], tolerance: float) -> Check:
     compared = f"{len(inverted)} of {len(pairs)} pairs of experiments with an observed order are inverted"
     message = f"{named}: {compared if pairs else 'no two experiments have an observed order'}"
     message += f"; no p99 was observed of {counted(absent, 'experiment')}" if absent else ""
+    inverted.sort(key=lambda pair: -_apart(p99s[pair[0]], p99s[pair[1]]))
     message += "".join(
         f"; {' / '.join(aliases[slug] for slug in pair)}: {_p99s_text(p99s[pair[0]], p99s[pair[1]])}"
-        for pair in inverted
+        for pair in inverted[:_NAMED]
     )
+    message += f"; and {len(inverted) - _NAMED} more" if len(inverted) > _NAMED else ""
     message += f"; not to be used: {', '.join(unusable)}" if unusable else ""
     outcome: Verdict = "FAIL" if inverted else "NOT JUDGED" if unusable else "PASS"
     return Check("ranking", "", metric, "p99", outcome, message, float(len(inverted)), 0.0)
@@ -66,6 +71,12 @@ def _inverted(one: Ordered, other: Ordered) -> bool:
     if one.observed_us is None or other.observed_us is None or one.simulated_us is None or other.simulated_us is None:
         return False
     return (one.observed_us - other.observed_us) * (one.simulated_us - other.simulated_us) < 0
+
+
+def _apart(one: Ordered, other: Ordered) -> float:
+    """How many times the smaller observed p99 the larger is."""
+    low_us, high_us = sorted((one.observed_us or 0.0, other.observed_us or 0.0))
+    return high_us / low_us if low_us else float("inf")
 
 
 def _p99s_text(one: Ordered, other: Ordered) -> str:

@@ -27,25 +27,33 @@ def gate_answer(report: GateReport) -> Answer:
     Errors and limits are fractions, times in ms.  The rows are one per check, of an experiment or of the gate as a
     whole (``experiment`` empty).
     """
-    page: list[Part] = [
-        Block([gate_line(report), against(report)]),
-        _errors(report),
-        Block(_apart(report)),
-        _obstacles(report),
-        _changes(report),
-        _predictions(report),
-        _skills(report),
-        Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"]),
-    ]
-    rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
-    return Answer(page, _document(report), rows, exit_code([report.verdict]))
-
-
-def _obstacles(report: GateReport) -> Block:
-    """All that is in the way; a single one stands in the first line already."""
+    head = [Block([gate_line(report), against(report)]), _errors(report), Block(_apart(report))]
+    passed = Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"])
     found = in_the_way(report)
-    lines = [Line(f"{c.outcome}  {place(c)}: {c.message}", mark=toned(c.outcome)) for c in found]
-    return Block(lines if len(lines) > 1 else [])
+    every = [_obstacle(check) for check in found]
+    page = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
+    brief = [*head, Block(_worst_of_each(found)), passed, _MORE]
+    rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
+    return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
+
+
+_MORE = "more: -v prints every check, every change and every interval"
+
+
+def _worst_of_each(found: Sequence[Check]) -> list[Line]:
+    """What is in the way most of each experiment, and how much more there is; the first stands on the first line."""
+    by_place: dict[str, list[Check]] = {}
+    for check in found:
+        by_place.setdefault(check.experiment or check.rule, []).append(check)
+    return [_obstacle(checks[0], _and_more(checks)) for checks in by_place.values()] if len(found) > 1 else []
+
+
+def _obstacle(check: Check, more: str = "") -> Line:
+    return Line(f"{check.outcome}  {place(check)}: {check.message}{more}", mark=toned(check.outcome))
+
+
+def _and_more(found: Sequence[Check]) -> str:
+    return f"; and {len(found) - 1} more" if len(found) > 1 else ""
 
 
 def gate_line(report: GateReport) -> Line:
@@ -56,8 +64,7 @@ def gate_line(report: GateReport) -> Line:
 def gate_reason(report: GateReport) -> str:
     """What stands in the way most; of a pass, how many experiments it rests on."""
     if found := in_the_way(report):
-        more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"{place(found[0])}: {found[0].message}{more}"
+        return f"{place(found[0])}: {found[0].message}{_and_more(found)}"
     return counts_text([j.outcome for j in report.judgements if j.outcome is not None])
 
 
@@ -135,6 +142,8 @@ def _changes(report: GateReport) -> Block:
     if report.baseline is None:
         return Block([])
     rows, judged = changed(report), [c for c in report.all_checks if c.rule == "regression" and c.value is not None]
+    if not judged:
+        return Block([])
     same = f"{len(judged) - len(rows)} of {len(judged)} errors are those of the baseline to the last digit"
     if not rows:
         return Block([f"against {report.baseline.name}: {same}"])
