@@ -33,7 +33,7 @@ _TYPES: dict[str, type[pl.DataType]] = {
     "VARCHAR": pl.String,
     "BOOLEAN": pl.Boolean,
 }
-_OWNER = ("slug", "run_key")  # says whose a row of the store is
+_OWNER = "slug"  # says whose a row of the store is
 
 
 @cache
@@ -42,7 +42,7 @@ def columns_of(table: str) -> dict[str, type[pl.DataType]]:
     plain = re.sub("--.*", "", SCHEMA_SQL)
     created = plain.partition(f"CREATE TABLE IF NOT EXISTS {table} (")[2].partition(");")[0]
     columns = re.findall(rf"(\w+) ({'|'.join(_TYPES)})\b", created)
-    return {name: _TYPES[kind] for name, kind in columns if name not in _OWNER}
+    return {name: _TYPES[kind] for name, kind in columns if name != _OWNER}
 
 
 REQUEST_SCHEMA = columns_of("requests")

@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 7 (store.file.SCHEMA_VERSION).  The frames of a recording have the same columns
+-- Ground-truth store, schema version 8 (store.file.SCHEMA_VERSION).  The frames of a recording have the same columns
 -- (recording.columns_of).  A column is null where the recording does not say.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
@@ -143,51 +143,6 @@ CREATE TABLE IF NOT EXISTS findings (
     message VARCHAR NOT NULL,
     measured VARCHAR NOT NULL,              -- JSON object
     threshold VARCHAR NOT NULL
-);
-
-CREATE TABLE IF NOT EXISTS runs (
-    run_key VARCHAR NOT NULL,               -- hash of slug, simulator, release_hash, replay_mode
-    slug VARCHAR NOT NULL,
-    simulator VARCHAR NOT NULL,
-    release VARCHAR NOT NULL,
-    release_hash VARCHAR NOT NULL,
-    replay_mode VARCHAR NOT NULL,
-    content_hash VARCHAR NOT NULL,          -- of the recording that was replayed
-    provenance VARCHAR NOT NULL             -- JSON object: versions, substitutions, assumptions
-);
-
-CREATE TABLE IF NOT EXISTS run_requests (
-    run_key VARCHAR NOT NULL,
-    request_index BIGINT NOT NULL,          -- the recorded twin
-    queued_us BIGINT,
-    scheduled_us BIGINT,
-    first_token_us BIGINT,
-    finished_us BIGINT,
-    ttft_us BIGINT,
-    e2e_us BIGINT,
-    state VARCHAR                           -- completed | aborted
-);
-
-CREATE TABLE IF NOT EXISTS run_steps (
-    run_key VARCHAR NOT NULL,
-    step BIGINT NOT NULL,
-    start_us BIGINT,
-    end_us BIGINT,
-    prefill_tokens BIGINT,
-    decode_tokens BIGINT,
-    context_tokens BIGINT,
-    running_depth BIGINT,
-    waiting_depth BIGINT
-);
-
-CREATE TABLE IF NOT EXISTS errors (
-    run_key VARCHAR NOT NULL,
-    metric VARCHAR NOT NULL,
-    statistic VARCHAR NOT NULL,
-    observed_us DOUBLE,
-    simulated_us DOUBLE,
-    error DOUBLE,                           -- signed and relative: (simulated - observed) / observed
-    reason VARCHAR                          -- why a cell is null
 );
 
 CREATE TABLE IF NOT EXISTS snapshots (                    -- running requests of the steps that were recorded in full

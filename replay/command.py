@@ -66,7 +66,7 @@ class CommandSimulator:
 
     @property
     def name(self) -> str:
-        """The name in stored runs: ``cmd:``, program and arguments, so that scripts of one interpreter differ."""
+        """The name in answers: ``cmd:``, program and arguments, so that scripts of one interpreter differ."""
         if self.label:
             return self.label
         return PREFIX + printable(" ".join([Path(self.words[0]).name, *self.words[1:]]))[:_MOST_CHARACTERS]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,10 @@ from blis_replay.base.errors import ReplayError
 from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
-from blis_replay.ingest.recording import Recording
+from blis_replay.blis.trace import RequestTrace
+from blis_replay.ingest.recording import Recording, columns_of
+from blis_replay.ingest.rows import no_rows
+from blis_replay.ingest.store.recordings import TABLES
 from blis_replay.replay.engine import MOST_KINDS_OF_CACHE, kinds_of_cache, left_out, refuse_sizes
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
@@ -156,3 +161,41 @@ def _not_simulated(recording: Recording, plan: ReplayPlan, simulated: Simulated,
         most = int(kinds) if kinds.isdigit() else len(known) if known else MOST_KINDS_OF_CACHE
         alike = alike and result.blocks_in_use * most < blocks  # one of them is the null block
     return left_out(recording, plan.engine, embedded, alike=alike)
+
+
+def provenance_of(run: ReplayRun) -> dict[str, object]:
+    """Everything a result depends on: versions, hashes, substitutions, engine arguments."""
+    return {
+        "blis_replay": version("blis-replay"),
+        "simulator": run.simulator,
+        "recording_hash": run.recording.content_hash,
+        "coefficients": run.release.name,
+        "coefficients_hash": run.release.sha256,
+        "replay": run.mode.name,
+        "basis": run.basis,
+        "scheduling": "asynchronous" if run.simulated.asynchronous else "synchronous",
+        "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(run.plan.arguments.items())},
+        "delays": dict((run.entry.sources if run.entry else None) or {}),
+    }
+
+
+def without_rows(run: ReplayRun) -> ReplayRun:
+    """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
+    recording, plan, simulated = run.recording, run.plan, run.simulated
+    nothing = np.empty(0, np.int64)
+    tables: dict[str, Any] = {name: no_rows(columns_of(name)) for name in TABLES}
+    recording = replace(recording, **tables, prefix=None)
+    trace = RequestTrace(nothing, nothing, nothing, nothing, nothing)
+    return replace(
+        run,
+        recording=recording,
+        plan=replace(plan, recording=recording, trace=trace, sessions=None, cycles=None, delivery_us=None),
+        simulated=replace(
+            simulated,
+            completed=nothing.astype(np.bool_),
+            ttft_us=nothing,
+            e2e_us=nothing,
+            output_tokens=nothing,
+            engine=None,
+        ),
+    )

@@ -39,12 +39,11 @@ from blis_replay.replay.mode import EngineValue, parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.simulators import SimulatorInputs, simulator_named
-from blis_replay.replay.store import step_table
 from blis_replay.validate.comparison.differences import differences, differences_answer
 from blis_replay.validate.comparison.named_sides import Choice, side_of
 from blis_replay.validate.comparison.pages import comparison_answer
 from blis_replay.validate.comparison.segments import segment_frame, segments_of
-from blis_replay.validate.comparison.validated import compare_experiment, validate_experiment
+from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.comparison.verdict_text import below_verdict
 from blis_replay.validate.experiment import (
     all_experiments,
@@ -141,7 +140,7 @@ def validate(
     simulator: Simulator | str | None = None,
     store: _StorePath = None,
 ) -> Answer:
-    """How far the simulator is from the recorded server: errors, verdict and what it rests on; the run is stored.
+    """How far the simulator is from the recorded server: errors, verdict and what it rests on.
 
     A row per metric and statistic, times in ms.  ``simulator``: another one than the embedded engine, with its own
     release, or its name as for ``--simulator``.  Raises ``NothingToJudgeError`` for a recording without latencies.
@@ -155,7 +154,7 @@ def validate(
     mode = parse_mode(replay)
     with open_for_reading(_store(store)) as opened:
         slug = find_experiment(opened, name)
-        comparison = validate_experiment(opened, slug, release, mode, simulator=simulator)
+        comparison = compare_experiment(opened, slug, release, mode, simulator=simulator)
     return dataclasses.replace(comparison_answer(comparison), card=card(comparison))
 
 
@@ -179,7 +178,8 @@ def steps(name: str, coefficients: str | None = None, replay: str = "exact", sto
 
     Example: ``br.steps("7b-train").head()``
     """
-    return step_table(_replayed(name, coefficients, replay, store).result)
+    steps = _replayed(name, coefficients, replay, store).result.steps
+    return pl.DataFrame({"step": range(len(steps)), **{column: steps[column] for column in steps.dtype.names or ()}})
 
 
 def segments(
@@ -239,7 +239,7 @@ def compare(
 ) -> Answer:
     """Two sides beside each other, named as for ``blis-replay compare``; a row per metric and statistic.
 
-    A side is an experiment, ``EXPERIMENT@RELEASE``, the id of a stored run, or a release or simulator with
+    A side is an experiment, ``EXPERIMENT@RELEASE``, or a release or simulator with
     ``experiment``.  ``coefficients``: of a side that is a simulator.
 
     Example: ``br.compare("7b-train", "7b-train@h100-vllm-0.15.1").frame``

@@ -1,6 +1,6 @@
-"""The ground-truth store: one DuckDB file with recordings, findings and runs (``schema.sql``).
+"""The ground-truth store: one DuckDB file with recordings and findings (``schema.sql``).
 
-What most callers need; all is in ``file`` (the file and its transactions), ``recordings`` (reads them) and ``runs``.
+What most callers need; all is in ``file`` (the file and its transactions) and ``recordings`` (reads them).
 ``writing`` stores recordings, and is imported by what ingests them.
 
 May import: base.errors, ingest.recording, ingest.rows, ingest.stream.
@@ -10,6 +10,5 @@ from __future__ import annotations
 
 from blis_replay.ingest.store.file import Store, open_for_reading, open_store
 from blis_replay.ingest.store.recordings import list_experiments, read_stored
-from blis_replay.ingest.store.runs import list_runs
 
-__all__ = ["Store", "list_experiments", "list_runs", "open_for_reading", "open_store", "read_stored"]
+__all__ = ["Store", "list_experiments", "open_for_reading", "open_store", "read_stored"]

@@ -30,7 +30,7 @@ from blis_replay.ingest.rows import result_frame
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "120MB"
 _WRITING_MEMORY = "200MB"
@@ -410,11 +410,11 @@ def fetch(
     return result_frame(connection.sql(sql, params=bound)).select(schema.keys()).cast(pl.Schema(schema))
 
 
-def read_table(store: Store, table: str, order: str, **owner: str) -> pl.DataFrame:
-    """The rows of a table that belong to one experiment (``slug``) or one run (``run_key``)."""
-    schema, (key,) = columns_of(table), owner
-    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE {key} = ${key} ORDER BY {order}"  # noqa: S608 (constants)
-    return fetch(store.connection, sql, dict(owner), schema)
+def read_table(store: Store, table: str, order: str, slug: str) -> pl.DataFrame:
+    """The rows of a table that belong to one experiment."""
+    schema = columns_of(table)
+    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug ORDER BY {order}"  # noqa: S608 (constants)
+    return fetch(store.connection, sql, {"slug": slug}, schema)
 
 
 def first_row(

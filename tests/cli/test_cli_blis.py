@@ -10,8 +10,6 @@ from blis_stand_in import HELP_BLACKBOX, write_stand_in
 from command_line import Run
 
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.ingest.store import list_runs, open_store
-from blis_replay.ingest.store.runs import read_run
 from blis_replay.validate import experiment
 
 pytestmark = pytest.mark.slow
@@ -38,21 +36,6 @@ def test_blis_alone(run: Run, stored: str, tmp_path: Path) -> None:
     assert experiment["metrics"]["itl"]["p99"]["simulated_ms"] is None
     assert "no times of single tokens" in experiment["metrics"]["itl"]["p99"]["reason"]
     assert any("groups with a shared prefix" in line for line in experiment["known_differences"])
-
-
-def test_the_run_is_stored_beside_that_of_the_embedded_engine(run: Run, stored: str, tmp_path: Path) -> None:
-    path = write_stand_in(tmp_path)
-    run("validate", "--experiment", stored, "--coefficients", "mine.yaml")
-    run("validate", "--experiment", stored, "--simulator", "blis-own", "--blis-binary", path)
-    with open_store(Path(".blis-replay") / "store.duckdb") as store:
-        runs = {record.simulator: read_run(store, record) for record in list_runs(store, SLUG)}
-    assert set(runs) == {"embedded", "blis-own"}
-    requests, steps, _errors = runs["blis-own"]
-    done = requests.filter(requests["state"] == "completed")
-    assert done["ttft_us"].unique().to_list() == [20_000]
-    assert done["first_token_us"].null_count() == len(done)
-    assert len(steps) == 0
-    assert len(runs["embedded"][1]) > 0
 
 
 def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) -> None:

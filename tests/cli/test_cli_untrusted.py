@@ -14,9 +14,6 @@ import duckdb
 import pytest
 from command_line import Answer, Run
 
-from blis_replay.base.files import STORE_DEFAULT
-from blis_replay.ingest.store import list_runs, open_store
-
 pytestmark = pytest.mark.slow
 
 _TRACE = "trace.csv.gz"
@@ -237,7 +234,7 @@ def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
     assert "300 ok" in run("inspect", "--experiment", "1b-general").out
     validated = run("validate", "--experiment", "1b-general", "--coefficients", poor_release)
     assert (validated.code, "E2E" in validated.out) == (1, True)
-    assert validated.err.startswith("warning: the runs are not stored: ")
+    assert validated.err == ""
     _is_one_line(run("inspect", "--experiment", "34b-general"), 4, "cannot be written")
     assert store.read_bytes() == before
 
@@ -254,8 +251,6 @@ def test_verbs_at_the_same_time_wait_for_each_other(run: Run, poor_release: str,
     ]
     ended = [(*process.communicate(), process.returncode) for process in all_at_once]
     assert [code for _out, _err, code in ended] == [1, 1, 1], ended
-    with open_store(STORE_DEFAULT, read_only=True) as store:
-        assert len(list_runs(store)) == 3, ended
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no endless device")

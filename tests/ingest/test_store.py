@@ -18,7 +18,7 @@ from recordings import token_times
 
 from blis_replay.base.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import Clock, Finding, SharedPrefix
-from blis_replay.ingest.store import list_experiments, list_runs, open_store, read_stored, recordings
+from blis_replay.ingest.store import list_experiments, open_store, read_stored, recordings
 from blis_replay.ingest.store.recordings import (
     TABLES,
     ExperimentRow,
@@ -26,7 +26,6 @@ from blis_replay.ingest.store.recordings import (
     read_findings,
     read_token_layout,
 )
-from blis_replay.ingest.store.runs import RunRecord, read_run, write_run
 from blis_replay.ingest.store.writing import write_recording
 from blis_replay.ingest.stream import NO_EVENTS, PAIRED_WITH_DONE, PLAIN
 
@@ -231,48 +230,6 @@ def test_names_with_quotes_are_values_and_never_sql(tmp_path: Path) -> None:
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, recording(slug=slug), NO_EVENTS)
         assert read_stored(store, slug).requests.height == 3
-
-
-RUN = RunRecord("slug", "embedded", "h100-v1", "abc", "exact", "hash-1", {"b": 1, "a": [1, "x"]})
-
-
-def run_frames(e2e_us: int) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    return (
-        pl.DataFrame({"request_index": [0, 1], "e2e_us": [e2e_us, None], "state": ["completed", "aborted"]}),
-        pl.DataFrame({"step": [0], "start_us": [0], "end_us": [15_000], "decode_tokens": [2]}),
-        pl.DataFrame({"metric": ["e2e"], "statistic": ["mean"], "observed_us": [100.0], "simulated_us": [e2e_us]}),
-    )
-
-
-def test_a_run_of_the_same_key_replaces_the_earlier_one(tmp_path: Path) -> None:
-    with open_store(tmp_path / "s.duckdb") as store:
-        assert write_run(store, RUN, *run_frames(101)) == "new"
-        assert write_run(store, replace(RUN, release="renamed"), *run_frames(102)) == "replaced"
-        assert write_run(store, replace(RUN, replay_mode="spec"), *run_frames(103)) == "new"
-        assert [(run.release, run.replay_mode) for run in list_runs(store, "slug")] == [
-            ("h100-v1", "spec"),
-            ("renamed", "exact"),
-        ]
-        assert list_runs(store, "other") == []
-        assert list_runs(store)[0].provenance == RUN.provenance
-        of_requests, of_steps, of_errors = read_run(store, RUN)
-    assert of_requests.select("request_index", "e2e_us", "ttft_us", "state").rows() == [
-        (0, 102, None, "completed"),
-        (1, None, None, "aborted"),
-    ]
-    assert of_steps["end_us"].to_list() == [15_000]
-    assert of_errors.select("simulated_us", "error").rows() == [(102.0, None)]
-
-
-def test_a_run_with_an_unknown_column_or_type_is_refused(tmp_path: Path) -> None:
-    frames = run_frames(1)
-    with open_store(tmp_path / "s.duckdb") as store:
-        with pytest.raises(StoreError, match="run_requests has no column surprise"):
-            write_run(store, RUN, frames[0].with_columns(surprise=1), *frames[1:])
-        with pytest.raises(StoreError, match="run_steps"):
-            write_run(store, RUN, frames[0], pl.DataFrame({"step": ["first"]}), frames[2])
-        with pytest.raises(StoreError, match="validate it first"):
-            read_run(store, RUN)
 
 
 def test_how_a_clock_was_placed_and_what_was_dropped_are_kept(tmp_path: Path) -> None:

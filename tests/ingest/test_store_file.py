@@ -64,7 +64,7 @@ def test_a_store_that_a_full_disk_has_no_room_for_is_not_left_half_made(
     """12,288 bytes hold the head of a DuckDB file; tables and a long row need more."""
     path = tmp_path / "s.duckdb"
     with monkeypatch.context() as patch, files_of_at_most(12_288), pytest.raises(StoreError) as error:
-        patch.setattr(store_file, "SCHEMA_VERSION", "6" * 1_000)
+        patch.setattr(store_file, "SCHEMA_VERSION", "6" * 20_000)
         with open_for_reading(path):
             pass
     assert one_line_of(error) == f"{path}: {FULL}"

@@ -8,7 +8,7 @@ from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.validated import by_stage, validate_experiment
+from blis_replay.validate.comparison.validated import by_stage, compare_experiment
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
@@ -16,7 +16,7 @@ from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 
 def validated(store: Store, name: str, replay: str = "exact", coefficients: str = DEFAULT_RELEASE) -> Comparison:
     release = load_release(coefficients)
-    return validate_experiment(store, find_experiment(store, name), release, parse_mode(replay))
+    return compare_experiment(store, find_experiment(store, name), release, parse_mode(replay))
 
 
 def error(comparison: Comparison, metric: str, statistic: str = "mean") -> float:
@@ -42,7 +42,7 @@ def test_step_records_alone_carry_to_another_workload(real_store: Store) -> None
     recording = read_stored(real_store, find_experiment(real_store, "34b-general"))
     release, _ = calibrate([recording], "steps", Options(load_release(DEFAULT_PRIOR), "steps", (1.0, 1.0)))
     slug = find_experiment(real_store, "34b-codegen")
-    comparison = validate_experiment(real_store, slug, release, parse_mode("exact"))
+    comparison = compare_experiment(real_store, slug, release, parse_mode("exact"))
     assert comparison.use == "held out"
     assert abs(error(comparison, "e2e")) <= 0.02
     assert abs(error(comparison, "ttft")) <= 0.05
@@ -129,7 +129,7 @@ def test_server_spans_of_vllm_0_11(real_store: Store) -> None:
     """Llama-2-7B by temporal split: fitted on the first 60 % of the run, tried on the rest."""
     recording = read_stored(real_store, find_experiment(real_store, "7b-train"))
     release, _ = calibrate([recording], "first", Options(load_release(DEFAULT_PRIOR), split=(0.6, 0.6)))
-    comparison = validate_experiment(real_store, recording.slug, release, parse_mode("exact"), (0.6, 1.0))
+    comparison = compare_experiment(real_store, recording.slug, release, parse_mode("exact"), (0.6, 1.0))
     assert comparison.requests == 118
     assert abs(error(comparison, "e2e")) <= 0.03
     assert abs(error(comparison, "ttft")) <= 0.10

@@ -12,8 +12,7 @@ from planted import planted_recording
 from blis_replay.base.errors import ReleaseError, StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS
-from blis_replay.ingest.store import list_runs, open_store
-from blis_replay.ingest.store.runs import read_run
+from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
@@ -23,7 +22,6 @@ from blis_replay.validate.comparison.validated import (
     Validated,
     by_stage,
     compare_experiment,
-    validate_experiment,
     validate_many,
 )
 from blis_replay.validate.text.answer import page_text
@@ -66,24 +64,6 @@ def test_what_is_kept_says_the_same_and_does_not_grow_with_the_requests(path: Pa
         assert said.table == expected.table
     assert len(pickle.dumps(whole)) > 700_000
     assert len(pickle.dumps(only)) < 50_000
-
-
-def test_the_run_is_stored_as_a_single_validation_stores_it(path: Path, tmp_path: Path) -> None:
-    """Through the files that a job hands over, or straight from memory: the same rows, once."""
-    with open_store(tmp_path / "other.duckdb") as other:
-        ingest_recording(other, _PLANTED.recording)
-        validate_experiment(other, _PLANTED.recording.slug, _PLANTED.release, ReplayMode())
-        (straight,) = list_runs(other)
-        expected = read_run(other, straight)
-    slug, simulator = _PLANTED.recording.slug, EmbeddedEngine(_PLANTED.release)
-    names = [slug, "34b-general"]  # a second one, so that each is a job
-    for _ in range(2):
-        validate_many(path, names, ReplayMode(), (0.0, 1.0), simulator, workers=1)
-        with open_store(path) as store:
-            (run,) = list_runs(store)
-            assert run == straight
-            assert all(a.equals(b) for a, b in zip(read_run(store, run), expected, strict=True))
-    assert {file.name for file in path.parent.iterdir()} == {"store.duckdb", "other.duckdb"}
 
 
 def test_one_that_cannot_be_judged_has_a_verdict(path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from blis_replay.base.errors import printable
 from blis_replay.validate.cli.answers import print_answer
 from blis_replay.validate.cli.options import (
     FOLDER,
@@ -150,8 +149,6 @@ def validate_verb(
             progress=progress,
             **workers,
         )
-    if report.not_stored:
-        click.echo(f"warning: the runs are not stored: {printable(report.not_stored)}", err=True)
     if ci is not None:
         from blis_replay.validate.ci import write_for_ci
 

@@ -13,9 +13,8 @@ from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.ingest.served import refused
-from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.driver import ReplayRun, without_rows
 from blis_replay.replay.simulator import Simulator
-from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import open_arguments
 from blis_replay.validate.comparison.comparison import NO_SERVER, WITHOUT_LATENCIES, Comparison, MetricCell, Pairing
 from blis_replay.validate.comparison.held_out import use_of_run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from blis_replay.base.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
-from blis_replay.replay.store import provenance_of
+from blis_replay.replay.driver import provenance_of
 from blis_replay.validate.comparison.arguments import argument_remarks
 from blis_replay.validate.comparison.comparison import Comparison, MetricCell, hardware_remarks, rejected_remarks
 from blis_replay.validate.comparison.validated import Validated

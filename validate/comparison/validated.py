@@ -1,32 +1,20 @@
-"""Experiments replayed, compared with their recordings, and stored: one, many, or load stage by load stage."""
+"""Experiments replayed and compared with their recordings: one, many, or load stage by load stage."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-import polars as pl
-
 from blis_replay.base.errors import ExperimentError, NothingToJudgeError, UnreplayableError, faults_named
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, open_for_reading, open_store, read_stored
-from blis_replay.ingest.store.runs import RunRecord, is_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.replay.store import (
-    leave_tables,
-    record_of,
-    store_run,
-    why_not_all_stored,
-    why_not_stored,
-    writable_folder,
-)
 from blis_replay.validate.comparison.compare import compare_replay, light, with_draws, with_objectives, with_repeats
 from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
@@ -77,21 +65,6 @@ def judged_replay(
     return with_objectives(comparison, objectives, gaps)
 
 
-def validate_experiment(
-    store: Store,
-    slug: str,
-    release: CoefficientRelease,
-    mode: ReplayMode,
-    window: tuple[float, float] = (0.0, 1.0),
-    simulator: Simulator | None = None,
-) -> Comparison:
-    """As ``compare_experiment``, and run and errors of a whole run are stored."""
-    comparison = compare_experiment(store, slug, release, mode, window, simulator)
-    if comparison.selection.everything and not is_stored(store, record_of(comparison.run)):
-        store_run(store, comparison.run, errors_frame(comparison))
-    return comparison
-
-
 def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:
     """The same comparison for each load stage by itself; a stage with nothing to compare is left out."""
     stages: list[Comparison] = []
@@ -111,14 +84,13 @@ class Validated:
 
     ``comparisons``: without the requests and steps, so that memory does not grow with them (``light``).
     ``stages``: by slug, the same of each load stage, where asked for.  ``not_judged``: alias (slug, where two share
-    it) to reason.  ``not_stored``: why the runs could not be stored, empty if they were.
+    it) to reason.
     """
 
     simulator: str
     comparisons: list[Comparison]
     stages: dict[str, list[Comparison]]
     not_judged: dict[str, str]
-    not_stored: str = ""
 
 
 def validate_many(
@@ -134,7 +106,7 @@ def validate_many(
     objectives: Objectives = (),
     **pool: Unpack[Pool],
 ) -> Validated:
-    """Validate experiments, with their ``stages``, and store whole runs.
+    """Validate experiments, with their ``stages``.
 
     ``ships``: the embedded engine takes the release that ships for each experiment.  ``repeats``: recordings of the
     same loads, as ``repeats_of``.  ``objectives``: as for ``compare_experiment``.  ``store``: the file, which this
@@ -143,8 +115,6 @@ def validate_many(
     experiment that is named; of several, the reason is returned.
     """
     answer = Validated(simulator.name, [], {}, {})
-    work = partial(_validated, ships, simulator, mode, window, objectives, stages)
-    not_stored = ""
     with open_for_reading(store) as opened:
         slugs = named_experiments(opened, names)
         repeated: dict[str, Repeats] = {}
@@ -152,19 +122,13 @@ def validate_many(
             from blis_replay.validate.comparison.repeats import repeats_of
 
             repeated = repeats_of(opened, slugs, repeats)
-        if len(slugs) == 1:
-            outcome, run = work(opened, slugs[0])
-            outcomes = [outcome]
-            if run is not None and outcome.comparison is not None:
-                not_stored = why_not_stored(opened, run, errors_frame(outcome.comparison))
-    if len(slugs) > 1:
+    work = partial(_validated, store, ships, simulator, mode, window, objectives, stages)
+    if len(slugs) == 1:
+        outcomes = [work(slugs[0])]
+    else:
         from blis_replay.replay.executors import map_jobs  # processes, which one experiment does not need
 
-        with tempfile.TemporaryDirectory(dir=writable_folder(store), prefix=".runs-") as scratch:
-            job = partial(_validated_in_a_job, store, Path(scratch), work)
-            outcomes = map_jobs(job, slugs, **pool)
-            left = [(o.run, errors_frame(o.comparison)) for o in outcomes if o.run and o.comparison]
-            not_stored = why_not_all_stored(store, Path(scratch), left)
+        outcomes = map_jobs(work, slugs, **pool)
     for outcome in outcomes:
         of_recording = isinstance(outcome.problem, (NothingToJudgeError, UnreplayableError))
         if outcome.problem is not None and not of_recording and names is not None and len(slugs) == 1:
@@ -176,59 +140,37 @@ def validate_many(
         answer.comparisons.append(with_repeats(outcome.comparison, repeated.get(outcome.slug)))
         if stages:
             answer.stages[outcome.slug] = outcome.stages
-    return replace(answer, not_stored=not_stored)
+    return answer
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """``comparison``: None for the ``problem``.  ``run``: to be stored."""
+    """``comparison``: None for the ``problem``."""
 
     slug: str
     alias: str
     comparison: Comparison | None = None
     stages: list[Comparison] = field(default_factory=list)
-    run: RunRecord | None = None
     problem: Exception | None = None
 
 
 def _validated(
+    path: Path,
     ships: bool,
     simulator: Simulator,
     mode: ReplayMode,
     window: tuple[float, float],
     objectives: Objectives,
     by_stages: bool,
-    store: Store,
     slug: str,
-) -> tuple[_Outcome, ReplayRun | None]:
-    """The outcome, and the run if it is to be stored."""
+) -> _Outcome:
     if ships and isinstance(simulator, EmbeddedEngine) and release_that_ships([slug]) != simulator.release.name:
         simulator = EmbeddedEngine(release_for(None, [slug]))
-    try:
-        with faults_named(slug):
-            whole = compare_experiment(store, slug, simulator.release, mode, window, simulator, objectives)
-    except ExperimentError as error:
-        return _Outcome(slug, experiment_row(store, slug).alias, problem=error), None
-    stages = [light(stage) for stage in by_stage(store, whole)] if by_stages else []
-    record = record_of(whole.run)
-    # Equal input gives equal output; of requests that were made of a summary the store has no recording.
-    new = whole.selection.everything and "requests" not in whole.run.plan.basis and not is_stored(store, record)
-    return _Outcome(slug, whole.alias, light(whole), stages, record if new else None), whole.run if new else None
-
-
-def _validated_in_a_job(
-    path: Path, scratch: Path, work: Callable[[Store, str], tuple[_Outcome, ReplayRun | None]], slug: str
-) -> _Outcome:
-    """The tables of the run are handed over as files: only one process at a time can write the store."""
     with open_store(path, read_only=True) as store:
-        outcome, run = work(store, slug)
-    if run is not None:
-        leave_tables(scratch, run)
-    return outcome
-
-
-def errors_frame(comparison: Comparison) -> pl.DataFrame:
-    """The table of a comparison in the store's form."""
-    columns = ("metric", "statistic", "observed_us", "simulated_us", "error", "reason")
-    rows = [(*name, cell.a_us, cell.b_us, cell.error, cell.reason) for name, cell in comparison.cells.items()]
-    return pl.DataFrame([dict(zip(columns, row, strict=True)) for row in rows], infer_schema_length=None)
+        try:
+            with faults_named(slug):
+                whole = compare_experiment(store, slug, simulator.release, mode, window, simulator, objectives)
+        except ExperimentError as error:
+            return _Outcome(slug, experiment_row(store, slug).alias, problem=error)
+        stages = [light(stage) for stage in by_stage(store, whole)] if by_stages else []
+    return _Outcome(slug, whole.alias, light(whole), stages)

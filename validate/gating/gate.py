@@ -20,7 +20,6 @@ from blis_replay.validate.judgement import Verdict
 from blis_replay.validate.metrics.observed import read_observed
 from blis_replay.validate.text.cells import milliseconds
 
-
 _NAMED = 3  # pairs in a sentence, the furthest apart first; all p99s stand in the JSON
 
 

@@ -27,12 +27,12 @@ def gate_answer(report: GateReport) -> Answer:
     Errors and limits are fractions, times in ms.  The rows are one per check, of an experiment or of the gate as a
     whole (``experiment`` empty).
     """
-    head = [Block([gate_line(report), against(report)]), _errors(report), Block(_apart(report))]
+    head: list[Part] = [Block([gate_line(report), against(report)]), _errors(report), Block(_apart(report))]
     passed = Block([f"{check.rule}: {check.message}" for check in report.checks if check.outcome == "PASS"])
     found = in_the_way(report)
     every = [_obstacle(check) for check in found]
-    page = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
-    brief = [*head, Block(_worst_of_each(found)), passed, _MORE]
+    page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
+    brief: list[Part] = [*head, Block(_worst_of_each(found)), passed, _MORE]
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.tables import Cell, Number, Table, columns_named
-from blis_replay.replay.store import provenance_of
+from blis_replay.replay.driver import provenance_of
 from blis_replay.validate.comparison.changes import error_changes
 from blis_replay.validate.comparison.compare import light
 from blis_replay.validate.comparison.comparison import Comparison, draws_remarks

@@ -23,7 +23,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import parse_mode
-from blis_replay.validate.comparison.validated import validate_experiment
+from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay_labs.planted.files import write_experiment
 
 
@@ -114,7 +114,7 @@ def test_a_store_keeps_it_and_the_true_release_has_no_error(tmp_path: Path) -> N
     made = planted_recording(spec=spec, token_file=tmp_path / "tokens.int64")
     with open_store(tmp_path / "store.duckdb") as store:
         ingest_recording(store, made.recording)
-        comparison = validate_experiment(store, made.recording.slug, made.release, parse_mode("exact"))
+        comparison = compare_experiment(store, made.recording.slug, made.release, parse_mode("exact"))
     errors = {
         (metric, statistic): cell.error
         for metric, cells in comparison.metrics.items()
