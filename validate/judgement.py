@@ -87,7 +87,7 @@ class Quantity:
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the error; None if not available."""
         one = self.estimate
-        return None if one is None or not (isfinite(one.low) and isfinite(one.high)) else (one.low, one.high)
+        return None if one is None else one.possible
 
     @property
     def state(self) -> State:
@@ -261,7 +261,7 @@ class Judgement:
         """The number that the verdict rests on most: the largest of those in the state that decides it."""
         for state in ("beyond", "undecided", "within"):
             if found := self.in_state(state):
-                return max(found, key=lambda q: q.excess if state == "beyond" else q.reach)
+                return max(found, key=lambda q: q.reach if state == "within" else q.excess)
         return None
 
     def tails_that_are(self, state: State) -> tuple[Quantity, ...]:

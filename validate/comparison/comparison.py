@@ -143,7 +143,7 @@ class Comparison:
     def interval(self, cell: MetricStatistic) -> tuple[float, float] | None:
         """The 95 % interval of the error of a number; None if not available."""
         estimate = self.estimates.get(cell)
-        return None if estimate is None else estimate.interval
+        return None if estimate is None else estimate.possible
 
     @property
     def run(self) -> ReplayRun:

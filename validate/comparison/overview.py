@@ -57,17 +57,24 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
     ]
     gated = [[*_name(c), *_error_cells(c), toned(c.verdict), c.requests, c.slug] for c in ordered if not c.overloaded]
     apart = [_served(c) for c in ordered if c.overloaded]
+    counts = counts_text([c.verdict for c in ordered] + ["NOT JUDGED"] * len(not_judged))
+    releases = dict.fromkeys(c.judgement.subject.release for c in ordered)
     return [
+        Block(
+            [
+                Line(counts, mark=Toned(counts, "heading")),
+                *([f"coefficients {', '.join(releases)}"] if releases else []),
+            ]
+        ),
         Table("", _JUDGED, [*gated, *means]),
         *([Table("overloaded: judged by what was served, not by latencies", _SERVED, apart)] if apart else []),
         *([RECONSTRUCTED] if any(c.recording.ground_truth != "recorded" for c in comparisons) else []),
-        Block(_outcome(ordered, not_judged)),
+        Block(_reasons(ordered, not_judged)),
     ]
 
 
-def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
-    """How many there are of each verdict; then the reason of each that is neither PASS nor FITS, the worst first."""
-    verdicts = [c.verdict for c in ordered] + ["NOT JUDGED"] * len(not_judged)
+def _reasons(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
+    """The reason of each verdict that is neither PASS nor FITS, the worst first."""
     named: dict[tuple[str, str], list[str]] = {}
     for c in sorted(ordered, key=lambda c: VERDICTS.index(c.verdict)):
         if c.verdict not in ("PASS", "FITS"):
@@ -78,9 +85,7 @@ def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> li
         Line(f"{verdict}  {', '.join(aliases)}: {why}", mark=toned(verdict))
         for (verdict, why), aliases in named.items()
     ]
-    counts = counts_text(verdicts)
-    more = Line("more of one:", command="blis-replay validate NAME")
-    return [Line(counts, mark=Toned(counts, "heading")), *lines, more]
+    return [*lines, Line("more of one:", command="blis-replay validate NAME")]
 
 
 def _served(c: Comparison) -> list[Cell]:

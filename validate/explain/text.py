@@ -224,6 +224,11 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason
     return f"{come}: {why}" if with_reason else come
 
 
+def _named(attribution: Attribution) -> str:
+    alias, slug = attribution.alias, attribution.slug
+    return alias if slug == alias else f"{alias}  ({slug})"
+
+
 def _head(attribution: Attribution) -> Block:
     """What the shares are of, and their intervals, if there are some."""
     parts = (attribution.error, *(estimates for _, estimates in attribution.parts))
@@ -232,7 +237,7 @@ def _head(attribution: Attribution) -> Block:
     shares = f"shares in % of observed{intervals if has_intervals else '; too few requests for intervals'}"
     return Block(
         [
-            Line(f"{attribution.alias}  ({attribution.slug})", mark=Toned(attribution.alias, "heading")),
+            Line(_named(attribution), mark=Toned(attribution.alias, "heading")),
             Line(f"  coefficients: {attribution.release}; replay {attribution.mode}", "    "),
             Line(f"  {attribution.requests:,} requests; {shares}", "    "),
         ]

@@ -122,10 +122,10 @@ def _fit(fit: ModelFit) -> list[Part]:
 def with_next(answer: Answer, asked: NextRecording | None) -> Answer:
     """An explanation with the load to record next, above its last part, which is the advice."""
     document = {**answer.document, "next_recording": None if asked is None else asked.document()}
-    return replace(answer, page=[*answer.page[:-1], *next_parts(asked), answer.page[-1]], document=document)
+    return replace(answer, page=[*answer.page[:-1], *next_parts(asked, ""), answer.page[-1]], document=document)
 
 
-def next_parts(asked: NextRecording | None) -> list[Part]:
+def next_parts(asked: NextRecording | None, indent: str = "  ") -> list[Part]:
     """The load to record next, where it narrows something worth the while."""
     if asked is None or asked.now < _WORTH_RECORDING:
         return []
@@ -136,8 +136,8 @@ def next_parts(asked: NextRecording | None) -> list[Part]:
         f"least certain: the mean step under {_load(asked.least_certain)}, ±{percent_plain(asked.now)}; "
         f"{MINUTES} minutes of {load}{restart} would leave {then}"
     )
-    command = " \\\n    ".join(asked.load.command)
-    return [Block([Line(f"  {why}:", "    "), Verbatim(f"  {command}")])]
+    command = f" \\\n{indent}  ".join(asked.load.command)
+    return [Block([Line(f"{indent}{why}:", f"{indent}  "), Verbatim(f"{indent}{command}")])]
 
 
 def _load(load: Load) -> str:

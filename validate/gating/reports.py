@@ -32,7 +32,7 @@ def gate_answer(report: GateReport) -> Answer:
     found = in_the_way(report)
     every = [_obstacle(check) for check in found]
     page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
-    brief: list[Part] = [*head, Block(_worst_of_each(found)), passed, _MORE]
+    brief: list[Part] = [*head, Block(_worst_of_each(found)), Block(_rule(report)), passed, _MORE]
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 
@@ -53,7 +53,25 @@ def _obstacle(check: Check, more: str = "") -> Line:
 
 
 def _and_more(found: Sequence[Check]) -> str:
-    return f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    """How many checks there are after the first, by outcome."""
+    outcomes = [check.outcome for check in found[1:]]
+    more = [f"{outcomes.count(one)} more {one}" for one in VERDICTS if one in outcomes]
+    return f"; and {', '.join(more)}" if more else ""
+
+
+def _rule(report: GateReport) -> list[str]:
+    """When a change against the baseline fails, which is not when an error is beyond its limit."""
+    if report.baseline is None or not _judged_changes(report):
+        return []
+    of = report.policy.regression
+    return [
+        f"regression: FAIL if an |error| grew by over {100 * of.margin:g} points and the {100 * of.confidence:g} % "
+        f"interval of that lies above 0; PASS if all of it is at most {100 * of.margin:g}"
+    ]
+
+
+def _judged_changes(report: GateReport) -> list[Check]:
+    return [check for check in report.all_checks if check.rule == "regression" and check.value is not None]
 
 
 def gate_line(report: GateReport) -> Line:
@@ -97,8 +115,7 @@ def cell_name(metric: str, statistic: str) -> str:
 
 def changed(report: GateReport) -> list[Check]:
     """Regression checks with a number, where the baseline answered anything else than the candidate."""
-    judged = [c for c in report.all_checks if c.rule == "regression" and c.value is not None]
-    return [c for c in judged if c.value or any(c.interval or ())]
+    return [check for check in _judged_changes(report) if check.value or any(check.interval or ())]
 
 
 def _errors(report: GateReport) -> Table:
@@ -107,19 +124,30 @@ def _errors(report: GateReport) -> Table:
     columns = (
         *columns_named("error of", "fit on", kind="text"),
         *(Column(cell_name(*cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
+        *([Column("grew by", Number(2, 100, signed=True))] if (grown := _grown(report)) else []),
         Column("outcome", "word"),
     )
-    limits = ["at most", "", *(f"{100 * report.policy.limits[cell]:g} %" for cell in cells), ""]
+    limits: list[Cell] = ["at most", "", *(f"{100 * report.policy.limits[cell]:g} %" for cell in cells)]
+    limits += [*([report.policy.regression.margin] if grown else []), ""]
     rows: list[list[Cell]] = [
         [
             j.alias + ("" if j.ground_truth == "recorded" else "*"),
             _use(j),
             *(_error(j, cell) for cell in cells),
+            *([grown.get(j.alias)] if grown else []),
             toned(outcome(j)),
         ]
         for j in report.judgements
     ]
     return Table("", columns, [limits, *rows])
+
+
+def _grown(report: GateReport) -> dict[str, float]:
+    """By alias, by how much the |error| that grew most is larger than with the baseline, as a fraction."""
+    grown: dict[str, float] = {}
+    for check in _judged_changes(report):
+        grown[check.experiment] = max(check.value or 0.0, grown.get(check.experiment, -math.inf))
+    return grown
 
 
 def _use(judgement: Gated) -> str:
@@ -141,14 +169,15 @@ def _changes(report: GateReport) -> Block:
     """What changed against the baseline, and how much did not."""
     if report.baseline is None:
         return Block([])
-    rows, judged = changed(report), [c for c in report.all_checks if c.rule == "regression" and c.value is not None]
+    rows, judged = changed(report), _judged_changes(report)
     if not judged:
         return Block([])
     same = f"{len(judged) - len(rows)} of {len(judged)} errors are those of the baseline to the last digit"
     if not rows:
         return Block([f"against {report.baseline.name}: {same}"])
     title = f"change of |error|, {100 * report.policy.regression.confidence:g} % interval"
-    return Block([_change_table(title, rows), "intervals: of both errors on the same requests", Verbatim(same)])
+    said: list[Part] = ["intervals: of both errors on the same requests", *_rule(report), Verbatim(same)]
+    return Block([_change_table(title, rows), *said])
 
 
 def _predictions(report: GateReport) -> Part:

@@ -88,6 +88,11 @@ class Estimate:
         return (self.low, self.high) if isfinite(self.half) else None
 
     @property
+    def possible(self) -> tuple[float, float] | None:
+        """Both ends of the interval of an error: nothing is simulated to take less than no time."""
+        return (max(self.low, -1.0), self.high) if isfinite(self.half) else None
+
+    @property
     def sampled(self) -> Estimate:
         """Without the margin of steps beyond the fit."""
         unsure = self.parts.get("beyond the fit", 0.0)

@@ -47,14 +47,14 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
         seen, value = (None if curve is None else _at(curve, level) for curve in (observed, simulated))
         rows.append((quantile, seen, value, relative_error(seen, value)))
     numbers = Table(f"{name}: quantiles", _QUANTILE_COLUMNS, tuple(rows))
-    what = "gap between two output tokens" if metric == "itl" else "request"
+    what = "gaps between two output tokens" if metric == "itl" else "requests"
     values = " ".join(
         f"{level}: observed {cell_text(seen, 'time')}, simulated {cell_text(value, 'time')}."
         for level, seen, value, _ in numbers.rows
     )
     return Chart(
         f"Distribution of {name}",
-        f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {values}",
+        f"Share of {what} that are faster, on a logarithmic axis of those that are slower. {values}",
         drawn([panel], 3.4, 2.7, list(marks.values()), "y"),
         numbers,
     )

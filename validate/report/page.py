@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -81,6 +82,10 @@ def strip(quantities: Sequence[Quantity], tails: Sequence[Quantity], name: str, 
         if quantity.interval is not None and not is_tail:
             low, high = (_place(end, quantity.limit) for end in quantity.interval)
             parts.append(path(f"M {low:.1f} {y} H {high:.1f}", stroke(colour, 1.6)))
+            for end, x in zip(quantity.interval, (low, high), strict=True):
+                if abs(end) > REACH * quantity.limit:  # it goes on beyond the strip
+                    back = x - math.copysign(5.0, end)
+                    parts.append(path(f"M {back:.1f} {y - 5} L {x:.1f} {y} L {back:.1f} {y + 5}", stroke(colour, 1.6)))
         fill = "none" if is_tail else f"var(--{colour})"
         dot = f"M {at - _DOT:.1f} {y} a 4 4 0 1 0 8 0 a 4 4 0 1 0 -8 0"
         parts.append(path(dot, f"fill: {fill}; stroke: var(--{colour}); stroke-width: 1.2"))
@@ -144,7 +149,10 @@ def _counts(judgements: Sequence[Judgement], verdicts: Sequence[str]) -> list[tu
     tails = [t for j in judgements if not j.overloaded for t in j.tails if t.interval is not None]
     if tails:
         off = sum(tail.state == "beyond" for tail in tails)
-        counts.append((f"{off} of {len(tails)}", "p99s beyond their limit with all of their 95 % interval", ""))
+        outside = sum(tail.excess > 1 for tail in tails)
+        counts.append(
+            (f"{outside} of {len(tails)}", f"p99s outside their limit, {off} with all of their 95 % interval", "")
+        )
     return counts
 
 

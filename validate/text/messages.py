@@ -34,8 +34,8 @@ def _draws(count: int, ranges: Mapping[str, tuple[float, float, float]]) -> str:
         for metric, (low, middle, high) in ranges.items()
     ]
     return (
-        f"When each request came was not published. {count} reconstructions of it, median error of the mean "
-        f"and range: {', '.join(parts)}"
+        f"When each request came was not published. Errors are of one reconstruction of it, intervals of {count}; "
+        f"median error of the mean and range over all: {', '.join(parts)}"
     )
 
 
@@ -183,7 +183,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
     "needs_requests": lambda name, requests: f"about {requests:,} requests of this load would decide {name}",
-    "at_limit": lambda name, times: f"{name} is at its limit: even {times} times as many requests would not decide",
+    "at_limit": lambda name, times: f"{name} is too near its limit for even {times} times as many requests to decide",
     "needs_longer_run": lambda: "the run is too short for an interval; record a longer one",
     "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
     "needs_no_event": lambda: (
