@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 275,
-    "lines of the instrument": 55_050,
+    "files of the instrument": 273,
+    "lines of the instrument": 54_818,
     "lines of labs": 13_843,
     "lines of scripts": 5_000,
-    "lines of tests": 39_899,
+    "lines of tests": 39_812,
 }
-LOADED_BUDGET = {"modules": 81, "lines": 15_827}
+LOADED_BUDGET = {"modules": 79, "lines": 15_521}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -17,7 +17,7 @@ ERROR_COLUMNS = (*((metric, name) for metric in ("e2e", "ttft", "itl") for name 
 _ALWAYS = {("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")}
 _WANTED = sorted(
     (cell for cell in ERROR_COLUMNS if cell not in _ALWAYS),
-    key=lambda cell: ("p99", "p50", "p90", "mean").index(cell[1]),
+    key=lambda cell: (cell[1] == "mean", cell[1] != "p99", cell[1]),
 )
 # The metric's name stands over its mean.
 _ERRORS = tuple(

@@ -45,7 +45,7 @@ def _worst_of_each(found: Sequence[Check]) -> list[Line]:
     by_place: dict[str, list[Check]] = {}
     for check in found:
         by_place.setdefault(check.experiment or check.rule, []).append(check)
-    return [_obstacle(checks[0], _and_more(checks)) for checks in by_place.values()] if len(found) > 1 else []
+    return [_obstacle(checks[0], _and_more(checks)) for checks in by_place.values()] if len(by_place) > 1 else []
 
 
 def _obstacle(check: Check, more: str = "") -> Line:

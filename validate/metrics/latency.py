@@ -30,7 +30,7 @@ THRESHOLDS = {"e2e": 0.10, "ttft": 0.15, "itl": 0.15}
 # From this error of p99 on, a tail is marked; it is reported and never gated.  Chosen: twice that of the mean.
 TAIL_LIMITS = {metric: 2 * limit for metric, limit in THRESHOLDS.items()}
 METRIC_NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
-LEVELS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+LEVELS = {name: int(name[1:]) / 100 for name in STATISTICS if name != "mean"}
 MetricStatistic = tuple[str, str]  # metric, statistic
 
 Values = NDArray[np.float64] | NDArray[np.int64]
