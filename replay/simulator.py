@@ -45,7 +45,7 @@ class Simulator(Protocol):
 
     @property
     def name(self) -> str:
-        """As runs are stored: ``embedded`` or ``blis``."""
+        """As answers name it: ``embedded`` or ``blis``."""
 
     @property
     def release(self) -> CoefficientRelease:
