@@ -129,7 +129,7 @@ def report(folder: Path) -> Iterator[Row]:
 
 
 def large(folder: Path) -> Iterator[Row]:
-    """100 recordings of 15,000 requests in one store: the first validation, which stores the runs, and another."""
+    """100 recordings of 15,000 requests in one store: the first validation, and another."""
     store = folder / "large.duckdb"
     begin = time.perf_counter()
     experiments, requests = 100, 15_000

@@ -28,6 +28,7 @@ from pathlib import Path
 import polars as pl
 
 from blis_replay.base.files import STORE_DEFAULT, write_whole
+from blis_replay.blis.result import step_column
 from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest.ingest import ingest_source, outcomes_table
 from blis_replay.ingest.readers.discovery import sources_of
@@ -179,7 +180,8 @@ def steps(name: str, coefficients: str | None = None, replay: str = "exact", sto
     Example: ``br.steps("7b-train").head()``
     """
     steps = _replayed(name, coefficients, replay, store).result.steps
-    return pl.DataFrame({"step": range(len(steps)), **{column: steps[column] for column in steps.dtype.names or ()}})
+    columns = {column: step_column(steps, column) for column in steps.dtype.names or ()}
+    return pl.DataFrame({"step": range(len(steps)), **columns})
 
 
 def segments(

@@ -34,12 +34,7 @@ def error_changes(
     recorded = observed_requests(recording)
     chosen = run.simulated.completed & baseline.simulated.completed & (recording.requests["status"] == "ok").to_numpy()
     chosen = chosen & recorded if recorded.any() else chosen
-    # The error that the table shows, which is of one reconstruction where there are many.
-    known = {
-        cell: replace(candidate.estimates[cell], error=error)
-        for cell in cells
-        if cell in candidate.estimates and (error := candidate.cells[cell].error) is not None
-    }
+    known = {cell: candidate.estimates[cell] for cell in cells if cell in candidate.estimates}
     observed = samples_of(recording, chosen) if recorded.any() else None
     sides = simulated_samples(run, chosen), simulated_samples(baseline, chosen), observed
     return change_estimates(request_order(recording, chosen, (observed or sides[0]).e2e_us), *sides, known, confidence)
@@ -104,10 +99,9 @@ def _change(
         return max(min(s * (c - b) + off * apart, of_both) for s, of_both in zip((1, -1), sums, strict=True))
 
     most = abs(c - b) + apart
-    before = (1 + error.error) * number(baseline, cell) / number(candidate, cell) - 1
     low, high = (max(change(-1), -most), min(change(1), most)) if isfinite(together) else (-most, most)
     parts = {part: 2 * half for part, half in middle.parts.items()} if by_requests else error.parts
-    return Estimate(abs(error.error) - abs(before), low, high, error.blocks, parts)
+    return Estimate(abs(c) - abs(b), low, high, error.blocks, parts)
 
 
 def _mean_of(one: LatencySamples, other: LatencySamples) -> LatencySamples:

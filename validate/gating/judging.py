@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isclose, isfinite
+from math import inf, isclose, isfinite
 
 from blis_replay.base.errors import ExperimentError, ReleaseError, faults_named
 from blis_replay.blis.latency.gpu_names import same_gpu
@@ -39,10 +39,10 @@ def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, ch
     if observed.unusable or change is None:
         message = f"{named}: {observed.reason or 'nothing observed'}"
         return Check("regression", candidate.alias, metric, statistic, "NOT JUDGED", message, limit=margin)
-    after = abs(observed.error or 0.0)
+    after = abs(candidate.estimates[cell].error)
     message = f"{named}: |error| {100 * (after - change.error):.2f} % with the baseline, {100 * after:.2f} % now: "
     # By how much the error moved is known then, and not on which side of 0 it lies.
-    side = ", better or worse" if isclose(change.low, -change.high) else ""
+    side = ", better or worse" if 1e-9 < change.high < inf and isclose(change.low, -change.high) else ""
     message += f"{100 * change.error:+.2f} points ({100 * change.low:+.2f} .. {100 * change.high:+.2f}{side}), "
     message += f"at most {100 * margin:+g}"
     outcome = policy.regression.verdict(change)

@@ -15,7 +15,7 @@ from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered
 from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.metrics.skill import SCORED, Skill
-from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, markdown, markdown_text
 from blis_replay.validate.text.cells import in_ms, percent_plain, time_span
 
 _MOST_COLUMNS = 4
@@ -32,7 +32,7 @@ def gate_answer(report: GateReport) -> Answer:
     found = in_the_way(report)
     every = [_obstacle(check) for check in found]
     page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
-    brief: list[Part] = [*head, Block(_worst_of_each(found)), Block(_rule(report)), passed, _MORE]
+    brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_rule(report)), passed, _MORE]
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 
@@ -40,11 +40,12 @@ def gate_answer(report: GateReport) -> Answer:
 _MORE = "more: -v prints every check, every change and every interval"
 
 
-def _worst_of_each(found: Sequence[Check]) -> list[Line]:
+def _worst_of_each(report: GateReport, found: Sequence[Check]) -> list[Line]:
     """What is in the way most of each experiment, and how much more there is; the first stands on the first line."""
+    of = {id(check): judgement.slug for judgement in report.judgements for check in judgement.checks}
     by_place: dict[str, list[Check]] = {}
     for check in found:
-        by_place.setdefault(check.experiment or check.rule, []).append(check)
+        by_place.setdefault(of.get(id(check), check.rule), []).append(check)
     return [_obstacle(checks[0], _and_more(checks)) for checks in by_place.values()] if len(by_place) > 1 else []
 
 
@@ -60,13 +61,15 @@ def _and_more(found: Sequence[Check]) -> str:
 
 
 def _rule(report: GateReport) -> list[str]:
-    """When a change against the baseline fails, which is not when an error is beyond its limit."""
-    if report.baseline is None or not _judged_changes(report):
+    """How many errors did not change, and when a change fails, which is not when an error is beyond its limit."""
+    judged = _judged_changes(report)
+    if report.baseline is None or not judged:
         return []
-    of = report.policy.regression
+    of, same = report.policy.regression, len(judged) - len(changed(report))
     return [
+        f"against {report.baseline.name}: {same} of {len(judged)} errors are those of the baseline to the last digit",
         f"regression: FAIL if an |error| grew by over {100 * of.margin:g} points and the {100 * of.confidence:g} % "
-        f"interval of that lies above 0; PASS if all of it is at most {100 * of.margin:g}"
+        f"interval of that lies above 0; PASS if all of it is at most {100 * of.margin:g}",
     ]
 
 
@@ -115,7 +118,10 @@ def cell_name(metric: str, statistic: str) -> str:
 
 def changed(report: GateReport) -> list[Check]:
     """Regression checks with a number, where the baseline answered anything else than the candidate."""
-    return [check for check in _judged_changes(report) if check.value or any(check.interval or ())]
+    return [c for c in _judged_changes(report) if max(map(abs, (c.value or 0.0, *(c.interval or ())))) > _NO_CHANGE]
+
+
+_NO_CHANGE = 1e-12  # a fraction of the observed value: what rounding makes of two equal errors
 
 
 def _errors(report: GateReport) -> Table:
@@ -134,7 +140,7 @@ def _errors(report: GateReport) -> Table:
             j.alias + ("" if j.ground_truth == "recorded" else "*"),
             _use(j),
             *(_error(j, cell) for cell in cells),
-            *([grown.get(j.alias)] if grown else []),
+            *([grown.get(j.slug)] if grown else []),
             toned(outcome(j)),
         ]
         for j in report.judgements
@@ -143,11 +149,12 @@ def _errors(report: GateReport) -> Table:
 
 
 def _grown(report: GateReport) -> dict[str, float]:
-    """By alias, by how much the |error| that grew most is larger than with the baseline, as a fraction."""
-    grown: dict[str, float] = {}
-    for check in _judged_changes(report):
-        grown[check.experiment] = max(check.value or 0.0, grown.get(check.experiment, -math.inf))
-    return grown
+    """By slug, by how much the |error| that grew most is larger than with the baseline, as a fraction."""
+    changes = {
+        judgement.slug: [c.value for c in judgement.checks if c.rule == "regression" and c.value is not None]
+        for judgement in report.judgements
+    }
+    return {slug: max(values) for slug, values in changes.items() if values}
 
 
 def _use(judgement: Gated) -> str:
@@ -169,14 +176,11 @@ def _changes(report: GateReport) -> Block:
     """What changed against the baseline, and how much did not."""
     if report.baseline is None:
         return Block([])
-    rows, judged = changed(report), _judged_changes(report)
-    if not judged:
-        return Block([])
-    same = f"{len(judged) - len(rows)} of {len(judged)} errors are those of the baseline to the last digit"
+    rows = changed(report)
     if not rows:
-        return Block([f"against {report.baseline.name}: {same}"])
+        return Block(_rule(report))
     title = f"change of |error|, {100 * report.policy.regression.confidence:g} % interval"
-    said: list[Part] = ["intervals: of both errors on the same requests", *_rule(report), Verbatim(same)]
+    said: list[Part] = ["intervals: of both errors on the same requests", *_rule(report)]
     return Block([_change_table(title, rows), *said])
 
 
