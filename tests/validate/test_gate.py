@@ -18,9 +18,11 @@ from blis_replay.ingest import overload
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.store import Store, open_store
+from blis_replay.ingest.tables import Table
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate import experiment
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.gating import judging
 from blis_replay.validate.gating.gate import gate, ranking_checks
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import (
@@ -36,6 +38,8 @@ from blis_replay.validate.gating.policy import (
 from blis_replay.validate.gating.reports import gate_answer, gate_junit, gate_markdown
 from blis_replay.validate.judgement import Verdict
 from blis_replay.validate.metrics.observed import read_observed
+from blis_replay.validate.metrics.uncertainty import Estimate
+from blis_replay.validate.text.answer import page_text
 from blis_replay_labs.planted.experiment import SyntheticExperiment
 
 BOTH = (SMALL.slug, LARGE.slug)
@@ -415,6 +419,53 @@ def test_junit_tells_what_was_not_judged_and_what_is_not_gated(store: Store) -> 
     root = ElementTree.fromstring(gate_junit(gate(store, new, selectors=BOTH)))  # noqa: S314
     counts = [tuple(suite.get(name) for name in ("failures", "errors", "skipped")) for suite in root]
     assert counts == [("0", "0", "1"), ("0", "1", "0"), ("0", "1", "0")]
+
+
+def with_checks(store: Store, *checks: Check) -> GateReport:
+    """A report of two experiments, which share an alias, with these checks on the first and none on the second."""
+    report = gate(store, release("new"), release("old"), selectors=BOTH)
+    first, second = (replace(judgement, alias="same", checks=()) for judgement in report.judgements)
+    return replace(report, judgements=(replace(first, checks=checks), second), checks=())
+
+
+def test_growth_is_of_the_check_that_decides_and_of_its_own_experiment(store: Store) -> None:
+    """An undecided change is larger than the one that fails; the other experiment of the alias has none."""
+    undecided = Check("regression", "same", "ttft", "mean", "UNDECIDED", "", 0.0257, 0.005, (-0.002, 0.03))
+    fails = Check("regression", "same", "itl", "mean", "FAIL", "", 0.0096, 0.005, (0.001, 0.011))
+    answer = gate_answer(with_checks(store, undecided, fails))
+    table = next(part for part in answer.page if isinstance(part, Table))
+    place = table.names.index("grew by")
+    assert [row[place] for row in table.rows] == [0.005, 0.0096, None]
+
+
+def test_an_experiment_has_one_line_with_its_worst_check_and_all_of_them_on_request(store: Store) -> None:
+    names = ("e2e", "ttft", "itl")
+    outcomes: tuple[Verdict, ...] = ("FAIL", "FAIL", "UNDECIDED")
+    checks = [
+        Check("regression", "same", name, "mean", outcome, name, 0.01 * (3 - i), 0.005, (0.0, 0.1))
+        for i, (name, outcome) in enumerate(zip(names, outcomes, strict=True))
+    ]
+    report = with_checks(store, *checks)
+    report = replace(report, checks=(Check("ranking", "", "e2e", "p99", "FAIL", "order", 1.0, 0.0),))
+    answer = gate_answer(report)
+    brief, whole = (page_text(page).splitlines() for page in (answer.brief, answer.page))
+    starts = ("FAIL  same", "UNDECIDED  same", "FAIL  ranking")
+    assert [line for line in brief[1:] if line.startswith(starts)] == [
+        "FAIL  same, regression: e2e; and 1 more FAIL, 1 more UNDECIDED",
+        "FAIL  ranking: order",
+    ]
+    assert sum(line.startswith(starts) for line in whole[1:]) == 4
+
+
+@pytest.mark.parametrize(("change", "unknown"), [((0.1, -0.18, 0.18), True), ((0.0, 0.0, 0.0), False)])
+def test_a_change_says_where_its_direction_is_not_known(
+    store: Store, monkeypatch: pytest.MonkeyPatch, change: tuple[float, float, float], unknown: bool
+) -> None:
+    """By how much an error moved is known then, and not on which side of 0 it lies; one that did not move has none."""
+    estimate = Estimate(*change, 9.0, {})
+    monkeypatch.setattr(judging, "error_changes", lambda *_: dict.fromkeys([("e2e", "mean")], estimate))
+    report = gate(store, release("new"), release("old"), selectors=[SMALL.slug])
+    assert ("better or worse" in change_of(report, "1b-general", "e2e").message) == unknown
 
 
 def test_markdown_has_no_name_that_could_be_markup(store: Store) -> None:

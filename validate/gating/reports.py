@@ -32,7 +32,7 @@ def gate_answer(report: GateReport) -> Answer:
     found = in_the_way(report)
     every = [_obstacle(check) for check in found]
     page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
-    brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_rule(report)), passed, _MORE]
+    brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_unchanged_and_rule(report)), passed, _MORE]
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 
@@ -60,7 +60,7 @@ def _and_more(found: Sequence[Check]) -> str:
     return f"; and {', '.join(more)}" if more else ""
 
 
-def _rule(report: GateReport) -> list[str]:
+def _unchanged_and_rule(report: GateReport) -> list[str]:
     """How many errors did not change, and when a change fails, which is not when an error is beyond its limit."""
     judged = _judged_changes(report)
     if report.baseline is None or not judged:
@@ -68,8 +68,8 @@ def _rule(report: GateReport) -> list[str]:
     of, same = report.policy.regression, len(judged) - len(changed(report))
     return [
         f"against {report.baseline.name}: {same} of {len(judged)} errors are those of the baseline to the last digit",
-        f"regression: FAIL if an |error| grew by over {100 * of.margin:g} points and the {100 * of.confidence:g} % "
-        f"interval of that lies above 0; PASS if all of it is at most {100 * of.margin:g}",
+        f"regression: FAIL if an |error| grew by more than {100 * of.margin:g} points, and its whole "
+        f"{100 * of.confidence:g} % interval is above 0; PASS if the whole interval is at most {100 * of.margin:g}",
     ]
 
 
@@ -149,12 +149,13 @@ def _errors(report: GateReport) -> Table:
 
 
 def _grown(report: GateReport) -> dict[str, float]:
-    """By slug, by how much the |error| that grew most is larger than with the baseline, as a fraction."""
-    changes = {
-        judgement.slug: [c.value for c in judgement.checks if c.rule == "regression" and c.value is not None]
-        for judgement in report.judgements
-    }
-    return {slug: max(values) for slug, values in changes.items() if values}
+    """By slug, how much larger than the baseline's the |error| is that decides: of the worst outcome the largest."""
+    grown: dict[str, float] = {}
+    for judgement in report.judgements:
+        known = [(c.outcome, c.value) for c in judgement.checks if c.rule == "regression" and c.value is not None]
+        if known:
+            grown[judgement.slug] = max(known, key=lambda one: (-VERDICTS.index(one[0]), one[1]))[1]
+    return grown
 
 
 def _use(judgement: Gated) -> str:
@@ -174,13 +175,11 @@ def _error(judgement: Gated, cell: tuple[str, str]) -> Cell:
 
 def _changes(report: GateReport) -> Block:
     """What changed against the baseline, and how much did not."""
-    if report.baseline is None:
-        return Block([])
     rows = changed(report)
     if not rows:
-        return Block(_rule(report))
+        return Block(_unchanged_and_rule(report))
     title = f"change of |error|, {100 * report.policy.regression.confidence:g} % interval"
-    said: list[Part] = ["intervals: of both errors on the same requests", *_rule(report)]
+    said: list[Part] = ["intervals: of both errors on the same requests", *_unchanged_and_rule(report)]
     return Block([_change_table(title, rows), *said])
 
 

@@ -89,7 +89,7 @@ class Estimate:
 
     @property
     def possible(self) -> tuple[float, float] | None:
-        """Both ends of the interval of an error: nothing is simulated to take less than no time."""
+        """Both ends of the interval of an error; none is below -1, because no simulated time is below 0."""
         return (max(self.low, -1.0), self.high) if isfinite(self.half) else None
 
     @property

@@ -26,6 +26,7 @@ from blis_replay.validate.comparison.comparison import Comparison
 from blis_replay.validate.comparison.pages import metric_table
 from blis_replay.validate.comparison.saturation import Measure, Saturation
 from blis_replay.validate.comparison.validated import compare_experiment
+from blis_replay.validate.judgement import held
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.metrics.uncertainty import Estimate
@@ -320,6 +321,13 @@ def test_red_is_a_failure_and_nothing_else(wrong_evidence: Evidence) -> None:
     assert open_.verdict == "UNDECIDED"
     drawn = strip(open_.judgement.judged, (), "x", "x")
     assert "var(--fail)" not in drawn and "var(--undecided)" in drawn
+
+
+@pytest.mark.parametrize(("low", "high", "arrows"), [(-0.29, 0.29, 0), (-0.53, 0.0, 1), (-0.53, 0.5, 2)])
+def test_an_interval_that_goes_on_beyond_its_strip_has_an_arrow(low: float, high: float, arrows: int) -> None:
+    """A strip ends at three limits of 10 %."""
+    quantity = held(("e2e", "mean"), 0.10, (1.0, 0.9), Estimate(-0.1, low, high, 8), name="E2E")
+    assert strip([quantity], (), "x", "x").count(" L ") == 2 * arrows
 
 
 def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_report: Report) -> None:
