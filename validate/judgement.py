@@ -6,7 +6,7 @@ It is made once, by ``Comparison.judged``.  Whatever a person or a program reads
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -165,6 +165,14 @@ def what_decides(name: str, estimate: Estimate | None, missing: float, requests:
     if needed > _MOST_TIMES * requests:
         return remark("at_limit", name=name, times=_MOST_TIMES)
     return remark("needs_requests", name=name, requests=needed)
+
+
+def both_decided(one: Remark, other: Remark) -> Remark:
+    """What would decide two quantities, where each needs the same: as many requests as the one that needs more."""
+    if "name" not in one.values:
+        return one
+    requests = {"requests": max(one.values["requests"], other.values["requests"])} if "requests" in one.values else {}
+    return replace(one, values={**one.values, "name": f"{one.values['name']} and {other.values['name']}", **requests})
 
 
 def quantity_decides(quantity: Quantity, requests: int) -> Remark:

@@ -31,7 +31,7 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     text = " ".join(answer.out.split())
     assert "ground truth: published aggregates, requests reconstructed; 16,800 requests compared" in text
     assert "E2E mean 4,092 ms 4,100 ms" in text
-    assert text.startswith("FITS 34b-general: fitted on this run; nearest its limit: E2E")
+    assert text.startswith("FITS 34b-general: fitted on this run; nearest limit: E2E")
     assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in text
 
 
@@ -125,7 +125,7 @@ def test_several_experiments_are_a_table_and_one_that_cannot_be_judged_does_not_
     assert answer.code == 4
     assert lines[0] == "1 of 2 FITS, 1 NOT JUDGED"
     assert lines[1] == "coefficients h100-vllm-0.15.1"
-    assert lines[3].split() == ["experiment", "fit", "on", "E2E", "p99", "TTFT", "p99", "ITL", "verdict"]
+    assert lines[3].split() == ["experiment", "run", "E2E", "p99", "TTFT", "p99", "ITL", "verdict"]
     assert (lines[5].split()[0], lines[5].split()[-1]) == ("34b-codegen*", "FITS")
     assert "no coefficients for" in " ".join(answer.out.split())
     whole = run("validate", "34b-codegen", stored_demo.name, "-v").out
@@ -151,7 +151,7 @@ def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_co
     lines = answer.out.splitlines()
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "FITS  34b-general: fitted on this run; nearest its limit: E2E +0.2 % (±10 %)"
+    assert lines[0] == "FITS  34b-general: fitted on this run; nearest limit: E2E up to +1.0 % (±10 %)"
     assert lines[5].split()[:7] == ["E2E", "4,092", "ms", "4,100", "ms", "+0.2", "%"]
     assert [line.split()[0] for line in lines[5:8]] == ["E2E", "TTFT", "ITL"]
     assert {line.split()[-1] for line in lines[5:8]} == {"within"}

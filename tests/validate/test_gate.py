@@ -473,7 +473,7 @@ def test_markdown_has_no_name_that_could_be_markup(store: Store) -> None:
     text = gate_markdown(report)
     assert text.startswith("## FAIL: coefficient gate\n")
     assert "a\\|b&lt;i>\\@all" in text
-    assert "| 2b-general | no recording |" in text
+    assert "| 2b-general | held out |" in text
     rows = [line for line in text.splitlines() if line.startswith("| 2b-general")]
     assert [row.replace("\\|", "").count("|") for row in rows] == [8, 6, 6, 6]
 

@@ -14,7 +14,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.comparison.changes import change_estimates
 from blis_replay.validate.comparison.comparison import change_remarks
-from blis_replay.validate.judgement import what_decides
+from blis_replay.validate.judgement import both_decided, remark, what_decides
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.metrics.uncertainty import (
@@ -73,6 +73,15 @@ def test_what_happened_once_decides_nothing(first: int) -> None:
     assert estimate.low < -0.8 < 0 <= estimate.high
     assert what_decides("E2E", estimate, 0.1, len(EVERYONE)).code == "needs_no_event"
     assert estimated(scaled(observed, 0.5), stalled).high < -0.4, "an error besides the event is still seen"
+
+
+def test_what_decides_two_numbers_names_both_and_asks_for_the_larger_of_two_runs() -> None:
+    few, many = (remark("needs_requests", name=name, requests=n) for name, n in (("E2E", 400), ("TTFT", 900)))
+    assert both_decided(few, many) == remark("needs_requests", name="E2E and TTFT", requests=900)
+    assert both_decided(many, few) == remark("needs_requests", name="TTFT and E2E", requests=900)
+    near = (remark("at_limit", name=name, times=100) for name in ("TTFT", "ITL"))
+    assert both_decided(*near) == remark("at_limit", name="TTFT and ITL", times=100)
+    assert both_decided(*[remark("needs_steps")] * 2) == remark("needs_steps")
 
 
 def test_a_trend_is_not_taken_for_noise_of_many_requests() -> None:

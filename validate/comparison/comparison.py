@@ -22,6 +22,7 @@ from blis_replay.validate.judgement import (
     Subject,
     Use,
     Verdict,
+    both_decided,
     held,
     quantity_decides,
     remark,
@@ -316,8 +317,8 @@ def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
     needs: dict[str, Remark] = {}
     for quantity in judgement.in_state("undecided"):
         one = quantity_decides(quantity, comparison.requests)
-        if one.values.get("requests", 0) >= needs.get(one.code, one).values.get("requests", 0):
-            needs[one.code] = one
+        before = needs.get(one.code)
+        needs[one.code] = one if before is None else both_decided(before, one)
     if comparison.use == "unknown":
         needs["needs_fitted_on"] = remark("needs_fitted_on", release=comparison.run.release.name)
     return list(needs.values())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.verdict_text import counts_text, error_cell, reason, toned
+from blis_replay.validate.comparison.verdict_text import WAS_IT, counts_text, error_cell, reason, toned
 from blis_replay.validate.judgement import VERDICTS, means_by_fit
 from blis_replay.validate.metrics.latency import STATISTICS
 from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
@@ -29,11 +29,12 @@ _ERRORS = tuple(
     )
     for cell in ERROR_COLUMNS
 )
-_NAMED = (Column("experiment", "text"), Column("fit on", "text"))
+_NAMED = (Column("experiment", "text"), Column("run", "text"))
 _JUDGED = (
     *(*_NAMED, *_ERRORS, Column("verdict", "word")),
     Column("requests", "count", wide=len(_WANTED) + 1),
     Column("slug", "text", wide=len(_WANTED) + 2),
+    Column("coefficients", "text", wide=len(_WANTED) + 3),
 )
 _MEASURES = {"tokens_per_s": "tokens/s", "makespan": "makespan", "itl": "ITL", "e2e_outside": "unqueued"}
 _SERVED = (*_NAMED, *columns_named(*_MEASURES.values(), kind="error"), Column("verdict", "word"))
@@ -55,7 +56,11 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
         [f"mean, {kind}", "", *(percent_plain(of[m]) if s == "mean" else "" for m, s in ERROR_COLUMNS), *after]
         for kind, of in means_by_fit([c.judgement for c in comparisons]).items()
     ]
-    gated = [[*_name(c), *_error_cells(c), toned(c.verdict), c.requests, c.slug] for c in ordered if not c.overloaded]
+    gated = [
+        [*_name(c), *_error_cells(c), toned(c.verdict), c.requests, c.slug, c.judgement.subject.release]
+        for c in ordered
+        if not c.overloaded
+    ]
     apart = [_served(c) for c in ordered if c.overloaded]
     counts = counts_text([c.verdict for c in ordered] + ["NOT JUDGED"] * len(not_judged))
     releases = dict.fromkeys(c.judgement.subject.release for c in ordered)
@@ -99,8 +104,7 @@ def _served(c: Comparison) -> list[Cell]:
 
 
 def _name(c: Comparison) -> list[Cell]:
-    use = c.judgement.subject.use.removeprefix("fitted on ").removeprefix("part of ")
-    return [c.alias + ("" if c.recording.ground_truth == "recorded" else "*"), use]
+    return [c.alias + ("" if c.recording.ground_truth == "recorded" else "*"), WAS_IT[c.judgement.subject.use]]
 
 
 def _error_cells(comparison: Comparison) -> list[Cell]:

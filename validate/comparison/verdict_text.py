@@ -21,6 +21,7 @@ from blis_replay.validate.judgement import (
     Remark,
     State,
     Subject,
+    Use,
     Verdict,
     exit_code,
 )
@@ -35,6 +36,14 @@ _TONES: Mapping[str, Tone] = {
 }
 # Remarks that only -v shows: ``draws`` are in the intervals, and the others decide nothing.
 NOT_BRIEF = ("draws", "predicted", "skill")
+# Whether the coefficients were fitted on a run, in a column.
+WAS_IT: Mapping[Use, str] = {
+    "fitted on this run": "in the fit",
+    "fitted on part of this run": "part in it",
+    "held out": "held out",
+    "fitted on no recording": "held out",
+    "unknown": "unknown",
+}
 INTERVALS = "intervals: 95 % of the error that another recording of the same load would show"
 _JUDGED = (
     *(Column("", "text"), Column("observed", "word"), Column("simulated", "word"), Column("error", "error_brief")),
@@ -81,7 +90,9 @@ def reason(judgement: Judgement) -> str:
         if judgement.in_state("undecided"):
             return f"{held_text(largest)}; {needs}"
         return f"within the limits, and nobody knows whether it is held out; {needs}"
-    said = f"nearest its limit: {_error(largest)} ({limit_text(largest.limit)})"
+    end = largest.error if largest.interval is None else max(largest.interval, key=abs)
+    up_to = "" if largest.interval is None else "up to "
+    said = f"nearest limit: {largest.name} {up_to}{percent(end)} ({limit_text(largest.limit)})"
     return f"{judgement.subject.use}; {said}" if verdict == "FITS" else said
 
 

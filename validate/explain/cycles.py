@@ -16,6 +16,7 @@ from blis_replay.validate.explain.hypothesis import Replayed
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
 from blis_replay.validate.metrics.resampling import interval as interval_of
+from blis_replay.validate.text.cells import step_times
 
 # What one number may make of the difference between model and server: a factor of all that a step costs, or one cost.
 PACE = "pace"
@@ -70,8 +71,7 @@ class Nature:
     @property
     def words(self) -> str:
         """The factor with its bounds; after what is held up, where that turns it."""
-        bounds = f"95 % of draws of blocks of steps: {self.low:.3f} to {self.high:.3f}"
-        others = f"take {self.factor:.3f} times what the coefficients say ({bounds})"
+        others = f"take {step_times(self.factor - 1, self.low - 1, self.high - 1, '95 % of draws of blocks of steps')}"
         if not self.is_held_up:
             return others
         share = f"{100 * self.held_up:.1f} % of steps, {100 * self.held_up_time:.1f} % of all step time,"

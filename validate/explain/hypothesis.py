@@ -169,7 +169,7 @@ class Replayed:
         _, store_option, store = self.options.partition(" --store ")  # calibrate takes no coefficients
         train = f"blis-replay calibrate --train {quote(recording.alias)}{store_option}{store}"
         out = "refit.yaml" if "mine.yaml" in self.options else "mine.yaml"  # not over the coefficients that are judged
-        return "calibrate", f"{train} --out {out}"
+        return "calibrate, and judge the fit by another run", f"{train} --out {out}"
 
 
 def stalled(cycles: ObservedCycles, stalls: Stalls, sign: int = 1) -> ObservedCycles:

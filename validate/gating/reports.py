@@ -10,7 +10,14 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from blis_replay.base.errors import printable
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
-from blis_replay.validate.comparison.verdict_text import counts_text, error_cell, judgement_json, toned, toned_error
+from blis_replay.validate.comparison.verdict_text import (
+    WAS_IT,
+    counts_text,
+    error_cell,
+    judgement_json,
+    toned,
+    toned_error,
+)
 from blis_replay.validate.gating.policy import Check, Gated, GateReport, Ordered, Policy
 from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
@@ -128,7 +135,7 @@ def _errors(report: GateReport) -> Table:
     """Few columns each in 80 columns, all in one table where there is room."""
     cells = list(report.policy.limits)
     columns = (
-        *columns_named("error of", "fit on", kind="text"),
+        *columns_named("error of", "run", kind="text"),
         *(Column(cell_name(*cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
         *([Column("grew by", Number(2, 100, signed=True))] if (grown := _grown(report)) else []),
         Column("outcome", "word"),
@@ -138,7 +145,7 @@ def _errors(report: GateReport) -> Table:
     rows: list[list[Cell]] = [
         [
             j.alias + ("" if j.ground_truth == "recorded" else "*"),
-            _use(j),
+            "-" if j.judgement is None else WAS_IT[j.judgement.subject.use],
             *(_error(j, cell) for cell in cells),
             *([grown.get(j.slug)] if grown else []),
             toned(outcome(j)),
@@ -156,12 +163,6 @@ def _grown(report: GateReport) -> dict[str, float]:
         if known:
             grown[judgement.slug] = max(known, key=lambda one: (-VERDICTS.index(one[0]), one[1]))[1]
     return grown
-
-
-def _use(judgement: Gated) -> str:
-    if judgement.judgement is None:
-        return "-"
-    return judgement.judgement.subject.use.removeprefix("fitted on ").removeprefix("part of ")
 
 
 def _error(judgement: Gated, cell: tuple[str, str]) -> Cell:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blis_replay.base.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.text.cells import percent, percent_plain, percent_span, time_span
+from blis_replay.validate.text.cells import percent, percent_plain, percent_span, step_times, time_span
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.skill import Skill
@@ -72,12 +72,7 @@ def _trend(change: float, low: float, high: float) -> str:
 
 
 def _pace(change: float, low: float, high: float) -> str:
-    much, which = percent_plain(abs(change)), "slower" if change > 0 else "faster"
-    bounds = " to ".join(percent_plain(one) for one in sorted((abs(low), abs(high))))
-    return (
-        f"pace: at equal batches this server is {much} {which} than the coefficients say (95 %: {bounds}); "
-        "--replay pace=recorded takes that factor"
-    )
+    return f"pace: at equal batches its steps take {step_times(change, low, high, '95 %')}; --replay pace=recorded replays that"
 
 
 def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
@@ -183,7 +178,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
     "needs_requests": lambda name, requests: f"about {requests:,} requests of this load would decide {name}",
-    "at_limit": lambda name, times: f"{name} is too near its limit for even {times} times as many requests to decide",
+    "at_limit": lambda name, times: f"even {times} times as many requests would not decide {name}",
     "needs_longer_run": lambda: "the run is too short for an interval; record a longer one",
     "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
     "needs_no_event": lambda: (
