@@ -266,7 +266,9 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int, table_width: in
     behaviours = engine.behaviours
     config["aborts_before_tokens"] = behaviours.aborts_before_tokens
     config["lone_prefill_uncapped"] = behaviours.lone_prefill_uncapped
-    config["uncached_blocks_first"] = behaviours.uncached_blocks_first and engine.enable_prefix_caching
+    if engine.enable_prefix_caching:
+        everywhere, of_windows = behaviours.uncached_blocks_first, behaviours.windows_free_uncached_first
+        config["uncached_blocks_first"] = k.EVERYWHERE if everywhere else k.OF_WINDOWS if of_windows else 0
     config["exact_preemption_cursor"] = behaviours.exact_preemption_cursor
     outlives = behaviours.priority_pass_outlives_preemption and engine.scheduling_policy == "priority"
     config["pass_outlives_preemption"] = outlives

@@ -183,6 +183,8 @@ class Behaviours:
     priority_pass_outlives_preemption: bool = False
     # A sliding window keeps a block while tokens in flight attend to it.
     windows_wait_for_flight: bool = False
+    # Of the blocks that a window gives up, those without a hash are reused first.
+    windows_free_uncached_first: bool = False
     # Admission counts at most the blocks that a window and the tokens in flight can hold.
     window_admission_bounded: bool = False
     # Data parallelism: ranks of dense models step independently; earlier releases: in lockstep.

@@ -89,7 +89,7 @@ def simulate(spec: dict[str, Any], max_steps: int | None = None) -> Recording:
     """Run a workload through vLLM's engine core in virtual time; times in integer microseconds from zero.
 
     `spec["engine_args"]` loses the arguments that this release does not know. Raises SpecError for a workload that vLLM
-    would refuse or could never finish, or TooLongError past `max_steps`.
+    would refuse, or TooLongError past `max_steps` or where it never goes on.
     """
     check_spec(spec)
     spec["engine_args"] = known_args(spec["engine_args"])
@@ -317,7 +317,7 @@ def _known_tokens(request: Any) -> int:
 def _count_empty_turn(engine: Engine) -> None:
     engine.empty_turns += 1
     if engine.empty_turns > MAX_EMPTY_TURNS:
-        raise SpecError(f"{MAX_EMPTY_TURNS} turns without work after step {len(engine.step_rows) - 1}: no progress")
+        raise TooLongError(f"{MAX_EMPTY_TURNS} turns without work after step {len(engine.step_rows) - 1}: no progress")
 
 
 def _composition(engine: Engine, output: Any, known: dict[str, int]) -> tuple[dict[str, int], list[str]]:

@@ -172,7 +172,8 @@ def both_decided(one: Remark, other: Remark) -> Remark:
     if "name" not in one.values:
         return one
     requests = {"requests": max(one.values["requests"], other.values["requests"])} if "requests" in one.values else {}
-    return replace(one, values={**one.values, "name": f"{one.values['name']} and {other.values['name']}", **requests})
+    name = f"{one.values['name'].replace(' and ', ', ')} and {other.values['name']}"
+    return replace(one, values={**one.values, "name": name, **requests})
 
 
 def quantity_decides(quantity: Quantity, requests: int) -> Remark:

@@ -30,12 +30,14 @@ from blis_replay.blis.kernel.state import (
     AWAIT_LEAVING,
     DECODING,
     ENTER,
+    EVERYWHERE,
     FIND,
     FORGET_LEAVING,
     LACKS,
     LEAVE,
     LEAVE_DUE,
     NONE,
+    OF_WINDOWS,
     UNKEYED,
     State,
     Table,
@@ -341,7 +343,7 @@ def leave(state: State, request: int, computed: int, cached: int) -> None:
     for g in range(groups):
         skipped = skipped_blocks(state, g, computed)
         if skipped > state.held[row * groups + g].left:
-            give_up(state, request, g, skipped, full_blocks(state, cached))
+            give_up(state, request, g, skipped, full_blocks(state, cached), True)
     note_next(state, request)
     if state.requests[request].status == DECODING:
         await_leaving(state, request, state.at.step + 1)
@@ -356,13 +358,16 @@ def release(state: State, request: int, cached: int) -> None:
     this = state.requests[request]
     full = full_blocks(state, cached) if state.config.prefix_caching == 1 else 0
     for g in range(len(state.groups)):
-        give_up(state, request, g, this.blocks_held, full)
-    append_free(state, state.grouping.states, True)
+        give_up(state, request, g, this.blocks_held, full, False)
+    append_free(state, state.grouping.states, False)
 
 
 @compiled
-def give_up(state: State, request: int, g: int, last: int, full: int) -> None:
-    """Give up the blocks before ``last``, the last one first; unheld and cached ones are taken last."""
+def give_up(state: State, request: int, g: int, last: int, full: int, runs: bool) -> None:
+    """Give up the blocks before ``last``, the last one first; unheld and cached ones are taken last.
+
+    ``runs``: the request goes on; a chunk gives blocks up as a window does only then.
+    """
     this, row = state.requests[request], state.requests[request].table_row
     held, first = state.held[row * len(state.groups) + g], state.held[row * len(state.groups) + g].left
     dense = state.groups[g].kind != WINDOW or state.grouping.retention == DENSE
@@ -377,8 +382,10 @@ def give_up(state: State, request: int, g: int, last: int, full: int) -> None:
                 cached += 1
             else:
                 lost += 1
-    append_free(state, lost, False)
-    append_free(state, cached, True)
+    windowed = state.groups[g].kind == WINDOW or (state.groups[g].kind == CHUNK and runs)
+    first_is = state.config.uncached_blocks_first
+    append_free(state, lost, first_is == EVERYWHERE or (first_is == OF_WINDOWS and windowed))
+    append_free(state, cached, False)
     run, before, end = held.first, first, min(last, this.blocks_entered)
     while run < held.end and before + run_at(state, row, g, run)[1] <= end:
         before += run_at(state, row, g, run)[1]
@@ -406,7 +413,7 @@ def run_at(state: State, row: int, g: int, run: int) -> tuple[int, int]:
 def give_up_run(state: State, extent: int, blocks: int) -> None:
     """Give up the first blocks of a run; those that nobody can look up have no extent."""
     if extent == NONE:
-        append_free(state, blocks, False)
+        append_free(state, blocks, state.config.uncached_blocks_first == EVERYWHERE)
     else:
         state.at.free_blocks += release_extent(state, extent, blocks)
 
@@ -415,7 +422,7 @@ def give_up_run(state: State, extent: int, blocks: int) -> None:
 def give_up_front(state: State, extent: int, blocks: int) -> int:
     """Give up the first blocks of a run, which has more; the extent with which the others begin, or NONE."""
     if extent == NONE:
-        append_free(state, blocks, False)
+        append_free(state, blocks, state.config.uncached_blocks_first == EVERYWHERE)
         return NONE
     rest, before = extent, 0
     while before + state.extents[rest].blocks <= blocks:
@@ -449,13 +456,13 @@ def cut_front(state: State, extent: int, blocks: int) -> int:
 
 
 @compiled
-def append_free(state: State, count: int, cached: bool) -> None:
-    """Blocks that nobody can look up are free; newer releases take first what is not cached."""
+def append_free(state: State, count: int, first: bool) -> None:
+    """Blocks that nobody can look up are free; ``first``: they are taken next."""
     if count > 0:
-        if cached or state.config.uncached_blocks_first == 0:
-            append_unkeyed(state, count)
-        else:
+        if first:
             prepend_unkeyed(state, count)
+        else:
+            append_unkeyed(state, count)
         state.at.free_blocks += count
 
 

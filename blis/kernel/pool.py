@@ -32,6 +32,7 @@ from blis_replay.blis.kernel.free_queue import (
 from blis_replay.blis.kernel.state import (
     ADMIT,
     ENTER,
+    EVERYWHERE,
     FIND,
     LEAVE,
     NONE,
@@ -117,7 +118,7 @@ def release_extents(state: State, request: int, cached: int) -> None:
     this = state.requests[request]
     row = this.table_row
     freed = this.blocks_held - this.blocks_entered
-    if state.config.uncached_blocks_first == 1:
+    if state.config.uncached_blocks_first == EVERYWHERE:
         uncached = this.blocks_held - full_blocks(state, cached)
         if uncached > 0:
             prepend_unkeyed(state, uncached)

@@ -28,7 +28,7 @@ OF_DRAFTS = {
     *("drafts_end_with_preemption", "hashes_look_ahead", "decodes_once_more"),
 }
 # What shows those of several KV-cache groups: the digests of releases (tests/blis/test_release_digests.py).
-OF_GROUPS = {"windows_wait_for_flight", "window_admission_bounded"}
+OF_GROUPS = {"windows_wait_for_flight", "window_admission_bounded", "windows_free_uncached_first"}
 SWITCHES = [field.name for field in fields(Behaviours) if field.name not in OF_RANKS | OF_DRAFTS | OF_GROUPS]
 
 
@@ -98,7 +98,7 @@ def test_the_page_of_the_engine_has_every_behaviour_with_its_release() -> None:
     rows = [row for row in rows_of_page(5) if row[0] != "behaviour"]
     said = {row[3] or row[2].split(" ")[0]: row[1] for row in rows}
     assert len(said) == len(rows)
-    assert said == since | {"decodes_once_more": "0.11.0 only"}
+    assert said == since | {"decodes_once_more": "0.11.0 only", "windows_free_uncached_first": "0.23.0 only"}
     assert {field.name for field in fields(Behaviours)} | RELEASE_ARGUMENTS.keys() == said.keys()
 
 

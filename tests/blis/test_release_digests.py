@@ -55,7 +55,7 @@ OF_DRAFTS = (
     *("lookahead_at_admission", "single_tokens_padded", "drafts_cached_as_accepted", "padding_where_it_fits"),
     *("padding_without_company", "drafts_end_with_preemption", "hashes_look_ahead"),
 )
-OF_GROUPS = ("windows_wait_for_flight", "window_admission_bounded")
+OF_GROUPS = ("windows_wait_for_flight", "window_admission_bounded", "windows_free_uncached_first")
 OF_PRIORITIES = ("exact_preemption_cursor", "priority_pass_outlives_preemption")
 simulated: dict[tuple[str, EngineConfig], str] = {}
 traces: dict[tuple[str, int], RequestTrace] = {}

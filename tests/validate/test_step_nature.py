@@ -29,7 +29,9 @@ def test_steps_that_are_held_up_are_told_from_the_pace_of_the_others() -> None:
     # 9 / 25 of 1.224 is time of steps that are held up.
     np.testing.assert_allclose((nature.factor, nature.held_up, nature.held_up_time), (0.9, 0.04, 0.294), rtol=0.01)
     assert "4.0 % of steps, 29." in nature.words
-    assert "take over 3 times what others do; the others take 10.0 % less time than the coefficients say" in nature.words
+    assert (
+        "take over 3 times what others do; the others take 10.0 % less time than the coefficients say" in nature.words
+    )
 
 
 def test_steps_that_all_take_less_are_of_another_pace() -> None:

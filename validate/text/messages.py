@@ -71,10 +71,6 @@ def _trend(change: float, low: float, high: float) -> str:
     )
 
 
-def _pace(change: float, low: float, high: float) -> str:
-    return f"pace: at equal batches its steps take {step_times(change, low, high, '95 %')}; --replay pace=recorded replays that"
-
-
 def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
     ends = [f"{METRIC_NAMES[metric]} {time_span(*both)}" for metric, both in between_us.items()]
     return f"coefficients: other values that fit as well simulate {', '.join(ends)} (95 %; not part of the verdict)"
@@ -205,7 +201,10 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "slo": lambda side, attained: f"{side}: {attainment_line(attained)}",
     "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
-    "pace": _pace,
+    "pace": lambda change, low, high: (
+        f"pace: at equal batches its steps take {step_times(change, low, high, '95 %')}; "
+        "--replay pace=recorded replays it so"
+    ),
     "trend": _trend,
     "predicted": _predicted,
     "skill": _skill,

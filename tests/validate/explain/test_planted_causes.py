@@ -108,7 +108,10 @@ def test_who_has_calibrated_to_the_recording_is_not_sent_to_do_it_again(planted:
     record = FitRecord("line", 0.6, 0.8, "asynchronous", "asynchronous", "", coefficients=(), scores=(score,))
     fitted = replace(wrong.release, models=tuple(replace(entry, fit=record) for entry in wrong.release.models))
     for release, mend in (
-        (wrong.release, f"judge the fit by another run: blis-replay calibrate --train {wrong.recording.alias} --out mine.yaml"),
+        (
+            wrong.release,
+            f"judge the fit by another run: blis-replay calibrate --train {wrong.recording.alias} --out mine.yaml",
+        ),
         (fitted, f"see what is left: blis-replay coefficients test --experiment {wrong.recording.alias}"),
     ):
         attribution = attribute(wrong.recording, release, parse_mode(wrong.replay))
