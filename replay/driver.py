@@ -22,6 +22,8 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
 
+EXTRAPOLATED = "extrapolated"  # in ``ReplayRun.basis``: which steps lie beyond what the coefficients were fitted on
+
 
 @dataclass(frozen=True)
 class ReplayRun:
@@ -62,7 +64,7 @@ class ReplayRun:
     @property
     def basis(self) -> dict[str, str]:
         """In words, where the inputs of the replay come from, and whether its steps are extrapolated."""
-        extrapolated = {} if self.outside is None else {"extrapolated": str(self.outside)}
+        extrapolated = {} if self.outside is None else {EXTRAPOLATED: str(self.outside)}
         kinds = kinds_of_cache(self.recording)
         how = "here every layer keeps all of a context"
         if self.plan.engine.kv_cache_groups:

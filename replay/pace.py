@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from blis_replay.base.arrays import Floats, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ReplayError
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles, durations_us
@@ -21,6 +21,8 @@ from blis_replay.replay.observed import observed_cycles
 _HELD_UP = 10.0
 # Parts of a run: of fewer no interval is made.
 _FEWEST = 20
+# Steps whose tokens differ by at most this share, or by one, have the same batch.  ``_MOST``: of the steps.
+_SAME_TOKENS, _MOST = 0.1, 0.5
 # If the numbers of steps of server and engine differ by more than this share, their batches differ.
 _SAME_STEPS = 0.05
 # Longer steps also serve more requests each, so a try goes this power of the way.  After six tries less than 1 % of the
@@ -58,6 +60,27 @@ def forced_steps(
     return ForcedSteps(steps["start_us"], steps["end_us"] - steps["start_us"], modelled_us, np.stack(tokens, axis=1))
 
 
+def served_alike(recording: Recording, steps: ForcedSteps) -> Bools:
+    """bool[steps]: whether the engine's step had as many tokens as the server's at that time.
+
+    A request that comes a moment earlier moves each admission behind it, while all slots are taken: then a prefill has
+    the time of a step of decodes.  A step without a record of its own counts; where most have none, a cycle is the mean
+    of many, and all count.
+    """
+    recorded = recording.steps.frame(["start_us", "prefill_tokens", "decode_tokens"]).drop_nulls().sort("start_us")
+    if recorded.is_empty():
+        return np.ones(len(steps.start_us), bool)
+    start_us, *tokens = recorded.to_numpy().T
+    behind = np.clip(np.searchsorted(start_us, steps.start_us), 1, max(len(start_us) - 1, 1))
+    before = steps.start_us - start_us[behind - 1] < start_us[behind % len(start_us)] - steps.start_us
+    near = np.where(before, behind - 1, behind % len(start_us))
+    told = np.abs(start_us[near] - steps.start_us) <= steps.observed_us / 2
+    same = np.ones(len(near), bool)
+    for count, own in zip(tokens, steps.batch.T, strict=False):
+        same &= np.abs(count[near] - own) <= np.maximum(_SAME_TOKENS * own, 1)
+    return same | ~told if told.mean() >= _MOST else np.ones(len(near), bool)
+
+
 @dataclass(frozen=True)
 class Pace:
     """How long a server took for parts of its run, float64[parts] us each, in order of time.
@@ -89,16 +112,19 @@ def recorded_pace(recording: Recording, trace: RequestTrace, engine: EngineConfi
 
 
 def _by_steps(recording: Recording, trace: RequestTrace, engine: EngineConfig, entry: ModelEntry) -> Pace | None:
-    """By the steps between two that have a record, without those that were held up."""
+    """By the steps between two that have a record, without those that were held up, or that had another batch."""
     try:
         cycles, _basis = observed_cycles(recording)
     except ReplayError:
         return None
     steps = forced_steps(trace, engine, entry.lifecycle, cycles, entry.latency)
-    _, part = np.unique(np.searchsorted(cycles.from_us, steps.start_us, side="right"), return_inverse=True)
+    alike = served_alike(recording, steps)
+    if alike.mean() < _MOST:
+        return None
+    _, part = np.unique(np.searchsorted(cycles.from_us, steps.start_us[alike], side="right"), return_inverse=True)
     recorded_us, modelled_us, count = (
         np.bincount(part, column).astype(np.float64)
-        for column in (steps.observed_us, steps.modelled_us, np.ones(len(part)))
+        for column in (steps.observed_us[alike], steps.modelled_us[alike], np.ones(len(part)))
     )
     usual_us = np.median(recorded_us / modelled_us) * modelled_us
     kept = (recorded_us <= _HELD_UP * usual_us) & (recorded_us - usual_us <= STALL_US * count)

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 273,
-    "lines of the instrument": 54_859,
+    "lines of the instrument": 54_908,
     "lines of labs": 13_843,
     "lines of scripts": 5_000,
-    "lines of tests": 39_891,
+    "lines of tests": 39_936,
 }
-LOADED_BUDGET = {"modules": 79, "lines": 15_551}
+LOADED_BUDGET = {"modules": 79, "lines": 15_553}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -18,7 +18,7 @@ from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
-from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.driver import EXTRAPOLATED, ReplayRun, replay
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import (
     EngineOverrides,
@@ -50,6 +50,7 @@ class WhatIfPoint:
     by name (``simulated_values``), None with the ``reason`` if the engine cannot run, or not serve a request.
     ``attained``: what came of the objectives that were given.  ``drawn``: the values with each draw of coefficients,
     none where they are without uncertainty; ``unsure``: what steps beyond the fit add; ``fit``: their record.
+    ``basis``: where its inputs come from, and which of its steps are extrapolated.
     """
 
     overrides: EngineOverrides
@@ -60,6 +61,7 @@ class WhatIfPoint:
     unsure: float = 0.0
     fit: FitRecord | None = None
     not_simulated: tuple[str, ...] = ()
+    basis: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float] | None]:
@@ -80,7 +82,6 @@ class WhatIf:
 
     recording: Recording
     release: CoefficientRelease
-    basis: dict[str, str]
     recorded: WhatIfPoint
     points: tuple[WhatIfPoint, ...]
     observed: Attainment | None = None
@@ -109,7 +110,7 @@ def what_if(
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
     recorded = _point((), as_recorded, objectives)
     observed = observed_attainment(recording, objectives, token_gaps) if objectives else None
-    return WhatIf(recording, release, as_recorded.basis, recorded, tuple(points), observed)
+    return WhatIf(recording, release, recorded, tuple(points), observed)
 
 
 # Parts of the load that change like an engine argument, each with a value as it is written: a factor on the arrival
@@ -217,6 +218,7 @@ def _point(overrides: EngineOverrides, run: ReplayRun, objectives: Objectives) -
         unsure=unsure_of(run),
         fit=None if run.entry is None else run.entry.fit,
         not_simulated=run.not_simulated,
+        basis=run.basis,
     )
 
 
@@ -282,7 +284,7 @@ def _document(whatif: WhatIf) -> dict[str, object]:
             "coefficients": whatif.release.name,
             "coefficients_hash": whatif.release.sha256,
             "uncertainty": "drawn" if whatif.recorded.drawn else WITHOUT_UNCERTAINTY,
-            "basis": whatif.basis,
+            "basis": dict(whatif.recorded.basis),
         },
     }
 
@@ -292,6 +294,7 @@ def _point_json(point: WhatIfPoint) -> dict[str, object]:
         "values": point.values,
         "intervals": point.intervals,
         "not_simulated": list(point.not_simulated),
+        "extrapolated": point.basis.get(EXTRAPOLATED),
         **({} if point.attained is None else {"slo": point.attained.document}),
     }
 
@@ -345,6 +348,7 @@ def _remarks(whatif: WhatIf) -> Block:
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
     ]
     lines += [f"{name}: not simulated: {what}" for name, point in simulated for what in point.not_simulated]
+    lines += [f"{name}: {EXTRAPOLATED}: {what}" for name, p in simulated if (what := p.basis.get(EXTRAPOLATED))]
     for point in whatif.points:
         name, values = _name(whatif, point), point.values
         if values is None:
@@ -380,7 +384,7 @@ def _provenance(whatif: WhatIf, repeat_options: str) -> Block:
             f"coefficients: {whatif.release.name}; all numbers are simulated. The server was observed with its own "
             f"{known}; nothing says how far the simulator is from it elsewhere.",
             INTERVALS if whatif.recorded.drawn else f"no intervals: {WITHOUT_UNCERTAINTY}",
-            *(f"{what}: {how}" for what, how in whatif.basis.items()),
+            *(f"{what}: {how}" for what, how in whatif.recorded.basis.items() if what != EXTRAPOLATED),
             known_error(whatif.recording, repeat_options),
         ]
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from blis_runs import small_recording
 
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.kernel.state import BATCH
@@ -106,3 +107,12 @@ def test_numbers_that_no_server_has_are_named() -> None:
     steps = recording_with([1, 2], [0, 9_000], [0, 0], [7, 8])
     with pytest.raises(ValidateError, match="no requests are recorded"):
         step_cycles(replace(steps, requests=rows_of(steps.requests.frame().clear())))
+
+
+def test_a_token_of_a_prompt_attends_to_those_before_it() -> None:
+    """Prompts of 100 tokens, nothing cached: the i-th attends to i, so 50.5 on average, and 40 of them to 2,020."""
+    columns = {"step_id": [1, 2], "start_us": [0, 8_000], "prefill_tokens": [40, 0], "decode_tokens": [7, 8]}
+    full = {name: columns.get(name, [100] * 2) for name in STEP_SCHEMA}
+    engine = {"async_scheduling": False, "enable_prefix_caching": False}
+    recording = replace(small_recording(20, **engine), steps=rows_of(pl.DataFrame(full, schema=STEP_SCHEMA)))
+    assert step_cycles(recording).batch["attended_tokens"].tolist() == [2_020]

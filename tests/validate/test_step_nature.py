@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from blis_replay.replay.pace import ForcedSteps
+import numpy as np
+import polars as pl
+from blis_runs import small_recording
+
+from blis_replay.ingest.recording import STEP_SCHEMA
+from blis_replay.ingest.rows import rows_of
+from blis_replay.replay.pace import ForcedSteps, served_alike
 from blis_replay.validate.explain.cycles import nature_of
 
 
@@ -40,3 +46,21 @@ def test_steps_that_all_take_less_are_of_another_pace() -> None:
     assert nature.is_pace
     assert not nature.is_held_up
     assert nature.words.startswith("take 10.0 % less time than the coefficients say")
+
+
+def test_a_prefill_one_step_from_the_servers_is_no_evidence_of_its_time() -> None:
+    """Steps of 10 ms; the server's prefill of 500 tokens is in the third, the engine's in the fourth.
+
+    Of the sixth and seventh the server recorded nothing: they count.
+    """
+    start_us = 10_000 * np.arange(7)
+    served = {"start_us": start_us[:5], "prefill_tokens": [0, 0, 500, 0, 0], "decode_tokens": [4, 4, 3, 4, 4]}
+    full = {name: served.get(name, [100] * 5) for name in STEP_SCHEMA}
+    recording = replace(small_recording(), steps=rows_of(pl.DataFrame(full, schema=STEP_SCHEMA)))
+    batch = np.array([[0, 4, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0]])
+    steps = ForcedSteps(start_us, np.full(7, 10_000), np.full(7, 10_000), batch)
+    assert served_alike(recording, steps).tolist() == [True, True, False, False, True, True, True]
+    # One that begins 3 ms before the server's, as its request came a little earlier, is the nearest one.
+    assert served_alike(recording, replace(steps, start_us=start_us - 3_000))[:5].tolist() == [
+        *(True, True, False, False, True)
+    ]

@@ -11,6 +11,7 @@ from blis_runs import release_of, small_recording
 
 from blis_replay.base.errors import NothingToJudgeError, ReplayError, UnknownNameError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.fit import FitRecord, StepRange
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.recording import (
     PROMPT_SCHEMA,
@@ -304,3 +305,13 @@ def test_an_answer_names_what_is_not_simulated() -> None:
     assert [len(point.not_simulated) for point in (found.recorded, *found.points)] == [1, 1]
     document = whatif_answer(found).document
     assert document["points"][0]["not_simulated"][0].startswith("kv_cache_groups 4")  # type: ignore[index]
+
+
+def test_each_side_says_which_of_its_steps_are_extrapolated() -> None:
+    """Fitted on steps of one decode: two requests at once are beyond that, one after the other they are not."""
+    seen = StepRange(decodes=(1, 1), context_tokens=(1, 1_000), prefill_tokens=(1, 1_000))
+    record = FitRecord("line", 1.0, 1.0, "synchronous", "synchronous", "-", (), (), seen)
+    fitted = replace(RELEASE, models=tuple(replace(entry, fit=record) for entry in RELEASE.models))
+    told = what_if(two_at_once(), fitted, [(("max_num_seqs", 1),)], workers=1)
+    assert "with 2 decodes" in told.recorded.basis["extrapolated"]
+    assert "extrapolated" not in told.points[0].basis

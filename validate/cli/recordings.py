@@ -68,11 +68,11 @@ _RULE = "-" * 80
 
 
 def _what_was_recorded(made: ServerRecording, logs: dict[str, str]) -> list[str]:
-    if logs or made.spans or made.metrics:
+    if logs or made.spans or (made.metrics and not made.exit_code):
         following = f"with the load generator's result in it, `blis-replay ingest {quote(str(made.directory))}`"
     else:
         following = f"see why in {quote(str(made.directory / 'vllm.log'))}, and record again into another directory"
-    none = "  no engine steps: no vLLM v1 engine loaded the plugin (see vllm.log)"
+    none = "  no engine steps: no engine started, or it loaded no plugin (see vllm.log)"
     return [
         # The server's last line may have no end, and goes to the same terminal.
         "",

@@ -30,7 +30,13 @@ from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.explain.candidates import candidates
 from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, PROVED_WRONG, Hypothesis, Replayed, Standing
 from blis_replay.validate.fit.step_errors import step_cycles
-from blis_replay.validate.metrics.latency import LatencySamples, MetricStatistic, latency_statistics, of_requests
+from blis_replay.validate.metrics.latency import (
+    THRESHOLDS,
+    LatencySamples,
+    MetricStatistic,
+    latency_statistics,
+    of_requests,
+)
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Selection,
@@ -369,11 +375,12 @@ class Blame:
 
 
 def blames(attribution: Attribution) -> list[Blame]:
-    """The causes of each mean that is off by 1 % or more, the largest error first; then of means right by luck."""
+    """The causes of each mean off by 1 % or more, the largest for its limit first; then of means right by luck."""
     if attribution.lost:
         return []
     known = [(i, error) for i in MEANS if (error := attribution.relative_error(i)) is not None]
-    named = sorted((one for one in known if abs(one[1]) >= WORTH_NAMING), key=lambda one: -abs(one[1]))
+    off = (one for one in known if abs(one[1]) >= WORTH_NAMING)
+    named = sorted(off, key=lambda one: -abs(one[1]) / THRESHOLDS[QUANTITIES[one[0]][0]])
     lucky = [one for one in known if abs(one[1]) < WORTH_NAMING and _by_luck(attribution, one[0])]
     return [_blamed(attribution, i, error) for i, error in (*named, *lucky)]
 

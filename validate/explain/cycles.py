@@ -10,7 +10,7 @@ import polars as pl
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.checks.stationarity import STALL_US
-from blis_replay.replay.pace import ForcedSteps, forced_steps
+from blis_replay.replay.pace import ForcedSteps, forced_steps, served_alike
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.hypothesis import Replayed
 from blis_replay.validate.metrics.observed import Selection
@@ -89,6 +89,7 @@ def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
     served = served.filter(Selection(window=server.window).of(requests))
     from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))
     kept = (stalled_us(steps.observed_us) == 0) & (steps.start_us >= from_us) & (steps.start_us <= until_us)
+    kept &= served_alike(server.recording, steps)
     chosen = ForcedSteps(steps.start_us[kept], steps.observed_us[kept], steps.modelled_us[kept], steps.batch[kept])
     return nature_of(chosen, np.searchsorted(cycles.from_us, chosen.start_us, side="right"))
 

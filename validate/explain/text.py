@@ -207,7 +207,10 @@ def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str
         return form.format(f"of {counted(attribution.requests, 'request')}: too few to tell it from chance")
     if not estimate.may_be_nothing:
         return ""
-    percent = 100 * estimate.half_us / attribution.observed_us[i]
+    to_nothing_us = (
+        estimate.value_us - estimate.low_us if estimate.value_us > 0 else estimate.high_us - estimate.value_us
+    )
+    percent = 100 * to_nothing_us / attribution.observed_us[i]
     return form.format(f"within its uncertainty of {f'±{percent:.1f}' if percent < 100 else 'over 100'} %")
 
 

@@ -18,6 +18,8 @@ from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
+from blis_replay.replay.prefix import prompt_tokens
+from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay.validate.fit.cycle_rows import busy_depth, mean_lengths
 from blis_replay.validate.metrics.latency import correlation
 
@@ -80,7 +82,11 @@ def _batches(recording: Recording, steps: pl.DataFrame) -> np.ndarray:
     for name, values in zip(counted, counts.T, strict=True):
         batch[name] = values
     batch["context_tokens"] = np.rint(batch["decode_tokens"] * lengths.context_tokens)
-    batch["attended_tokens"] = np.rint(batch["prefill_tokens"] * lengths.prompt_tokens)
+    # The i-th token of a prompt attends to i tokens; those that were cached are not computed.
+    prompts, computed = prompt_tokens(recording).astype(np.float64), estimate_prefix(recording).prefill_tokens
+    cached = prompts - computed
+    attended = (prompts * (prompts + 1) - cached * (cached + 1)).sum() / 2 / max(float(computed.sum()), 1.0)
+    batch["attended_tokens"] = np.rint(batch["prefill_tokens"] * attended)
     return batch
 
 
