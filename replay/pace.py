@@ -34,10 +34,12 @@ _DAMPED, _TRIES = 0.65, 6
 class ForcedSteps:
     """Steps of a run with observed cycles, int64[steps] each.
 
-    ``start_us``; ``observed_us``, how long it took; ``modelled_us``, what the model would have it take;
-    ``batch``: int64[steps, 3], prefill, decode and context tokens.
+    ``scheduled_us``, ``start_us``: asynchronously a step is scheduled while the one before runs; ``observed_us``,
+    how long it took; ``modelled_us``, what the model would have it take; ``batch``: int64[steps, 3], prefill,
+    decode and context tokens.
     """
 
+    scheduled_us: Int64s
     start_us: Int64s
     observed_us: Int64s
     modelled_us: Int64s
@@ -57,7 +59,8 @@ def forced_steps(
     steps = running.result().steps
     tokens = [batches[name] for name in ("prefill_tokens", "decode_tokens", "context_tokens")]
     modelled_us = durations_us(model, batches).astype(np.int64)
-    return ForcedSteps(steps["start_us"], steps["end_us"] - steps["start_us"], modelled_us, np.stack(tokens, axis=1))
+    observed_us = steps["end_us"] - steps["start_us"]
+    return ForcedSteps(steps["scheduled_us"], steps["start_us"], observed_us, modelled_us, np.stack(tokens, axis=1))
 
 
 def served_alike(recording: Recording, steps: ForcedSteps) -> Bools:
@@ -69,12 +72,12 @@ def served_alike(recording: Recording, steps: ForcedSteps) -> Bools:
     """
     recorded = recording.steps.frame(["start_us", "prefill_tokens", "decode_tokens"]).drop_nulls().sort("start_us")
     if recorded.is_empty():
-        return np.ones(len(steps.start_us), bool)
+        return np.ones(len(steps.scheduled_us), bool)
     start_us, *tokens = recorded.to_numpy().T
-    behind = np.clip(np.searchsorted(start_us, steps.start_us), 1, max(len(start_us) - 1, 1))
-    before = steps.start_us - start_us[behind - 1] < start_us[behind % len(start_us)] - steps.start_us
+    behind = np.clip(np.searchsorted(start_us, steps.scheduled_us), 1, max(len(start_us) - 1, 1))
+    before = steps.scheduled_us - start_us[behind - 1] < start_us[behind % len(start_us)] - steps.scheduled_us
     near = np.where(before, behind - 1, behind % len(start_us))
-    told = np.abs(start_us[near] - steps.start_us) <= steps.observed_us / 2
+    told = np.abs(start_us[near] - steps.scheduled_us) <= steps.observed_us / 2
     same = np.ones(len(near), bool)
     for count, own in zip(tokens, steps.batch.T, strict=False):
         same &= np.abs(count[near] - own) <= np.maximum(_SAME_TOKENS * own, 1)

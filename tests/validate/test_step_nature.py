@@ -22,7 +22,8 @@ def steps_off(factor: float, held_up_every: int) -> ForcedSteps:
     recorded_us = np.rint(factor * modelled_us).astype(np.int64)
     recorded_us[::held_up_every] *= 10
     batch = np.column_stack([0 * decodes, decodes, 500 * decodes])
-    return ForcedSteps(np.cumsum(recorded_us) - recorded_us, recorded_us, modelled_us, batch)
+    start_us = np.cumsum(recorded_us) - recorded_us
+    return ForcedSteps(start_us, start_us, recorded_us, modelled_us, batch)
 
 
 def test_steps_that_are_held_up_are_told_from_the_pace_of_the_others() -> None:
@@ -58,9 +59,9 @@ def test_a_prefill_one_step_from_the_servers_is_no_evidence_of_its_time() -> Non
     full = {name: served.get(name, [100] * 5) for name in STEP_SCHEMA}
     recording = replace(small_recording(), steps=rows_of(pl.DataFrame(full, schema=STEP_SCHEMA)))
     batch = np.array([[0, 4, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0]])
-    steps = ForcedSteps(start_us, np.full(7, 10_000), np.full(7, 10_000), batch)
+    steps = ForcedSteps(start_us, start_us + 10_000, np.full(7, 10_000), np.full(7, 10_000), batch)
     assert served_alike(recording, steps).tolist() == [True, True, False, False, True, True, True]
     # One that begins 3 ms before the server's, as its request came a little earlier, is the nearest one.
-    assert served_alike(recording, replace(steps, start_us=start_us - 3_000))[:5].tolist() == [
+    assert served_alike(recording, replace(steps, scheduled_us=start_us - 3_000))[:5].tolist() == [
         *(True, True, False, False, True)
     ]

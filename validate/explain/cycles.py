@@ -90,7 +90,7 @@ def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
     from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))
     kept = (stalled_us(steps.observed_us) == 0) & (steps.start_us >= from_us) & (steps.start_us <= until_us)
     kept &= served_alike(server.recording, steps)
-    chosen = ForcedSteps(steps.start_us[kept], steps.observed_us[kept], steps.modelled_us[kept], steps.batch[kept])
+    chosen = ForcedSteps(*(column[kept] for column in vars(steps).values()))
     return nature_of(chosen, np.searchsorted(cycles.from_us, chosen.start_us, side="right"))
 
 
