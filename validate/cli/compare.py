@@ -151,7 +151,7 @@ def _two(
             judged.append(judged_replay(store, run, own))
     compared = differences(a, b, (others_a, others_b))
     answer = differences_answer(compared, bounds)
-    if (explain or answer.exit_code == 1) and a.run is None and b.run is None:
+    if (explain or choice.coefficients or answer.exit_code == 1) and a.run is None and b.run is None:
         answer = _why(compared, answer, choice.coefficients, bounds)
     return below_verdicts(answer, judged)
 
