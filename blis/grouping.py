@@ -74,11 +74,11 @@ def _refuse_unservable(state: k.State, engine: EngineConfig, table: k.Table, usa
     needed = np.full(len(prompts), states, np.int64)
     blocks = -(-prompts // engine.block_size)
     for group in table:
-        most = group["most_admitted"]
-        # Of a prompt that is cached a window needs its last blocks only.
-        if most == k.NONE and group["window"] > 0 and engine.enable_prefix_caching:
-            most = -(-group["window"] // engine.block_size)
-        needed += blocks if most == k.NONE else np.minimum(blocks, most)
+        of, most, size = blocks, group["most_admitted"], group["window"]
+        if group["kind"] != g.FULL and engine.enable_prefix_caching:  # all but one token may be cached
+            left = np.maximum(prompts - size, 0) if group["kind"] == g.WINDOW else (prompts - 1) // size * size
+            of = blocks - left // engine.block_size
+        needed += of if most == k.NONE else np.minimum(of, most)
     if len(needed) and needed.max() > usable:
         i = int(np.argmax(needed))
         raise TraceError(

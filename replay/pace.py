@@ -15,7 +15,7 @@ from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.observed import observed_cycles
+from blis_replay.replay.observed import observed_cycles, placed_anchors
 
 # A step that took this many times as long as others like it, or STALL_US longer, was held up; no fit counts it either.
 _HELD_UP = 10.0
@@ -64,24 +64,30 @@ def forced_steps(
 
 
 def served_alike(recording: Recording, steps: ForcedSteps) -> Bools:
-    """bool[steps]: whether the engine's step had as many tokens as the server's at that time.
+    """bool[steps]: whether the engine's step had as many tokens as the server's at that time; none if half had not.
 
     A request that comes a moment earlier moves each admission behind it, while all slots are taken: then a prefill has
     the time of a step of decodes.  A step without a record of its own counts; where most have none, a cycle is the mean
     of many, and all count.
     """
-    recorded = recording.steps.frame(["start_us", "prefill_tokens", "decode_tokens"]).drop_nulls().sort("start_us")
-    if recorded.is_empty():
-        return np.ones(len(steps.scheduled_us), bool)
-    start_us, *tokens = recorded.to_numpy().T
+    every, placed = (
+        np.ones(len(steps.scheduled_us), bool),
+        placed_anchors(recording).frame.select("step_id", "start_us"),
+    )
+    counts = recording.steps.frame(["step_id", "start_us", "prefill_tokens", "decode_tokens"]).drop_nulls()
+    counts = counts.join(placed, on=["step_id", "start_us"], how="semi").unique("start_us", maintain_order=True)
+    if counts.is_empty():
+        return every
+    start_us, *tokens = counts.sort("start_us").select("start_us", "prefill_tokens", "decode_tokens").to_numpy().T
     behind = np.clip(np.searchsorted(start_us, steps.scheduled_us), 1, max(len(start_us) - 1, 1))
     before = steps.scheduled_us - start_us[behind - 1] < start_us[behind % len(start_us)] - steps.scheduled_us
     near = np.where(before, behind - 1, behind % len(start_us))
     told = np.abs(start_us[near] - steps.scheduled_us) <= steps.observed_us / 2
-    same = np.ones(len(near), bool)
+    same = every.copy()
     for count, own in zip(tokens, steps.batch.T, strict=False):
         same &= np.abs(count[near] - own) <= np.maximum(_SAME_TOKENS * own, 1)
-    return same | ~told if told.mean() >= _MOST else np.ones(len(near), bool)
+    alike = same | ~told if told.mean() >= _MOST else every
+    return alike if alike.mean() >= _MOST else ~every
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ def _by_steps(recording: Recording, trace: RequestTrace, engine: EngineConfig, e
         return None
     steps = forced_steps(trace, engine, entry.lifecycle, cycles, entry.latency)
     alike = served_alike(recording, steps)
-    if alike.mean() < _MOST:
+    if not alike.any():
         return None
     _, part = np.unique(np.searchsorted(cycles.from_us, steps.start_us[alike], side="right"), return_inverse=True)
     recorded_us, modelled_us, count = (

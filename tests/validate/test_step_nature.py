@@ -55,7 +55,12 @@ def test_a_prefill_one_step_from_the_servers_is_no_evidence_of_its_time() -> Non
     Of the sixth and seventh the server recorded nothing: they count.
     """
     start_us = 10_000 * np.arange(7)
-    served = {"start_us": start_us[:5], "prefill_tokens": [0, 0, 500, 0, 0], "decode_tokens": [4, 4, 3, 4, 4]}
+    served = {
+        "step_id": range(5),
+        "start_us": start_us[:5],
+        "prefill_tokens": [0, 0, 500, 0, 0],
+        "decode_tokens": [4, 4, 3, 4, 4],
+    }
     full = {name: served.get(name, [100] * 5) for name in STEP_SCHEMA}
     recording = replace(small_recording(), steps=rows_of(pl.DataFrame(full, schema=STEP_SCHEMA)))
     batch = np.array([[0, 4, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0]])
@@ -65,3 +70,6 @@ def test_a_prefill_one_step_from_the_servers_is_no_evidence_of_its_time() -> Non
     assert served_alike(recording, replace(steps, scheduled_us=start_us - 3_000))[:5].tolist() == [
         *(True, True, False, False, True)
     ]
+    assert not served_alike(recording, replace(steps, batch=batch + np.array([0, 9, 0]))).any(), (
+        "not half of them are its steps"
+    )
