@@ -45,7 +45,7 @@ NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7
 # -- What ``groups.operate`` does, at ``Config.groups_at`` ----------------------------------
 FIND, LACKS, ADMIT, ENTER, LEAVE, LEAVE_DUE, AWAIT_LEAVING, FORGET_LEAVING, RELEASE = range(9)
 
-# -- Config.uncached_blocks_first: who gives blocks up so ----------------------------------
+# -- Config.uncached_blocks_first: of whose freed blocks those without contents are taken first
 EVERYWHERE, OF_WINDOWS = 1, 2
 
 # -- Extent.depth of blocks whose contents cannot be looked up ----------------------------
@@ -82,7 +82,7 @@ class Config:
     adaptive_threshold: i64
     full_prompt_admission: i64
     lone_prefill_uncapped: i64
-    uncached_blocks_first: i64  # or EVERYWHERE, OF_WINDOWS
+    uncached_blocks_first: i64  # 0, EVERYWHERE or OF_WINDOWS
     exact_preemption_cursor: i64
     pass_outlives_preemption: i64
     segments_of_step: i64  # no step ends more of them

@@ -6,15 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
-from logged import LATENCY, logged, workload
+from logged import ENGINE, LATENCY, logged, served, workload
 
 from blis_replay.base.errors import ReplayError
 from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, Lifecycle, durations_us
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, PartScore, Scatter
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.ingest.recording import ITERATION_SCHEMA, Recording
-from blis_replay.ingest.rows import no_rows
+from blis_replay.ingest.recording import ITERATION_SCHEMA, STEP_SCHEMA, Recording
+from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.ingest.store import open_for_reading, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode, parse_mode
@@ -131,3 +132,24 @@ def test_a_draw_that_serves_in_other_steps_keeps_the_pace_that_was_found() -> No
     drawn = replace(run, entry=other, release=replace(run.release, models=(other,)))
     as_it_is = EmbeddedEngine(drawn.release).serve(run.plan)
     assert mean_e2e_us(drawn, "one", "other") == pytest.approx(as_it_is.e2e_us.mean(), rel=0.01)
+
+
+def test_steps_that_are_not_the_servers_make_no_other_pace() -> None:
+    """A server of four slots, whose own coefficients these are: its pace is 1.
+
+    Four requests came 30 ms earlier than it is recorded, and no stamp says when the server was idle.
+    """
+    narrow = replace(ENGINE, max_num_seqs=4)
+    requests = [(at_us + 30_000, prompt, 0, output) for at_us, prompt, _, output in workload(3, 200)]
+    result, own = served(requests, narrow), logged(requests, narrow)
+    names = {"start_us": "scheduled_us", "prefill_tokens": "prefill_tokens", "decode_tokens": "decode_tokens"}
+    steps = {name: result.steps[of] for name, of in names.items()} | {"step_id": np.arange(len(result.steps))}
+    nothing = pl.Series([None] * len(result.steps))
+    full = pl.DataFrame({name: steps.get(name, nothing) for name in STEP_SCHEMA}, schema=STEP_SCHEMA)
+    moved = own.requests.frame().with_columns(arrival_us=pl.col("arrival_us") - 30_000 * (pl.int_range(pl.len()) < 4))
+    recording = replace(own, requests=rows_of(moved), iterations=no_rows(ITERATION_SCHEMA), steps=rows_of(full))
+    (entry,) = release(recording, 1.0).models
+    plan = plan_replay(recording, ReplayMode(), entry)
+    pace = recorded_pace(recording, plan.trace, plan.engine, replace(entry, lifecycle=Lifecycle()))
+    assert pace is not None
+    assert pace.factor == pytest.approx(1, abs=0.01)

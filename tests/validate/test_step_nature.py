@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 from blis_runs import small_recording
 
+from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.recording import STEP_SCHEMA
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.pace import ForcedSteps, served_alike
@@ -52,24 +53,21 @@ def test_steps_that_all_take_less_are_of_another_pace() -> None:
 def test_a_prefill_one_step_from_the_servers_is_no_evidence_of_its_time() -> None:
     """Steps of 10 ms; the server's prefill of 500 tokens is in the third, the engine's in the fourth.
 
-    Of the sixth and seventh the server recorded nothing: they count.
+    Behind the seventh the server was idle, so its cycle is that of another; the ninth has no record.
     """
-    start_us = 10_000 * np.arange(7)
-    served = {
-        "step_id": range(5),
-        "start_us": start_us[:5],
-        "prefill_tokens": [0, 0, 500, 0, 0],
-        "decode_tokens": [4, 4, 3, 4, 4],
-    }
-    full = {name: served.get(name, [100] * 5) for name in STEP_SCHEMA}
+    start_us = 10_000 * np.arange(9)
+    served = {"step_id": range(1, 9), "start_us": start_us[:8], "decode_tokens": [4, 4, 3, *[4] * 5]}
+    served["prefill_tokens"] = [0, 0, 500, *[0] * 5]
+    full = {name: served.get(name, [100] * 8) for name in STEP_SCHEMA}
     recording = replace(small_recording(), steps=rows_of(pl.DataFrame(full, schema=STEP_SCHEMA)))
-    batch = np.array([[0, 4, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0], [0, 4, 0], [0, 4, 0], [500, 3, 0]])
-    steps = ForcedSteps(start_us, start_us + 10_000, np.full(7, 10_000), np.full(7, 10_000), batch)
-    assert served_alike(recording, steps).tolist() == [True, True, False, False, True, True, True]
+    batch = np.array([[0, 4, 0]] * 9)
+    batch[3] = 500, 3, 0
+    cycles = ObservedCycles(start_us[:8], np.full(8, 10_000), np.arange(8) != 6)
+    steps = ForcedSteps(start_us, start_us, np.full(9, 10_000), np.full(9, 10_000), batch)
+    alike = [True, True, False, False, True, True, False, True, False]
+    assert served_alike(recording, cycles, steps).tolist() == alike
     # One that begins 3 ms before the server's, as its request came a little earlier, is the nearest one.
-    assert served_alike(recording, replace(steps, scheduled_us=start_us - 3_000))[:5].tolist() == [
-        *(True, True, False, False, True)
-    ]
-    assert not served_alike(recording, replace(steps, batch=batch + np.array([0, 9, 0]))).any(), (
-        "not half of them are its steps"
-    )
+    earlier = replace(steps, scheduled_us=start_us - 3_000, start_us=start_us - 3_000)
+    assert served_alike(recording, cycles, earlier).tolist() == alike
+    other = replace(steps, batch=batch + np.array([0, 9, 0]))
+    assert not served_alike(recording, cycles, other).any(), "not half of them are its steps"

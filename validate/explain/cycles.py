@@ -89,7 +89,7 @@ def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
     served = served.filter(Selection(window=server.window).of(requests))
     from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))
     kept = (stalled_us(steps.observed_us) == 0) & (steps.start_us >= from_us) & (steps.start_us <= until_us)
-    kept &= served_alike(server.recording, steps)
+    kept &= served_alike(server.recording, cycles, steps)
     chosen = ForcedSteps(*(column[kept] for column in vars(steps).values()))
     return nature_of(chosen, np.searchsorted(cycles.from_us, chosen.start_us, side="right"))
 

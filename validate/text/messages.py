@@ -202,8 +202,8 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
     "pace": lambda change, low, high: (
-        f"pace: at equal batches its steps take {step_times(change, low, high, '95 %')}; "
-        "--replay pace=recorded replays it so"
+        f"pace: at equal batches the server's steps take {step_times(change, low, high, '95 %')}; "
+        "--replay pace=recorded replays that pace"
     ),
     "trend": _trend,
     "predicted": _predicted,
