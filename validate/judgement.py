@@ -14,7 +14,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.validate.metrics.latency import METRICS, MetricStatistic, relative_error
-from blis_replay.validate.metrics.uncertainty import Estimate, requests_needed
+from blis_replay.validate.metrics.uncertainty import MIN_REQUESTS, Estimate, requests_needed
 
 # The worst first.
 Verdict = Literal["FAIL", "NOT JUDGED", "UNDECIDED", "FITS", "PASS"]
@@ -157,7 +157,7 @@ def what_decides(name: str, estimate: Estimate | None, missing: float, requests:
     ``missing``: how long half of the interval may be.  ``requests``: how many it is of now.
     """
     if estimate is None or not isfinite(estimate.half):
-        return remark("needs_longer_run")
+        return remark("needs_longer_run", requests=requests, least=MIN_REQUESTS)
     needed = requests_needed(estimate, missing, requests)
     if needed is None:
         widest = max(estimate.parts, key=lambda part: estimate.parts[part], default="")

@@ -14,6 +14,7 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.judgement import (
     FITTED,
+    HELD_OUT,
     Command,
     Draws,
     Judgement,
@@ -387,6 +388,9 @@ def _remarks(comparison: Comparison) -> list[Remark]:
         remarks.append(remark("warm_up", **vars(comparison.warming)))
     if beyond is not None and beyond.matters:
         remarks.append(remark("extrapolated", what=str(beyond)))
+    entry = comparison.run.entry
+    if entry is not None and comparison.use in HELD_OUT and (entry.fit is None or entry.fit.steps is None):
+        remarks.append(remark("fit_range_unknown", release=comparison.run.release.name))
     between_us = _means(comparison.predicted_us)
     if comparison.overloaded:  # its latencies measure the queue
         between_us = {metric: us for metric, us in between_us.items() if metric == "itl"}

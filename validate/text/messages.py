@@ -175,7 +175,11 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
     "needs_requests": lambda name, requests: f"about {requests:,} requests of this load would decide {name}",
     "at_limit": lambda name, times: f"even {times} times as many requests would not decide {name}",
-    "needs_longer_run": lambda: "the run is too short for an interval; record a longer one",
+    "needs_longer_run": lambda requests, least: (
+        f"{requests:,} requests are too few for an interval, which takes {least} at least; judge or record more"
+        if requests < least
+        else "the run is too short for an interval; record a longer one"
+    ),
     "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
     "needs_no_event": lambda: (
         "one stretch of the run, such as a stall, decides it and may not come again; record this load once more"
@@ -210,6 +214,9 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "skill": _skill,
     "warm_up": _warm_up,
     "extrapolated": lambda what: f"extrapolated: {what}",
+    "fit_range_unknown": lambda release: (
+        f"extrapolated: not known; {release} does not say which steps it was fitted on"
+    ),
     "not_recorded": _not_recorded,
     "sources_disagree": lambda what: f"sources disagree: {what}",
     "scheduler": lambda what: f"scheduler: {what}",
