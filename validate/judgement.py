@@ -163,7 +163,7 @@ def what_decides(name: str, estimate: Estimate | None, missing: float, requests:
         widest = max(estimate.parts, key=lambda part: estimate.parts[part], default="")
         return remark(_NEEDS.get(widest, "needs_repeat"))
     if needed > _MOST_TIMES * requests:
-        return remark("at_limit", name=name, times=_MOST_TIMES)
+        return remark("at_limit", name=name, requests=_MOST_TIMES * requests)
     return remark("needs_requests", name=name, requests=needed)
 
 

@@ -435,7 +435,7 @@ def test_growth_is_of_the_check_that_decides_and_of_its_own_experiment(store: St
     answer = gate_answer(with_checks(store, undecided, fails))
     table = next(part for part in answer.page if isinstance(part, Table))
     place = table.names.index("grew by")
-    assert [row[place] for row in table.rows] == [0.005, 0.0096, None]
+    assert [row[place] for row in table.rows] == ["+0.50", "ITL +0.96", None]
 
 
 def test_an_experiment_has_one_line_with_its_worst_check_and_all_of_them_on_request(store: Store) -> None:

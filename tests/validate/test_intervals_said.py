@@ -28,7 +28,6 @@ SAID = {
     "validate/what_if.py": "of the coefficients and of steps beyond the fit",
     "validate/gating/reports.py": "of both errors on the same requests",
     "validate/report/latency_charts.py": "for another recording of the same load",
-    "validate/report/page.py": "all of their 95 % interval",
 }
 # They speak of intervals and print none.
 PRINTS_NONE = {

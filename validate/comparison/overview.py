@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.verdict_text import WAS_IT, counts_text, error_cell, reason, toned
+from blis_replay.validate.comparison.verdict_text import WAS_IT, counts_text, error_cell, reason, tails_text, toned
 from blis_replay.validate.judgement import VERDICTS, means_by_fit
-from blis_replay.validate.metrics.latency import STATISTICS
+from blis_replay.validate.metrics.latency import METRIC_NAMES, STATISTICS, THRESHOLDS
 from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
 from blis_replay.validate.text.cells import percent_plain
 
@@ -51,11 +51,6 @@ def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
 def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
     """The table of all experiments, with means; the overloaded ones apart, with what they are judged by."""
     ordered = sorted(comparisons, key=lambda c: c.alias)
-    after: list[Cell] = [""] * (len(_JUDGED) - len(_NAMED) - len(_ERRORS))
-    means = [
-        [f"mean, {kind}", "", *(percent_plain(of[m]) if s == "mean" else "" for m, s in ERROR_COLUMNS), *after]
-        for kind, of in means_by_fit([c.judgement for c in comparisons]).items()
-    ]
     gated = [
         [*_name(c), *_error_cells(c), toned(c.verdict), c.requests, c.slug, c.judgement.subject.release]
         for c in ordered
@@ -71,11 +66,24 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
                 *([f"coefficients {', '.join(releases)}"] if releases else []),
             ]
         ),
-        Table("", _JUDGED, [*gated, *means]),
+        Table("", _JUDGED, gated),
+        Block(_means(ordered, list(releases))),
         *([Table("overloaded: judged by what was served, not by latencies", _SERVED, apart)] if apart else []),
         *([RECONSTRUCTED] if any(c.recording.ground_truth != "recorded" for c in comparisons) else []),
         Block(_reasons(ordered, not_judged)),
     ]
+
+
+def _means(comparisons: Sequence[Comparison], releases: Sequence[str]) -> list[str]:
+    """Mean absolute errors of each release, runs in its fit apart; then the p99s that are off, beside all verdicts."""
+    lines, judgements = [], [c.judgement for c in comparisons]
+    for release in releases:
+        named = f" with {release}" if len(releases) > 1 else ""
+        for kind, of in means_by_fit([j for j in judgements if j.subject.release == release]).items():
+            said = [f"{METRIC_NAMES[m]} {percent_plain(mean)}" for m in THRESHOLDS if (mean := of[m]) is not None]
+            lines.append(f"mean |error|, {kind}{named}: {', '.join(said)}")
+    off = tails_text(judgements)
+    return [*lines, f"{' '.join(off)}; no verdict rests on them"] if off else lines
 
 
 def _reasons(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:

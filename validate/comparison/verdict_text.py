@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from shlex import quote
 
@@ -105,6 +105,7 @@ def verdict_line(judgement: Judgement) -> Line:
     overloaded = "overloaded: " if judgement.overloaded and judgement.verdict != "NOT JUDGED" else ""
     begins, ends = judgement.subject.window
     part = "" if (begins, ends) == (0.0, 1.0) else f", only {100 * begins:g} to {100 * ends:g} % of its run"
+    part += "" if judgement.subject.replay == "exact" else f", replayed with {judgement.subject.replay}"
     said = f"{judgement.verdict}  {judgement.subject.alias}{part}: {overloaded}{reason(judgement)}"
     return Line(said, mark=toned(judgement.verdict))
 
@@ -144,6 +145,14 @@ def tail_lines(judgement: Judgement) -> list[Line]:
         return []
     said = f"TAIL OFF  {'; '.join(map(held_text, off))} (not part of the verdict)"
     return [Line(said, mark=Toned("TAIL OFF", "heading"))]
+
+
+def tails_text(judgements: Iterable[Judgement]) -> tuple[str, str] | None:
+    """How many p99s with an interval are outside their limit, and what they are; None without any."""
+    tails = [tail for one in judgements if not one.overloaded for tail in one.tails if tail.interval is not None]
+    outside, off = sum(tail.excess > 1 for tail in tails), sum(tail.state == "beyond" for tail in tails)
+    what = f"p99s outside their limit, {off} with all of their 95 % interval"
+    return (f"{outside} of {len(tails)}", what) if tails else None
 
 
 def judged_table(judgement: Judgement) -> Table:

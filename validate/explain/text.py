@@ -159,7 +159,8 @@ def _known(value: float) -> float | None:
 def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str, bool]]) -> Advice:
     """How much, by what, and what else adds to it or hides a part of it.
 
-    ``explained``: causes whose reasons and remedies an earlier sentence gives; those of this one are added.
+    ``explained``: causes whose reasons and remedies an earlier sentence gives; those of this one are added.  A cause
+    that may be nothing has no remedy: coefficients would be fitted to chance.
     """
     i = blame.quantity
     off = f"{blame.metric} is {predicted(blame.error)}" + _uncertainty(attribution, attribution.error[i], i, ", {}")
@@ -177,6 +178,9 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
         points.append(_points(attribution, cause, blame, with_reason=reason not in explained))
         if reason not in explained:
             explained.add(reason)
+        advised = (cause.component.advice, True)
+        if advised not in explained and not cause.shares[i].may_be_nothing:
+            explained.add(advised)
             remedies[cause.component.advice] = cause.component
     said.append("; and ".join(points))
     residual_us, observed_us = attribution.residual[i].value_us, attribution.observed_us[i]

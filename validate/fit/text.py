@@ -133,8 +133,8 @@ def next_parts(asked: NextRecording | None, indent: str = "  ") -> list[Part]:
     restart = "".join(f" with {name} {value}" for name, value in asked.load.engine.items())
     then = f"±{percent_plain(asked.then)}" if asked.then > _CERTAIN else f"less than ±{percent_plain(_CERTAIN)}"
     why = (
-        f"least certain: the mean step under {_load(asked.least_certain)}, ±{percent_plain(asked.now)}; "
-        f"{MINUTES} minutes of {load}{restart} would leave {then}"
+        f"for a better fit, not for this verdict: least certain is the mean step under {_load(asked.least_certain)}, "
+        f"±{percent_plain(asked.now)}; {MINUTES} minutes of {load}{restart} would leave {then}"
     )
     command = f" \\\n{indent}  ".join(asked.load.command)
     return [Block([Line(f"{indent}{why}:", f"{indent}  "), Verbatim(f"{indent}{command}")])]

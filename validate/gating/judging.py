@@ -39,10 +39,12 @@ def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, ch
     if observed.unusable or change is None:
         message = f"{named}: {observed.reason or 'nothing observed'}"
         return Check("regression", candidate.alias, metric, statistic, "NOT JUDGED", message, limit=margin)
-    # By how much the error moved is known then, and not on which side of 0 it lies.
-    side = ", better or worse" if 1e-9 < change.high < inf and isclose(change.low, -change.high) else ""
-    message = f"{named}: |error| {'grew' if change.error > 0 else 'changed'} by {100 * change.error:+.2f} points "
-    message += f"({100 * change.low:+.2f} .. {100 * change.high:+.2f}{side}), at most {100 * margin:+g}"
+    grew = f"{'grew' if change.error > 0 else 'changed'} by {100 * change.error:+.2f} points"
+    if 1e-9 < change.high < inf and isclose(change.low, -change.high):  # it is not known on which side of 0 they lie
+        grew = f"changed by up to {100 * change.high:.2f} points, better or worse"
+    elif isfinite(change.half):
+        grew += f" ({100 * change.low:+.2f} .. {100 * change.high:+.2f})"
+    message = f"{named}: |error| {grew}, at most {100 * margin:+g}"
     message += "" if observed.error is None else f"; it is {100 * observed.error:+.1f} % now"
     outcome = policy.regression.verdict(change)
     if outcome == "UNDECIDED":

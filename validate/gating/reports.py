@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from blis_replay.base.errors import printable
+from blis_replay.base.errors import counted, printable
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.comparison.verdict_text import (
@@ -63,8 +63,8 @@ def _obstacle(check: Check, more: str = "") -> Line:
 def _and_more(found: Sequence[Check]) -> str:
     """How many checks there are after the first, by outcome."""
     outcomes = [check.outcome for check in found[1:]]
-    more = [f"{outcomes.count(one)} more {one}" for one in VERDICTS if one in outcomes]
-    return f"; and {', '.join(more)}" if more else ""
+    more = [f"{counted(outcomes.count(one), 'check')} {one}" for one in VERDICTS if one in outcomes]
+    return f"; besides, {', '.join(more)}" if more else ""
 
 
 def _unchanged_and_rule(report: GateReport) -> list[str]:
@@ -137,11 +137,11 @@ def _errors(report: GateReport) -> Table:
     columns = (
         *columns_named("error of", "run", kind="text"),
         *(Column(cell_name(*cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
-        *([Column("grew by", Number(2, 100, signed=True))] if (grown := _grown(report)) else []),
+        *([Column("grew by", "word")] if (grown := _grown(report)) else []),
         Column("outcome", "word"),
     )
     limits: list[Cell] = ["at most", "", *(f"{100 * report.policy.limits[cell]:g} %" for cell in cells)]
-    limits += [*([report.policy.regression.margin] if grown else []), ""]
+    limits += [*([f"{100 * report.policy.regression.margin:+.2f}"] if grown else []), ""]
     rows: list[list[Cell]] = [
         [
             j.alias + ("" if j.ground_truth == "recorded" else "*"),
@@ -155,13 +155,14 @@ def _errors(report: GateReport) -> Table:
     return Table("", columns, [limits, *rows])
 
 
-def _grown(report: GateReport) -> dict[str, float]:
-    """By slug, how much larger than the baseline's the |error| is that decides: of the worst outcome the largest."""
-    grown: dict[str, float] = {}
+def _grown(report: GateReport) -> dict[str, str]:
+    """By slug, which |error| grew and by how many points: of the worst outcome the largest."""
+    grown: dict[str, str] = {}
     for judgement in report.judgements:
-        known = [(c.outcome, c.value) for c in judgement.checks if c.rule == "regression" and c.value is not None]
+        known = [(c, c.value) for c in judgement.checks if c.rule == "regression" and c.value is not None]
         if known:
-            grown[judgement.slug] = max(known, key=lambda one: (-VERDICTS.index(one[0]), one[1]))[1]
+            check, points = max(known, key=lambda one: (-VERDICTS.index(one[0].outcome), one[1]))
+            grown[judgement.slug] = f"{cell_name(check.metric, check.statistic)} {100 * points:+.2f}"
     return grown
 
 

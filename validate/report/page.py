@@ -31,6 +31,7 @@ from blis_replay.validate.comparison.verdict_text import (
     judged_table,
     reason,
     tail_lines,
+    tails_text,
     use_text,
 )
 from blis_replay.validate.explain.attribute import blames
@@ -146,14 +147,8 @@ def _counts(judgements: Sequence[Judgement], verdicts: Sequence[str]) -> list[tu
         known = {metric: value for metric, value in of_kind.get(kind, {}).items() if value is not None}
         if "e2e" in known:
             counts.append((percent_plain(known["e2e"]), f"mean |error| of E2E, {kind}", ""))
-    tails = [t for j in judgements if not j.overloaded for t in j.tails if t.interval is not None]
-    if tails:
-        off = sum(tail.state == "beyond" for tail in tails)
-        outside = sum(tail.excess > 1 for tail in tails)
-        counts.append(
-            (f"{outside} of {len(tails)}", f"p99s outside their limit, {off} with all of their 95 % interval", "")
-        )
-    return counts
+    tails = tails_text(judgements)
+    return [*counts, (*tails, "")] if tails else counts
 
 
 _SAID = {

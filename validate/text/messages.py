@@ -174,7 +174,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
     "needs_requests": lambda name, requests: f"about {requests:,} requests of this load would decide {name}",
-    "at_limit": lambda name, times: f"even {times} times as many requests would not decide {name}",
+    "at_limit": lambda name, requests: f"even {requests:,} requests of this load would not decide {name}",
     "needs_longer_run": lambda requests, least: (
         f"{requests:,} requests are too few for an interval, which takes {least} at least; judge or record more"
         if requests < least
@@ -185,7 +185,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
         "one stretch of the run, such as a stall, decides it and may not come again; record this load once more"
     ),
     "needs_arrivals": lambda: "it depends on when each request came; a recording of the requests would decide",
-    "needs_steps": lambda: "its steps lie beyond the fit; calibrate on a step log of this load",
+    "needs_steps": lambda: "its steps lie beyond the fit; calibrate on a step log of another run of this load",
     "needs_fitted_on": lambda release: f"say what {release} was fitted on (fitted_on in the release)",
     "derived": lambda name, how: f"{name} is derived: {how}",
     "saturation": lambda verdict: f"saturation: {words(verdict)}",
