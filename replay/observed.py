@@ -14,7 +14,7 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ReplayError, counted
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.ingest.checks.stationarity import STALL_US
+from blis_replay.ingest.checks.stationarity import ALIKE, STALL_US, usual_us
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 from blis_replay.ingest.steps.followed import NONE, followed_log
@@ -299,7 +299,8 @@ def observed_pre_queue(recording: Recording, stamps: ServerStamps, cycles: Obser
     cycle earlier, which the simulator's own loop adds again.  When in the cycle is not recorded; the requests
     are spread over it evenly, half a cycle on average.
     """
-    turn_us = _before_its_turn(in_engine(recording, stamps), cycles, stamps.queued_us)
+    still = stalled_us(recording, cycles) > 0
+    turn_us = _before_its_turn(in_engine(recording, stamps), cycles, still, stamps.queued_us)
     delay_us = stamps.queued_us - _arrival_us(recording) - turn_us
     merged = ", with the way of the first token to the client" if stamps.source == SPANS else ""
     return _filled(recording, delay_us, "the delay before the queue"), _basis(delay_us, stamps.source) + merged
@@ -362,10 +363,10 @@ def recorded_delays(recording: Recording) -> tuple[dict[str, str], dict[str, str
     return able, unable
 
 
-def _before_its_turn(others: tuple[Floats, Floats], cycles: ObservedCycles, queued_us: Floats) -> Floats:
+def _before_its_turn(others: tuple[Floats, Floats], cycles: ObservedCycles, still: Bools, queued_us: Floats) -> Floats:
     """float64[n] us: a part of the cycle at the time, where another request was in the engine (``in_engine``).
 
-    nan where the server stood still.
+    nan where the server stood still, bool[cycles] ``still``: when a request was sent meanwhile is not recorded.
     """
     begin_us, end_us = others
     known = np.nan_to_num(queued_us)
@@ -374,9 +375,30 @@ def _before_its_turn(others: tuple[Floats, Floats], cycles: ObservedCycles, queu
     # The same part for all would put every request at one point of the cycle, where a simulator whose
     # cycles begin at other times has it wait always long, or never.
     part = (np.arange(len(known)) + 0.5) * GOLDEN % 1.0
-    # When a request was sent while the server stood still is not recorded.
-    still = cycles.cycle_us > np.median(cycles.cycle_us) + STALL_US
     return np.where(there > 0, np.where(still[place], np.nan, cycles.cycle_us[place] * part), 0.0)
+
+
+def stalled_us(recording: Recording, cycles: ObservedCycles) -> Int64s:
+    """int64[cycles]: by how much each is longer than usual for as many tokens where the server stood still; else 0."""
+    size, of_all_us = np.full(len(cycles.cycle_us), -1), float(np.median(cycles.cycle_us))
+    rows, number = recording.steps, "step_id"
+    if rows.is_empty():
+        rows, number = recording.iterations.where("NOT dummy"), "iteration"
+    placed = rows.where("start_us IS NOT NULL").ordered(f"start_us, {number}")
+    steps = placed.frame([number, "start_us", "prefill_tokens", "decode_tokens"])
+    scheduled = pl.col("prefill_tokens") + pl.col("decode_tokens")
+    # A server that schedules asynchronously runs the step before while it schedules one: the larger of the two counts.
+    known = pl.when(pl.col(number).diff(-1) == -1).then(pl.max_horizontal(scheduled, scheduled.shift()))
+    tokens = steps.select("start_us", tokens=known).unique("start_us")
+    at = pl.DataFrame({"start_us": cycles.from_us}).join(tokens, on="start_us", how="left", maintain_order="left")
+    is_known = (at["tokens"] > 0).fill_null(value=False).to_numpy()
+    size[is_known] = np.frexp(at["tokens"].to_numpy()[is_known])[1]
+    alike = {int(one): cycles.cycle_us[size == one] for one in np.unique(size)}
+    quantiles = {one: (float(np.quantile(of, ALIKE, method="inverted_cdf")), len(of)) for one, of in alike.items()}
+    usual = usual_us(quantiles, of_all_us)
+    of_size_us = np.array([usual[one] for one in size.tolist()])
+    longer_us = (cycles.cycle_us - of_size_us).astype(np.int64)
+    return np.where((longer_us > STALL_US) & (longer_us > of_size_us), longer_us, 0)
 
 
 def _arrival_us(recording: Recording) -> Floats:

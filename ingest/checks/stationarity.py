@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import polars as pl
@@ -21,7 +21,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.overload import client_limits
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.rows import query
+from blis_replay.ingest.rows import query, rows_of
 from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests
 
 CHECK = "stationarity"
@@ -194,51 +194,88 @@ def _late_together(requests: pl.DataFrame, window: Window) -> list[Finding]:
     return [Finding(CHECK, "note", "e2e", message, measured, _LATE_RULE)]
 
 
-# Counted, as the database would have all values of ten million steps in memory for their median.
-_CYCLES = """
-SELECT elapsed_us / elapsed_steps AS cycle_us, count(*) AS steps FROM intervals GROUP BY cycle_us ORDER BY cycle_us
+# Steps of as many tokens, to the power of two; -1 where other steps lie between two samples, or no tokens are known.
+# A server that schedules asynchronously runs the step before while it schedules one, so the larger of the two counts.
+_SIZED = """
+SELECT *, elapsed_us / elapsed_steps AS cycle_us, CASE WHEN elapsed_steps > 1 OR tokens IS NULL THEN -1
+    ELSE floor(log2(greatest(tokens, lag(tokens) OVER (ORDER BY start_us, step_id), 1)))::INT END AS size
+FROM (SELECT *, prefill_tokens + decode_tokens AS tokens FROM intervals)
 """
+# Counted, as the database would have all values of ten million steps in memory for their median.
+_CYCLES = "SELECT size, cycle_us, count(*) AS steps FROM sized GROUP BY size, cycle_us ORDER BY cycle_us"
+_EXCESS = """
+SELECT *, elapsed_us - usual_us * elapsed_steps AS excess_us FROM sized JOIN usual USING (size)
+WHERE elapsed_steps > 1 OR elapsed_us > 2 * usual_us
+"""
+ALIKE = (
+    0.75  # the quantile of steps beside a large one: the median of the large ones, as each stands beside a small one
+)
+_LEAST_ALIKE = 10  # steps that tell it
 
 
-def _median(values: pl.Series, counts: pl.Series) -> float:
-    """The median of ascending ``values``, each repeated ``counts`` times."""
+def usual_us(cycles: Mapping[int, tuple[float, int]], of_all_us: float) -> dict[int, float]:
+    """What a step of each size usually takes, us: at least ``of_all_us``, the median of all.
+
+    ``cycles``: by the power of two of a step's tokens (-1: not known) the quantile ``ALIKE``, us, and how many there
+    are.  Of too few the next smaller ones tell, in proportion: so a long prompt is no standstill.
+    """
+    usual, known_us, known = {}, of_all_us, 0
+    for size, (alike_us, steps) in sorted(cycles.items()):
+        if size >= 0 and steps >= _LEAST_ALIKE:
+            known_us, known = max(alike_us, of_all_us), size
+        usual[size] = of_all_us if size < 0 else known_us * 2.0 ** (size - known)
+    return usual
+
+
+def _quantile(values: pl.Series, counts: pl.Series, share: float = 0.5) -> float:
+    """The value at that share of ascending ``values``, each repeated ``counts`` times."""
     upto = counts.cum_sum()
-    middle = [int(upto.search_sorted(place + 1)) for place in (int(upto[-1] - 1) // 2, int(upto[-1]) // 2)]
-    return float(values[middle[0]] + values[middle[1]]) / 2
+    return float(values[int(upto.search_sorted(share * int(upto[-1])))])
 
 
 def _step_stalls(recording: Recording, context: Context) -> Iterator[Finding]:
     for window in context.windows:
-        intervals = step_intervals(steps_in(recording, window, "running_depth")).where("running_depth > 0")
-        cycles = query(_CYCLES, {"cycle_us": pl.Float64, "steps": pl.Int64}, intervals=intervals).frame()
+        steps = steps_in(recording, window, "running_depth", "prefill_tokens", "decode_tokens")
+        intervals = step_intervals(steps).where("running_depth > 0")
+        sized = query(
+            _SIZED,
+            {**intervals.schema, "tokens": pl.Int64, "cycle_us": pl.Float64, "size": pl.Int32},
+            intervals=intervals,
+        )
+        counted_cycles = {"size": pl.Int32, "cycle_us": pl.Float64, "steps": pl.Int64}
+        cycles = query(_CYCLES, counted_cycles, sized=sized).frame()
         if cycles["steps"].sum() < _FEWEST:
             continue
-        usual_us = _median(cycles["cycle_us"], cycles["steps"])
-        excess = "SELECT *, elapsed_us - $usual_us * elapsed_steps AS excess_us FROM intervals"
-        columns = {**intervals.schema, "excess_us": pl.Float64}
-        beyond = query(excess, columns, {"usual_us": usual_us}, intervals=intervals)
-        worst = beyond.aggregate(
+        of_all_us = _quantile(*cycles.group_by("cycle_us").agg(pl.col("steps").sum()).sort("cycle_us"))
+        tables = {int(size): (of["cycle_us"], of["steps"]) for (size,), of in cycles.group_by("size")}
+        usual = usual_us({size: (_quantile(*of, ALIKE), int(of[1].sum())) for size, of in tables.items()}, of_all_us)
+        frame = pl.DataFrame(
+            {"size": list(usual), "usual_us": list(usual.values())}, schema_overrides={"size": pl.Int32}
+        )
+        columns = {**sized.schema, "usual_us": pl.Float64, "excess_us": pl.Float64}
+        worst = query(_EXCESS, columns, sized=sized, usual=rows_of(frame)).aggregate(
             excess_us="max(excess_us)",
             step_id="arg_max(step_id, excess_us)",
             steps="arg_max(elapsed_steps, excess_us)",
+            usual_us="arg_max(usual_us, excess_us)",
         )
-        if worst["excess_us"] > STALL_US:
-            yield _stall(window, worst, usual_us)
+        if worst["excess_us"] and worst["excess_us"] > STALL_US:
+            yield _stall(window, worst)
 
 
-def _stall(window: Window, worst: dict[str, float], usual_us: float) -> Finding:
+def _stall(window: Window, worst: dict[str, float]) -> Finding:
     measured: Measured = {
         "stage": window.stage,
         "step_id": int(worst["step_id"]),
         "excess_us": worst["excess_us"],
-        "usual_cycle_us": usual_us,
+        "usual_cycle_us": worst["usual_us"],
     }
     steps, longer = int(worst["steps"]), f"{worst['excess_us'] / 1e6:.1f} s more than usual"
     what = f"the engine stood still for {longer} after step {measured['step_id']}"
     # That may be many steps which each took less than twice the usual time.
-    if steps > 1 and worst["excess_us"] < steps * usual_us:
+    if steps > 1 and worst["excess_us"] < steps * worst["usual_us"]:
         what = f"{counted(steps - 1, 'step')} after step {measured['step_id']} without a record took {longer}"
-    rule = "more than 1 s beyond the median cycle between two samples"
+    rule = "more than 1 s, and twice, what steps of as many tokens take"
     return Finding(CHECK, "note", "", f"{named(window)}: {what}", measured, rule)
 
 

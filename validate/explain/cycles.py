@@ -9,7 +9,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.ingest.checks.stationarity import STALL_US
+from blis_replay.replay.observed import stalled_us
 from blis_replay.replay.pace import ForcedSteps, forced_steps, served_alike
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.hypothesis import Replayed
@@ -28,12 +28,6 @@ ALIKE = 1.5  # only steps within this factor of the usual show which cost is wro
 SURE = 0.975  # share of the draws in which the best explanation must win
 MIN_PACE = 0.02  # a factor nearer to 1 is not one of a machine
 MIN_ALL_ALONG = 0.4  # share of a factor that must be left in each quarter of the run
-
-
-def stalled_us(step_us: Int64s) -> Int64s:
-    """int64[steps]: by how much each step takes longer than the median where the server stood still; else 0."""
-    longer_us = (step_us - np.median(step_us)).astype(np.int64)
-    return np.where(longer_us > STALL_US, longer_us, 0)
 
 
 @dataclass(frozen=True)
@@ -88,10 +82,12 @@ def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
     served = requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us"))
     served = served.filter(Selection(window=server.window).of(requests))
     from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))
-    kept = (stalled_us(steps.observed_us) == 0) & (steps.start_us >= from_us) & (steps.start_us <= until_us)
+    interval = np.searchsorted(cycles.from_us, steps.start_us, side="right")
+    still = stalled_us(server.recording, cycles) > 0
+    kept = ~still[np.maximum(interval - 1, 0)] & (steps.start_us >= from_us) & (steps.start_us <= until_us)
     kept &= served_alike(server.recording, cycles, steps)
     chosen = ForcedSteps(*(column[kept] for column in vars(steps).values()))
-    return nature_of(chosen, np.searchsorted(cycles.from_us, chosen.start_us, side="right"))
+    return nature_of(chosen, interval[kept])
 
 
 def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:

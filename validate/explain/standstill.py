@@ -14,9 +14,8 @@ import numpy as np
 from blis_replay.base.arrays import Bools, Int64s
 from blis_replay.base.errors import ReplayError, TraceError, counted
 from blis_replay.ingest.checks.stationarity import STALL_US
-from blis_replay.replay.observed import observed_cycles
+from blis_replay.replay.observed import observed_cycles, stalled_us
 from blis_replay.replay.warm_up import Stalls, token_waits
-from blis_replay.validate.explain.cycles import stalled_us
 from blis_replay.validate.explain.hypothesis import Hypothesis, Replayed
 from blis_replay.validate.explain.rule import explains
 from blis_replay.validate.explain.trial import Trial, misfit, trial_of
@@ -68,9 +67,9 @@ def standstill(replayed: Replayed) -> Hypothesis | None:
 
 
 def _recorded(replayed: Replayed) -> Stalls | None:
-    """Steps that took over a second longer than the median."""
+    """Steps in which the server stood still (``stalled_us``)."""
     cycles = observed_cycles(replayed.recording)[0]
-    longer_us = stalled_us(cycles.cycle_us)
+    longer_us = stalled_us(replayed.recording, cycles)
     first_us = int(replayed.recording.requests["arrival_us"][0])
     long = (longer_us > 0) & (cycles.from_us + longer_us > first_us)  # an earlier one is of another client
     nearest_us = int(np.median(cycles.cycle_us)) // 2  # of the simulated steps the nearest one is the recorded one

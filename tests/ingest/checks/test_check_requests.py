@@ -12,6 +12,7 @@ import pytest
 from builders import aggregates, recording, requests, steps, write_events
 
 from blis_replay.base.errors import RecordingError
+from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.ledger import JOURNEYS, SENT, entries
 from blis_replay.ingest.checks.registry import run_checks
@@ -31,6 +32,7 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.served import away, late_first_tokens
 from blis_replay.ingest.served import refused as refused_by
+from blis_replay.replay.observed import stalled_us
 from blis_replay.validate.metrics.observed import Selection, numbers_from_requests, observed_requests, samples_of
 
 SECOND = 1_000_000
@@ -328,6 +330,27 @@ def test_a_stall_of_the_engine_is_found_between_sampled_steps() -> None:
     assert stall.measured["excess_us"] == 3 * SECOND
     assert stall.measured["step_id"] == 3000
     assert stall.measured["usual_cycle_us"] == 20_000
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("stalled_s", [0, 4])
+def test_a_long_prompt_is_no_standstill(behind: int, stalled_s: int) -> None:
+    """Every hundredth step takes 1.5 s for 1,600 tokens; asynchronously the time stands one step behind.
+
+    With 4 s more once the server stood still for these 4 s.
+    """
+    long = np.arange(5000) % 100 == 50
+    cycles = np.where(np.roll(long, behind), SECOND + SECOND // 2, 20_000)
+    cycles[3050 + behind] += stalled_s * SECOND
+    starts = np.concatenate([[0], cycles.cumsum()[:-1]])
+    made = recording(
+        stages=(Stage(0, 2.0, 200 * SECOND),),
+        requests=long_run().requests,
+        steps=steps(starts.tolist(), prefill_tokens=np.where(long, 1_600, 0).tolist()),
+    )
+    found = [f.measured["excess_us"] for f in findings_of(made, "stationarity") if "excess_us" in f.measured]
+    assert found == [4 * SECOND] * (stalled_s > 0)
+    assert stalled_us(made, ObservedCycles(starts, cycles)).sum() == stalled_s * SECOND
 
 
 def test_several_load_stages_are_named() -> None:
