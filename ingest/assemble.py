@@ -91,15 +91,16 @@ def parts_of(source: Source, by: str) -> list[Source]:
     """A source for each ``client``'s file or each load ``stage`` of a recording; raises :class:`RecordingError`."""
     of = source.part or Part()
     if by == "client":
-        known, _others = discovery.find(replace(source, part=of), None)
+        known, others = discovery.find(replace(source, part=of), None)
         files = next((known[form.name] for form in request_formats() if form.name in known), [])
         parts = [replace(of, client=file.name) for file in files]
+        remedy = f"leave --by out; {discovery.columns_there(source, others)}"
     else:
         with read_recording(replace(source, part=of)) as recording:
             stages = recording.requests["stage"].drop_nulls().unique().sort().to_list()
         parts = [replace(of, stage=stage) for stage in stages]
-    if not parts:
         remedy = "leave --by out, or use --from and --to"
+    if not parts:
         raise RecordingError(source.root, "", f"it has no {by} to divide it by", remedy)
     names = [Part(client=part.client, stage=part.stage).name() for part in parts]
     return [replace(source, part=part, slug=f"{source.slug}-{name}") for part, name in zip(parts, names, strict=True)]

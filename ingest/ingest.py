@@ -109,14 +109,17 @@ def ingest_source(
     return replace(ingested, engine_given_before=reused, left_out=left_out, not_used=unused)
 
 
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")  # files of a directory that are likely to have requests
 _NOT_USED = re.compile(r".*\(not used: (.*)\)")
 
 
 def _not_used(files: Sequence[tuple[str, str]], source: Source) -> str:
     """Files that the user may expect to be used and that were not, with the reason."""
+    from blis_replay.ingest.readers.tables.columns import EXAMPLE
+
     unused = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
-    if source.paths is not None:
-        unused += [(name, "its format is not known") for name, kind in files if kind == "unknown"]
+    named, why = source.paths is not None, f"its format is not known; if it has requests, say {EXAMPLE}"
+    unused += [(name, why) for name, kind in files if kind == "unknown" and (named or name.endswith(_TABLES))]
     names: dict[str, list[str]] = {}
     for name, why in unused:
         names.setdefault(why, []).append(name)
@@ -137,9 +140,11 @@ def _refuse_worse(store: Store, recording: Recording, source: Source) -> None:
     stored = stored_counts(store, recording.slug)
     if stored is None or stored.ground_truth == PUBLISHED or stored.content_hash == recording.content_hash:
         return
-    before = [name for name, kind in stored_files(store, recording.slug) if not kind.startswith(GIVEN_KIND)]
-    now = {file.name for file in recording.files if not file.kind.startswith(GIVEN_KIND)}
-    if source.paths is not None and not now & {*before}:
+    kinds = dict(stored_files(store, recording.slug)), {file.name: file.kind for file in recording.files}
+    if len({of.get("--columns") for of in kinds}) > 1:
+        return  # the user says more of the same files
+    before, now = ([name for name, kind in of.items() if not kind.startswith(GIVEN_KIND)] for of in kinds)
+    if source.paths is not None and not {*now} & {*before}:
         named = f"{', '.join(before[:3])}{', ...' if len(before) > 3 else ''}"
         problem = f"{recording.slug} is stored from {named}, and these are other files"
         raise RecordingError(source.root, "", problem, "give --name NAME for an experiment of its own, or --replace")

@@ -235,13 +235,13 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
     if source.columns and not any(form.fields and form.name in known for form in request_formats()):
         if source.alone or not any(form.name in known for form in request_formats()):
             problem = f"no file has columns of --columns {source.columns[:80]}"
-            raise RecordingError(source.root, "", problem, _columns_there(source, others))
+            raise RecordingError(source.root, "", problem, columns_there(source, others))
         unused = "option (not used: no file here has such columns)"
         given = tuple(replace(one, kind=unused) if one.name == "--columns" else one for one in given)
     return known, (*others, *given)
 
 
-def _columns_there(source: Source, others: Iterable[SourceFile]) -> str:
+def columns_there(source: Source, others: Iterable[SourceFile]) -> str:
     """The columns of the first file that is an unknown table, and what to do about them."""
     for file in others:
         path = source.root / file.name
@@ -258,7 +258,7 @@ def how_to_go_on(source: Source, others: Iterable[SourceFile]) -> str:
         if path.is_file() and (remedy := _wrapped(RecordedFile(path, file.name))):
             return f"{printable(file.name)} {remedy}"
     more = f"; {in_labs(', '.join(labs_formats()))}" if labs_formats() else ""
-    return f"{_columns_there(source, files)}; formats that are known: server logs, {', '.join(input_formats())}{more}"
+    return f"{columns_there(source, files)}; formats that are known: server logs, {', '.join(input_formats())}{more}"
 
 
 # How files begin whose content nobody can read here, and what to do with them.

@@ -17,7 +17,7 @@ from blis_replay.ingest.checks.evidence import step_intervals
 from blis_replay.ingest.checks.ledger import IN_FLIGHT, entries
 from blis_replay.ingest.checks.step_times import cycle_us
 from blis_replay.ingest.ingest import ingest_recording, ingest_source
-from blis_replay.ingest.readers.discovery import sources_of
+from blis_replay.ingest.readers.discovery import only_source, sources_of
 from blis_replay.ingest.recording import BY_CLIENT, Finding
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, timeline_of
@@ -111,9 +111,27 @@ def test_another_file_of_a_folder_does_not_replace_the_first(tmp_path: Path) -> 
     (all_three,) = sources_of([folder / "a.csv", folder / "b.csv", folder / "c.csv"])
     for _ in range(2):
         unused = ingest_source(store_path, all_three).not_used
-        assert unused.startswith("b.csv (a.csv is read") and unused.endswith("), c.csv (its format is not known)")
+        assert unused.startswith("b.csv (a.csv is read") and "), c.csv (its format is not known; if it has " in unused
         assert BY_CLIENT in unused
     assert ingest_source(store_path, second, even_worse=True).outcome == "replaced"
+
+
+@pytest.mark.slow
+def test_columns_that_are_said_later_replace_a_reading_with_more_requests(tmp_path: Path) -> None:
+    """Three of ten requests have no number in the other column; a copy with seven would be refused."""
+    folder, store_path = tmp_path / "own", tmp_path / "s.duckdb"
+    folder.mkdir()
+    rows = [f"{i},500,{'x' if i < 3 else 400},100,10" for i in range(10)]
+    (folder / "own.csv").write_text("\n".join(["begin,first,other,in,out", *rows, ""]))
+    said = "arrival=begin:s,ttft={}:ms,prompt_tokens=in,output_tokens=out"
+    read = [
+        ingest_source(store_path, replace(only_source(folder), columns=said.format(column)))
+        for column in ("first", "other")
+    ]
+    assert [(one.outcome, one.requests) for one in read] == [("new", 10), ("replaced", 7)]
+    (folder / "own.csv").write_text("\n".join(["begin,first,other,in,out", *rows[:5], ""]))
+    with pytest.raises(RecordingError):
+        ingest_source(store_path, folder)
 
 
 @pytest.mark.slow
