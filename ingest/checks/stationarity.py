@@ -207,9 +207,8 @@ _EXCESS = """
 SELECT *, elapsed_us - usual_us * elapsed_steps AS excess_us FROM sized JOIN usual USING (size)
 WHERE elapsed_steps > 1 OR elapsed_us > 2 * usual_us
 """
-ALIKE = (
-    0.75  # the quantile of steps beside a large one: the median of the large ones, as each stands beside a small one
-)
+# Half of the steps of a size are the small ones that follow a large one, so this quantile is the large ones' median.
+ALIKE = 0.75
 _LEAST_ALIKE = 10  # steps that tell it
 
 
@@ -217,7 +216,7 @@ def usual_us(cycles: Mapping[int, tuple[float, int]], of_all_us: float) -> dict[
     """What a step of each size usually takes, us: at least ``of_all_us``, the median of all.
 
     ``cycles``: by the power of two of a step's tokens (-1: not known) the quantile ``ALIKE``, us, and how many there
-    are.  Of too few the next smaller ones tell, in proportion: so a long prompt is no standstill.
+    are.  A size with too few steps takes what the next smaller one has, in proportion to its tokens.
     """
     usual, known_us, known = {}, of_all_us, 0
     for size, (alike_us, steps) in sorted(cycles.items()):

@@ -122,18 +122,22 @@ def _fit(fit: ModelFit) -> list[Part]:
 def with_next(answer: Answer, asked: NextRecording | None) -> Answer:
     """An explanation with the load to record next, above its last part, which is the advice."""
     document = {**answer.document, "next_recording": None if asked is None else asked.document()}
-    return replace(answer, page=[*answer.page[:-1], *next_parts(asked, ""), answer.page[-1]], document=document)
+    return replace(
+        answer,
+        page=[*answer.page[:-1], *next_parts(asked, "", "for a better fit, not for this verdict: "), answer.page[-1]],
+        document=document,
+    )
 
 
-def next_parts(asked: NextRecording | None, indent: str = "  ") -> list[Part]:
-    """The load to record next, where it narrows something worth the while."""
+def next_parts(asked: NextRecording | None, indent: str = "  ", lead: str = "") -> list[Part]:
+    """The load to record next, where it narrows something worth the while; ``lead``: what the sentence begins with."""
     if asked is None or asked.now < _WORTH_RECORDING:
         return []
     load = "that load" if asked.load == asked.least_certain else _load(asked.load)
     restart = "".join(f" with {name} {value}" for name, value in asked.load.engine.items())
     then = f"±{percent_plain(asked.then)}" if asked.then > _CERTAIN else f"less than ±{percent_plain(_CERTAIN)}"
     why = (
-        f"for a better fit, not for this verdict: least certain is the mean step under {_load(asked.least_certain)}, "
+        f"{lead}least certain is the mean step under {_load(asked.least_certain)}, "
         f"±{percent_plain(asked.now)}; {MINUTES} minutes of {load}{restart} would leave {then}"
     )
     command = f" \\\n{indent}  ".join(asked.load.command)
