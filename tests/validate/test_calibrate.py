@@ -18,7 +18,7 @@ from blis_replay.blis.releases.release import bundled_releases, format_release, 
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.ingest import ingest_recording, ingest_source
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
@@ -30,6 +30,7 @@ from blis_replay.validate.fit.calibrate import (
     calibrate,
     common_dtype,
     groups_of,
+    judged_next,
     training_recordings,
 )
 from blis_replay.validate.fit.cycle_rows import CycleRows, fit_line
@@ -397,3 +398,17 @@ def test_requests_that_waited_for_answers_are_fitted_so() -> None:
     slower = vector * [1.1, 1.1, 1.1, 1.0, 1.0, 1.1]
     residuals = evidence.residuals(form, Lifecycle(), slower)[: len(evidence.decodes)]
     assert (SCALE["e2e"] * residuals).mean() == pytest.approx(0.1, abs=0.02)
+
+
+def test_what_to_judge_next_is_a_recording_named_like_the_one_that_was_fitted(tmp_path: Path) -> None:
+    """Another run of that day, not the first one of this server in the store, nor one of another model."""
+    models = {"a": "one", "s2-r13": "one", "s-r20": "one", "s2-r20": "one", "s2-r14": "other"}
+    made = {
+        slug: replace(make_recording({"arrival_us": [0]}), slug=slug, alias=slug, content_hash=slug, model=model)
+        for slug, model in models.items()
+    }
+    with open_store(tmp_path / "s.duckdb") as store:
+        for one in made.values():
+            ingest_recording(store, one)
+        assert judged_next(store, [made["s2-r13"]]) == "s2-r20"
+        assert judged_next(store, [made["s2-r14"]]) == "s2-r14"

@@ -210,4 +210,4 @@ def gate_verb(
 
         judged = [(of, one.outcome or of.verdict) for one in report.judgements if (of := one.judgement)]
         record(history, judged, [one.slug for one in report.judgements if one.judgement is None], "embedded")
-    return print_answer(gate_answer(report))
+    return print_answer(gate_answer(report, coefficients))

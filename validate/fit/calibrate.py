@@ -143,14 +143,24 @@ def training_recordings(
 
 
 def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
-    """The alias of another recording of a server that was fitted to, to judge the fit by; else of the first."""
+    """The alias of another recording of a server that was fitted to, to judge the fit by; else of the first.
+
+    Of several the one whose name begins most alike: it is likely of the same day.
+    """
     used = {recording.slug for recording in fitted}
     servers = {(r.model, r.tensor_parallelism, r.hardware) for r in fitted}
-    for row in list_experiments(store):
-        same = (row.model, row.tensor_parallelism, row.hardware) in servers
-        if same and row.slug not in used and row.ground_truth == RECORDED and not row.overloaded:
-            return row.alias
-    return fitted[0].alias
+    others = [
+        row
+        for row in list_experiments(store)
+        if (row.model, row.tensor_parallelism, row.hardware) in servers
+        if row.slug not in used and row.ground_truth == RECORDED and not row.overloaded
+    ]
+    alike = {row.alias: max(_begins_alike(row.slug, slug) for slug in used) for row in others}
+    return max(alike, key=lambda alias: alike[alias], default=fitted[0].alias)
+
+
+def _begins_alike(one: str, other: str) -> int:
+    return next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
 def calibrate(

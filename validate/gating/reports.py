@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -28,8 +29,10 @@ from blis_replay.validate.text.cells import in_ms, percent_plain, time_span
 _MOST_COLUMNS = 4
 
 
-def gate_answer(report: GateReport) -> Answer:
+def gate_answer(report: GateReport, candidate: str = "") -> Answer:
     """Verdict with the largest reason, errors by experiment, what is in the way, and changes against the baseline.
+
+    ``candidate``: as the user named it.
 
     Errors and limits are fractions, times in ms.  The rows are one per check, of an experiment or of the gate as a
     whole (``experiment`` empty).
@@ -39,12 +42,20 @@ def gate_answer(report: GateReport) -> Answer:
     found = in_the_way(report)
     every = [_obstacle(check) for check in found]
     page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
-    brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_unchanged_and_rule(report)), passed, _MORE]
+    brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_unchanged_and_rule(report)), passed]
+    brief.append(Block([_MORE, *_next(found, candidate or report.candidate.name)]))
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 
 
 _MORE = "more: -v prints every check, every change and every interval"
+
+
+def _next(found: Sequence[Check], candidate: str) -> list[Line]:
+    """Where the worst error comes from."""
+    alias = next((check.experiment for check in found if check.value is not None and check.experiment), "")
+    command = f"blis-replay explain {quote(alias)} --coefficients {quote(candidate)}"
+    return [Line("next:", command=command)] if alias else []
 
 
 def _worst_of_each(report: GateReport, found: Sequence[Check]) -> list[Line]:
