@@ -14,9 +14,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import count
-from tempfile import mkdtemp
+from pathlib import Path
+from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
 from weakref import WeakSet, finalize
 
 import polars as pl
@@ -274,11 +276,12 @@ class Scratch:
     def _root(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
-        folder = mkdtemp(prefix="blis-replay-")
+        # Made by the database when it needs it: a worker ends without cleaning up.
+        folder = Path(gettempdir()) / f"blis-replay-{uuid4().hex}"
         finalize(self, shutil.rmtree, folder, ignore_errors=True)
         # One thread: others would have buffers of their own, and change the order of rows.
         memory = f"{self._database_bytes >> 20}MiB"
-        return duckdb.connect(config={"memory_limit": memory, "temp_directory": folder, "threads": 1})
+        return duckdb.connect(config={"memory_limit": memory, "temp_directory": str(folder), "threads": 1})
 
     @contextmanager
     def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:

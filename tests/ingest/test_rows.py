@@ -159,6 +159,16 @@ def tables_of(scratch: Scratch) -> int:
         return len(connection.execute("SHOW TABLES").fetchall())
 
 
+def test_a_scratch_database_has_no_folder_before_it_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ends without cleaning up would leave it behind."""
+    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(ingest_rows, "gettempdir", lambda: str(tmp_path))
+    writer = Scratch().writer({"a": pl.Int64})
+    writer.add(pl.DataFrame({"a": [1, 2]}))
+    assert writer.done().database is not None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_text_does_not_keep_those_that_were_read_with_it() -> None:
     """Of a thousand texts of 100 bytes that one buffer has, ten are added: 1,000 bytes, and a view of 16 for each."""
     read = pl.DataFrame(pl.Series("name", [f"{number:0100}" for number in range(1_000)]))
