@@ -218,11 +218,11 @@ def usual_us(cycles: Mapping[int, tuple[float, int]], of_all_us: float) -> dict[
     ``cycles``: by the power of two of a step's tokens (-1: not known) the quantile ``ALIKE``, us, and how many there
     are.  A size with too few steps takes what the next smaller one has, in proportion to its tokens.
     """
-    usual, known_us, known = {}, of_all_us, 0
+    usual, known_us, known = {}, of_all_us, math.inf
     for size, (alike_us, steps) in sorted(cycles.items()):
         if size >= 0 and steps >= _LEAST_ALIKE:
             known_us, known = max(alike_us, of_all_us), size
-        usual[size] = of_all_us if size < 0 else known_us * 2.0 ** (size - known)
+        usual[size] = known_us * 2.0 ** max(size - known, 0)
     return usual
 
 
