@@ -141,13 +141,16 @@ def _refuse_worse(store: Store, recording: Recording, source: Source) -> None:
     if stored is None or stored.ground_truth == PUBLISHED or stored.content_hash == recording.content_hash:
         return
     kinds = dict(stored_files(store, recording.slug)), {file.name: file.kind for file in recording.files}
-    if len({of.get("--columns") for of in kinds}) > 1:
-        return  # the user says more of the same files
     before, now = ([name for name, kind in of.items() if not kind.startswith(GIVEN_KIND)] for of in kinds)
     if source.paths is not None and not {*now} & {*before}:
         named = f"{', '.join(before[:3])}{', ...' if len(before) > 3 else ''}"
         problem = f"{recording.slug} is stored from {named}, and these are other files"
         raise RecordingError(source.root, "", problem, "give --name NAME for an experiment of its own, or --replace")
+    # What options say counts as bytes too.
+    given = sum(len(kind) - len(GIVEN_KIND) for kind in kinds[0].values() if kind.startswith(GIVEN_KIND))
+    same = stored.bytes - given == sum(file.bytes for file in recording.files if not file.kind.startswith(GIVEN_KIND))
+    if same and before == now and kinds[0].get("--columns") != kinds[1].get("--columns"):
+        return  # the user says more of the same files
     has = _outcome(recording, "replaced", 0.0)
     worse = [
         f"{getattr(has, name):,} {what} where the stored one has {getattr(stored, name):,}"

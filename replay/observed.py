@@ -14,7 +14,7 @@ import polars as pl
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ReplayError, counted
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.ingest.checks.stationarity import ALIKE, STALL_US, usual_us
+from blis_replay.ingest.checks.stationarity import STALL_US, steps_behind, usual_us
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.rows import Rows, no_rows
 from blis_replay.ingest.steps.followed import NONE, followed_log
@@ -386,16 +386,14 @@ def stalled_us(recording: Recording, cycles: ObservedCycles) -> Int64s:
         rows, number = recording.iterations.where("NOT dummy"), "iteration"
     placed = rows.where("start_us IS NOT NULL").ordered(f"start_us, {number}")
     steps = placed.frame([number, "start_us", "prefill_tokens", "decode_tokens"])
-    scheduled = pl.col("prefill_tokens") + pl.col("decode_tokens")
-    # A server that schedules asynchronously runs the step before while it schedules one: the larger of the two counts.
-    known = pl.when(pl.col(number).diff(-1) == -1).then(pl.max_horizontal(scheduled, scheduled.shift()))
-    tokens = steps.select("start_us", tokens=known).unique("start_us")
+    scheduled = (pl.col("prefill_tokens") + pl.col("decode_tokens")).shift(steps_behind(recording))
+    known = pl.when(pl.col(number).diff(-1) == -1).then(scheduled)
+    tokens = steps.select("start_us", tokens=known).unique("start_us", keep="first", maintain_order=True)
     at = pl.DataFrame({"start_us": cycles.from_us}).join(tokens, on="start_us", how="left", maintain_order="left")
     is_known = (at["tokens"] > 0).fill_null(value=False).to_numpy()
     size[is_known] = np.frexp(at["tokens"].to_numpy()[is_known])[1]
     alike = {int(one): cycles.cycle_us[size == one] for one in np.unique(size)}
-    quantiles = {one: (float(np.quantile(of, ALIKE, method="inverted_cdf")), len(of)) for one, of in alike.items()}
-    usual = usual_us(quantiles, of_all_us)
+    usual = usual_us({one: (float(np.median(of)), len(of)) for one, of in alike.items()}, of_all_us)
     of_size_us = np.array([usual[one] for one in size.tolist()])
     longer_us = (cycles.cycle_us - of_size_us).astype(np.int64)
     return np.where((longer_us > STALL_US) & (longer_us > of_size_us), longer_us, 0)

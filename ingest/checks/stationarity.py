@@ -23,6 +23,7 @@ from blis_replay.ingest.overload import client_limits
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import query, rows_of
 from blis_replay.ingest.served import by_arrival, completed_requests, recorded_requests
+from blis_replay.ingest.steps.records import is_asynchronous
 
 CHECK = "stationarity"
 MEASURES = "cold start, load stages, drift and stalls, per window; nothing is left out because of them"
@@ -195,11 +196,10 @@ def _late_together(requests: pl.DataFrame, window: Window) -> list[Finding]:
 
 
 # Steps of as many tokens, to the power of two; -1 where other steps lie between two samples, or no tokens are known.
-# A server that schedules asynchronously runs the step before while it schedules one, so the larger of the two counts.
 _SIZED = """
 SELECT *, elapsed_us / elapsed_steps AS cycle_us, CASE WHEN elapsed_steps > 1 OR tokens IS NULL THEN -1
-    ELSE floor(log2(greatest(tokens, lag(tokens) OVER (ORDER BY start_us, step_id), 1)))::INT END AS size
-FROM (SELECT *, prefill_tokens + decode_tokens AS tokens FROM intervals)
+    ELSE floor(log2(greatest(tokens, 1)))::INT END AS size
+FROM (SELECT *, lag(prefill_tokens + decode_tokens, $behind) OVER (ORDER BY start_us, step_id) AS tokens FROM intervals)
 """
 # Counted, as the database would have all values of ten million steps in memory for their median.
 _CYCLES = "SELECT size, cycle_us, count(*) AS steps FROM sized GROUP BY size, cycle_us ORDER BY cycle_us"
@@ -207,29 +207,33 @@ _EXCESS = """
 SELECT *, elapsed_us - usual_us * elapsed_steps AS excess_us FROM sized JOIN usual USING (size)
 WHERE elapsed_steps > 1 OR elapsed_us > 2 * usual_us
 """
-# Half of the steps of a size are the small ones that follow a large one, so this quantile is the large ones' median.
-ALIKE = 0.75
-_LEAST_ALIKE = 10  # steps that tell it
+_LEAST_ALIKE = 5  # steps of a size that tell what is usual for it
+
+
+def steps_behind(recording: Recording) -> int:
+    """How many steps before the one that is scheduled runs until the next is: asynchronously one."""
+    return int(is_asynchronous(recording))
 
 
 def usual_us(cycles: Mapping[int, tuple[float, int]], of_all_us: float) -> dict[int, float]:
     """What a step of each size usually takes, us: at least ``of_all_us``, the median of all.
 
-    ``cycles``: by the power of two of a step's tokens (-1: not known) the quantile ``ALIKE``, us, and how many there
-    are.  A size with too few steps takes what the next smaller one has, in proportion to its tokens.
+    ``cycles``: by the power of two of a step's tokens (-1: not known) the median, us, and how many there are.  For a
+    size with too few steps the next smaller one tells: what that takes above the median grows with its tokens.
     """
-    usual, known_us, known = {}, of_all_us, math.inf
-    for size, (alike_us, steps) in sorted(cycles.items()):
+    usual, more_us, known = {}, 0.0, 0
+    for size, (median_us, steps) in sorted(cycles.items()):
         if size >= 0 and steps >= _LEAST_ALIKE:
-            known_us, known = max(alike_us, of_all_us), size
-        usual[size] = known_us * 2.0 ** max(size - known, 0)
+            more_us, known = max(median_us - of_all_us, 0.0), size
+        usual[size] = of_all_us + more_us * 2.0 ** max(size - known, 0)
     return usual
 
 
-def _quantile(values: pl.Series, counts: pl.Series, share: float = 0.5) -> float:
-    """The value at that share of ascending ``values``, each repeated ``counts`` times."""
+def _median(values: pl.Series, counts: pl.Series) -> float:
+    """The median of ascending ``values``, each repeated ``counts`` times."""
     upto = counts.cum_sum()
-    return float(values[int(upto.search_sorted(share * int(upto[-1])))])
+    middle = [int(upto.search_sorted(place + 1)) for place in (int(upto[-1] - 1) // 2, int(upto[-1]) // 2)]
+    return float(values[middle[0]] + values[middle[1]]) / 2
 
 
 def _step_stalls(recording: Recording, context: Context) -> Iterator[Finding]:
@@ -239,15 +243,16 @@ def _step_stalls(recording: Recording, context: Context) -> Iterator[Finding]:
         sized = query(
             _SIZED,
             {**intervals.schema, "tokens": pl.Int64, "cycle_us": pl.Float64, "size": pl.Int32},
+            {"behind": steps_behind(recording)},
             intervals=intervals,
         )
         counted_cycles = {"size": pl.Int32, "cycle_us": pl.Float64, "steps": pl.Int64}
         cycles = query(_CYCLES, counted_cycles, sized=sized).frame()
         if cycles["steps"].sum() < _FEWEST:
             continue
-        of_all_us = _quantile(*cycles.group_by("cycle_us").agg(pl.col("steps").sum()).sort("cycle_us"))
+        of_all_us = _median(*cycles.group_by("cycle_us").agg(pl.col("steps").sum()).sort("cycle_us"))
         tables = {int(size): (of["cycle_us"], of["steps"]) for (size,), of in cycles.group_by("size")}
-        usual = usual_us({size: (_quantile(*of, ALIKE), int(of[1].sum())) for size, of in tables.items()}, of_all_us)
+        usual = usual_us({size: (_median(*of), int(of[1].sum())) for size, of in tables.items()}, of_all_us)
         frame = pl.DataFrame(
             {"size": list(usual), "usual_us": list(usual.values())}, schema_overrides={"size": pl.Int32}
         )
@@ -274,7 +279,7 @@ def _stall(window: Window, worst: dict[str, float]) -> Finding:
     # That may be many steps which each took less than twice the usual time.
     if steps > 1 and worst["excess_us"] < steps * worst["usual_us"]:
         what = f"{counted(steps - 1, 'step')} after step {measured['step_id']} without a record took {longer}"
-    rule = "more than 1 s, and twice, what steps of as many tokens take"
+    rule = "1 s more than usual between two samples, of one step also twice what steps of as many tokens take"
     return Finding(CHECK, "note", "", f"{named(window)}: {what}", measured, rule)
 
 

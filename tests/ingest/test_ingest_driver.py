@@ -130,8 +130,9 @@ def test_columns_that_are_said_later_replace_a_reading_with_more_requests(tmp_pa
     ]
     assert [(one.outcome, one.requests) for one in read] == [("new", 10), ("replaced", 7)]
     (folder / "own.csv").write_text("\n".join(["begin,first,other,in,out", *rows[:5], ""]))
-    with pytest.raises(RecordingError):
-        ingest_source(store_path, folder)
+    for column in ("first", "other"):
+        with pytest.raises(RecordingError):
+            ingest_source(store_path, replace(only_source(folder), columns=said.format(column)))
 
 
 @pytest.mark.slow

@@ -455,8 +455,8 @@ def test_an_experiment_has_one_line_with_its_worst_check_and_all_of_them_on_requ
         "FAIL  ranking: order",
     ]
     assert sum(line.startswith(starts) for line in whole[1:]) == 4
-    named = page_text(gate_answer(report, "a dir/new.yaml").brief).splitlines()
-    assert named[-1] == "next: blis-replay explain same --coefficients 'a dir/new.yaml'"
+    named = page_text(gate_answer(report, " --coefficients new.yaml --store s.duckdb").brief).splitlines()
+    assert named[-1] == "next: blis-replay explain same --coefficients new.yaml --store s.duckdb"
 
 
 @pytest.mark.parametrize(("change", "unknown"), [((0.1, -0.18, 0.18), True), ((0.0, 0.0, 0.0), False)])

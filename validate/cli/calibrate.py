@@ -182,6 +182,7 @@ def gate_verb(
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import given_options
     from blis_replay.validate.gating.gate import gate
     from blis_replay.validate.gating.policy import load_policy
     from blis_replay.validate.gating.reports import gate_answer, gate_junit, gate_markdown
@@ -210,4 +211,4 @@ def gate_verb(
 
         judged = [(of, one.outcome or of.verdict) for one in report.judgements if (of := one.judgement)]
         record(history, judged, [one.slug for one in report.judgements if one.judgement is None], "embedded")
-    return print_answer(gate_answer(report, coefficients))
+    return print_answer(gate_answer(report, given_options(coefficients, store_path)))

@@ -100,9 +100,9 @@ def _at_its_pace(run: ReplayRun, other: ModelEntry) -> ReplayPlan:
         return run.plan  # with these it serves in other steps, which have no pace; so the one that was found stays
 
 
-# 1.96 over the farthest of 24 draws of a normal distribution (1.95), and half of its standard deviation over the median
-# absolute one: a side on which no draw lies is not known to have none.
-_FARTHEST, _LEAST = 1.01, 1.4826 / 2
+# How far a side reaches at most: in its farthest draw, and in half a standard deviation of a normal distribution over
+# its median absolute one.  With 24 normal draws 94.7 % of 40,000 intervals hold another one (95.0 % without a bound).
+_FARTHEST, _LEAST = 1.5, 1.4826 / 2
 
 
 def prediction_interval(

@@ -160,7 +160,8 @@ def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
 
 
 def _begins_alike(one: str, other: str) -> int:
-    return next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
 
 
 def calibrate(

@@ -29,10 +29,10 @@ from blis_replay.validate.text.cells import in_ms, percent_plain, time_span
 _MOST_COLUMNS = 4
 
 
-def gate_answer(report: GateReport, candidate: str = "") -> Answer:
+def gate_answer(report: GateReport, options: str = "") -> Answer:
     """Verdict with the largest reason, errors by experiment, what is in the way, and changes against the baseline.
 
-    ``candidate``: as the user named it.
+    ``options``: of the next command, as the user gave them.
 
     Errors and limits are fractions, times in ms.  The rows are one per check, of an experiment or of the gate as a
     whole (``experiment`` empty).
@@ -43,7 +43,7 @@ def gate_answer(report: GateReport, candidate: str = "") -> Answer:
     every = [_obstacle(check) for check in found]
     page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
     brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_unchanged_and_rule(report)), passed]
-    brief.append(Block([_MORE, *_next(found, candidate or report.candidate.name)]))
+    brief.append(Block([_MORE, *_next(found, options or f" --coefficients {quote(report.candidate.name)}")]))
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 
@@ -51,10 +51,10 @@ def gate_answer(report: GateReport, candidate: str = "") -> Answer:
 _MORE = "more: -v prints every check, every change and every interval"
 
 
-def _next(found: Sequence[Check], candidate: str) -> list[Line]:
+def _next(found: Sequence[Check], options: str) -> list[Line]:
     """Where the worst error comes from."""
     alias = next((check.experiment for check in found if check.value is not None and check.experiment), "")
-    command = f"blis-replay explain {quote(alias)} --coefficients {quote(candidate)}"
+    command = f"blis-replay explain {quote(alias)}{options}"
     return [Line("next:", command=command)] if alias else []
 
 

@@ -16,6 +16,7 @@ from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.ledger import JOURNEYS, SENT, entries
 from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.checks.stationarity import usual_us
 from blis_replay.ingest.overload import failed_share, overloaded
 from blis_replay.ingest.recording import (
     FIRST_TOKEN,
@@ -335,22 +336,31 @@ def test_a_stall_of_the_engine_is_found_between_sampled_steps() -> None:
 @pytest.mark.parametrize("behind", [0, 1])
 @pytest.mark.parametrize("stalled_s", [0, 4])
 def test_a_long_prompt_is_no_standstill(behind: int, stalled_s: int) -> None:
-    """Every hundredth step takes 1.5 s for 1,600 tokens; asynchronously the time stands one step behind.
+    """Ten steps of a thousand take 1.5 s for 1,600 tokens; asynchronously the time stands one step behind.
 
     With 4 s more once the server stood still for these 4 s.
     """
-    long = np.arange(5000) % 100 == 50
+    # Ten prefills in a row, as under a queue: then the steps beside one are no small ones.
+    long = np.arange(5000) % 1000 // 10 == 5
     cycles = np.where(np.roll(long, behind), SECOND + SECOND // 2, 20_000)
     cycles[3050 + behind] += stalled_s * SECOND
     starts = np.concatenate([[0], cycles.cumsum()[:-1]])
     made = recording(
         stages=(Stage(0, 2.0, 200 * SECOND),),
+        engine={"async_scheduling": Setting(bool(behind), "recorded", "recorder")},
         requests=long_run().requests,
         steps=steps(starts.tolist(), prefill_tokens=np.where(long, 1_600, 0).tolist()),
     )
     found = [f.measured["excess_us"] for f in findings_of(made, "stationarity") if "excess_us" in f.measured]
     assert found == [4 * SECOND] * (stalled_s > 0)
     assert stalled_us(made, ObservedCycles(starts, cycles)).sum() == stalled_s * SECOND
+
+
+def test_what_is_usual_for_a_size_is_its_own_median_or_grows_with_its_tokens() -> None:
+    """Two of 8,192 tokens tell nothing: 2,048 take 280 ms more than the median, so four times as many 1,120 ms more."""
+    usual = usual_us({1: (20_000, 900), 11: (300_000, 40), 13: (9e6, 2)}, 20_000)
+    assert usual == {1: 20_000, 11: 300_000, 13: 1_140_000}
+    assert usual_us({-1: (20_000, 900), 1: (20_000, 3), 12: (9e6, 1)}, 20_000) == dict.fromkeys((-1, 1, 12), 20_000)
 
 
 def test_several_load_stages_are_named() -> None:
