@@ -310,11 +310,12 @@ class _Assembly:
                 why = "the server traced its requests; --columns says that this table is the client's"
                 self.unused[file.name] = why
                 continue
-            read = self._read(form, self.known[form.name])
+            read = self._read(form, files := self.known[form.name])
             if best is not None and sums_up:
                 best = with_summary(best, read)
             elif read.rows.height or (best is None and len(read.aggregates)):
-                best, used, used_form = read, file.name, form.name
+                best, used_form = read, form.name
+                used = file.name if len(files) == 1 else f"{len(files)} files"
         return best if traces.requests is None else self.server.paired_with(traces.requests, best, used)
 
     def _read(self, form: formats.RequestFormat, files: Sequence[RecordedFile]) -> RequestsRead:
@@ -468,4 +469,6 @@ def _ground_truth(best: RequestsRead | None, aggregates: pl.DataFrame) -> Ground
     if best is None or best.rows.is_empty():
         return PUBLISHED if len(aggregates) else RECORDED
     known = best.rows.aggregate(timed="count(ttft_us) + count(e2e_us)", failed="count(*) FILTER (status <> 'ok')")
-    return RECORDED if known["timed"] or known["failed"] or best.events is not None else ARRIVALS
+    if known["timed"] or known["failed"] or best.events is not None:
+        return RECORDED
+    return ARRIVALS if best.aggregates.is_empty() else PUBLISHED

@@ -1,8 +1,8 @@
 """A range of vLLM's ``/metrics`` as a Prometheus server answers it (``/api/v1/query_range``): production counters.
 
-Nothing says when a single request came.  Each window of time is a load stage: how many requests came, and their mean
-lengths and latencies, all as the server counted them.  Ask for all of it in one answer, e.g.
-``query={__name__=~"vllm:.*"}&start=...&end=...&step=5s``.
+Nothing says when a single request came: requests are rebuilt from what was counted between two samples, the better the
+closer these are.  Each window of time is a load stage, with mean lengths and latencies as the server counted them.  Ask
+for all of it in one answer, e.g. ``query={__name__=~"vllm:.*"}&start=...&end=...&step=1s``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import RecordingError
@@ -19,20 +20,32 @@ from blis_replay.ingest.readers.documents import US_PER_S, WHOLE_RUN, Reported, 
 from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import wanted_values
-from blis_replay.ingest.readers.requests import RequestsRead, no_requests
+from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.recording import ENDED, Stage
+from blis_replay.ingest.rows import rows_of, shaped
+from blis_replay_labs.formats.rebuilt_requests import (
+    ENDS,
+    FIRST_TOKENS,
+    OUTPUTS,
+    PROMPTS,
+    RUNNING,
+    SUCCESS,
+    WAITING,
+    came,
+    rebuilt_requests,
+)
 
-_SUCCESS, _FAILED = "request_success_total", ("abort", "error")
-_IN_FLIGHT = ("num_requests_running", "num_requests_waiting")
+_FAILED = ("abort", "error")
+_GAUGES = (RUNNING, WAITING)
 # Histogram -> the metric of its mean; times in seconds, lengths in tokens.
 _TIMES = {
-    "ttft": "time_to_first_token_seconds",
-    "e2e": "e2e_request_latency_seconds",
+    "ttft": FIRST_TOKENS,
+    "e2e": ENDS,
     "server_queue": "request_queue_time_seconds",
     "server_prefill": "request_prefill_time_seconds",
     "server_decode": "request_decode_time_seconds",
 }
-_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens_reported": "request_generation_tokens"}
+_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens_reported": OUTPUTS}
 _BOUNDED = ("ttft", "e2e")  # those whose quantiles lie in a bucket of a histogram
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _SHORTEST_WINDOW_S = 15.0  # of fewer requests a window says little
@@ -50,29 +63,46 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     """
     series, model = _series(file)
     wanted = [f"{name}_{part}" for name in (*_TIMES.values(), *_LENGTHS.values()) for part in ("sum", "count")]
-    lacking = [name for name in (_SUCCESS, *wanted[:4], *wanted[-4:]) if name not in series]
+    lacking = [name for name in (SUCCESS, *_GAUGES, PROMPTS, *wanted[:4], *wanted[-4:]) if name not in series]
     if lacking:
         problem = f"no samples of vllm:{lacking[0]}"
         raise RecordingError(file.path, "", problem, 'ask for all of the server: query={__name__=~"vllm:.*"}')
     common = sorted(set.intersection(*(set(of) for of in series.values())))
-    if fallen := [name for name, of in series.items() if name not in _IN_FLIGHT and _falls([of[t] for t in common])]:
+    if fallen := [name for name, of in series.items() if name not in _GAUGES and _falls([of[t] for t in common])]:
         problem = f"vllm:{fallen[0]} falls: the server was started again in this range"
         raise RecordingError(file.path, "", problem, "ask for a range without a restart")
+    common = _begun(common, series)
     edges = _edges(common, series)
     if len(edges) < 2:
         raise RecordingError(file.path, "", "fewer than two samples, or no requests", "ask for a longer range")
     at = {name: np.array([of[time_s] for time_s in edges]) for name, of in series.items()}
     stages = tuple(
         Stage(i, count / (end_s - start_s), round((end_s - start_s) * US_PER_S))
-        for i, (start_s, end_s, count) in enumerate(zip(edges, edges[1:], _arrivals(at), strict=False))
+        for i, (start_s, end_s, count) in enumerate(zip(edges, edges[1:], np.diff(came(at)), strict=False))
     )
     rows = [(i, *row) for i in range(len(stages)) for row in _reported(at, slice(i, i + 2), slice(None))]
     rows += [(WHOLE_RUN, *row) for row in _reported(at, slice(None, None, len(stages)), slice(None))]
     rows += [(WHOLE_RUN, *row) for row in _bounds(at)]
-    in_flight = sum(float(at[name][0]) for name in _IN_FLIGHT if name in at)
-    lacks = [f"requests: {file.name} counts them in {len(stages)} windows", "the client's side: times are the server's"]
-    lacks += [f"what {in_flight:g} requests were that were in flight when the range began"] if in_flight else []
-    return no_requests("range of /metrics", aggregate_frame(rows), *lacks, stages=stages, model=model)
+    every = [time_s for time_s in common if time_s <= edges[-1]]
+    samples = {name: np.array([of[time_s] for time_s in every]) for name, of in series.items()}
+    requests = rebuilt_requests(np.array(every), samples)
+    stage = np.searchsorted(np.array(edges[1:-1]), requests["sent_us"].to_numpy() / US_PER_S, side="right")
+    columns = {name: pl.col(name) for name in requests.columns}
+    columns |= {"stage": pl.lit(pl.Series(stage)), "status": pl.lit("ok")}
+    in_flight = float(at[RUNNING][0] + at[WAITING][0])
+    remarks = [f"single requests: rebuilt from {len(every):,} samples of {file.name}"]
+    remarks += ["the client's side: times are the server's"]
+    remarks += [f"what {in_flight:g} requests were that were in flight when the range began"] if in_flight else []
+    return RequestsRead(
+        rows_of(shaped(requests, READ_SCHEMA, columns)),
+        "server",
+        "epoch",
+        version="range of /metrics",
+        aggregates=aggregate_frame(rows),
+        remarks=tuple(remarks),
+        stages=stages,
+        model=model,
+    )
 
 
 def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | None]:
@@ -83,7 +113,7 @@ def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | No
         if path[-1] == "metric":
             labels = value if isinstance(value, Mapping) else {}
             name = str(labels.get("__name__", "")).removeprefix("vllm:")
-            failed = name == _SUCCESS and labels.get("finished_reason") in _FAILED
+            failed = name == SUCCESS and labels.get("finished_reason") in _FAILED
             name = "" if failed else f"{name} {labels['le']}" if "le" in labels else name
             model = model or text(labels.get("model_name"))
             continue
@@ -96,8 +126,7 @@ def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | No
             of = series.setdefault(name, {})
             of[time_s] = of.get(time_s, 0.0) + number
     known = {
-        _SUCCESS,
-        *_IN_FLIGHT,
+        *(SUCCESS, PROMPTS, *_GAUGES),
         *(f"{n}_{p}" for n in (*_TIMES.values(), *_LENGTHS.values()) for p in ("sum", "count")),
     }
     known |= {f"{_TIMES[metric]}_bucket" for metric in _BOUNDED}
@@ -120,28 +149,33 @@ def _falls(values: list[float]) -> bool:
     return any(after < before for before, after in pairwise(values))
 
 
+def _begun(common: list[float], series: Mapping[str, Mapping[float, float]]) -> list[float]:
+    """The samples from the last on before something came or ended."""
+    state = [tuple(series[name][time_s] for name in (SUCCESS, *_GAUGES)) for time_s in common]
+    first = next((i for i, of in enumerate(state) if of != state[0]), 1)
+    return common[max(first - 1, 0) :]
+
+
 def _edges(common: list[float], series: Mapping[str, Mapping[float, float]]) -> list[float]:
-    """Where windows begin and end: as short as they may be, each with a request that came and one that ended."""
+    """Where windows begin and end: as short as they may be, each with a request that came and one that ended.
+
+    The last goes on to the end of the range.
+    """
     edges = common[:1]
     window_s = max(_SHORTEST_WINDOW_S, (common[-1] - common[0]) / _MOST_WINDOWS) if common else 0.0
     for time_s in common[1:]:
         at = {name: np.array([of[edges[-1]], of[time_s]]) for name, of in series.items()}
-        if time_s - edges[-1] >= window_s and _arrivals(at)[0] >= 1 and np.diff(at[_SUCCESS])[0] >= 1:
+        if time_s - edges[-1] >= window_s and np.diff(came(at))[0] >= 1 and np.diff(at[SUCCESS])[0] >= 1:
             edges.append(time_s)
-    return edges
-
-
-def _arrivals(at: Mapping[str, Floats]) -> Floats:
-    """Requests that came between samples: those that ended and those that are in flight more than before."""
-    return np.asarray(np.diff(at[_SUCCESS] + sum(at[name] for name in _IN_FLIGHT if name in at)), np.float64)
+    return [*edges[:-1], common[-1]] if len(edges) > 1 else edges
 
 
 def _reported(at: Mapping[str, Floats], window: slice, whole: slice) -> Iterator[Reported]:
     """What the counters say of a window; lengths of the ``whole`` range where nothing ended in it."""
     edges = {name: of[window] for name, of in at.items()}
-    yield "requests", "sent", float(_arrivals(edges).sum())
-    yield "requests", "succeeded", float(np.ptp(edges[_SUCCESS]))
-    yield "requests", ENDED, float(np.ptp(edges[_SUCCESS]))
+    yield "requests", "sent", float(np.ptp(came(edges)[[0, -1]]))
+    yield "requests", "succeeded", float(np.ptp(edges[SUCCESS]))
+    yield "requests", ENDED, float(np.ptp(edges[SUCCESS]))
     for metric, name in {**_TIMES, **_LENGTHS}.items():
         unit = US_PER_S if metric in _TIMES else 1
         for of in (edges, {known: values[whole] for known, values in at.items()} if metric in _LENGTHS else {}):

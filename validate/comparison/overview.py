@@ -68,7 +68,11 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
         ),
         Table("", _JUDGED, gated),
         Block(_means(ordered, list(releases))),
-        *([Table("overloaded: judged by what was served, not by latencies", _SERVED, apart)] if apart else []),
+        *(
+            [Table("overloaded, judged by what was served (unqueued: not in the queue)", _SERVED, apart)]
+            if apart
+            else []
+        ),
         *([RECONSTRUCTED] if any(c.recording.ground_truth != "recorded" for c in comparisons) else []),
         Block(_reasons(ordered, not_judged)),
     ]

@@ -120,8 +120,8 @@ def place(check: Check) -> str:
 
 def against(report: GateReport) -> str:
     """Candidate, baseline and policy in words."""
-    baseline = report.baseline.name if report.baseline else "none"
-    return f"candidate {report.candidate.name}; baseline {baseline}; policy {report.policy.name}"
+    baseline = f"baseline {report.baseline.name}" if report.baseline else "no baseline"
+    return f"candidate {report.candidate.name}; {baseline}; limits of the {report.policy.name} policy"
 
 
 def outcome(judgement: Gated) -> str:

@@ -30,7 +30,7 @@ from blis_replay.validate.metrics.observed import numbers_from_aggregates
 # 10 ms a step, 40 us a prefill token, 50 us a decode.
 SERVER, NO_DELAY = LatencyModel("blackbox", 10_000_000, 40_000, 50_000), Lifecycle(pre_queue_us=0.0)
 ENGINE = EngineConfig(max_num_seqs=64, max_num_batched_tokens=2_048, max_model_len=4_096, async_scheduling=False)
-EACH_S = 5
+EACH_S = 5  # seconds between samples
 BUCKETS_S = ("0.02", "0.04", "0.08", "0.2", "0.5", "1", "1.5", "2.5", "+Inf")
 
 
@@ -45,10 +45,12 @@ def served() -> tuple[RequestTrace, SimResult]:
     return trace, simulate_load(trace, ENGINE, SERVER, NO_DELAY, None, None)
 
 
-def answer(served: tuple[RequestTrace, SimResult], first_s: int = 0, last_s: int = 245) -> dict[str, object]:
+def answer(
+    served: tuple[RequestTrace, SimResult], first_s: int = 0, last_s: int = 245, each_s: int = EACH_S
+) -> dict[str, object]:
     """What Prometheus answers: samples each 5 s, those of two engines apart."""
     trace, result = served
-    times = np.arange(first_s, last_s + 1, EACH_S)
+    times = np.arange(first_s, last_s + 1, each_s)
     first_us, end_us = trace.arrival_us + result.ttft_us, trace.arrival_us + result.e2e_us
     series: list[dict[str, object]] = []
 
@@ -65,6 +67,8 @@ def answer(served: tuple[RequestTrace, SimResult], first_s: int = 0, last_s: int
         add("request_success_total", [float(t) for t in times], finished_reason="abort", **label)
         running = [float((mine & (trace.arrival_us <= t * 1e6) & (end_us > t * 1e6)).sum()) for t in times]
         add("num_requests_running", running, **label)
+        add("num_requests_waiting", [0.0 for _ in times], **label)
+        add("prompt_tokens_total", [float(trace.prompt_tokens[chosen].sum()) for chosen in begun], **label)
         for name, of, when, unit in (
             ("time_to_first_token_seconds", result.ttft_us, begun, 1e6),
             ("e2e_request_latency_seconds", result.e2e_us, done, 1e6),
@@ -92,19 +96,36 @@ def written(folder: Path, document: dict[str, object]) -> Path:
 
 
 def test_windows_are_stages_with_what_came_in_them(served: tuple[RequestTrace, SimResult], tmp_path: Path) -> None:
-    """Windows of 15 s: 240 requests in the first 8, 720 in the next 8; means over all are those of the requests."""
+    """Windows of 15 s, the last of 20: 240 requests in the first 8, 720 in the next 8; means are those of all."""
     trace, result = served
     with read_recording(written(tmp_path, answer(served))) as recording:
         assert (recording.ground_truth, recording.model) == (PUBLISHED, "some/Model")
         sent = [published(recording.aggregates, stage.stage, "requests", "sent") or 0 for stage in recording.stages]
-        assert {stage.duration_us for stage in recording.stages} == {15_000_000}
+        assert [stage.duration_us for stage in recording.stages] == [15_000_000] * 15 + [20_000_000]
         assert (len(sent), sum(sent[:8]), sum(sent)) == (16, 240, 960)
-        rates = [stage.rate_per_s * 15 for stage in recording.stages]
+        rates = [stage.rate_per_s * stage.duration_us / 1e6 for stage in recording.stages]
         assert rates == pytest.approx(sent)
         whole = {m: published(recording.aggregates, -1, m, "mean") for m in ("ttft", "output_tokens_reported")}
-    seen = trace.arrival_us + result.e2e_us <= 240e6
+    seen = trace.arrival_us + result.e2e_us <= 245e6
     assert whole["output_tokens_reported"] == pytest.approx(trace.output_tokens[seen].mean(), rel=1e-6)
-    assert whole["ttft"] == pytest.approx(result.ttft_us[trace.arrival_us + result.ttft_us <= 240e6].mean(), rel=1e-6)
+    assert whole["ttft"] == pytest.approx(result.ttft_us[trace.arrival_us + result.ttft_us <= 245e6].mean(), rel=1e-6)
+
+
+def test_requests_are_rebuilt_from_what_was_counted(tmp_path: Path) -> None:
+    """One request a second: samples of every second tell each prompt and output, and its arrival to half a second."""
+    random = np.random.default_rng(9)
+    arrival_us = (np.arange(60) * 1_000_000 + random.uniform(0.1e6, 0.6e6, 60)).astype(np.int64)
+    prompt, output = random.integers(100, 900, 60), random.integers(5, 30, 60)
+    trace = RequestTrace(arrival_us, prompt, prompt, output, np.full(60, NEVER_US))
+    run = (trace, simulate_load(trace, ENGINE, SERVER, NO_DELAY, None, None))
+    with read_recording(written(tmp_path, answer(run, 0, 62, each_s=1))) as recording:
+        requests = recording.requests.frame()
+    assert requests.height == 60
+    assert requests["prompt_tokens"].to_list() == prompt.tolist()
+    assert requests["output_tokens"].to_list() == output.tolist()
+    off_us = requests["arrival_us"].to_numpy() - arrival_us
+    assert np.ptp(off_us) < 1_000_000
+    assert requests["ttft_us"].null_count() == requests["e2e_us"].null_count() == 60
 
 
 def test_quantiles_lie_between_the_bounds_of_their_bucket(
@@ -114,7 +135,7 @@ def test_quantiles_lie_between_the_bounds_of_their_bucket(
     trace, result = served
     with read_recording(written(tmp_path, answer(served))) as recording:
         numbers = numbers_from_aggregates(recording, None)
-    ended = trace.arrival_us + result.e2e_us <= 240e6
+    ended = trace.arrival_us + result.e2e_us <= 245e6
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         true_s = float(np.quantile(result.e2e_us[ended], share, method="inverted_cdf")) / 1e6
         i = next(i for i, le in enumerate(BUCKETS_S) if true_s <= float(le))
@@ -147,7 +168,7 @@ def test_counters_of_several_loads_tell_the_costs_of_a_step(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_server_itself_predicts_what_it_counted(served: tuple[RequestTrace, SimResult], tmp_path: Path) -> None:
-    """Requests are rebuilt from rates and mean lengths, so the same coefficients give nearly the same means."""
+    """Requests are rebuilt from counters, so the same coefficients give nearly the same means."""
     folder = tmp_path / "mine"
     folder.mkdir()
     with read_recording(written(folder, answer(served))) as recording, open_store(tmp_path / "s.duckdb") as store:
@@ -164,7 +185,7 @@ def test_what_is_no_range_of_one_server_is_refused(served: tuple[RequestTrace, S
     restarted = [one | {"values": one["values"][:20] + [[t, "0"] for t, _ in one["values"][20:]]} for one in series]
     for result, problem in (
         (restarted, "falls: the server was started again"),
-        (series[:1], "no samples of vllm:time_to_first_token_seconds_sum"),
+        (series[:1], "no samples of vllm:num_requests_running"),
         ([one | {"values": one["values"][:1]} for one in series], "fewer than two samples, or no requests"),
     ):
         changed = {"status": "success", "data": {"resultType": "matrix", "result": result}}
