@@ -36,7 +36,8 @@ def alias_of(slug: str, model: str | None, workload: str) -> str:
         short = size[0].strip() if size else re.sub(r"[^a-z0-9.]+", "-", name).strip("-") or "model"
     match = _SLUG.fullmatch(slug)
     hf = "-hf" if match and match["model"].endswith("-hf") else ""
-    return f"{short}{hf}-{workload}"
+    named = f"{short}{hf}"
+    return workload if f"{workload}-".startswith(f"{named}-") else f"{named}-{workload}"
 
 
 def workload_of(directory_name: str, app: str | None) -> str:

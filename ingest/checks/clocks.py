@@ -274,7 +274,7 @@ def _placement(clock: Clock, measured: Measured, why: str) -> str:
     )
     stamps = "constructed stamps" if clock.constructed else "stamps"
     by_stamps = f"the {stamps} do not say" if said is None else f"by {stamps} {_ms(said)}"
-    head = f"first sampled step after the first send: {by_stamps}, {by_depth}"
+    head = f"from the first send to the first step that was recorded: {by_stamps}, {by_depth}"
     if clock.placed == ESTIMATED:
         return f"{head}; the latter is used"
     if clock.placed in ("", NOT_KNOWN):

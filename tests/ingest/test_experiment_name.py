@@ -19,6 +19,8 @@ from blis_replay.ingest.identity import alias_of, workload_of
         ("x", "Qwen/Qwen2.5-7B-Instruct", "x", "7b-x"),
         ("x", "Qwen/Qwen2.5-1.5B", "x", "1.5b-x"),
         ("x", "openai/gpt_oss", "x", "gpt-oss-x"),
+        ("mine", "org/mine", "mine", "mine"),  # a folder called like its model
+        ("mine-2", "org/mine", "mine-2", "mine-2"),
         ("x", "org/m-7b", "../../etc", "7b-..-..-etc"),  # an export is called like it, and stays in the folder
     ],
 )
