@@ -19,7 +19,6 @@ from blis_replay.ingest import served
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
 
-CHECK = "overloaded"
 FAILED_SHARE = 0.10  # of requests; more of them failed: the server could not serve them
 QUEUE_US = 1_000_000  # shorter waits or median TTFT do not show a queue: unqueued requests wait for a step or two
 FEWEST = 20  # requests; of fewer, nothing is said

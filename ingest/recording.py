@@ -255,6 +255,7 @@ class Finding:
 
 # The check whose findings are those of the readers: which sources of an engine argument disagree.
 ENGINE_CHECK = "engine_arguments"
+OVERLOAD_CHECK = "overloaded"  # the check that finds only recordings that are
 
 # What there is to compare a replay with.
 GroundTruth = Literal["recorded", "published aggregates", "arrival trace"]

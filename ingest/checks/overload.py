@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from blis_replay.ingest.checks.evidence import Context
-from blis_replay.ingest.overload import CHECK, failed_share, overloaded, queue_counts
+from blis_replay.ingest.overload import failed_share, overloaded, queue_counts
+from blis_replay.ingest.recording import OVERLOAD_CHECK as CHECK
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.tables import Table, columns_named
 

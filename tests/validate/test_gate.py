@@ -14,9 +14,8 @@ from gating_cases import LARGE, SMALL, corrupted, release, written
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import FittedOn, format_release, parse_release
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.ingest import overload
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.recording import Finding
+from blis_replay.ingest.recording import OVERLOAD_CHECK, Finding
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.tables import Table
 from blis_replay.replay.release_file import load_release
@@ -306,7 +305,7 @@ def test_published_aggregates_are_judged_by_reconstructions_of_their_requests(tm
 
 def test_an_overloaded_recording_that_cannot_be_replayed_is_not_judged(store: Store) -> None:
     known = read_observed(store, LARGE.slug)
-    queued = replace(known.recording, findings=(Finding(overload.CHECK, "note", "", "planted"),))
+    queued = replace(known.recording, findings=(Finding(OVERLOAD_CHECK, "note", "", "planted"),))
     job = GateJob(replace(known, recording=queued), release("new", dtype="fp8"), None, Policy(), False)
     found = judge_experiment(job)
     assert (found.standing, found.outcome) == ("refused", "NOT JUDGED")

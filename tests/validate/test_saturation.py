@@ -15,9 +15,9 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.overload import CHECK, client_limits, growths, overloaded, queue
+from blis_replay.ingest.overload import client_limits, growths, overloaded, queue
 from blis_replay.ingest.readers.formats import request_formats
-from blis_replay.ingest.recording import Finding, Recording, SourceFile, Stage
+from blis_replay.ingest.recording import OVERLOAD_CHECK, Finding, Recording, SourceFile, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
@@ -163,7 +163,7 @@ def overloaded_at(slower: float, spec: SyntheticExperiment | None = None) -> Com
     run = replayed(spec or loaded(60), slower)
     called, why = overloaded(run.recording)
     assert called
-    finding = Finding(CHECK, "note", "", why)
+    finding = Finding(OVERLOAD_CHECK, "note", "", why)
     return compare_replay(replace(run, recording=replace(run.recording, findings=(finding,))), queues=True)
 
 

@@ -9,9 +9,8 @@ import pytest
 from blis_replay.blis.releases.release import format_release, parse_release
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.ingest import overload
 from blis_replay.ingest.identity import requests_hash
-from blis_replay.ingest.recording import Finding
+from blis_replay.ingest.recording import OVERLOAD_CHECK, Finding
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
@@ -115,7 +114,7 @@ def test_a_metric_that_is_not_gated_does_not_hold_the_verdict_up(run: ReplayRun)
 
 def test_what_must_not_be_used_judges_no_overloaded_recording_either(run: ReplayRun) -> None:
     """34b-general, were it overloaded: its ITL passes alone, and not beside an E2E that must not be used."""
-    queue = Finding(overload.CHECK, "note", "", "planted")
+    queue = Finding(OVERLOAD_CHECK, "note", "", "planted")
     passed, refused = (
         compare_replay(replace(run, recording=replace(run.recording, findings=findings)), queues=True)
         for findings in ((queue,), (queue, unusable("clocks", "e2e")))

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from blis_replay.blis.latency.gpu_names import same_gpu
-from blis_replay.ingest.overload import CHECK as OVERLOAD_CHECK
-from blis_replay.ingest.recording import PUBLISHED, RECORDED, Recording, SourceFile
+from blis_replay.ingest.recording import OVERLOAD_CHECK, PUBLISHED, RECORDED, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.judgement import (

@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Int64s
-from blis_replay.ingest import overload
-from blis_replay.ingest.recording import FIRST_TOKEN, REBUILT_E2E, STAMPS, WAY, Finding, Recording
+from blis_replay.ingest.recording import FIRST_TOKEN, OVERLOAD_CHECK, REBUILT_E2E, STAMPS, WAY, Finding, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.served import published_itl
 from blis_replay.ingest.store import Store, read_stored
@@ -91,7 +90,7 @@ def read_observed(store: Store, slug: str) -> Observed:
 
 def overloaded(findings: Iterable[Finding]) -> bool:
     """Whether an instrument check calls the recording overloaded."""
-    return any(finding.check == overload.CHECK for finding in findings)
+    return any(finding.check == OVERLOAD_CHECK for finding in findings)
 
 
 def observed_requests(recording: Recording) -> Bools:

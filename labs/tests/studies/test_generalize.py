@@ -14,9 +14,8 @@ from blis_replay.blis.latency.datasheets import Architecture, bundled_architectu
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.releases.release import format_release, parse_release
-from blis_replay.ingest import overload
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.recording import Finding, Setting, SharedPrefix, Stage
+from blis_replay.ingest.recording import OVERLOAD_CHECK, Finding, Setting, SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store
 from blis_replay.validate.metrics.observed import Observed
@@ -185,7 +184,7 @@ def test_step_cycles_are_scored_where_there_are_steps(left_out: Generalisation) 
 
 
 def test_overloaded_runs_are_predicted_but_neither_fitted_to_nor_averaged(cases: list[Observed]) -> None:
-    found = Finding(overload.CHECK, "note", "", "planted")
+    found = Finding(OVERLOAD_CHECK, "note", "", "planted")
     some = [replace(cases[0], recording=replace(cases[0].recording, findings=(found,))), *cases[1:4]]
     result = generalize(some, "model", "physical", ARCHITECTURES)
     for fold in (*result.folds, result.in_distribution):

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from planted_pages import HOSTILE_PLACES, PlantedPage
 
-from blis_replay.ingest.overload import CHECK, Queue
-from blis_replay.ingest.recording import Finding
+from blis_replay.ingest.overload import Queue
+from blis_replay.ingest.recording import OVERLOAD_CHECK, Finding
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.executors import pool_map
 from blis_replay.replay.mode import ReplayMode
@@ -154,7 +154,7 @@ def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) ->
 
 def overloaded(comparison: Comparison) -> Comparison:
     """The same, had the instrument check called its recording so."""
-    findings = (*comparison.recording.findings, Finding(CHECK, "note", "", "planted"))
+    findings = (*comparison.recording.findings, Finding(OVERLOAD_CHECK, "note", "", "planted"))
     return replace(comparison, recording=replace(comparison.recording, findings=findings))
 
 
