@@ -331,7 +331,7 @@ def _with_those_given_up(requests: Rows, lengths: pl.Series) -> tuple[pl.Series,
 def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     recorded = recording.requests["arrival_us"].to_numpy().astype(np.int64)
     if mode.arrivals == "recorded":
-        return recorded, sent_as(recording)
+        return drawn_arrivals(recording, 0), sent_as(recording)
     if mode.arrivals != "flat":
         return _declared(mode.arrivals, recording).arrivals()
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
@@ -340,11 +340,20 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     return np.floor(np.cumsum(gaps)).astype(np.int64), "Poisson at the mean rate of the run, stages flattened"
 
 
+def drawn_arrivals(recording: Recording, seed: int) -> Int64s:
+    """int64[n], us, ascending: when requests came, uniform within the time that is known where nobody stamped them."""
+    arrival_us: Int64s = recording.requests["arrival_us"].to_numpy().astype(np.int64)
+    if recording.ground_truth != PUBLISHED:
+        return arrival_us
+    within_us = recording.requests["arrival_within_us"].fill_null(0).to_numpy()
+    drawn: Int64s = np.rint(arrival_us + np.random.default_rng(seed).uniform(-1, 1, len(arrival_us)) * within_us)
+    return np.sort(drawn.astype(np.int64)) - min(int(drawn.min(initial=0)), 0)
+
+
 def sent_as(recording: Recording) -> str:
     """In words, where the send times of a recording are from."""
-    if recording.ground_truth == PUBLISHED:
-        return "reconstructed from published rates"
-    return next((clock.placed for clock in recording.clocks[:1] if clock.placed), "as recorded")
+    unplaced = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
+    return next((clock.placed for clock in recording.clocks[:1] if clock.placed), unplaced)
 
 
 def _aborts(requests: Rows, arrival_us: Int64s) -> Int64s:

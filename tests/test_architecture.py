@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 273,
-    "lines of the instrument": 55_068,
-    "lines of labs": 13_974,
+    "lines of the instrument": 55_084,
+    "lines of labs": 14_001,
     "lines of scripts": 5_000,
-    "lines of tests": 40_074,
+    "lines of tests": 40_096,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_302}
+LOADED_BUDGET = {"modules": 78, "lines": 15_306}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -30,7 +30,7 @@ from blis_replay.ingest.rows import result_frame
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "120MB"
 _WRITING_MEMORY = "200MB"

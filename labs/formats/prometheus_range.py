@@ -24,6 +24,7 @@ from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.recording import ENDED, Stage
 from blis_replay.ingest.rows import rows_of, shaped
 from blis_replay_labs.formats.rebuilt_requests import (
+    CACHED,
     ENDS,
     FIRST_TOKENS,
     OUTPUTS,
@@ -50,6 +51,7 @@ _BOUNDED = ("ttft", "e2e")  # those whose quantiles lie in a bucket of a histogr
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _SHORTEST_WINDOW_S = 15.0  # of fewer requests a window says little
 _MOST_WINDOWS = 100
+_QUICKLY = 0.1  # quantile of the times between changes that shows how often a busy server is asked
 _MOST_SAMPLES = 5_000_000
 
 recognises = begins_with(b"{", "resultType", "matrix", "__name__")
@@ -71,9 +73,10 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     if fallen := [name for name, of in series.items() if name not in _GAUGES and _falls([of[t] for t in common])]:
         problem = f"vllm:{fallen[0]} falls: the server was started again in this range"
         raise RecordingError(file.path, "", problem, "ask for a range without a restart")
-    common = _begun(common, series)
+    common = _begun(_scrapes(common, series), series)
     edges = _edges(common, series)
-    if len(edges) < 2:
+    begun = series[f"{FIRST_TOKENS}_count"]
+    if len(edges) < 2 or begun[edges[-1]] == begun[edges[0]]:
         raise RecordingError(file.path, "", "fewer than two samples, or no requests", "ask for a longer range")
     at = {name: np.array([of[time_s] for time_s in edges]) for name, of in series.items()}
     stages = tuple(
@@ -102,6 +105,7 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
         remarks=tuple(remarks),
         stages=stages,
         model=model,
+        placed="rebuilt from what a server counted between two samples",
     )
 
 
@@ -126,7 +130,7 @@ def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | No
             of = series.setdefault(name, {})
             of[time_s] = of.get(time_s, 0.0) + number
     known = {
-        *(SUCCESS, PROMPTS, *_GAUGES),
+        *(SUCCESS, PROMPTS, *CACHED, *_GAUGES),
         *(f"{n}_{p}" for n in (*_TIMES.values(), *_LENGTHS.values()) for p in ("sum", "count")),
     }
     known |= {f"{_TIMES[metric]}_bucket" for metric in _BOUNDED}
@@ -147,6 +151,18 @@ def _number(value: object) -> object:
 
 def _falls(values: list[float]) -> bool:
     return any(after < before for before, after in pairwise(values))
+
+
+def _scrapes(common: list[float], series: Mapping[str, Mapping[float, float]]) -> list[float]:
+    """The samples with which the server was asked anew: until the next, Prometheus repeats the last."""
+    state = {time_s: [of[time_s] for of in series.values()] for time_s in common}
+    changed = [time_s for before, time_s in pairwise(common) if state[before] != state[time_s]]
+    apart_s = float(np.quantile(np.diff(changed), _QUICKLY)) if len(changed) > 1 else 0.0
+    kept = common[:1]
+    for time_s in common[1:]:
+        if state[time_s] != state[kept[-1]] or time_s - kept[-1] >= apart_s:
+            kept.append(time_s)
+    return kept
 
 
 def _begun(common: list[float], series: Mapping[str, Mapping[float, float]]) -> list[float]:

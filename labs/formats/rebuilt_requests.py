@@ -17,34 +17,43 @@ from blis_replay.ingest.readers.documents import US_PER_S
 SUCCESS, FIRST_TOKENS, ENDS = "request_success_total", "time_to_first_token_seconds", "e2e_request_latency_seconds"
 # Counted with the first token, and at the end.
 PROMPTS, OUTPUTS = "prompt_tokens_total", "request_generation_tokens"
+# Prompt tokens that were found in a prefix cache; the first is of newer releases, the second also counts those of
+# preempted requests that come back.
+CACHED = ("prompt_tokens_cached_total", "prefix_cache_hits_total")
 RUNNING, WAITING = "num_requests_running", "num_requests_waiting"
 _SEED = 46
-# Share: lengths of requests that were counted together lie this far on either side of their mean.
-_SPREAD = 0.1
+# Median of the square of a normal number.
+_MEDIAN_SQUARE = 0.4549
 
 
 @dataclass(frozen=True)
 class _Events:
     """Events in the order in which they were counted, arrays of one length.
 
-    ``sample``: after which sample each was counted.  ``mean``: the mean value of those that were counted together;
-    ``alone``: whether it was the only one, so that this is its own value.
+    ``sample``: after which sample each was counted.  ``mean``: the mean value of those that were counted together.
     """
 
     sample: Int64s
     mean: Floats
-    alone: np.ndarray[tuple[int], np.dtype[np.bool_]]
 
     def part(self, chosen: slice | Int64s) -> _Events:
         """Some of the events, or all in another order."""
-        return _Events(self.sample[chosen], self.mean[chosen], self.alone[chosen])
+        return _Events(self.sample[chosen], self.mean[chosen])
 
     def tokens(self, count: int, random: np.random.Generator) -> Int64s:
-        """int64[count]: the values as lengths of requests; the mean of all for those that were not counted."""
-        lengths, spread = np.full(count, self.mean.mean()), np.full(count, _SPREAD)
-        some = slice(min(count, len(self.mean)))
-        lengths[some], spread[some] = self.mean[some], np.where(self.alone[some], 0, _SPREAD)
-        tokens: Int64s = np.maximum(np.rint(lengths * random.uniform(1 - spread, 1 + spread)), 1).astype(np.int64)
+        """int64[count]: the values as lengths of requests; the mean of all for those that were not counted.
+
+        Those that were counted together keep their mean.  How far single ones lie from it, the means of neighbours say:
+        those of k values differ by a k-th of the variance of a value.
+        """
+        _, first, group, size = np.unique(self.sample, return_index=True, return_inverse=True, return_counts=True)
+        apart = np.diff(self.mean[first]) ** 2 / (1 / size[1:] + 1 / size[:-1])
+        deviation = float(np.sqrt(np.median(apart) / _MEDIAN_SQUARE)) if len(apart) else 0.0
+        off = random.uniform(-np.sqrt(3), np.sqrt(3), len(group))  # of variance 1
+        own = self.mean + deviation * (off - (np.bincount(group, off) / size)[group])
+        lengths, some = np.full(count, self.mean.mean()), slice(min(count, len(own)))
+        lengths[some] = own[some]
+        tokens: Int64s = np.rint(lengths).astype(np.int64)
         return tokens
 
 
@@ -52,7 +61,7 @@ def _events(counter: Floats, total: Floats) -> _Events:
     """Events that ``counter`` counts, with values whose sum ``total`` is, both at each sample."""
     counts = np.rint(np.diff(counter)).astype(np.int64)
     sample = np.repeat(np.arange(len(counts)), counts)
-    return _Events(sample, (np.diff(total) / np.maximum(counts, 1))[sample], counts[sample] == 1)
+    return _Events(sample, (np.diff(total) / np.maximum(counts, 1))[sample])
 
 
 def came(at: Mapping[str, Floats]) -> Floats:
@@ -61,16 +70,17 @@ def came(at: Mapping[str, Floats]) -> Floats:
 
 
 def rebuilt_requests(times_s: Floats, at: Mapping[str, Floats]) -> pl.DataFrame:
-    """Requests that came between samples ``at`` these times: ``sent_us``, ``prompt_tokens`` and ``output_tokens``.
+    """Requests that came between samples ``at`` these times: ``sent_us``, ``prompt_tokens``, ``output_tokens``.
 
-    Each came between two samples, and its TTFT before its first token, which came between two others; a single one is
-    placed in the middle.  Nothing more is known of requests that were counted together, so their times are uniform and
-    their lengths spread around their mean.
+    ``cached_prompt_tokens``: where the server counts them.
+
+    Each came between two samples, and its TTFT before its first token, which came between two others: ``sent_us`` is
+    the middle of that time, ``arrival_within_us`` half of it.  Of lengths that were counted together only the mean is
+    known.
     """
     random = np.random.default_rng(_SEED)
     arrivals = np.maximum.accumulate(came(at))
-    sent = _events(arrivals, arrivals)
-    sample = sent.sample
+    sample = _events(arrivals, arrivals).sample
     count, waiting, in_flight = len(sample), int(at[WAITING][0]), int(came(at)[0] - at[SUCCESS][0])
 
     first_tokens = at[f"{FIRST_TOKENS}_count"]
@@ -82,16 +92,17 @@ def rebuilt_requests(times_s: Floats, at: Mapping[str, Floats]) -> pl.DataFrame:
     agree = by_ttft_s < before_s
     low_s[some], high_s[some] = np.where(agree, by_ttft_s, low_s[some]), np.where(agree, before_s, high_s[some])
 
-    share = np.where(sent.alone, 0.5, random.random(count))
-
     ended = _events(at[f"{ENDS}_count"], at[f"{ENDS}_sum"])
     by_send = np.argsort((times_s[ended.sample] + times_s[ended.sample + 1]) / 2 - ended.mean, kind="stable")
-    outputs = _events(at[f"{OUTPUTS}_count"], at[f"{OUTPUTS}_sum"]).part(by_send[in_flight:])
-    prompts = _events(first_tokens, at[PROMPTS]).part(slice(waiting, None))
-    return pl.DataFrame(
-        {
-            "sent_us": (np.sort(low_s + share * (high_s - low_s)) * US_PER_S).astype(np.int64),
-            "prompt_tokens": prompts.tokens(count, random),
-            "output_tokens": outputs.tokens(count, random),
-        }
-    )
+    outputs = _events(at[f"{OUTPUTS}_count"], at[f"{OUTPUTS}_sum"]).part(by_send[min(in_flight, len(by_send) - 1) :])
+    columns = {
+        "sent_us": ((low_s + high_s) / 2 * US_PER_S).astype(np.int64),
+        "arrival_within_us": ((high_s - low_s) / 2 * US_PER_S).astype(np.int64),
+        "output_tokens": np.maximum(outputs.tokens(count, random), 1),
+    }
+    found = [name for name in CACHED if name in at][:1]
+    for name, counter in zip(("prompt_tokens", "cached_prompt_tokens"), (PROMPTS, *found), strict=False):
+        tokens = _events(first_tokens, at[counter]).part(slice(waiting, None)).tokens(count, random)
+        columns[name] = np.clip(tokens, 0, columns.get("prompt_tokens"))
+    columns["prompt_tokens"] = np.maximum(columns["prompt_tokens"], 1)
+    return pl.DataFrame(columns)

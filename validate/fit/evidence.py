@@ -19,7 +19,7 @@ from blis_replay.ingest.recording import ENDED, UNKNOWN, Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.served import published
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import ReplayPlan, plan_replay
+from blis_replay.replay.plan import ReplayPlan, drawn_arrivals, plan_replay
 from blis_replay.replay.simulator import model_of
 from blis_replay.replay.warm_up import Stalls, cold_start
 from blis_replay.validate.fit.cycle_rows import CycleRows, rows_from_steps
@@ -143,7 +143,8 @@ class LatencyEvidence:
         if self.edges_us is None:
             means = window_means(self.window, e2e_us, ttft_us)
         else:
-            means = counted_means(self.edges_us, self.plans[0].trace.arrival_us, e2e_us, ttft_us)
+            arrival_us = np.concatenate([plan.trace.arrival_us for plan in self.plans])
+            means = counted_means(self.edges_us, arrival_us, e2e_us, ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
         # A run that overflows its server gives unlimited latencies; all such runs are equally wrong.
         return np.asarray(np.clip((means / self.observed_us - 1) / scale, -1e4, 1e4), np.float64).reshape(-1)
@@ -385,6 +386,9 @@ def level_evidence(recordings: Sequence[Recording]) -> LatencyEvidence:
 
 # Requests of a window of counters, at the least: a mean of fewer says more of their lengths than of the server.
 _COUNTED = 20
+# Where counters tell arrivals to a second or so, the mean of some draws of them is what is fitted; of many requests,
+# that come as near to it by themselves, fewer.
+_DRAWS, _DRAWN_REQUESTS = 8, 2_400
 
 
 def counted_windows(recording: Recording) -> list[int]:
@@ -394,7 +398,7 @@ def counted_windows(recording: Recording) -> list[int]:
 
 
 def window_evidence(recording: Recording) -> LatencyEvidence:
-    """A range of counters as evidence: one plan, and neighbouring windows of ``_COUNTED`` requests or more.
+    """A range of counters as evidence: draws of its arrivals, in windows of ``_COUNTED`` requests or more.
 
     What was in flight when the range began is unknown, so the first of them is left out.  Raises as ``load_level``.
     """
@@ -418,7 +422,10 @@ def window_evidence(recording: Recording) -> LatencyEvidence:
             held = np.zeros((2, 2))
     edges, observed_us = np.array(edges_us[1:], np.int64), np.array(means[1:]).reshape(-1, 2).T
     alike, unused = np.zeros(len(means[1:]), np.int64), np.full(len(plan.trace), -1)
-    return LatencyEvidence((plan,), unused, observed_us, np.array(decodes[1:]), alike, of_levels=True, edges_us=edges)
+    draws = range(max(min(_DRAWS, _DRAWN_REQUESTS // len(plan.trace)), 1))
+    traces = (replace(plan.trace, arrival_us=drawn_arrivals(plan.recording, draw)) for draw in draws)
+    plans = tuple(replace(plan, trace=trace) for trace in traces)
+    return LatencyEvidence(plans, unused, observed_us, np.array(decodes[1:]), alike, of_levels=True, edges_us=edges)
 
 
 def _levels(recordings: Sequence[Recording]) -> list[LoadLevel]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blis_runs import release_of
+from polars.testing import assert_frame_equal
 
 from blis_replay.base.errors import RecordingError
 from blis_replay.blis.closed_loop import simulate_load
@@ -21,6 +22,7 @@ from blis_replay.ingest.recording import PUBLISHED
 from blis_replay.ingest.served import published
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import drawn_arrivals
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.fit.calibrate import Options, calibrate
@@ -68,6 +70,8 @@ def answer(
         running = [float((mine & (trace.arrival_us <= t * 1e6) & (end_us > t * 1e6)).sum()) for t in times]
         add("num_requests_running", running, **label)
         add("num_requests_waiting", [0.0 for _ in times], **label)
+        cached = trace.prompt_tokens - trace.prefill_tokens
+        add("prompt_tokens_cached_total", [float(cached[chosen].sum()) for chosen in begun], **label)
         add("prompt_tokens_total", [float(trace.prompt_tokens[chosen].sum()) for chosen in begun], **label)
         for name, of, when, unit in (
             ("time_to_first_token_seconds", result.ttft_us, begun, 1e6),
@@ -112,20 +116,41 @@ def test_windows_are_stages_with_what_came_in_them(served: tuple[RequestTrace, S
 
 
 def test_requests_are_rebuilt_from_what_was_counted(tmp_path: Path) -> None:
-    """One request a second: samples of every second tell each prompt and output, and its arrival to half a second."""
+    """One request a second, which tells what was computed, cached and decoded, and the arrival within a second."""
     random = np.random.default_rng(9)
     arrival_us = (np.arange(60) * 1_000_000 + random.uniform(0.1e6, 0.6e6, 60)).astype(np.int64)
     prompt, output = random.integers(100, 900, 60), random.integers(5, 30, 60)
-    trace = RequestTrace(arrival_us, prompt, prompt, output, np.full(60, NEVER_US))
+    trace = RequestTrace(arrival_us, prompt, prompt - prompt // 3, output, np.full(60, NEVER_US))
     run = (trace, simulate_load(trace, ENGINE, SERVER, NO_DELAY, None, None))
     with read_recording(written(tmp_path, answer(run, 0, 62, each_s=1))) as recording:
-        requests = recording.requests.frame()
+        requests, zero_us = recording.requests.frame(), recording.clocks[0].zero_us
+        draws = [drawn_arrivals(recording, seed) for seed in range(30)]
     assert requests.height == 60
     assert requests["prompt_tokens"].to_list() == prompt.tolist()
     assert requests["output_tokens"].to_list() == output.tolist()
-    off_us = requests["arrival_us"].to_numpy() - arrival_us
-    assert np.ptp(off_us) < 1_000_000
+    assert requests["cached_prompt_tokens"].to_list() == (prompt // 3).tolist()
+    off_us = np.abs(requests["arrival_us"].to_numpy() - (arrival_us - zero_us))
+    assert (off_us <= requests["arrival_within_us"].to_numpy() + 1).all()
+    assert requests["arrival_within_us"].max() <= 500_000  # type: ignore[operator]
+    # Draws lie around them, uniform: a third of the width is their mean absolute distance from each other.
+    apart_us = np.abs(np.diff(draws, axis=0)).mean()
+    assert apart_us == pytest.approx(2 / 3 * requests["arrival_within_us"].mean(), rel=0.1)
     assert requests["ttft_us"].null_count() == requests["e2e_us"].null_count() == 60
+
+
+def test_samples_that_prometheus_repeats_are_no_new_ones(
+    served: tuple[RequestTrace, SimResult], tmp_path: Path
+) -> None:
+    """A server that is scraped each 5 s, asked with ``step=1s``: the requests and stages of its scrapes."""
+    document = answer(served)
+    with read_recording(written(tmp_path, document)) as recording:
+        of_scrapes = recording.requests.frame()
+    for one in document["data"]["result"]:  # type: ignore[index]
+        one["values"] = [[t + i, value] for t, value in one["values"] for i in range(EACH_S)]
+    with read_recording(written(tmp_path, document)) as recording:
+        repeated, stages = recording.requests.frame(), recording.stages
+    assert [stage.duration_us for stage in stages] == [15_000_000] * 15 + [20_000_000]
+    assert_frame_equal(repeated, of_scrapes)
 
 
 def test_quantiles_lie_between_the_bounds_of_their_bucket(
