@@ -301,18 +301,27 @@ def _point_json(point: WhatIfPoint) -> dict[str, object]:
 
 def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> Table:
     """The values below each other, each written as its own column would be."""
-    changes = _changes(recorded, changed) or {}
+    changes, between = _changes(recorded, changed) or {}, _change_intervals(recorded, changed) or {}
     rows = [
         [
             column.name,
             *(cell_text((point.values or {}).get(name), column.kind) for point in (recorded, changed)),
             _between(changed.intervals.get(name)),
             changes.get(name),
+            _of_change(between.get(name)),
         ]
         for name, column in _VALUES.items()
     ]
-    shown = (*columns_named("", "as recorded", "changed"), Column("95 % interval", "word"), Column("change", "error"))
-    return Table("", shown, rows)
+    change = Column("change", "error", part=2), Column("95 %", "word", part=2)
+    return Table("", (*columns_named("", "unchanged", "changed"), Column("95 % interval", "word"), *change), rows)
+
+
+def _of_change(interval: tuple[float, float] | None) -> str | None:
+    """Tenths of a percent only where the change may be less than ten."""
+    if interval is None:
+        return None
+    digits = 1 if max(map(abs, interval)) < 0.1 else 0
+    return " .. ".join(f"{100 * end:+.{digits}f}" for end in interval) + " %"
 
 
 def _between(interval: tuple[float, float] | None) -> str | None:

@@ -126,10 +126,9 @@ def _cold_start(requests: pl.DataFrame, window: Window) -> list[Finding]:
     for name, low, high in (("0_3_s", 0, 3), ("3_10_s", 3, 10), ("10_20_s", 10, 20), ("later", 20, math.inf)):
         part = aged.filter((pl.col("age_us") >= low * 1e6) & (pl.col("age_us") < high * 1e6))
         measured |= {f"e2e_{name}_us": mean(part, "e2e_us"), f"ttft_{name}_us": mean(part, "ttft_us")}
-    message = (
-        f"{named(window)}: cold start, requests of the first 10 s take {_times(e2e_ratio)} the E2E and "
-        f"{_times(ttft_ratio)} the TTFT of those after 20 s"
-    )
+    taken = {"E2E": e2e_ratio, "TTFT": ttft_ratio}
+    longer = " and ".join(f"{_times(ratio)} the {name}" for name, ratio in taken.items() if ratio in slower)
+    message = f"{named(window)}: cold start, requests of the first 10 s take {longer} of those after 20 s"
     return [Finding(CHECK, "note", "e2e", message, measured, RULE)]
 
 

@@ -20,7 +20,8 @@ from blis_replay.ingest.readers.documents import US_PER_S, WHOLE_RUN, Reported, 
 from blis_replay.ingest.readers.files import RecordedFile, begins_with
 from blis_replay.ingest.readers.formats import RequestFormat
 from blis_replay.ingest.readers.records import wanted_values
-from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
+from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead, ServerFacts
+from blis_replay.ingest.readers.server.metrics import cache_arguments
 from blis_replay.ingest.recording import ENDED, Stage
 from blis_replay.ingest.rows import rows_of, shaped
 from blis_replay_labs.formats.rebuilt_requests import (
@@ -92,6 +93,7 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     stage = np.searchsorted(np.array(edges[1:-1]), requests["sent_us"].to_numpy() / US_PER_S, side="right")
     columns = {name: pl.col(name) for name in requests.columns}
     columns |= {"stage": pl.lit(pl.Series(stage)), "status": pl.lit("ok")}
+    columns["output_tokens_source"] = pl.lit("server usage")
     in_flight = float(at[RUNNING][0] + at[WAITING][0])
     remarks = [f"single requests: rebuilt from {len(every):,} samples of {file.name}"]
     remarks += ["the client's side: times are the server's"]
@@ -107,6 +109,14 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
         model=model,
         placed="rebuilt from what a server counted between two samples",
     )
+
+
+def server_of_range(file: RecordedFile) -> ServerFacts:
+    """What the server says of its KV cache; nothing without ``cache_config_info``."""
+    for _path, labels in wanted_values(file, lambda path: len(path) == 5 and path[-1] == "metric"):
+        if isinstance(labels, Mapping) and labels.get("__name__") == "vllm:cache_config_info":
+            return ServerFacts(engine=cache_arguments({str(k): str(v) for k, v in labels.items()}), name=file.name)
+    return ServerFacts()
 
 
 def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | None]:
@@ -214,4 +224,4 @@ def _bounds(at: Mapping[str, Floats]) -> Iterator[Reported]:
                 yield metric, f"{quantile} to", edges_s[i + 1] * US_PER_S
 
 
-FORMAT = RequestFormat("prometheus-range", recognises, read=read_range)
+FORMAT = RequestFormat("prometheus-range", recognises, server=server_of_range, read=read_range)

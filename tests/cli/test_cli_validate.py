@@ -111,7 +111,7 @@ def test_all_bundled_experiments_in_one_table(run: Run) -> None:
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     said = " ".join(end.split())
     assert answer.out.startswith(f"5 of 23 PASS, {len(undecided)} UNDECIDED, ")
-    assert "NOT JUDGED 70b-hf-reasoning, 7b-reasoning, mixtral-reasoning: overloaded, and requests that failed" in said
+    assert "NOT JUDGED 70b-hf-reasoning, 7b-reasoning, mixtral-reasoning: overloaded, and which requests failed" in said
     assert "its steps lie beyond the fit; calibrate on a step log of another run of this load" in said
 
 

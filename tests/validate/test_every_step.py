@@ -16,7 +16,7 @@ from blis_replay.base.document import read_yaml
 from blis_replay.base.errors import ReleaseError
 from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, Roofline
 from blis_replay.blis.releases.draws import scattered
-from blis_replay.blis.releases.fit import Scatter
+from blis_replay.blis.releases.fit import PartScore, Scatter
 from blis_replay.blis.releases.release import format_release
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Recording
@@ -25,6 +25,7 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.validate.fit.calibrate import ModelFit, Options, calibrate
 from blis_replay.validate.fit.every_step import STEP_COSTS, _delays, _roofline_of, measure, scatter_of
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.fit.scores import missed
 
 US = 1_000
 # Of a step, and per prefill token, decode token, context token of a decode, 1,000 tokens that prefill attends to.
@@ -169,6 +170,25 @@ def test_calibrate_measures_and_its_replay_is_the_run(recordings: list[Recording
     path = tmp_path / "mine.yaml"
     path.write_text(format_release(release), "utf-8")
     assert load_release(str(path)).models[0].latency == fit.entry.latency
+
+
+def test_a_few_odd_prompts_tell_no_slope() -> None:
+    """143 of 150 prompts have 300 tokens; the seven longer ones take 5 ms more, by chance."""
+    prompts = np.full(150, 300.0)
+    prompts[:7] = 302
+    ways = np.column_stack([prompts, np.where(prompts > 300, 15_000, 10_000), np.zeros(150), np.full(150, 1e-7)])
+    before, slope, _after = _delays(ways, 1)
+    assert (slope.value_us, slope.high_us) == (0, 0)
+    assert before.value_us == pytest.approx(10_000 + 5_000 * 7 / 150, rel=0.05)
+
+
+def test_a_last_part_that_is_served_otherwise_is_said(recordings: list[Recording]) -> None:
+    """62 % of a mean E2E beside 5 % that a fit may miss; the part that was fitted is right."""
+    slug, alias = recordings[0].slug, recordings[0].alias
+    scores = [PartScore(slug, "fit", 0, 0.8, 120, {"e2e": 0.01}), PartScore(slug, "test", 0.8, 1, 30, {"e2e": 0.62})]
+    assert missed(scores, {"e2e": 0.0}, recordings) == ()
+    (later,) = missed(scores, {"e2e": 0.0}, recordings, later=True)
+    assert later.startswith(f"{alias} (test): mean E2E by +62.0%")
 
 
 @pytest.mark.slow

@@ -297,6 +297,20 @@ def test_json_has_changes_as_fractions() -> None:
     assert WhatIfPoint((), document["recorded"]["values"]).values == document["recorded"]["values"]  # type: ignore[index]
 
 
+def test_a_change_has_an_interval_of_its_own() -> None:
+    """75 for 50 ms; 24 draws whose changed side is 2 % off; a side reaches 1.5 times its farthest draw: 3 % of 1.5."""
+    whatif = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 1),)], workers=1)
+    (point,), values = whatif.points, whatif.recorded.values or {}
+    scaled = [
+        {name: value and value * (0.98 + 0.04 * (i % 2)) for name, value in (point.values or {}).items()}
+        for i in range(24)
+    ]
+    recorded = replace(whatif.recorded, drawn=(values,) * 24)
+    answer = whatif_answer(replace(whatif, recorded=recorded, points=(replace(point, drawn=tuple(scaled)),)))
+    (line,) = (line for line in str(answer).splitlines() if line.startswith("E2E mean"))
+    assert line.split("+50.0 %")[1].split() == ["+45", "..", "+55", "%"]
+
+
 def test_an_answer_names_what_is_not_simulated() -> None:
     """As ``validate`` does: 14 blocks of 20 are held, and four groups would hold four times as many."""
     recording = two_at_once()

@@ -241,12 +241,12 @@ def _head(attribution: Attribution) -> Block:
     parts = (attribution.error, *(estimates for _, estimates in attribution.parts))
     has_intervals = any(not isnan(estimate.low_us) for estimates in parts for estimate in estimates)
     intervals = ", ± half of the 95 % interval for another recording of the load"
-    replayed = "requests replayed as recorded" if attribution.mode == "exact" else f"replay {attribution.mode}"
+    replayed = "" if attribution.mode == "exact" else f"; replay {attribution.mode}"
     shares = f"shares in % of observed{intervals if has_intervals else '; too few requests for intervals'}"
     return Block(
         [
             Line(_named(attribution), mark=Toned(attribution.alias, "heading")),
-            Line(f"  coefficients: {attribution.release}; {replayed}", "    "),
+            Line(f"  coefficients: {attribution.release}{replayed}", "    "),
             Line(f"  {attribution.requests:,} requests; {shares}", "    "),
         ]
     )

@@ -302,7 +302,9 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     begin, _fitted_until, until, _end = options.edges
     line = None if options.data == "latencies" else measure(recordings, (begin, until), options.seed)
     fit = _searched(recordings, used, options) if line is None else _measured(recordings, line, options)
-    return replace(fit, remarks=fit.remarks + refuse_impossible(fit.record, recordings))
+    later = missed(fit.record.scores, {"e2e": 0.0}, recordings, later=True)
+    unlike = (f"{'; '.join(later)}: what came later is not served like what was fitted",) if later else ()
+    return replace(fit, remarks=fit.remarks + unlike + refuse_impossible(fit.record, recordings))
 
 
 def _searched(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data], ...], options: Options) -> ModelFit:
@@ -400,7 +402,8 @@ def _left_out(recordings: Sequence[Recording], stalls: Mapping[str, Stalls]) -> 
     """In words, the steps that were held up, for which no coefficient stands.  ``stalls``: by slug."""
     return tuple(
         f"{recording.alias}: {counted(len(held.at_us), 'step')} took {held.longer_us.sum() / 1e6:.1f} s longer "
-        f"than the batch explains, the last at {held.at_us[-1] / 1e6:.1f} s: not in the fit, replayed in the scores"
+        f"than the batch explains, {'the last ' if len(held.at_us) > 1 else ''}at {held.at_us[-1] / 1e6:.1f} s: not in "
+        "the fit, replayed in the scores"
         for recording in recordings
         if (held := stalls.get(recording.slug)) is not None
     )
@@ -471,7 +474,8 @@ def _measured(recordings: Sequence[Recording], line: Measured, options: Options)
         at_pace, _steps = part_scores(recordings, entry, scheduled(False, step_time="recorded"), edges)
         if not missed(at_pace, {"e2e": 0.0}, recordings):
             off = "; ".join(own)
-            remarks += (f"{off}. With the recorded step times it is not off: the machine's pace changed in this run",)
+            because = "so no engine argument is wrong: the pace changed in this run, or steps take another form"
+            remarks += (f"{off}. With the recorded step times it is not off, {because}",)
             own = ()
     return ModelFit(
         entry=replace(entry, fit=record),

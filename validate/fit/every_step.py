@@ -362,10 +362,15 @@ def _delays(rows: Floats, seed: int) -> tuple[CoefficientFit, ...]:
     )
 
 
+# A slope over prompts is told where these quantiles of them are that many times apart; a few odd prompts tell none.
+_PROMPTS_OF_MOST, _TOLD_FROM = (0.1, 0.9), 1.1
+
+
 def _delays_us(rows: Floats) -> tuple[float, float, float]:
     """us at no prompt, per prompt token (a weighted line, outliers clipped), and of the last token; none negative."""
     prompts, us = rows[:, 0], np.clip(rows[:, 1], *np.quantile(rows[:, 1], _DRAWN_IN))
-    columns = [np.ones(len(us)), prompts] if np.ptp(prompts) else [np.ones(len(us))]
+    short, long = np.quantile(prompts, _PROMPTS_OF_MOST)
+    columns = [np.ones(len(us)), prompts] if long > _TOLD_FROM * short else [np.ones(len(us))]
     around = [*fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3])[0].tolist(), 0.0]
     return around[0], around[1], max(float(rows[:, 2].mean()), 0.0)
 

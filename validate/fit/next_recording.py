@@ -61,7 +61,8 @@ class Load:
     def command(self) -> tuple[str, ...]:
         """A command that sends it, in parts of a line each."""
         return (
-            "vllm bench serve --dataset-name random --ignore-eos",
+            "vllm bench serve --base-url http://HOST:PORT --model MODEL",
+            "--dataset-name random --ignore-eos",
             f"--random-input-len {self.prompt_tokens} --random-output-len {self.output_tokens}",
             f"--random-range-ratio {SPREAD} --num-prompts {self.requests} --request-rate {self.requests_per_s:g}",
             "--save-result --save-detailed",

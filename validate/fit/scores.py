@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from blis_replay.base.arrays import Floats
+from blis_replay.base.errors import counted
 from blis_replay.blis.latency.models import FirstUse
 from blis_replay.blis.releases.fit import CoefficientFit, Part, PartScore, StepRange, range_of
 from blis_replay.blis.releases.release import ModelEntry
@@ -41,29 +42,31 @@ MOST_MISSED_CYCLE_PERCENT = 10.0
 
 
 def missed(
-    scores: Sequence[PartScore], agreement: Mapping[str, float], recordings: Sequence[Recording]
+    scores: Sequence[PartScore], agreement: Mapping[str, float], recordings: Sequence[Recording], *, later: bool = False
 ) -> tuple[str, ...]:
     """In words, each number of the training data that a fit misses by more than allowed; empty for a good fit.
 
-    ``agreement``: as in ``ModelFit``; latencies count only where they were fitted to, and test parts do not.  A load
-    level has few requests, and their draw moves its TTFT by a tenth: the mean absolute error over levels counts.
+    ``agreement``: as in ``ModelFit``; latencies count only where they were fitted to.  ``later``: of the test parts,
+    which the fit has not seen, and with twice the limits, instead.  A load level has few requests, and their draw moves
+    its TTFT by a tenth: the mean absolute error over levels counts.
     """
     misses = []
     aliases = {recording.slug: recording.alias for recording in recordings if not is_load_level(recording)}
     levels = [score.errors for score in scores if score.experiment not in aliases] if "e2e" in agreement else []
+    levels = [] if later else levels
     for metric, most in MOST_MISSED.items() if levels else ():
         off = float(np.mean([abs(errors.get(metric, 0.0)) for errors in levels]))
         if off > most:
-            named = f"{len(levels)} load levels"
+            named = counted(len(levels), "load level")
             misses.append(f"{named}: mean {metric.upper()} by {off:.1%} on average (at most {most:.1%})")
     if agreement.get("cycle", 0.0) > MOST_MISSED_CYCLE_PERCENT:
         misses.append(
             f"step cycles by {agreement['cycle']:.1f} % of a window (at most {MOST_MISSED_CYCLE_PERCENT:g} %)"
         )
     for score in scores if "e2e" in agreement else ():
-        for metric, most in MOST_MISSED.items() if score.experiment in aliases else ():
-            error = score.errors.get(metric)
-            if score.part != "test" and error is not None and abs(error) > most:
+        for metric, limit in MOST_MISSED.items() if score.experiment in aliases else ():
+            error, most = score.errors.get(metric), 2 * limit if later else limit
+            if (score.part == "test") == later and error is not None and abs(error) > most:
                 named = f"{aliases[score.experiment]} ({score.part})"
                 misses.append(f"{named}: mean {metric.upper()} by {error:+.1%} (at most {most:.1%})")
     return tuple(misses)

@@ -154,8 +154,9 @@ def _scheduling(fit: ModelFit) -> list[Line]:
     if evidence is None:
         return []
     recorded = evidence.configured_source != UNKNOWN
-    stated = f"by the recording ({evidence.configured_source})" if recorded else "assumed (not recorded)"
-    modes = f"{evidence.used} used; {evidence.told} by the latencies, {evidence.configured} {stated}"
+    stated = f"{evidence.configured} by the recording ({evidence.configured_source})"
+    said = f", {stated if recorded else 'not recorded'}"
+    modes = f"{evidence.used} used; {evidence.told} by the latencies{said}"
     lines = [Line(f"  scheduling: {modes}", "    "), Line(f"    {evidence.text}", "    ")]
     if evidence.contradicts:
         value = str(evidence.told == "asynchronous").lower()

@@ -132,7 +132,7 @@ def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str
         elif (row.model or "").lower() not in known:
             why = f"{candidate.name} has no coefficients for {row.model}"
         elif row.overloaded and not load_is_known(row.slug, row.ground_truth):
-            why = "overloaded, and published without the requests that failed, so its load cannot be replayed"
+            why = "overloaded, and which requests failed was not published, so a replay serves another load"
         else:
             continue
         left_out[row.slug if row.alias in left_out else row.alias] = why

@@ -43,7 +43,10 @@ def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, ch
     if 1e-9 < change.high < inf and isclose(change.low, -change.high):  # it is not known on which side of 0 they lie
         grew = f"changed by up to {100 * change.high:.2f} points, better or worse"
     elif isfinite(change.half):
-        grew += f" ({100 * change.low:+.2f} .. {100 * change.high:+.2f})"
+        level = f"{100 * policy.regression.confidence:g} %"
+        grew += f" ({level}: {100 * change.low:+.2f} .. {100 * change.high:+.2f})"
+    if observed.error is not None and candidate.draws is None and change.error > 0:
+        grew += f", from {100 * (abs(observed.error) - change.error):.1f} %"
     message = f"{named}: |error| {grew}, at most {100 * margin:+g}"
     message += "" if observed.error is None else f"; it is {100 * observed.error:+.1f} % now"
     outcome = policy.regression.verdict(change)

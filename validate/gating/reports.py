@@ -24,7 +24,7 @@ from blis_replay.validate.judgement import VERDICTS, exit_code
 from blis_replay.validate.metrics.latency import METRIC_NAMES, THRESHOLDS
 from blis_replay.validate.metrics.skill import SCORED, Skill
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, markdown, markdown_text
-from blis_replay.validate.text.cells import in_ms, percent_plain, time_span
+from blis_replay.validate.text.cells import in_ms, percent, percent_plain, time_span
 
 _MOST_COLUMNS = 4
 
@@ -72,9 +72,15 @@ def _obstacle(check: Check, more: str = "") -> Line:
 
 
 def _and_more(found: Sequence[Check]) -> str:
-    """How many checks there are after the first, by outcome."""
-    outcomes = [check.outcome for check in found[1:]]
-    more = [f"{counted(outcomes.count(one), 'check')} {one}" for one in VERDICTS if one in outcomes]
+    """The checks after the first, by outcome: which, where it is one, else how many."""
+    more = []
+    for one in VERDICTS:
+        others = [check for check in found[1:] if check.outcome == one]
+        if len(others) == 1:
+            where = "" if place(others[0]) == place(found[0]) else place(others[0])
+            more.append(" ".join(filter(None, (one, where, others[0].metric.upper()))))
+        elif others:
+            more.append(f"{one} {counted(len(others), 'check')}")
     return f"; besides, {', '.join(more)}" if more else ""
 
 
@@ -84,8 +90,9 @@ def _unchanged_and_rule(report: GateReport) -> list[str]:
     if report.baseline is None or not judged:
         return []
     of, same = report.policy.regression, len(judged) - len(changed(report))
+    equal = f"{same} of {len(judged)} errors are those of the baseline to the last digit"
     return [
-        f"against {report.baseline.name}: {same} of {len(judged)} errors are those of the baseline to the last digit",
+        *([f"against {report.baseline.name}: {equal}"] if same else []),
         f"regression: FAIL if an |error| grew by more than {100 * of.margin:g} points, and its whole "
         f"{100 * of.confidence:g} % interval is above 0; PASS if the whole interval is at most {100 * of.margin:g}",
     ]
@@ -265,7 +272,10 @@ def _apart(report: GateReport) -> list[str]:
     apart: dict[str, list[str]] = {}
     for judgement in report.judgements:
         if judgement.outcome is None:
-            apart.setdefault(f"not gated, {judgement.reason}", []).append(judgement.alias)
+            judged = judgement.judgement.judged if judgement.judgement else ()
+            far = [f"{q.name} {percent(q.error)}" for q in judged if q.error is not None and abs(q.error) > q.limit]
+            far_text = f" (beyond its limit: {', '.join(far)})" if far else ""
+            apart.setdefault(f"not gated, {judgement.reason}", []).append(f"{judgement.alias}{far_text}")
         elif judgement.standing == "overloaded":
             apart.setdefault(judgement.reason, []).append(judgement.alias)
     for alias, why in report.left_out.items():

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import product
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -142,11 +143,12 @@ def _counts(judgements: Sequence[Judgement], verdicts: Sequence[str]) -> list[tu
     counts: list[tuple[str, str, str]] = [
         (str(verdicts.count(verdict)), verdict, verdict) for verdict in _ORDER if verdict in verdicts
     ]
-    of_kind = means_by_fit(judgements)
-    for kind in ("held out", "fitted"):
-        known = {metric: value for metric, value in of_kind.get(kind, {}).items() if value is not None}
-        if "e2e" in known:
-            counts.append((percent_plain(known["e2e"]), f"mean |error| of E2E, {kind}", ""))
+    releases = dict.fromkeys(one.subject.release for one in judgements)
+    for kind, release in product(("held out", "fitted"), releases):
+        of_release = means_by_fit([one for one in judgements if one.subject.release == release])
+        if (error := of_release.get(kind, {}).get("e2e")) is not None:
+            named = f" with {release}" if len(releases) > 1 else ""
+            counts.append((percent_plain(error), f"mean |error| of E2E, {kind}{named}", ""))
     tails = tails_text(judgements)
     return [*counts, (*tails, "")] if tails else counts
 

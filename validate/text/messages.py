@@ -170,7 +170,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
         "replayed is not the load that was served"
     ),
     "no_number": lambda: "the recording states no latency that is judged",
-    "failures_unknown": lambda: "overloaded, and requests that failed are not known, so the load cannot be replayed",
+    "failures_unknown": lambda: "overloaded, and which requests failed is not known, so a replay serves another load",
     "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
     "needs_requests": lambda name, requests: f"about {requests:,} requests of this load would decide {name}",

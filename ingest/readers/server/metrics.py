@@ -104,13 +104,13 @@ def read_metrics(files: Sequence[RecordedFile]) -> MetricsRead:
         )
     rows = () if backwards else (*_rows(first, last), (WHOLE_RUN, "server_snapshots", "count", float(len(snapshots))))
     engines = list(last.cache.values())
-    if any(_arguments(engine) != _arguments(engines[0]) for engine in engines):
+    if any(cache_arguments(engine) != cache_arguments(engines[0]) for engine in engines):
         remarks.append(f"one cache configuration: the {len(engines)} engines of {last_name} differ, the first is used")
     of = {metric: value for _stage, metric, _statistic, value in rows}
     queries = of.get("server_prefix_queries")
     return MetricsRead(
         aggregate_frame(rows),
-        {**(_arguments(engines[0]) if engines else {}), **({} if backwards else _speculation(first, last))},
+        {**(cache_arguments(engines[0]) if engines else {}), **({} if backwards else _speculation(first, last))},
         last.model,
         min(1.0, of.get("server_prefix_hits", 0.0) / queries) if queries else None,
         tuple(remarks),
@@ -191,7 +191,7 @@ def _speculation(first: Snapshot, last: Snapshot) -> dict[str, object]:
     return said
 
 
-def _arguments(cache: Mapping[str, str]) -> dict[str, object]:
+def cache_arguments(cache: Mapping[str, str]) -> dict[str, object]:
     """Engine arguments as the server resolved them; what it writes as ``None`` is not known."""
     caching = {"True": True, "False": False}.get(cache.get("enable_prefix_caching", ""))
     arguments: dict[str, object] = {name: tokens(cache.get(name)) for name in ("block_size", "num_gpu_blocks")}
