@@ -362,7 +362,7 @@ def _delays(rows: Floats, seed: int) -> tuple[CoefficientFit, ...]:
     )
 
 
-# A slope over prompts is told where these quantiles of them are that many times apart; a few odd prompts tell none.
+# A slope over prompts is known where these quantiles of them are that many times apart; a few odd prompts show none.
 _PROMPTS_OF_MOST, _TOLD_FROM = (0.1, 0.9), 1.1
 
 
