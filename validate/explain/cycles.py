@@ -10,7 +10,7 @@ import polars as pl
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.replay.observed import stalled_us
-from blis_replay.replay.pace import ForcedSteps, forced_steps, served_alike
+from blis_replay.replay.pace import ForcedSteps, at_pace, forced_steps, served_alike
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.hypothesis import Replayed
 from blis_replay.validate.metrics.observed import Selection
@@ -77,8 +77,9 @@ def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
 
     ``server``: a replay whose batches are the server's as nearly as can be.  A standstill is a cause of its own.
     """
-    plan, requests = plan_replay(server.recording, server.mode), server.recording.requests
-    steps = forced_steps(plan.trace, plan.engine, server.entry.lifecycle, cycles, server.entry.latency)
+    plan, requests = plan_replay(server.recording, server.mode, server.entry), server.recording.requests
+    latency = server.entry.latency if plan.pace is None else at_pace(server.entry.latency, plan.pace)
+    steps = forced_steps(plan.trace, plan.engine, server.entry.lifecycle, cycles, latency)
     served = requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us"))
     served = served.filter(Selection(window=server.window).of(requests))
     from_us, until_us = served["arrival_us"].to_numpy().min(), np.nanmax(served["end"].to_numpy().astype(np.float64))

@@ -210,8 +210,8 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     return Chart(
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other. Each part is divided "
-        "by the limit of its metric, on the axis of all recordings; the whiskers are 95 % intervals for another "
-        "recording of the same load.",
+        "by the limit of its metric, on the axis of all recordings; the whiskers, around the end of a bar, are 95 % "
+        "intervals for another recording of the same load; one without a cap goes on.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
         drawn(panels, 4.4, len(shown) * (0.5 + 0.2 * len(names)), range(len(names)), "y", share_x=True),
         Table("parts of the error of the mean, in % of observed", columns, rows, note=_INTERVALS),
@@ -222,7 +222,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
 def _waterfall(metric: str, bars: Sequence[Fall]) -> Panel:
     """A bar for each part with its interval and its size in words, and thin lines from one bar to the next.
 
-    What lies beyond the axis is drawn at its end.
+    What lies beyond the axis is drawn to its end.
     """
     limit = THRESHOLDS[metric.lower()]
     marks = [Mark((-1, 1, 1, -1), (-inf, -inf, inf, inf), "pass", filled=True, opacity=0.14)]
@@ -238,9 +238,11 @@ def _waterfall(metric: str, bars: Sequence[Fall]) -> Panel:
             low, high = start, end
         else:
             low, high = min(low, end), max(high, end)
-            caps = (row - 0.15, row + 0.15)
-            whisker = (low, low, nan, low, high, nan, high, high), (*caps, nan, row, row, nan, *caps)
-            marks.append(Mark(*whisker, "ink", width=1))
+            wide, along = [low, high], [float(row), float(row)]
+            for tip in (low, high):
+                if abs(tip) < REACH:  # one that goes on has no cap
+                    wide, along = [*wide, nan, tip, tip], [*along, nan, row - 0.15, row + 0.15]
+            marks.append(Mark(wide, along, "ink", width=1))
         texts.append((row, percent(bar.part + 0.0)))
     marks.append(Mark((0, 0), (-inf, inf), "ink", width=0.8))
     return Panel(
