@@ -335,6 +335,9 @@ class _Assembly:
         part = self.source.part
         if part is None or part == Part():
             return recording
+        if recording.ground_truth == PUBLISHED:
+            problem = "only aggregates are recorded, so nothing is known of a part of its requests"
+            raise RecordingError(self.source.root, "", problem, "record its requests, or its counters alone")
         requests = recording.requests.frame(["arrival_us", "stage"])
         if len(self.files_of_rows):
             files = self.files_of_rows[self.server.order]
@@ -468,7 +471,8 @@ def _ground_truth(best: RequestsRead | None, aggregates: pl.DataFrame) -> Ground
     """What a replay can be compared with; nothing where no request was timed."""
     if best is None or best.rows.is_empty():
         return PUBLISHED if len(aggregates) else RECORDED
-    known = best.rows.aggregate(timed="count(ttft_us) + count(e2e_us)", failed="count(*) FILTER (status <> 'ok')")
+    timed, failed = "count(ttft_us) + count(e2e_us)", "count(*) FILTER (status <> 'ok')"
+    known = best.rows.aggregate(timed=timed, failed=failed, rebuilt="count(arrival_within_us)")
     if known["timed"] or known["failed"] or best.events is not None:
         return RECORDED
-    return ARRIVALS if best.aggregates.is_empty() else PUBLISHED
+    return PUBLISHED if known["rebuilt"] else ARRIVALS

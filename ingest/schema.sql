@@ -77,7 +77,7 @@ CREATE TABLE IF NOT EXISTS requests (       -- in send order
     request_id VARCHAR,                     -- the recording's own name for it
     stage BIGINT,                           -- load stage
     arrival_us BIGINT,                      -- client send, or arrival at the server's front end
-    arrival_within_us BIGINT,               -- how far from arrival_us it may have come; null where it was stamped
+    arrival_within_us BIGINT,               -- estimate of how far from arrival_us it came; null where it was stamped
     prompt_tokens BIGINT,                   -- null also where the recording lost it (failed requests)
     output_tokens BIGINT,                   -- true decode length
     output_tokens_source VARCHAR,           -- one of recording.OUTPUT_LENGTH_SOURCES

@@ -346,8 +346,8 @@ def drawn_arrivals(recording: Recording, seed: int) -> Int64s:
     if recording.ground_truth != PUBLISHED:
         return arrival_us
     within_us = recording.requests["arrival_within_us"].fill_null(0).to_numpy()
-    drawn: Int64s = np.rint(arrival_us + np.random.default_rng(seed).uniform(-1, 1, len(arrival_us)) * within_us)
-    return np.sort(drawn.astype(np.int64)) - min(int(drawn.min(initial=0)), 0)
+    drawn = arrival_us + np.random.default_rng(seed).uniform(-1, 1, len(arrival_us)) * within_us
+    return np.sort(np.maximum(np.rint(drawn), 0).astype(np.int64))
 
 
 def sent_as(recording: Recording) -> str:

@@ -351,8 +351,8 @@ def _remarks(whatif: WhatIf) -> Block:
     if any(value is None and o.metric == "itl" and o.statistic != "mean" for o, value in known):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     lines += [
-        f"{name}: overloaded from {since_s:,.1f} s on: the queue grows to the end, so TTFT and E2E depend on the "
-        "length of the run"
+        f"{name}: overloaded from {since_s:,.1f} s on: the queue grows to the end, so TTFT, E2E, requests/s "
+        "and depths depend on the length of the run"
         for name, point in simulated
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
     ]

@@ -143,8 +143,8 @@ def _drift(requests: pl.DataFrame, window: Window) -> list[Finding]:
         return []
     measured: Measured = {"stage": window.stage, "e2e_ratio": e2e_ratio, "ttft_ratio": ttft_ratio}
     message = (
-        f"{named(window)}: drift, its last fifth takes {_times(e2e_ratio)} the E2E and {_times(ttft_ratio)} the TTFT "
-        "of its first"
+        f"{named(window)}: drift from second {window.start_us / 1e6:.0f} to {window.end_us / 1e6:.0f}, the last fifth "
+        f"takes {_times(e2e_ratio)} the E2E and {_times(ttft_ratio)} the TTFT of the first"
     )
     return [Finding(CHECK, "note", "e2e", message, measured, RULE)]
 

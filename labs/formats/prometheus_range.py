@@ -27,6 +27,7 @@ from blis_replay.ingest.rows import rows_of, shaped
 from blis_replay_labs.formats.rebuilt_requests import (
     CACHED,
     ENDS,
+    FAILURES,
     FIRST_TOKENS,
     OUTPUTS,
     PROMPTS,
@@ -34,11 +35,13 @@ from blis_replay_labs.formats.rebuilt_requests import (
     SUCCESS,
     WAITING,
     came,
+    lost,
     rebuilt_requests,
 )
 
 _FAILED = ("abort", "error")
 _GAUGES = (RUNNING, WAITING)
+_SERVER = ("model_name", "namespace", "pod", "instance")  # labels of one server; its engines are added
 # Histogram -> the metric of its mean; times in seconds, lengths in tokens.
 _TIMES = {
     "ttft": FIRST_TOKENS,
@@ -54,6 +57,9 @@ _SHORTEST_WINDOW_S = 15.0  # of fewer requests a window says little
 _MOST_WINDOWS = 100
 _QUICKLY = 0.1  # quantile of the times between changes that shows how often a busy server is asked
 _MOST_SAMPLES = 5_000_000
+_MOST_REQUESTS = 5_000_000
+# Share of the requests, and requests, that may have failed; beyond both the load that was served is unknown.
+_LOST_SHARE, _LOST = 0.01, 3
 
 recognises = begins_with(b"{", "resultType", "matrix", "__name__")
 
@@ -79,7 +85,19 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     begun = series[f"{FIRST_TOKENS}_count"]
     if len(edges) < 2 or begun[edges[-1]] == begun[edges[0]]:
         raise RecordingError(file.path, "", "fewer than two samples, or no requests", "ask for a longer range")
-    at = {name: np.array([of[time_s] for time_s in edges]) for name, of in series.items()}
+    every = [time_s for time_s in common if time_s <= edges[-1]]
+    samples = {name: np.array([of[time_s] for time_s in every]) for name, of in series.items()}
+    sent, gone = float(np.ptp(came(samples))), lost(samples)
+    if gone > max(_LOST_SHARE * sent, _LOST):
+        problem = f"{gone:,.0f} of {sent:,.0f} requests failed or were given up, so what was served is not known"
+        raise RecordingError(file.path, "", problem, "ask for a range in which requests are served")
+    if sent > _MOST_REQUESTS:
+        problem = f"{sent:,.0f} requests, more than {_MOST_REQUESTS:,} of a range"
+        raise RecordingError(file.path, "", problem, "ask for a shorter range")
+    requests = rebuilt_requests(np.array(every), samples)
+    # Windows count from the first request on, as its arrival is the zero of all others.
+    edges[0] = float(requests["sent_us"].min()) / US_PER_S  # type: ignore[arg-type]
+    at = {name: np.concatenate([of[:1], of[np.searchsorted(every, edges[1:])]]) for name, of in samples.items()}
     stages = tuple(
         Stage(i, count / (end_s - start_s), round((end_s - start_s) * US_PER_S))
         for i, (start_s, end_s, count) in enumerate(zip(edges, edges[1:], np.diff(came(at)), strict=False))
@@ -87,9 +105,6 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     rows = [(i, *row) for i in range(len(stages)) for row in _reported(at, slice(i, i + 2), slice(None))]
     rows += [(WHOLE_RUN, *row) for row in _reported(at, slice(None, None, len(stages)), slice(None))]
     rows += [(WHOLE_RUN, *row) for row in _bounds(at)]
-    every = [time_s for time_s in common if time_s <= edges[-1]]
-    samples = {name: np.array([of[time_s] for time_s in every]) for name, of in series.items()}
-    requests = rebuilt_requests(np.array(every), samples)
     stage = np.searchsorted(np.array(edges[1:-1]), requests["sent_us"].to_numpy() / US_PER_S, side="right")
     columns = {name: pl.col(name) for name in requests.columns}
     columns |= {"stage": pl.lit(pl.Series(stage)), "status": pl.lit("ok")}
@@ -120,43 +135,50 @@ def server_of_range(file: RecordedFile) -> ServerFacts:
 
 
 def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | None]:
-    """Samples by name and time, summed over engines and labels; of requests that ended only those that succeeded."""
+    """Samples by name and time, summed over engines and labels, and the model.
+
+    Raises :class:`RecordingError` for several servers or models, and for too many samples.
+    """
     series: dict[str, dict[float, float]] = {}
     model, name = None, ""
-    for path, value in wanted_values(file, lambda path: len(path) == 5 and path[-1] in ("metric", "values")):
-        if path[-1] == "metric":
-            labels = value if isinstance(value, Mapping) else {}
-            name = str(labels.get("__name__", "")).removeprefix("vllm:")
-            failed = name == SUCCESS and labels.get("finished_reason") in _FAILED
-            name = "" if failed else f"{name} {labels['le']}" if "le" in labels else name
-            model = model or text(labels.get("model_name"))
-            continue
-        for sample in value if isinstance(value, list) and name else ():
-            time_s, number = (finite(_number(part)) for part in sample) if _is_pair(sample) else (None, None)
-            if time_s is None or number is None or number < 0 or file.tally.records >= _MOST_SAMPLES:
-                file.tally.reject(name, "not a sample: [time, value]")
-                continue
-            file.tally.records += 1
-            of = series.setdefault(name, {})
-            of[time_s] = of.get(time_s, 0.0) + number
     known = {
         *(SUCCESS, PROMPTS, *CACHED, *_GAUGES),
         *(f"{n}_{p}" for n in (*_TIMES.values(), *_LENGTHS.values()) for p in ("sum", "count")),
     }
     known |= {f"{_TIMES[metric]}_bucket" for metric in _BOUNDED}
-    return {name: of for name, of in series.items() if name.partition(" ")[0] in known}, model
+    servers: set[tuple[object, ...]] = set()
+    for path, value in wanted_values(file, lambda path: len(path) == 5 and path[-1] in ("metric", "values")):
+        if path[-1] == "metric":
+            labels = value if isinstance(value, Mapping) else {}
+            name = str(labels.get("__name__", "")).removeprefix("vllm:")
+            if name not in known or (labels.get("le", "+Inf") != "+Inf" and finite(labels["le"]) is None):
+                name = ""
+                continue
+            servers.add(tuple(labels.get(label) for label in _SERVER))
+            if len(servers) > 1:
+                one, other = sorted(", ".join(map(str, filter(None, of))) for of in list(servers)[:2])
+                problem = f"samples of several servers or models ({one}; {other})"
+                raise RecordingError(file.path, "", problem, 'ask for one, e.g. {model_name="...", instance="..."}')
+            failed = name == SUCCESS and labels.get("finished_reason") in _FAILED
+            name = FAILURES if failed else f"{name} {labels['le']}" if "le" in labels else name
+            model = model or text(labels.get("model_name"))
+            continue
+        for sample in value if isinstance(value, list) and name else ():
+            time_s, number = map(finite, sample) if _is_pair(sample) else (None, None)
+            if file.tally.records >= _MOST_SAMPLES:
+                problem = f"more than {_MOST_SAMPLES:,} samples"
+                raise RecordingError(file.path, "", problem, "ask for a shorter range, or a larger step")
+            if time_s is None or number is None or number < 0:
+                file.tally.reject(name, "not a sample: [time, value]")
+                continue
+            file.tally.records += 1
+            of = series.setdefault(name, {})
+            of[time_s] = of.get(time_s, 0.0) + number
+    return series, model
 
 
 def _is_pair(sample: object) -> bool:
     return isinstance(sample, list) and len(sample) == 2
-
-
-def _number(value: object) -> object:
-    """Prometheus writes values as texts."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return None
 
 
 def _falls(values: list[float]) -> bool:

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.verdict_text import WAS_IT, counts_text, error_cell, reason, tails_text, toned
+from blis_replay.validate.comparison.verdict_text import (
+    WAS_IT,
+    cautions,
+    counts_text,
+    error_cell,
+    reason,
+    tails_text,
+    toned,
+)
 from blis_replay.validate.judgement import VERDICTS, means_by_fit
 from blis_replay.validate.metrics.latency import METRIC_NAMES, STATISTICS, THRESHOLDS
 from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
@@ -87,7 +95,8 @@ def _means(comparisons: Sequence[Comparison], releases: Sequence[str]) -> list[s
             said = [f"{METRIC_NAMES[m]} {percent_plain(mean)}" for m in THRESHOLDS if (mean := of[m]) is not None]
             lines.append(f"mean |error|, {kind}{named}: {', '.join(said)}")
     off = tails_text(judgements)
-    return [*lines, f"{' '.join(off)}; no verdict rests on them"] if off else lines
+    lines += [f"{' '.join(off)}; no verdict rests on them"] if off else []
+    return lines + cautions(judgements)
 
 
 def _reasons(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:

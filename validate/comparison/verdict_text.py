@@ -155,6 +155,19 @@ def tails_text(judgements: Iterable[Judgement]) -> tuple[str, str] | None:
     return (f"{outside} of {len(tails)}", what) if tails else None
 
 
+# Code of a remark -> what it says of many recordings.
+_CAUTIONS = {"hardware": "not known to be of the hardware of the coefficients", "extrapolated": "steps beyond the fit"}
+
+
+def cautions(judgements: Iterable[Judgement]) -> list[str]:
+    """Which of many recordings have a remark that a reader of their verdicts should know."""
+    having: dict[str, list[str]] = {}
+    for one in judgements:
+        for code in dict.fromkeys(remark.code for remark in one.remarks if remark.code in _CAUTIONS):
+            having.setdefault(code, []).append(one.subject.alias)
+    return [f"{_CAUTIONS[code]}: {', '.join(aliases)}" for code, aliases in having.items()]
+
+
 def judged_table(judgement: Judgement) -> Table:
     """What is judged, and nothing else: each number with its error, interval, limit and state."""
     return Table("", _JUDGED, [_judged_row(judgement, quantity) for quantity in judgement.judged])

@@ -222,13 +222,13 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason
     """The part of an error that is a cause's, and why."""
     component, i = cause.component, blame.quantity
     part = cause.shares[i]
-    also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
+    also = f" or {' or '.join(component.also)}, which this recording does not tell apart" if component.also else ""
     other_way = blame.cause is not None and part_of(blame.cause, i) * part.value_us < 0
     points = 100 * abs(part.value_us) / attribution.observed_us[i]
     share = f"{points:.1f} points{_uncertainty(attribution, part, i, ' ({})')}"
     come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
     why = component.less if component.less and part.value_us < 0 else component.why
-    return f"{come}: {why}" if with_reason else come
+    return f"{come}: {why}" if with_reason and not also else come
 
 
 def _named(attribution: Attribution) -> str:

@@ -302,7 +302,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     begin, _fitted_until, until, _end = options.edges
     line = None if options.data == "latencies" else measure(recordings, (begin, until), options.seed)
     fit = _searched(recordings, used, options) if line is None else _measured(recordings, line, options)
-    later = missed(fit.record.scores, {"e2e": 0.0}, recordings, later=True)
+    scores, latencies = fit.record.scores, {"e2e": 0.0}
+    later = () if missed(scores, latencies, recordings) else missed(scores, latencies, recordings, later=True)
     unlike = (f"{'; '.join(later)}: what came later is not served like what was fitted",) if later else ()
     return replace(fit, remarks=fit.remarks + unlike + refuse_impossible(fit.record, recordings))
 

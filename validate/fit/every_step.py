@@ -355,22 +355,24 @@ def _delays(rows: Floats, seed: int) -> tuple[CoefficientFit, ...]:
         "post_request": f"mean way of the last token back, beyond that of the first, {what}",
     }
     blocks = row_blocks(np.zeros(len(values), np.int64), [values[:, 1]])
-    draws = np.array([_delays_us(values[draw]) for draw in resampled(blocks, _DRAWS, seed)])
+    for sloped in (True, False):
+        draws = np.array([_delays_us(values[draw], sloped=sloped) for draw in resampled(blocks, _DRAWS, seed)])
+        if interval(draws[:, 1])[0] > 0:
+            break  # else the slope may be none, as that of a few odd prompts is
+    values_us = _delays_us(values, sloped=sloped)
     return tuple(
         CoefficientFit(name, *_digits(value_us, *interval(drawn_us)), "measured", remark)
-        for (name, remark), value_us, drawn_us in zip(remarks.items(), _delays_us(values), draws.T, strict=True)
+        for (name, remark), value_us, drawn_us in zip(remarks.items(), values_us, draws.T, strict=True)
     )
 
 
-# A slope over prompts is known where these quantiles of them are that many times apart; a few odd prompts show none.
-_PROMPTS_OF_MOST, _TOLD_FROM = (0.1, 0.9), 1.1
+def _delays_us(rows: Floats, *, sloped: bool) -> tuple[float, float, float]:
+    """us at no prompt, per prompt token (a weighted line, outliers clipped), and of the last token; none negative.
 
-
-def _delays_us(rows: Floats) -> tuple[float, float, float]:
-    """us at no prompt, per prompt token (a weighted line, outliers clipped), and of the last token; none negative."""
+    ``sloped``: else it is the same for all prompts.
+    """
     prompts, us = rows[:, 0], np.clip(rows[:, 1], *np.quantile(rows[:, 1], _DRAWN_IN))
-    short, long = np.quantile(prompts, _PROMPTS_OF_MOST)
-    columns = [np.ones(len(us)), prompts] if long > _TOLD_FROM * short else [np.ones(len(us))]
+    columns = [np.ones(len(us)), prompts] if sloped and np.ptp(prompts) else [np.ones(len(us))]
     around = [*fit_costs(np.column_stack(columns), us, lambda _: rows[:, 3])[0].tolist(), 0.0]
     return around[0], around[1], max(float(rows[:, 2].mean()), 0.0)
 

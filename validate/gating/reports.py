@@ -13,6 +13,7 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.comparison.verdict_text import (
     WAS_IT,
+    cautions,
     counts_text,
     error_cell,
     judgement_json,
@@ -64,11 +65,28 @@ def _worst_of_each(report: GateReport, found: Sequence[Check]) -> list[Line]:
     by_place: dict[str, list[Check]] = {}
     for check in found:
         by_place.setdefault(of.get(id(check), check.rule), []).append(check)
-    return [_obstacle(checks[0], _and_more(checks)) for checks in by_place.values()] if len(by_place) > 1 else []
+    alike: dict[tuple[str, str, str], list[Check]] = {}
+    for checks in by_place.values():
+        why = f"{checks[0].message}{_and_more(checks)}{_other_changes(report, checks[0])}"
+        alike.setdefault((checks[0].outcome, checks[0].rule, why), []).append(checks[0])
+    lines = []
+    for (outcome, rule, why), checks in alike.items():
+        where = ", ".join([*(check.experiment for check in checks if check.experiment), rule])
+        lines.append(Line(f"{outcome}  {where}: {why}", mark=toned(outcome)))
+    return lines if len(by_place) > 1 else []
 
 
-def _obstacle(check: Check, more: str = "") -> Line:
-    return Line(f"{check.outcome}  {place(check)}: {check.message}{more}", mark=toned(check.outcome))
+def _other_changes(report: GateReport, check: Check) -> str:
+    """What else changed of an experiment whose error grew, for better or worse; empty of another check."""
+    judged = [c for c in _judged_changes(report) if c.experiment == check.experiment and c is not check]
+    if check.rule != "regression" or check.value is None or not judged:
+        return ""
+    changes = [f"{cell_name(c.metric, c.statistic)} {100 * (c.value or 0):+.2f}" for c in judged]
+    return f"; other |error|s: {', '.join(changes)} points"
+
+
+def _obstacle(check: Check) -> Line:
+    return Line(f"{check.outcome}  {place(check)}: {check.message}", mark=toned(check.outcome))
 
 
 def _and_more(found: Sequence[Check]) -> str:
@@ -281,6 +299,7 @@ def _apart(report: GateReport) -> list[str]:
     for alias, why in report.left_out.items():
         apart.setdefault(f"left out, {why}", []).append(alias)
     lines = [f"{why}: {', '.join(aliases)}" for why, aliases in apart.items()]
+    lines += cautions([one.judgement for one in report.judgements if one.judgement and one.outcome])
     if any(j.ground_truth != "recorded" for j in report.judgements):
         lines.insert(0, "* published aggregates; intervals come from reconstructions of the requests")
     return lines

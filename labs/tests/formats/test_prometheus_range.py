@@ -66,7 +66,7 @@ def answer(
         done = [mine & (end_us <= t * 1e6) for t in times]
         begun = [mine & (first_us <= t * 1e6) for t in times]
         add("request_success_total", [float(d.sum()) for d in done], finished_reason="length", **label)
-        add("request_success_total", [float(t) for t in times], finished_reason="abort", **label)
+        add("request_success_total", [float(t > 100) for t in times], finished_reason="abort", **label)
         running = [float((mine & (trace.arrival_us <= t * 1e6) & (end_us > t * 1e6)).sum()) for t in times]
         add("num_requests_running", running, **label)
         add("num_requests_waiting", [0.0 for _ in times], **label)
@@ -100,13 +100,13 @@ def written(folder: Path, document: dict[str, object]) -> Path:
 
 
 def test_windows_are_stages_with_what_came_in_them(served: tuple[RequestTrace, SimResult], tmp_path: Path) -> None:
-    """Windows of 15 s, the last of 20: 240 requests in the first 8, 720 in the next 8; means are those of all."""
+    """Windows of 15 s, the last of 20: 240 requests and 2 that were aborted in the first 8, 720 in the next 8."""
     trace, result = served
     with read_recording(written(tmp_path, answer(served))) as recording:
         assert (recording.ground_truth, recording.model) == (PUBLISHED, "some/Model")
         sent = [published(recording.aggregates, stage.stage, "requests", "sent") or 0 for stage in recording.stages]
-        assert [stage.duration_us for stage in recording.stages] == [15_000_000] * 15 + [20_000_000]
-        assert (len(sent), sum(sent[:8]), sum(sent)) == (16, 240, 960)
+        assert [stage.duration_us for stage in recording.stages[1:]] == [15_000_000] * 14 + [20_000_000]
+        assert (len(sent), sum(sent[:8]), sum(sent)) == (16, 242, 962)
         rates = [stage.rate_per_s * stage.duration_us / 1e6 for stage in recording.stages]
         assert rates == pytest.approx(sent)
         whole = {m: published(recording.aggregates, -1, m, "mean") for m in ("ttft", "output_tokens_reported")}
@@ -149,8 +149,71 @@ def test_samples_that_prometheus_repeats_are_no_new_ones(
         one["values"] = [[t + i, value] for t, value in one["values"] for i in range(EACH_S)]
     with read_recording(written(tmp_path, document)) as recording:
         repeated, stages = recording.requests.frame(), recording.stages
-    assert [stage.duration_us for stage in stages] == [15_000_000] * 15 + [20_000_000]
+    assert [stage.duration_us for stage in stages[1:]] == [15_000_000] * 14 + [20_000_000]
     assert_frame_equal(repeated, of_scrapes)
+
+
+def test_requests_that_were_not_served_are_refused_beyond_a_few(
+    served: tuple[RequestTrace, SimResult], tmp_path: Path
+) -> None:
+    """Two of 962 are neither here nor there; 20 that are counted as aborted are 2 %, as are 20 that nobody counts."""
+    document = answer(served)
+    series = document["data"]["result"]  # type: ignore[index]
+    aborted = next(one for one in series if one["metric"].get("finished_reason") == "abort")
+    running = next(one for one in series if one["metric"]["__name__"] == "vllm:num_requests_running")
+    for changed in (aborted, running):
+        kept = changed["values"]
+        more = [20.0 if (t > 100) == (changed is aborted) else 0.0 for t, _ in kept]
+        changed["values"] = [[t, str(float(value) + extra)] for (t, value), extra in zip(kept, more, strict=True)]
+        with (
+            pytest.raises(RecordingError, match="failed or were given up"),
+            read_recording(written(tmp_path, document)),
+        ):
+            pass
+        changed["values"] = kept
+
+
+def test_a_queue_longer_than_the_range_leaves_prompts_their_mean(tmp_path: Path) -> None:
+    """All first tokens are of requests that had come before: lengths are the mean of these, 500 tokens."""
+    arrival_us = np.concatenate([np.zeros(300), np.arange(40) * 1e6 + 2_000_000]).astype(np.int64)
+    prompt, output = np.full(340, 500), np.full(340, 400)
+    trace = RequestTrace(arrival_us, prompt, prompt, output, np.full(340, NEVER_US))
+    run = (trace, simulate_load(trace, replace(ENGINE, max_num_seqs=8), SERVER, NO_DELAY, None, None))
+    document = answer(run, 1, 41, each_s=1)
+    first_us = arrival_us + run[1].ttft_us
+    for one in document["data"]["result"]:  # type: ignore[index]
+        mine = np.arange(340) % 2 == int(one["metric"]["engine"])
+        if one["metric"]["__name__"].startswith("vllm:num_requests_"):
+            queued = [float((mine & (arrival_us <= t * 1e6) & (first_us > t * 1e6)).sum()) for t, _ in one["values"]]
+            if one["metric"]["__name__"].endswith("running"):
+                queued = [float(v) - q for (_, v), q in zip(one["values"], queued, strict=True)]
+            one["values"] = [[t, str(q)] for (t, _), q in zip(one["values"], queued, strict=True)]
+    with read_recording(written(tmp_path, document)) as recording:
+        requests = recording.requests.frame()
+    assert requests.height == 40
+    assert set(requests["prompt_tokens"].to_list()) == {500}
+    assert set(requests["output_tokens"].to_list()) == {400}
+
+
+def test_samples_of_two_servers_are_refused(served: tuple[RequestTrace, SimResult], tmp_path: Path) -> None:
+    document = answer(served)
+    series = document["data"]["result"]  # type: ignore[index]
+    other = [one | {"metric": one["metric"] | {"model_name": "another/Model"}} for one in series]
+    document["data"]["result"] = [*series, *other]  # type: ignore[index]
+    with pytest.raises(RecordingError, match="several servers or models"), read_recording(written(tmp_path, document)):
+        pass
+
+
+def test_windows_begin_with_the_first_request(tmp_path: Path) -> None:
+    """Samples each 15 s, the first request at second 14.7 of them: windows are those of its clock, to half a sample."""
+    random = np.random.default_rng(4)
+    arrival_us = np.sort(random.uniform(14.7e6, 300e6, 900)).astype(np.int64)
+    trace = RequestTrace(arrival_us, *np.full((2, 900), 200), np.full(900, 40), np.full(900, NEVER_US))
+    run = (trace, simulate_load(trace, ENGINE, SERVER, NO_DELAY, None, None))
+    with read_recording(written(tmp_path, answer(run, 0, 315, each_s=15))) as recording:
+        ends_us = np.cumsum([stage.duration_us for stage in recording.stages])
+        zero_us = recording.clocks[0].zero_us
+    assert ends_us[-1] + zero_us == pytest.approx(315e6, abs=2)
 
 
 def test_quantiles_lie_between_the_bounds_of_their_bucket(

@@ -312,7 +312,9 @@ def test_a_closed_loop_is_named() -> None:
 def test_drift_inside_a_stage_is_reported() -> None:
     """From 250 to 489 ms through the run: the last fifth of the settled part is a third above the first."""
     findings = findings_of(long_run(e2e_us=[250_000 + 1000 * i for i in range(240)]), "stationarity")
-    assert [finding.message.split(":")[1].split(",")[0].strip() for finding in findings] == ["drift"]
+    assert [finding.message.split(":")[1].split(",")[0].strip() for finding in findings] == [
+        "drift from second 20 to 110"
+    ]
 
 
 def test_a_pause_in_arrivals_is_reported() -> None:
