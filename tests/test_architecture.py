@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 273,
-    "lines of the instrument": 55_174,
-    "lines of labs": 14_047,
+    "lines of the instrument": 55_179,
+    "lines of labs": 14_056,
     "lines of scripts": 5_000,
-    "lines of tests": 40_216,
+    "lines of tests": 40_235,
 }
 LOADED_BUDGET = {"modules": 78, "lines": 15_319}
 

@@ -56,6 +56,7 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _SHORTEST_WINDOW_S = 15.0  # of fewer requests a window says little
 _MOST_WINDOWS = 100
 _QUICKLY = 0.1  # quantile of the times between changes that shows how often a busy server is asked
+_ALIKE = 0.7  # share of these times that are one number of steps, where scrapes keep pace with the steps
 _MOST_SAMPLES = 5_000_000
 _MOST_REQUESTS = 5_000_000
 # Share of the requests, and requests, that may have failed; beyond both the load that was served is unknown.
@@ -80,7 +81,8 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     if fallen := [name for name, of in series.items() if name not in _GAUGES and _falls([of[t] for t in common])]:
         problem = f"vllm:{fallen[0]} falls: the server was started again in this range"
         raise RecordingError(file.path, "", problem, "ask for a range without a restart")
-    common = _begun(_scrapes(common, series), series)
+    scrapes, stale_s = _scrapes(common, series)
+    common = _begun(scrapes, series)
     edges = _edges(common, series)
     begun = series[f"{FIRST_TOKENS}_count"]
     if len(edges) < 2 or begun[edges[-1]] == begun[edges[0]]:
@@ -94,7 +96,7 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     if sent > _MOST_REQUESTS:
         problem = f"{sent:,.0f} requests, more than {_MOST_REQUESTS:,} of a range"
         raise RecordingError(file.path, "", problem, "ask for a shorter range")
-    requests = rebuilt_requests(np.array(every), samples)
+    requests = rebuilt_requests(np.array(every), samples, stale_s)
     # Windows count from the first request on, as its arrival is the zero of all others.
     edges[0] = float(requests["sent_us"].min()) / US_PER_S  # type: ignore[arg-type]
     at = {name: np.concatenate([of[:1], of[np.searchsorted(every, edges[1:])]]) for name, of in samples.items()}
@@ -185,16 +187,23 @@ def _falls(values: list[float]) -> bool:
     return any(after < before for before, after in pairwise(values))
 
 
-def _scrapes(common: list[float], series: Mapping[str, Mapping[float, float]]) -> list[float]:
-    """The samples with which the server was asked anew: until the next, Prometheus repeats the last."""
+def _scrapes(common: list[float], series: Mapping[str, Mapping[float, float]]) -> tuple[list[float], float]:
+    """The samples with which the server was asked anew: until the next, Prometheus repeats the last.
+
+    And how old one may be, in s: up to a step, unless scrapes are a whole number of steps apart.
+    """
     state = {time_s: [of[time_s] for of in series.values()] for time_s in common}
     changed = [time_s for before, time_s in pairwise(common) if state[before] != state[time_s]]
-    apart_s = float(np.quantile(np.diff(changed), _QUICKLY)) if len(changed) > 1 else 0.0
+    if len(changed) < 2:
+        return common, 0.0
+    gaps_s, step_s = np.diff(changed), float(np.diff(common).min())
+    apart_s, steps = float(np.quantile(gaps_s, _QUICKLY)), np.rint(gaps_s / step_s).astype(np.int64)
+    stale_s = 0.0 if np.bincount(steps).max() > _ALIKE * len(steps) else step_s
     kept = common[:1]
     for time_s in common[1:]:
         if state[time_s] != state[kept[-1]] or time_s - kept[-1] >= apart_s:
             kept.append(time_s)
-    return kept
+    return kept, stale_s
 
 
 def _begun(common: list[float], series: Mapping[str, Mapping[float, float]]) -> list[float]:

@@ -84,14 +84,14 @@ def _counted(at: Mapping[str, Floats]) -> Floats:
     return at[SUCCESS] + at.get(FAILURES, 0.0) + at[RUNNING] + at[WAITING]
 
 
-def rebuilt_requests(times_s: Floats, at: Mapping[str, Floats]) -> pl.DataFrame:
+def rebuilt_requests(times_s: Floats, at: Mapping[str, Floats], stale_s: float) -> pl.DataFrame:
     """Requests that came between samples ``at`` these times: ``sent_us``, ``prompt_tokens``, ``output_tokens``.
 
     ``cached_prompt_tokens``: where the server counts them.
 
     Each came between two samples, and its TTFT before its first token, which came between two others.  ``sent_us`` is
     the middle of that time, and ``arrival_within_us`` half of it.  Of requests that were counted together only the mean
-    TTFT and the mean lengths are known.
+    TTFT and the mean lengths are known.  ``stale_s``: how old a sample may be.
     """
     random = np.random.default_rng(_SEED)
     sample = _events(came(at), came(at)).sample
@@ -100,8 +100,8 @@ def rebuilt_requests(times_s: Floats, at: Mapping[str, Floats]) -> pl.DataFrame:
     first_tokens = at[f"{FIRST_TOKENS}_count"]
     begun = _events(first_tokens, at[f"{FIRST_TOKENS}_sum"]).part(slice(waiting, waiting + count))
     some = slice(len(begun.sample))
-    low_s, high_s = times_s[sample], times_s[sample + 1]
-    by_ttft_s = np.maximum(low_s[some], times_s[begun.sample] - begun.mean)
+    low_s, high_s = times_s[sample] - stale_s, times_s[sample + 1]
+    by_ttft_s = np.maximum(low_s[some], times_s[begun.sample] - stale_s - begun.mean)
     before_s = np.minimum(high_s[some], times_s[begun.sample + 1] - begun.mean)
     agree = by_ttft_s < before_s
     low_s[some], high_s[some] = np.where(agree, by_ttft_s, low_s[some]), np.where(agree, before_s, high_s[some])

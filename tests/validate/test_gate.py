@@ -454,8 +454,9 @@ def test_an_experiment_has_one_line_with_its_worst_check_and_all_of_them_on_requ
         "FAIL  ranking: order",
     ]
     assert sum(line.startswith(starts) for line in whole[1:]) == 4
-    named = page_text(gate_answer(report, " --coefficients new.yaml --store s.duckdb").brief).splitlines()
-    assert named[-1] == "next: blis-replay explain same --coefficients new.yaml --store s.duckdb"
+    named = page_text(gate_answer(report, " --store s.duckdb", ("old.yaml", "new.yaml")).brief).splitlines()
+    command = "blis-replay compare old.yaml new.yaml --experiment same --store s.duckdb"
+    assert named[-1] == f"next: {command}"
 
 
 @pytest.mark.parametrize(("change", "unknown"), [((0.1, -0.18, 0.18), True), ((0.0, 0.0, 0.0), False)])

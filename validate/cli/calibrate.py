@@ -211,4 +211,4 @@ def gate_verb(
 
         judged = [(of, one.outcome or of.verdict) for one in report.judgements if (of := one.judgement)]
         record(history, judged, [one.slug for one in report.judgements if one.judgement is None], "embedded")
-    return print_answer(gate_answer(report, given_options(coefficients, store_path)))
+    return print_answer(gate_answer(report, given_options(None, store_path), (baseline_name, coefficients)))

@@ -30,10 +30,10 @@ from blis_replay.validate.text.cells import in_ms, percent, percent_plain, time_
 _MOST_COLUMNS = 4
 
 
-def gate_answer(report: GateReport, options: str = "") -> Answer:
+def gate_answer(report: GateReport, store: str = "", releases: tuple[str | None, str | None] = (None, None)) -> Answer:
     """Verdict with the largest reason, errors by experiment, what is in the way, and changes against the baseline.
 
-    ``options``: of the next command, as the user gave them.
+    ``store``: option of the next command; ``releases``: baseline and candidate, as the user gave them.
 
     Errors and limits are fractions, times in ms.  The rows are one per check, of an experiment or of the gate as a
     whole (``experiment`` empty).
@@ -44,7 +44,9 @@ def gate_answer(report: GateReport, options: str = "") -> Answer:
     every = [_obstacle(check) for check in found]
     page: list[Part] = [*head, Block(every), _changes(report), _predictions(report), _skills(report), passed]
     brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_unchanged_and_rule(report)), passed]
-    brief.append(Block([_MORE, *_next(found, options or f" --coefficients {quote(report.candidate.name)}")]))
+    of = report.baseline or report.candidate, report.candidate
+    baseline, candidate = (quote(given or release.name) for given, release in zip(releases, of, strict=True))
+    brief.append(Block([_MORE, *_next(found, baseline, candidate, store)]))
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 
@@ -52,11 +54,14 @@ def gate_answer(report: GateReport, options: str = "") -> Answer:
 _MORE = "more: -v prints every check, every change and every interval"
 
 
-def _next(found: Sequence[Check], options: str) -> list[Line]:
-    """Where the worst error comes from."""
-    alias = next((check.experiment for check in found if check.value is not None and check.experiment), "")
-    command = f"blis-replay explain {quote(alias)}{options}"
-    return [Line("next:", command=command)] if alias else []
+def _next(found: Sequence[Check], baseline: str, candidate: str, store: str) -> list[Line]:
+    """Where the worst error comes from; of one that grew, both releases beside each other."""
+    worst = next((check for check in found if check.value is not None and check.experiment), None)
+    if worst is None:
+        return []
+    alias, grew = quote(worst.experiment), worst.rule == "regression"
+    both, one = f"compare {baseline} {candidate} --experiment {alias}", f"explain {alias} --coefficients {candidate}"
+    return [Line("next:", command=f"blis-replay {both if grew else one}{store}")]
 
 
 def _worst_of_each(report: GateReport, found: Sequence[Check]) -> list[Line]:

@@ -153,6 +153,24 @@ def test_samples_that_prometheus_repeats_are_no_new_ones(
     assert_frame_equal(repeated, of_scrapes)
 
 
+def test_scrapes_that_keep_no_pace_with_the_step_may_be_a_step_old(tmp_path: Path) -> None:
+    """Scraped each 15 s, asked each 10 s: 53 % of arrivals would lie outside of what is said of them."""
+    random = np.random.default_rng(6)
+    arrival_us = np.sort(random.uniform(1e6, 580e6, 600)).astype(np.int64)
+    trace = RequestTrace(arrival_us, *np.full((2, 600), 200), np.full(600, 30), np.full(600, NEVER_US))
+    run = (trace, simulate_load(trace, ENGINE, SERVER, NO_DELAY, None, None))
+    document = answer(run, 0, 600, each_s=15)
+    for one in document["data"]["result"]:  # type: ignore[index]
+        at = dict(map(tuple, one["values"]))
+        served_only = one["metric"].get("finished_reason") != "abort"
+        one["values"] = [[float(t), at[t // 15 * 15.0] if served_only else "0"] for t in range(0, 601, 10)]
+    with read_recording(written(tmp_path, document)) as recording:
+        requests, zero_us = recording.requests.frame(), recording.clocks[0].zero_us
+    off_us = np.abs(requests["arrival_us"].to_numpy() - (arrival_us[: requests.height] - zero_us))
+    outside = (off_us > requests["arrival_within_us"].to_numpy() + 1).mean()
+    assert outside < 0.05
+
+
 def test_requests_that_were_not_served_are_refused_beyond_a_few(
     served: tuple[RequestTrace, SimResult], tmp_path: Path
 ) -> None:
