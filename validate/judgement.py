@@ -299,6 +299,9 @@ class Judgement:
 # -- Means over experiments: what was fitted on and what was held out apart ------------------------------------
 
 
+_KINDS = ("held out", "fitted", "unknown")
+
+
 def kind_of_use(use: Use) -> str:
     """``fitted``, ``held out`` or ``unknown``."""
     return "fitted" if use in FITTED else "held out" if use in HELD_OUT else "unknown"
@@ -311,10 +314,15 @@ def mean_abs_errors(judgements: Sequence[Judgement]) -> dict[str, float | None]:
     return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
 
 
-def means_by_fit(judgements: Sequence[Judgement]) -> dict[str, dict[str, float | None]]:
-    """The same of the experiments that were ``fitted``, ``held out`` or ``unknown``; absent without any."""
-    kinds: dict[str, list[Judgement]] = {"fitted": [], "held out": [], "unknown": []}
-    for judgement in judgements:
-        kinds[kind_of_use(judgement.subject.use)].append(judgement)
+def means_by_fit(judgements: Sequence[Judgement], *, by_release: bool = False) -> dict[str, dict[str, float | None]]:
+    """The same of the experiments that were ``held out``, ``fitted`` or ``unknown``; absent without any.
+
+    ``by_release``: where there are several releases, each by itself (``held out with h100-vllm-0.15.1``).
+    """
+    named = by_release and len({one.subject.release for one in judgements}) > 1
+    kinds: dict[str, list[Judgement]] = {}
+    for one in sorted(judgements, key=lambda one: _KINDS.index(kind_of_use(one.subject.use))):
+        kind = kind_of_use(one.subject.use)
+        kinds.setdefault(f"{kind} with {one.subject.release}" if named else kind, []).append(one)
     means = {kind: mean_abs_errors(of_kind) for kind, of_kind in kinds.items()}
     return {kind: of for kind, of in means.items() if any(value is not None for value in of.values())}

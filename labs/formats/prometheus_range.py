@@ -1,8 +1,8 @@
 """A range of vLLM's ``/metrics`` as a Prometheus server answers it (``/api/v1/query_range``): production counters.
 
-Nothing says when a single request came: requests are rebuilt from what was counted between two samples, the better the
-closer these are.  Each window of time is a load stage, with mean lengths and latencies as the server counted them.  Ask
-for all of it in one answer, e.g. ``query={__name__=~"vllm:.*"}&start=...&end=...&step=1s``.
+Nothing says when a single request came, so requests are rebuilt from what was counted between two samples.  Closer
+samples place them better.  Each window of time is a load stage, with mean lengths and latencies as the server counted
+them.  Ask for all of it in one answer, e.g. ``query={__name__=~"vllm:.*"}&start=...&end=...&step=1s``.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ _MOST_SAMPLES = 5_000_000
 _MOST_REQUESTS = 5_000_000
 # Share of the requests, and requests, that may have failed; beyond both the load that was served is unknown.
 _LOST_SHARE, _LOST = 0.01, 3
+_TOO_SHORT = "fewer than two samples, or no requests", "ask for a longer range"
 
 recognises = begins_with(b"{", "resultType", "matrix", "__name__")
 
@@ -84,22 +85,14 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     scrapes, stale_s = _scrapes(common, series)
     common = _begun(scrapes, series)
     edges = _edges(common, series)
-    begun = series[f"{FIRST_TOKENS}_count"]
-    if len(edges) < 2 or begun[edges[-1]] == begun[edges[0]]:
-        raise RecordingError(file.path, "", "fewer than two samples, or no requests", "ask for a longer range")
-    every = [time_s for time_s in common if time_s <= edges[-1]]
-    samples = {name: np.array([of[time_s] for time_s in every]) for name, of in series.items()}
-    sent, gone = float(np.ptp(came(samples))), lost(samples)
-    if gone > max(_LOST_SHARE * sent, _LOST):
-        problem = f"{gone:,.0f} of {sent:,.0f} requests failed or were given up, so what was served is not known"
-        raise RecordingError(file.path, "", problem, "ask for a range in which requests are served")
-    if sent > _MOST_REQUESTS:
-        problem = f"{sent:,.0f} requests, more than {_MOST_REQUESTS:,} of a range"
-        raise RecordingError(file.path, "", problem, "ask for a shorter range")
-    requests = rebuilt_requests(np.array(every), samples, stale_s)
+    if len(edges) < 2:
+        raise RecordingError(file.path, "", *_TOO_SHORT)
+    samples = {name: np.array([of[time_s] for time_s in common]) for name, of in series.items()}
+    gone = _refuse_what_cannot_be_rebuilt(file, samples)
+    requests = rebuilt_requests(np.array(common), samples, stale_s)
     # Windows count from the first request on, as its arrival is the zero of all others.
     edges[0] = float(requests["sent_us"].min()) / US_PER_S  # type: ignore[arg-type]
-    at = {name: np.concatenate([of[:1], of[np.searchsorted(every, edges[1:])]]) for name, of in samples.items()}
+    at = {name: np.concatenate([of[:1], of[np.searchsorted(common, edges[1:])]]) for name, of in samples.items()}
     stages = tuple(
         Stage(i, count / (end_s - start_s), round((end_s - start_s) * US_PER_S))
         for i, (start_s, end_s, count) in enumerate(zip(edges, edges[1:], np.diff(came(at)), strict=False))
@@ -112,8 +105,9 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     columns |= {"stage": pl.lit(pl.Series(stage)), "status": pl.lit("ok")}
     columns["output_tokens_source"] = pl.lit("server usage")
     in_flight = float(at[RUNNING][0] + at[WAITING][0])
-    remarks = [f"single requests: rebuilt from {len(every):,} samples of {file.name}"]
+    remarks = [f"single requests: rebuilt from {len(common):,} samples of {file.name}"]
     remarks += ["the client's side: times are the server's"]
+    remarks += [f"what {gone:g} requests got that failed or were given up; taken as served"] if gone else []
     remarks += [f"what {in_flight:g} requests were that were in flight when the range began"] if in_flight else []
     return RequestsRead(
         rows_of(shaped(requests, READ_SCHEMA, columns)),
@@ -126,6 +120,20 @@ def read_range(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
         model=model,
         placed="rebuilt from what a server counted between two samples",
     )
+
+
+def _refuse_what_cannot_be_rebuilt(file: RecordedFile, samples: Mapping[str, Floats]) -> float:
+    """Raise :class:`RecordingError` for too few, too many or unserved requests; how many were not served."""
+    sent, gone = float(np.ptp(came(samples))), lost(samples)
+    counted = [float(np.ptp(samples[f"{name}_count"])) for name in (FIRST_TOKENS, ENDS, OUTPUTS)]
+    if min(counted) < 1:
+        raise RecordingError(file.path, "", *_TOO_SHORT)
+    if max(sent, *counted) > _MOST_REQUESTS:
+        raise RecordingError(file.path, "", f"more than {_MOST_REQUESTS:,} requests", "ask for a shorter range")
+    if gone > max(_LOST_SHARE * sent, _LOST):
+        problem = f"{gone:,.0f} of {sent:,.0f} requests failed or were given up, so the load that was served is unknown"
+        raise RecordingError(file.path, "", problem, "ask for a range in which requests are served")
+    return gone
 
 
 def server_of_range(file: RecordedFile) -> ServerFacts:
@@ -197,8 +205,8 @@ def _scrapes(common: list[float], series: Mapping[str, Mapping[float, float]]) -
     if len(changed) < 2:
         return common, 0.0
     gaps_s, step_s = np.diff(changed), float(np.diff(common).min())
-    apart_s, steps = float(np.quantile(gaps_s, _QUICKLY)), np.rint(gaps_s / step_s).astype(np.int64)
-    stale_s = 0.0 if np.bincount(steps).max() > _ALIKE * len(steps) else step_s
+    apart_s, steps = float(np.quantile(gaps_s, _QUICKLY)), np.rint(gaps_s / step_s)
+    stale_s = 0.0 if np.unique(steps, return_counts=True)[1].max() > _ALIKE * len(steps) else step_s
     kept = common[:1]
     for time_s in common[1:]:
         if state[time_s] != state[kept[-1]] or time_s - kept[-1] >= apart_s:

@@ -112,7 +112,7 @@ def rebuilt_requests(times_s: Floats, at: Mapping[str, Floats], stale_s: float) 
     columns = {
         "sent_us": ((low_s + high_s) / 2 * US_PER_S).astype(np.int64),
         "arrival_within_us": ((high_s - low_s) / 2 * US_PER_S).astype(np.int64),
-        "output_tokens": np.maximum(outputs.tokens(by_send[in_flight:], count, random), 1),
+        "output_tokens": np.maximum(outputs.tokens(by_send[by_send < len(outputs.mean)][in_flight:], count, random), 1),
     }
     found = [name for name in CACHED if name in at][:1]
     for name, counter in zip(("prompt_tokens", "cached_prompt_tokens"), (PROMPTS, *found), strict=False):

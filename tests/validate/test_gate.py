@@ -450,7 +450,7 @@ def test_an_experiment_has_one_line_with_its_worst_check_and_all_of_them_on_requ
     brief, whole = (page_text(page).splitlines() for page in (answer.brief, answer.page))
     starts = ("FAIL  same", "UNDECIDED  same", "FAIL  ranking")
     assert [line for line in brief[1:] if line.startswith(starts)] == [
-        "FAIL  same, regression: e2e; besides, FAIL TTFT, UNDECIDED ITL; other |error|s:",
+        "FAIL  same, regression: e2e; besides, FAIL TTFT, UNDECIDED ITL; changes of other",
         "FAIL  ranking: order",
     ]
     assert sum(line.startswith(starts) for line in whole[1:]) == 4

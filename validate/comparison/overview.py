@@ -15,7 +15,7 @@ from blis_replay.validate.comparison.verdict_text import (
     tails_text,
     toned,
 )
-from blis_replay.validate.judgement import VERDICTS, means_by_fit
+from blis_replay.validate.judgement import VERDICTS, Judgement, means_by_fit
 from blis_replay.validate.metrics.latency import METRIC_NAMES, STATISTICS, THRESHOLDS
 from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
 from blis_replay.validate.text.cells import percent_plain
@@ -75,25 +75,19 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
             ]
         ),
         Table("", _JUDGED, gated),
-        Block(_means(ordered, list(releases))),
-        *(
-            [Table("overloaded, judged by what was served (unqueued: not in the queue)", _SERVED, apart)]
-            if apart
-            else []
-        ),
+        Block(_means([c.judgement for c in ordered])),
+        *([Table("overloaded: judged by what was served (unqueued: not queued)", _SERVED, apart)] if apart else []),
         *([RECONSTRUCTED] if any(c.recording.ground_truth != "recorded" for c in comparisons) else []),
         Block(_reasons(ordered, not_judged)),
     ]
 
 
-def _means(comparisons: Sequence[Comparison], releases: Sequence[str]) -> list[str]:
+def _means(judgements: Sequence[Judgement]) -> list[str]:
     """Mean absolute errors of each release, runs in its fit apart; then the p99s that are off, beside all verdicts."""
-    lines, judgements = [], [c.judgement for c in comparisons]
-    for release in releases:
-        named = f" with {release}" if len(releases) > 1 else ""
-        for kind, of in means_by_fit([j for j in judgements if j.subject.release == release]).items():
-            said = [f"{METRIC_NAMES[m]} {percent_plain(mean)}" for m in THRESHOLDS if (mean := of[m]) is not None]
-            lines.append(f"mean |error|, {kind}{named}: {', '.join(said)}")
+    lines = []
+    for named, of in means_by_fit(judgements, by_release=True).items():
+        said = [f"{METRIC_NAMES[m]} {percent_plain(mean)}" for m in THRESHOLDS if (mean := of[m]) is not None]
+        lines.append(f"mean |error|, {named}: {', '.join(said)}")
     off = tails_text(judgements)
     lines += [f"{' '.join(off)}; no verdict rests on them"] if off else []
     return lines + cautions(judgements)

@@ -87,7 +87,7 @@ def _other_changes(report: GateReport, check: Check) -> str:
     if check.rule != "regression" or check.value is None or not judged:
         return ""
     changes = [f"{cell_name(c.metric, c.statistic)} {100 * (c.value or 0):+.2f}" for c in judged]
-    return f"; other |error|s: {', '.join(changes)} points"
+    return f"; changes of other |error|s: {', '.join(changes)} points"
 
 
 def _obstacle(check: Check) -> Line:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from itertools import product
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -143,12 +142,9 @@ def _counts(judgements: Sequence[Judgement], verdicts: Sequence[str]) -> list[tu
     counts: list[tuple[str, str, str]] = [
         (str(verdicts.count(verdict)), verdict, verdict) for verdict in _ORDER if verdict in verdicts
     ]
-    releases = dict.fromkeys(one.subject.release for one in judgements)
-    for kind, release in product(("held out", "fitted"), releases):
-        of_release = means_by_fit([one for one in judgements if one.subject.release == release])
-        if (error := of_release.get(kind, {}).get("e2e")) is not None:
-            named = f" with {release}" if len(releases) > 1 else ""
-            counts.append((percent_plain(error), f"mean |error| of E2E, {kind}{named}", ""))
+    for named, of in means_by_fit(judgements, by_release=True).items():
+        if (error := of["e2e"]) is not None:
+            counts.append((percent_plain(error), f"mean |error| of E2E, {named}", ""))
     tails = tails_text(judgements)
     return [*counts, (*tails, "")] if tails else counts
 

@@ -116,7 +116,7 @@ def test_windows_are_stages_with_what_came_in_them(served: tuple[RequestTrace, S
 
 
 def test_requests_are_rebuilt_from_what_was_counted(tmp_path: Path) -> None:
-    """One request a second, which tells what was computed, cached and decoded, and the arrival within a second."""
+    """At one request a second, samples of each second give exact lengths, and each arrival within a second."""
     random = np.random.default_rng(9)
     arrival_us = (np.arange(60) * 1_000_000 + random.uniform(0.1e6, 0.6e6, 60)).astype(np.int64)
     prompt, output = random.integers(100, 900, 60), random.integers(5, 30, 60)
@@ -174,7 +174,7 @@ def test_scrapes_that_keep_no_pace_with_the_step_may_be_a_step_old(tmp_path: Pat
 def test_requests_that_were_not_served_are_refused_beyond_a_few(
     served: tuple[RequestTrace, SimResult], tmp_path: Path
 ) -> None:
-    """Two of 962 are neither here nor there; 20 that are counted as aborted are 2 %, as are 20 that nobody counts."""
+    """Two of 962 are taken as served.  20 that are counted as aborted are refused, like 20 that leave uncounted."""
     document = answer(served)
     series = document["data"]["result"]  # type: ignore[index]
     aborted = next(one for one in series if one["metric"].get("finished_reason") == "abort")
@@ -293,6 +293,11 @@ def test_what_is_no_range_of_one_server_is_refused(served: tuple[RequestTrace, S
         (restarted, "falls: the server was started again"),
         (series[:1], "no samples of vllm:num_requests_running"),
         ([one | {"values": one["values"][:1]} for one in series], "fewer than two samples, or no requests"),
+        ([one | {"values": one["values"][::-1][:1] * (i % 2)} for i, one in enumerate(series)], "no samples of vllm:"),
+        (
+            [one | {"values": [[t, str(float(v) * 1e12)] for t, v in one["values"]]} for one in series],
+            "more than 5,000",
+        ),
     ):
         changed = {"status": "success", "data": {"resultType": "matrix", "result": result}}
         with pytest.raises(RecordingError, match=problem), read_recording(written(tmp_path, changed)):
