@@ -85,10 +85,6 @@ class Engine:
             from blis_replay.blis.kernel import drafting
 
             self._rules, self._flight = drafting, new_flight(trace, engine, self.order)
-        if engine.kv_cache_groups:
-            from blis_replay.blis.grouping import grouped
-
-            self.state = grouped(self.state, engine)
 
     @property
     def _tables(self) -> tuple[Any, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.kernel import groups as g
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.setup import extents_of
 from blis_replay.blis.trace import MOST_BLOCKS, MOST_TABLE_CELLS, EngineConfig, KvCacheGroup
 
+Numbers = Floats | Int64s | float
 _KINDS = {"full": g.FULL, "window": g.WINDOW, "chunk": g.CHUNK}
 
 
@@ -47,7 +50,7 @@ def grouped(state: k.State, engine: EngineConfig) -> k.State:
     grouping["keys"] = at["keys_used"]
     at["keys_used"] *= count
     return state.replaced(
-        extents=extents_of(usable),
+        extents=k.extents_of(usable),
         extent_of_key=np.full(int(at["keys_used"][0]) + 2 * int(config["keys_of_step"][0]), k.NONE, np.int32),
         table=np.zeros((engine.max_num_seqs, max(count, 1) * 2 * width), np.int32),
         grouping=grouping,
@@ -55,7 +58,34 @@ def grouped(state: k.State, engine: EngineConfig) -> k.State:
         held=np.zeros(engine.max_num_seqs * count, k.HELD),
         leaving=np.zeros(len(state.facts), k.LEAVING),
         leave_head=np.full(engine.block_size, k.NONE, np.int32),
+        widening_less=np.zeros(len(state.finish_head), np.int64),
+        attended_less=np.zeros(len(state.finish_head), np.int64),
     )
+
+
+def attended_by(groups: Sequence[KvCacheGroup], computed: Numbers, tokens: Numbers) -> Floats:
+    """float64[n]: KV tokens that ``tokens`` tokens of a request attend to in a mean layer, themselves included.
+
+    ``computed``: tokens before them.  Without groups every layer attends to all tokens.
+    """
+    last = np.asarray(computed, np.float64) + tokens
+    layers = groups or (KvCacheGroup("full"),)
+    attended = [_attended_through(each, last) - _attended_through(each, last - tokens) for each in layers]
+    return np.asarray(np.mean(attended, axis=0), np.float64)
+
+
+def _attended_through(group: KvCacheGroup, tokens: Floats) -> Floats:
+    """float64[n]: what the first ``tokens`` tokens attend to; ``kernel.groups.attended_through`` of one group."""
+    if group.kind == "state":
+        return np.zeros_like(tokens)
+    whole, rest = np.zeros_like(tokens), tokens
+    if group.kind == "window":
+        rest = np.minimum(tokens, group.size)
+        whole = (tokens - rest) * group.size
+    elif group.kind == "chunk":
+        chunks, rest = np.divmod(tokens, group.size)
+        whole = chunks * group.size * (group.size + 1) / 2
+    return np.asarray(whole + rest * (rest + 1) / 2, np.float64)
 
 
 def most_admitted(group: KvCacheGroup, engine: EngineConfig) -> int:

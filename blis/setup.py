@@ -48,6 +48,10 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
     """
     state, facts = state_and_facts(trace, engine, eligible_us, order, np.zeros, len(trace))
     enter(state, facts, 0, len(trace))
+    if engine.kv_cache_groups:
+        from blis_replay.blis.grouping import grouped  # its rules are compiled only where there are groups
+
+        state = grouped(state, engine)
     return state
 
 
@@ -105,7 +109,7 @@ def state_and_facts(
         growth_count=np.zeros(engine.block_size, np.int64),
         finish_head=_none(ring),
         keys=keys,
-        extents=extents_of(usable),
+        extents=k.extents_of(usable),
         extent_of_key=extent_of_key,
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
@@ -116,6 +120,8 @@ def state_and_facts(
         held=np.zeros(0, k.HELD),
         leaving=np.zeros(0, k.LEAVING),
         leave_head=np.zeros(0, np.int32),
+        widening_less=np.zeros(0, np.int64),
+        attended_less=np.zeros(0, np.int64),
     )
     return state, facts
 
@@ -290,16 +296,6 @@ def _progress(requests: int, usable_blocks: int, rows: int, static_keys: int) ->
     at["free_rows"] = rows
     at["keys_used"] = static_keys
     return at
-
-
-def extents_of(usable: int) -> k.Table:
-    """A row per extent that there can be: a cached one a block, and between two of them blocks without contents.
-
-    The first is all blocks.  The others take no memory until they are used.
-    """
-    extents = np.empty(2 * usable + 2, k.EXTENT)
-    extents[0] = (0, usable, k.UNKEYED, *[k.NONE] * 5)
-    return extents
 
 
 def _none(count: int) -> Int32s:

@@ -215,13 +215,9 @@ class KvCacheGroup:
             raise TraceError(f"kv_cache_groups: {self.kind} {self.size}; use full, window N, chunk N or state")
 
 
-def why_not_grouped(
-    groups: tuple[KvCacheGroup, ...], speculation: Speculation | None, prefix_caching: bool, ranks: int
-) -> str:
+def why_not_grouped(groups: tuple[KvCacheGroup, ...], speculation: Speculation | None, prefix_caching: bool) -> str:
     """With which other arguments the groups are not simulated; empty if they are."""
     keeps_state = KvCacheGroup("state") in groups
-    if groups and ranks > 1:
-        return "ranks"
     if groups and speculation is not None and (speculation.lookahead_tokens or keeps_state):
         return "these drafts"
     return "a prefix cache of states" if keeps_state and prefix_caching else ""
@@ -297,9 +293,7 @@ class EngineConfig:
                 raise TraceError(f"{name} is {value}; at most {most} can be simulated")
         if self.speculation is not None and self.data_parallel_size > 1:
             raise TraceError("speculative decoding is simulated without ranks; leave out data_parallel_size")
-        why = why_not_grouped(
-            self.kv_cache_groups, self.speculation, self.enable_prefix_caching, self.data_parallel_size
-        )
+        why = why_not_grouped(self.kv_cache_groups, self.speculation, self.enable_prefix_caching)
         if why:
             raise TraceError(f"kv_cache_groups are not simulated with {why}; leave out one of the two")
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens

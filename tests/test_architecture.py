@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 273,
-    "lines of the instrument": 55_177,
-    "lines of labs": 14_064,
+    "lines of the instrument": 55_425,
+    "lines of labs": 14_068,
     "lines of scripts": 5_000,
-    "lines of tests": 40_240,
+    "lines of tests": 40_387,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_327}
+LOADED_BUDGET = {"modules": 78, "lines": 15_401}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -5,6 +5,7 @@ Sections 2, 5, 6 and 7 of the semantics.
 
 from __future__ import annotations
 
+from blis_replay.base.tables import call_operation
 from blis_replay.blis.kernel.pool import (
     blocks_for,
     enter_cache,
@@ -26,10 +27,12 @@ from blis_replay.blis.kernel.queues import (
     vacate,
 )
 from blis_replay.blis.kernel.state import (
+    ATTENDED,
     DECODING,
     LAST_IN_FLIGHT,
     NONE,
     PREFILLING,
+    WIDEN,
     State,
     compiled,
     separate,
@@ -82,12 +85,46 @@ def count(state: State, request: int, computed: int, tokens: int, sign: int) -> 
         decode = tokens == 1 and computed + 1 == this.known and computed >= state.facts[request].prompt_tokens
     if decode:
         batch.decode_tokens += sign
-        batch.context_tokens += sign * (computed + 1)
+        count_context(state, computed, 1, sign)
     else:
         batch.prefill_tokens += sign * tokens
         batch.prefill_requests += sign
-        # Token number n of a request attends to n tokens.
-        batch.attended_tokens += sign * (tokens * computed + tokens * (tokens + 1) // 2)
+        count_attended(state, computed, tokens, sign)
+
+
+@compiled
+def count_context(state: State, computed: int, tokens: int, sign: int) -> None:
+    """Add what a decode of ``tokens`` tokens, the last ones drafts, attends to behind ``computed`` ones."""
+    state.batch.context_tokens += sign * (computed + tokens)
+    if state.config.windowed == 1:
+        attended = call_operation(state.config.groups_at, ATTENDED, state, NONE, computed + tokens - 1, 1)
+        state.batch.grouped_context_tokens += sign * attended
+
+
+@compiled
+def count_attended(state: State, computed: int, tokens: int, sign: int) -> None:
+    """Add what the prefill of ``tokens`` tokens attends to: token number n of a request attends to n tokens."""
+    attended = tokens * computed + tokens * (tokens + 1) // 2
+    if state.config.windowed == 1:
+        attended = call_operation(state.config.groups_at, ATTENDED, state, NONE, computed, tokens)
+    state.batch.attended_tokens += sign * attended
+
+
+@compiled
+def of_mean_layer(state: State) -> None:
+    """Of KV-cache groups, whose layers attend to different tokens, the batch gets what a mean layer attends to.
+
+    vLLM gives all groups the same number of layers.
+    """
+    if state.config.groups_at != 0:
+        batch, growing = state.batch, state.config.growing
+        layers = growing + state.grouping.states
+        context, attended = batch.grouped_context_tokens, batch.attended_tokens
+        if state.config.windowed == 0:
+            context, attended = growing * batch.context_tokens, growing * attended
+        batch.whole_context_tokens = batch.context_tokens
+        batch.context_tokens = (2 * context + layers) // (2 * layers)
+        batch.attended_tokens = (2 * attended + layers) // (2 * layers)
 
 
 @compiled
@@ -212,6 +249,8 @@ def end_decodes(state: State) -> None:
     """Decodes that were served are one token on."""
     at = state.at
     at.decoding_context += state.batch.served
+    if state.config.windowed == 1:
+        call_operation(state.config.groups_at, WIDEN, state, NONE, 0, 0)
     if state.finish_head[at.step & state.config.ring_mask] != NONE:
         end_last_decodes(state)
 

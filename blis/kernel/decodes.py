@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.tables import call_operation
-from blis_replay.blis.kernel.batch import end_last_decodes
+from blis_replay.blis.kernel.batch import end_last_decodes, of_mean_layer
 from blis_replay.blis.kernel.queues import finish_all
-from blis_replay.blis.kernel.state import LEAVE_DUE, NEVER, NONE, UNKEYED, State, compiled
+from blis_replay.blis.kernel.state import LEAVE_DUE, NEVER, NONE, UNKEYED, WIDEN, State, compiled
 from blis_replay.blis.kernel.step_time import quick_duration_us
 
 
@@ -33,7 +33,7 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
     asynchronous = config.batches_in_flight == 2
     ahead = 1 if asynchronous else 0
     give_up_us = at.abort_due_us if asynchronous else NEVER
-    size = config.block_size
+    size, grouped, windowed = config.block_size, config.groups_at != 0, config.windowed == 1
     ended = finish_head[(step - 1) & mask] if asynchronous else NONE
     at_hand = blocks_at_hand(state)
     batch.prefill_tokens = batch.attended_tokens = batch.prefill_requests = 0
@@ -50,6 +50,9 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
             free_blocks, at_hand = at.free_blocks, blocks_at_hand(state)
         start_us = max(now_us, free_us)
         batch.context_tokens = context
+        if grouped:
+            batch.grouped_context_tokens = at.decoding_attended
+            of_mean_layer(state)
         end_us = start_us + quick_duration_us(kind, int_params, float_params, batch, start_us)
         this = steps[row]
         this.start_us = start_us
@@ -67,6 +70,9 @@ def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, floa
         this.running_depth = running
         this.admitted = this.preempted = this.finished = 0
         context += decodes
+        if windowed:
+            at.step = step
+            call_operation(config.groups_at, WIDEN, state, NONE, 0, 0)
         last = finish_head[step & mask]
         if not asynchronous:
             ended = last

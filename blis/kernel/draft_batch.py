@@ -9,7 +9,15 @@ each step is built with as many as there can be, before the one ahead has accept
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.batch import choose_victim, end_interval, enter_running, given_now
+from blis_replay.blis.kernel.batch import (
+    choose_victim,
+    count_attended,
+    count_context,
+    end_interval,
+    enter_running,
+    given_now,
+    of_mean_layer,
+)
 from blis_replay.blis.kernel.flight import Flight
 from blis_replay.blis.kernel.pool import (
     allocate_admitted,
@@ -33,6 +41,7 @@ def schedule(state: State, flight: Flight) -> None:
     if state.at.preempted_in_call == 0:
         admit_waiting(state, flight, budget)
     end_interval(state)
+    of_mean_layer(state)
     end_batch(state, flight)
 
 
@@ -137,12 +146,11 @@ def count(state: State, flight: Flight, request: int, sign: int) -> None:
     if last_known and computed >= state.facts[request].prompt_tokens:
         batch.served += sign
         batch.decode_tokens += sign * tokens
-        batch.context_tokens += sign * (computed + tokens)
+        count_context(state, computed, tokens, sign)
     else:
         batch.prefill_tokens += sign * tokens
         batch.prefill_requests += sign
-        # Token number n of a request attends to n tokens.
-        batch.attended_tokens += sign * (tokens * computed + tokens * (tokens + 1) // 2)
+        count_attended(state, computed, tokens, sign)
 
 
 @separate

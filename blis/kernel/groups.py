@@ -27,18 +27,20 @@ from blis_replay.blis.kernel.pool import blocks_for, full_blocks, modulo_block, 
 from blis_replay.blis.kernel.queues import computed_now, in_flight_input, leave_bucket
 from blis_replay.blis.kernel.state import (
     ADMIT,
-    AWAIT_LEAVING,
+    ATTENDED,
+    BEGIN_DECODING,
     DECODING,
+    END_DECODING,
     ENTER,
     EVERYWHERE,
     FIND,
-    FORGET_LEAVING,
     LACKS,
     LEAVE,
     LEAVE_DUE,
     NONE,
     OF_WINDOWS,
     UNKEYED,
+    WIDEN,
     State,
     Table,
     compiled,
@@ -68,11 +70,17 @@ def operate(operation: int, address: int, request: int, first: int, second: int)
         admit(state, request, first, second)
     elif operation == ENTER:
         enter(state, request, first)
-    elif operation == AWAIT_LEAVING:
+    elif operation == BEGIN_DECODING:
         await_leaving(state, request, first)
         enter_leaving(state, request)
-    elif operation == FORGET_LEAVING:
+        begin_attending(state, request, first, second)
+    elif operation == END_DECODING:
         forget_leaving(state, request)
+        end_attending(state, request, first)
+    elif operation == ATTENDED:
+        return attended_through(state, first + second) - attended_through(state, first)
+    elif operation == WIDEN:
+        widen(state)
     else:
         release(state, request, first)
     return 0
@@ -550,6 +558,79 @@ def next_admitted(state: State, links: Table, request: int, admission: int) -> i
             following = request
         request = links[request].next
     return following
+
+
+# -- What layers attend to -----------------------------------------------------------------------
+# What decodes attend to grows by one token in each step, but in a window that is full, and begins anew with a chunk.
+# So its sum is kept by how much it grows, and lists of the steps in which that changes.
+
+
+@compiled
+def attended_through(state: State, tokens: int) -> int:
+    """KV tokens that the first ``tokens`` tokens of a request attend to, with themselves, summed over the groups."""
+    total = 0
+    for g in range(len(state.groups)):
+        kind, size = state.groups[g].kind, state.groups[g].window
+        growing = tokens
+        if kind == WINDOW:
+            growing = min(tokens, size)
+            total += (tokens - growing) * size
+        elif kind == CHUNK:
+            growing = tokens % size
+            total += tokens // size * (size * (size + 1) // 2)
+        total += growing * (growing + 1) // 2
+    return total
+
+
+@compiled
+def begin_attending(state: State, request: int, step: int, passed_over: int) -> None:
+    """Add a decoding request to what decodes attend to in ``step``; 1: the sum is still that of the step before."""
+    context = step - state.requests[request].step_offset + 1
+    attended = attended_through(state, context) - attended_through(state, context - 1)
+    growth = note_attending(state, request, context, 1)
+    state.at.decoding_attended += attended - passed_over * growth
+    state.at.widening += growth
+
+
+@compiled
+def end_attending(state: State, request: int, computed: int) -> None:
+    """Take a request with ``computed`` tokens out of what decodes attend to."""
+    state.at.decoding_attended -= attended_through(state, computed + 1) - attended_through(state, computed)
+    state.at.widening -= note_attending(state, request, computed + 1, -1)
+
+
+@separate
+def note_attending(state: State, request: int, context: int, sign: int) -> int:
+    """Enter the steps in which a decode with ``context`` tokens fills a window or begins a chunk, or leave them (-1).
+
+    By how much what it attends to grows with the next step, but for a chunk that begins.
+    """
+    # The step after the last one is counted too: only then is the request taken out.
+    growth, last, mask = 0, state.facts[request].total_tokens, state.config.ring_mask
+    offset = state.requests[request].step_offset - 1  # a decode with n tokens is in the step n + offset
+    for g in range(len(state.groups)):
+        kind, size = state.groups[g].kind, state.groups[g].window
+        growth += 1
+        if kind == WINDOW:
+            if context >= size:
+                growth -= 1
+            elif size <= last:
+                state.widening_less[(size + offset) & mask] += sign
+        elif kind == CHUNK:
+            begins = ((context - 1) // size + 1) * size + 1
+            while begins <= last:
+                state.attended_less[(begins + offset) & mask] += sign * size
+                begins += size
+    return growth
+
+
+@compiled
+def widen(state: State) -> None:
+    """On to the next step, in which each decode attends to one token more."""
+    at, slot = state.at, (state.at.step + 1) & state.config.ring_mask
+    at.decoding_attended += at.widening - state.attended_less[slot]
+    at.widening -= state.widening_less[slot]
+    state.attended_less[slot] = state.widening_less[slot] = 0
 
 
 # -- The cache ---------------------------------------------------------------------------------

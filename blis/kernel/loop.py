@@ -242,7 +242,7 @@ def note_step(state: State, row: int, start_us: int) -> None:
     this.start_us = start_us
     this.end_us = at.device_free_us
     this.scheduled_us = at.now_us
-    this.context_tokens = batch.context_tokens
+    this.context_tokens = batch.context_tokens if state.config.groups_at == 0 else batch.whole_context_tokens
     this.prefill_tokens = batch.prefill_tokens
     this.waiting_depth = at.waiting_depth
     this.free_blocks_before = batch.free_before

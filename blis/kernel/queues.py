@@ -13,10 +13,10 @@ from blis_replay.base.tables import call_operation, column
 from blis_replay.blis.kernel.pool import blocks_for, enter_cache, modulo_block, release_blocks
 from blis_replay.blis.kernel.state import (
     ABORTED,
-    AWAIT_LEAVING,
+    BEGIN_DECODING,
     COMPLETED,
     DECODING,
-    FORGET_LEAVING,
+    END_DECODING,
     NEVER,
     NEW,
     NONE,
@@ -158,7 +158,7 @@ def start_decoding(state: State, request: int, first_decode_step: int) -> None:
     enter_growth(state, request)
     enter_finish(state, request, last_token_step(state, request))
     if state.config.windowed == 1:
-        call_operation(state.config.groups_at, AWAIT_LEAVING, state, request, first_decode_step, 0)
+        call_operation(state.config.groups_at, BEGIN_DECODING, state, request, first_decode_step, 0)
 
 
 @compiled
@@ -183,7 +183,7 @@ def stop_decoding(state: State, request: int, computed: int) -> None:
     at.keyed_decoding -= state.requests[request].keyed
     leave_growth(state, request)
     if state.config.windowed == 1:
-        call_operation(state.config.groups_at, FORGET_LEAVING, state, request, 0, 0)
+        call_operation(state.config.groups_at, END_DECODING, state, request, computed, 0)
 
 
 @compiled
@@ -192,14 +192,15 @@ def pass_over(state: State, request: int) -> None:
     this = state.requests[request]
     close_segment(state, request, state.at.step, state.at.rows - 1)
     this.segment_start = state.at.step + 1
+    if state.config.windowed == 1:
+        call_operation(state.config.groups_at, END_DECODING, state, request, computed_now(state, request), 0)
     leave_growth(state, request)
     leave_finish(state, request, last_token_step(state, request))
     this.step_offset += 1
     enter_growth(state, request)
     enter_finish(state, request, last_token_step(state, request))
     if state.config.windowed == 1:
-        call_operation(state.config.groups_at, FORGET_LEAVING, state, request, 0, 0)
-        call_operation(state.config.groups_at, AWAIT_LEAVING, state, request, state.at.step + 1, 0)
+        call_operation(state.config.groups_at, BEGIN_DECODING, state, request, state.at.step + 1, 1)
 
 
 @compiled

@@ -20,6 +20,7 @@ from blis_replay.blis.kernel.batch import (
     give_chunk,
     give_decode,
     given_now,
+    of_mean_layer,
     preempt,
     prefilling_depth,
 )
@@ -50,6 +51,7 @@ def schedule(state: State) -> None:
     if at.preempted_in_call == 0:
         admit_waiting(state, budget)
     end_interval(state)
+    of_mean_layer(state)
     end_decodes(state)
     end_prefills(state)
 
@@ -59,6 +61,7 @@ def begin_batch(state: State, somebody_decodes: bool) -> None:
     """An empty batch, and what this call may put in."""
     at, batch = state.at, state.batch
     batch.prefill_tokens = batch.decode_tokens = batch.context_tokens = batch.attended_tokens = 0
+    batch.grouped_context_tokens = 0
     batch.prefill_requests = batch.admitted = batch.served = batch.first_tokens = 0
     batch.free_before = at.free_blocks
     batch.prefill_cap = prefill_cap(state)
@@ -138,7 +141,7 @@ def serve_all_running(state: State) -> int:
             request = state.links[request].growth.next
     batch.served = at.decoding_requests
     batch.decode_tokens = at.decoding_requests
-    batch.context_tokens = at.decoding_context
+    batch.context_tokens, batch.grouped_context_tokens = at.decoding_context, at.decoding_attended
     budget = state.config.token_budget - at.decoding_requests
     request = at.prefilling.head
     while request != NONE:

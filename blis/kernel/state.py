@@ -43,7 +43,7 @@ NONE = -1
 NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7)
 
 # -- What ``groups.operate`` does, at ``Config.groups_at`` ----------------------------------
-FIND, LACKS, ADMIT, ENTER, LEAVE, LEAVE_DUE, AWAIT_LEAVING, FORGET_LEAVING, RELEASE = range(9)
+FIND, LACKS, ADMIT, ENTER, LEAVE, LEAVE_DUE, BEGIN_DECODING, END_DECODING, RELEASE, ATTENDED, WIDEN = range(11)
 
 # -- Config.uncached_blocks_first: of whose freed blocks those without contents are taken first
 EVERYWHERE, OF_WINDOWS = 1, 2
@@ -121,6 +121,8 @@ class Progress:
     running_depth: i64
     decoding_requests: i64  # members that ask for one decode token in the next step
     decoding_context: i64  # KV tokens those would attend to, their own included
+    decoding_attended: i64  # where layers have windows: the same, summed over the groups
+    widening: i64  # by how much that sum grows with the next step
     free_blocks: i64
     free_queue: Ends  # extents of free blocks, the first to be taken at its head
     running: Ends  # in order of admission
@@ -149,7 +151,7 @@ class Grouping:
 
     retention: i64  # windows cache what ends at a multiple of it, DENSE: all, 0: what the prompt's end needs
     once: i64  # 1: one pass over the groups finds a prefix
-    states: i64  # blocks that a request has however long it is
+    states: i64  # blocks that a request has however long it is, and groups of layers that attend to no KV tokens
     found: i64  # blocks of the prefix that was looked up last, which every group has
     keys: i64  # that were known beforehand; each group has as many
 
@@ -177,8 +179,10 @@ class Batch:
 
     prefill_tokens: i64
     decode_tokens: i64
-    context_tokens: i64  # sum of the KV tokens that the decodes attend to, their own included
+    context_tokens: i64  # sum of the KV tokens that the decodes attend to in a mean layer, their own included
     attended_tokens: i64  # the same of the prefill tokens
+    whole_context_tokens: i64  # of KV-cache groups: ``context_tokens`` of a layer that keeps all
+    grouped_context_tokens: i64  # ... and summed over the groups
     prefill_requests: i64
     prefill_cap: i64  # no request is given more prefill tokens, 0: no such bound
     defers_prefill: i64  # 1: no request is given prefill tokens
@@ -314,6 +318,16 @@ FACTS, REQUEST, OUTCOME, LINKS = map(dtype_of, (Facts, Request, Outcome, Links))
 GROUPING, GROUP, HELD, LEAVING = map(dtype_of, (Grouping, Group, Held, Leaving))
 
 
+def extents_of(usable: int) -> Table:
+    """A row per extent that there can be: a cached one a block, and between two of them blocks without contents.
+
+    The first is all blocks.  The others take no memory until they are used.
+    """
+    extents = np.empty(2 * usable + 2, EXTENT)
+    extents[0] = (0, usable, UNKEYED, *[NONE] * 5)
+    return extents
+
+
 class State(Tables):
     """Everything a run needs and produces."""
 
@@ -346,6 +360,8 @@ class State(Tables):
     held: Annotated[Table, HELD, 1]  # [rows * groups]
     leaving: Annotated[Table, LEAVING, 1]  # [requests]
     leave_head: Int32s  # [block size] decoding requests by the step, modulo block size, in which they leave a block
+    widening_less: Int64s  # [ring] by how much ``widening`` shrinks at a step: windows that are full
+    attended_less: Int64s  # [ring] by how much ``decoding_attended`` shrinks at a step: chunks that begin
 
 
 # A state, in compiled code: of the words that an entry was given.

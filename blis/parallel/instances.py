@@ -29,7 +29,7 @@ from blis_replay.blis.trace import EngineConfig, RequestTrace
 
 entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
 
-_BY_REQUEST = ("facts", "requests", "outcomes", "links", "abort_order", "heap")
+_BY_REQUEST = ("facts", "requests", "outcomes", "links", "abort_order", "heap", "leaving")
 # By block key, with what stands for nothing.
 _PADDING = {"extent_of_key": k.NONE}
 _SHARED = ("config", "keys", "by_rank", "grouping")

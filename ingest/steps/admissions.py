@@ -200,6 +200,13 @@ class Decodes:
         """int64[steps]: KV tokens that they attend to."""
         return open_at(self.first, self.last, steps, self.context_less_step) + steps * self.at(steps)
 
+    def beyond(self, tokens: int) -> Decodes:
+        """Those that attend to more than ``tokens`` KV tokens, while they do, and what they attend to beyond these."""
+        less = self.context_less_step - tokens
+        first = np.maximum(self.first, 1 - less)
+        kept = first <= self.last
+        return Decodes(first[kept], self.last[kept], less[kept])
+
 
 def decodes_of(admissions: Admissions) -> Decodes:
     """The decodes of admissions; a step that recomputes what a preempted request had is not one of them.

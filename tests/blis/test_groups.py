@@ -14,11 +14,15 @@ from engine_cases import make_trace
 
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine, simulate
+from blis_replay.blis.grouping import attended_by
+from blis_replay.blis.kernel.state import DECODING
 from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.parallel.ranks import simulate_ranks
 from blis_replay.blis.speculation import Speculation
-from blis_replay.blis.trace import EngineConfig, KvCacheGroup, release_arguments
+from blis_replay.blis.trace import NEVER_US, EngineConfig, KvCacheGroup, release_arguments
 
 A_MS = LatencyModel("blackbox", intercept_ns=1_000_000, per_prefill_token_ns=0, per_decode_token_ns=0)
+A_CONTEXT = replace(A_MS, per_context_token_ns=10_000)
 FULL, WINDOW = KvCacheGroup("full"), KvCacheGroup("window", 64)
 
 
@@ -61,7 +65,6 @@ def test_what_groups_do_not_go_with_yet() -> None:
     grouped = engine(FULL, WINDOW)
     eagle, ngram = Speculation(2, "eagle"), Speculation(2, "ngram")
     for change in (
-        {"data_parallel_size": 2},
         {"speculation": eagle},
         {"kv_cache_groups": (FULL, KvCacheGroup("state"))},
     ):
@@ -80,3 +83,80 @@ def test_a_run_by_rows_is_the_run_by_time() -> None:
     steps = simulate(trace, config, replace(A_MS, intercept_ns=1_000)).steps
     assert rows[: len(steps), 1].tolist() == steps["prefill_tokens"].tolist()
     assert rows[: len(steps), 3].tolist() == steps["decode_tokens"].tolist()
+
+
+CHUNK, STATE = KvCacheGroup("chunk", 64), KvCacheGroup("state")
+
+
+@pytest.mark.parametrize(
+    ("groups", "attended", "contexts"),
+    [
+        ((), 5_050, [101, 102, 103]),  # 1 + 2 + ... + 100
+        ((FULL, FULL), 5_050, [101, 102, 103]),
+        # The window: 1 + ... + 64, then 36 times 64, so 4,384.
+        ((FULL, WINDOW), 4_717, [83, 83, 84]),
+        # The chunks: 1 + ... + 64 and 1 + ... + 36, so 2,746; then 37, 38, 39.
+        ((CHUNK, FULL), 3_898, [69, 70, 71]),
+        ((STATE, STATE, STATE, FULL), 1_263, [25, 26, 26]),
+    ],
+)
+def test_a_batch_has_what_a_mean_layer_attends_to(
+    groups: tuple[KvCacheGroup, ...], attended: int, contexts: list[int]
+) -> None:
+    """A prompt of 100 tokens, then three decodes; the table of steps has whole contexts.  Halves are rounded up."""
+    running = Engine(make_trace([0], [100], [4]), engine(*groups, enable_prefix_caching=False))
+    batches = running.advance_kept(A_MS)
+    assert batches["attended_tokens"].tolist() == [attended, 0, 0, 0]
+    assert batches["context_tokens"].tolist() == [0, *contexts]
+    assert running.result().steps["context_tokens"].tolist() == [0, 101, 102, 103]
+    assert attended_by(groups, 0, 100) == pytest.approx(attended, abs=0.51)
+    assert attended_by(groups, np.arange(100, 103), 1) == pytest.approx(contexts, abs=0.51)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("groups", [(WINDOW, WINDOW, FULL), (KvCacheGroup("window", 24), CHUNK, FULL)])
+def test_what_decodes_attend_to_is_kept_as_they_come_and_go(
+    groups: tuple[KvCacheGroup, ...], asynchronous: bool
+) -> None:
+    """60 requests, of which some give up, are preempted, or passed over as the budget is short.
+
+    Steps that serve every decode there was are compared; whole contexts tell which.
+    """
+    rng = np.random.default_rng(1)
+    prompts, sent_us, outputs = (rng.integers(*each, 60).tolist() for each in ((10, 300), (0, 200_000), (1, 150)))
+    gone_us = [us + 400_000 if i % 7 == 0 else NEVER_US for i, us in enumerate(sorted(sent_us))]
+    trace = make_trace(sorted(sent_us), prompts, outputs, abort_us=gone_us)
+    config = engine(*groups, asynchronous=asynchronous, num_gpu_blocks=60)
+    running = Engine(trace, replace(config, max_num_batched_tokens=9, enable_prefix_caching=False))
+    compared, steps = 0, 0
+    while True:
+        state = running.state
+        decoding = state.requests["step_offset"][state.requests["status"] == DECODING]
+        contexts = state.at["step"] - decoding + 1
+        if (batch := running.schedule()) is None:
+            break
+        if batch.decode_tokens and state.batch["whole_context_tokens"].item() == contexts.sum():
+            mean = attended_by(groups, contexts - 1, 1).sum()
+            assert batch.context_tokens == pytest.approx(mean, abs=0.51)
+            compared += 1
+        running.run(1_000)
+        steps += 1
+    result = running.result()
+    assert result.preemptions.sum() > 0
+    assert not result.completed.all()
+    assert compared > steps / 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_each_rank_is_a_server_with_windows_of_its_own(asynchronous: bool) -> None:
+    """Dense ranks step by themselves: each serves its requests as one server does, preemptions included."""
+    rng = np.random.default_rng(2)
+    prompts, sent_us, outputs = (rng.integers(*each, 90).tolist() for each in ((10, 300), (0, 150_000), (1, 90)))
+    trace = make_trace(sorted(sent_us), prompts, outputs)
+    config = engine(WINDOW, FULL, asynchronous=asynchronous, num_gpu_blocks=60)
+    pooled, rank = simulate_ranks(trace, replace(config, data_parallel_size=2), A_CONTEXT)
+    assert pooled.preemptions.sum() > 0
+    for i in (0, 1):
+        alone = simulate(trace.part(rank == i), config, A_CONTEXT)
+        assert (pooled.e2e_us[rank == i] == alone.e2e_us).all()
+        assert (pooled.preemptions[rank == i] == alone.preemptions).all()

@@ -18,6 +18,7 @@ from blis_replay.blis.latency.models import CorrectedModel, LatencyModel, Roofli
 from blis_replay.blis.releases.draws import scattered
 from blis_replay.blis.releases.fit import PartScore, Scatter
 from blis_replay.blis.releases.release import format_release
+from blis_replay.blis.trace import KvCacheGroup
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import open_store, read_stored
@@ -34,10 +35,17 @@ PLANTED_US = (5_000.0, 150.0, 400.0, 1.5, 300.0)
 WAY_US, WAY_PER_TOKEN_US = 3_000.0, 10.0
 
 
-def step_log(requests: int, seed: int, held_up_us: dict[int, float] | None = None, slower: float = 1.0) -> list[Any]:
+def step_log(
+    requests: int,
+    seed: int,
+    held_up_us: dict[int, float] | None = None,
+    slower: float = 1.0,
+    groups: tuple[KvCacheGroup, ...] = (),
+) -> list[Any]:
     """The log of the fake scheduler in virtual time: steps take what is planted, and nothing else takes time.
 
     ``held_up_us``: how much longer some steps take.  ``slower``: by what factor the steps of the last half do.
+    ``groups``: of layers, which attend to what these do.
     """
     drawn = np.random.default_rng(seed)
     scheduler = Scheduler(max_num_seqs=8, max_num_batched_tokens=512)
@@ -63,7 +71,7 @@ def step_log(requests: int, seed: int, held_up_us: dict[int, float] | None = Non
         depths = (len(scheduler.running), len(scheduler.waiting), 50)
         lines.append(["s", step, _ns(now_us), 0, 1_000, *depths, ones, others, admitted, []])
         pace = slower if now_us > ready_us.max() / 2 else 1.0
-        now_us += pace * step_us(output.num_scheduled_tokens, before) + (held_up_us or {}).get(step, 0.0)
+        now_us += pace * step_us(output.num_scheduled_tokens, before, groups) + (held_up_us or {}).get(step, 0.0)
         there = dict(scheduler.requests)
         scheduler.update_from_output(output, None)
         for name in there.keys() - scheduler.requests.keys():
@@ -75,25 +83,36 @@ def step_log(requests: int, seed: int, held_up_us: dict[int, float] | None = Non
     return lines
 
 
-def step_us(tokens: dict[str, int], before: dict[str, tuple[int, int]]) -> float:
+def step_us(tokens: dict[str, int], before: dict[str, tuple[int, int]], groups: tuple[KvCacheGroup, ...] = ()) -> float:
     """What is planted, for one step."""
-    prefill = decodes = context = attended = 0
+    prefill = decodes = 0
+    context = attended = 0.0
     for name, count in tokens.items():
         computed, prompt = before[name]
+        seen = sum(in_mean_layer(groups, n) for n in range(computed + 1, computed + count + 1))
         if computed < prompt:
             prefill += count
-            attended += count * computed + count * (count + 1) // 2
+            attended += seen
         else:
-            decodes, context = decodes + 1, context + computed + 1
+            decodes, context = decodes + 1, context + seen
     return float(np.dot(PLANTED_US, (1, prefill, decodes, context, attended / 1000)))
+
+
+def in_mean_layer(groups: tuple[KvCacheGroup, ...], n: int) -> float:
+    """KV tokens that the ``n``-th token of a request attends to: all, a window's, those of its chunk, or a state."""
+    of = {"full": lambda _: n, "window": lambda size: min(n, size), "chunk": lambda size: (n - 1) % size + 1}
+    return float(np.mean([0 if g.kind == "state" else of[g.kind](g.size) for g in groups])) if groups else n
 
 
 def _ns(us: float) -> int:
     return round(us) * US
 
 
-def recorded(folder: Path, lines: list[Any], **settings: object) -> Recording:
-    """What is read of the log of a run; ``settings``: of the server, in place of those of the fake scheduler."""
+def recorded(folder: Path, lines: list[Any], more: dict[str, Any] | None = None, **settings: object) -> Recording:
+    """What is read of the log of a run; ``settings``: of the server, in place of those of the fake scheduler.
+
+    ``more``: what its header has besides.
+    """
     served = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 2048, "block_size": 16}
     header = {
         "blis_replay_steps": 1,
@@ -102,6 +121,7 @@ def recorded(folder: Path, lines: list[Any], **settings: object) -> Recording:
         "model": "some/model",
         "settings": {**served, "async_scheduling": False, "enable_prefix_caching": False, **settings},
         "absent": [],
+        **(more or {}),
     }
     folder.mkdir()
     text = "".join(json.dumps(line) + "\n" for line in [header, *lines])
@@ -132,6 +152,24 @@ def test_planted_costs_come_out(recordings: list[Recording]) -> None:
     assert [costs[name] for name in STEP_COSTS] == pytest.approx(PLANTED_US, rel=0.01)
     assert found.error < 0.001
     assert found.total == pytest.approx(0.0, abs=1e-4)
+
+
+SPECS = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec", "chunk": "ChunkedLocalAttentionSpec"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_planted_costs_of_a_model_with_windows_come_out(tmp_path: Path, kind: str) -> None:
+    """Three layers of four attend to 128 tokens at most, of contexts of 20 to 740."""
+    groups = (*[KvCacheGroup(kind, 128)] * 3, KvCacheGroup("full"))  # type: ignore[arg-type]
+    sizes = {"window": "sliding_window", "chunk": "attention_chunk_size"}
+    specs = [{"kind": SPECS[g.kind], "block_size": 16} | ({sizes[g.kind]: 128} if g.size else {}) for g in groups]
+    header = {"kv_cache_groups": [spec["kind"] for spec in specs], "kv_cache_specs": specs}
+    found = measure([recorded(tmp_path / "run", step_log(150, 1, groups=groups), header)], (0.0, 1.0))
+    assert found is not None
+    costs = {fit.name: fit.value_us for fit in found.coefficients}
+    assert [costs[name] for name in STEP_COSTS] == pytest.approx(PLANTED_US, rel=0.01)
+    assert found.error < 0.001
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ValidateError
+from blis_replay.blis.grouping import attended_by
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.engine import groups_of
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay.validate.metrics.observed import Selection
@@ -24,7 +26,7 @@ from blis_replay.validate.metrics.observed import Selection
 
 @dataclass(frozen=True)
 class MeanLengths:
-    """Means over requests: prompt and output tokens, and the context of a decode."""
+    """Means over requests: prompt and output tokens, and the KV tokens that a decode attends to in a mean layer."""
 
     prompt_tokens: float
     output_tokens: float
@@ -43,8 +45,13 @@ def mean_lengths(recording: Recording) -> MeanLengths:
     outputs = recording.requests["output_tokens"].drop_nulls().to_numpy().astype(np.float64)
     if not outputs.sum() > 0:
         return MeanLengths(float(prompt_tokens(recording).mean()), 1.0, float(prompt_tokens(recording).mean()))
-    context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
+    context = float((outputs * _context(recording, prompts, outputs)).sum() / outputs.sum())
     return MeanLengths(float(prompts.mean()), float(outputs.mean()), context)
+
+
+def _context(recording: Recording, prompts: Int64s, outputs: Floats) -> Floats:
+    """float64[n]: KV tokens that a decode attends to in a mean layer, half way through its output."""
+    return attended_by(groups_of(recording), prompts + outputs / 2 - 1, 1)
 
 
 # us of a row of steps: long enough that the unknown offset between the clocks of steps and client
@@ -136,7 +143,8 @@ def _decoding(recording: Recording) -> tuple[Bools, Floats, Floats, Floats]:
     first_us, last_us = (
         (requests["arrival_us"] + requests[name]).to_numpy().astype(np.float64) for name in ("ttft_us", "e2e_us")
     )
-    context = prompt_tokens(recording)[ok] + requests["output_tokens"].to_numpy().astype(np.float64) / 2
+    outputs = requests["output_tokens"].to_numpy().astype(np.float64)
+    context = _context(recording, prompt_tokens(recording)[ok], outputs)
     return ok, first_us, last_us, context
 
 

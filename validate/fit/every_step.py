@@ -12,21 +12,23 @@ through these sums gives a share per step and one per request in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from blis_replay.base.arrays import Bools, Floats, Int64s
+from blis_replay.blis.grouping import attended_by
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle, Roofline
 from blis_replay.blis.releases.fit import CoefficientFit, Scatter
+from blis_replay.blis.trace import KvCacheGroup
 from blis_replay.ingest.checks.stationarity import STALL_US
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
-from blis_replay.ingest.rows import query
 from blis_replay.ingest.steps.admissions import Decodes, admissions_of, decodes_of
 from blis_replay.ingest.steps.followed import Followed, followed_log
 from blis_replay.ingest.steps.records import is_asynchronous
+from blis_replay.replay.engine import groups_of
 from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.fit.evidence import lifecycle_of
@@ -231,23 +233,48 @@ def _held_up(cycle_us: Floats, modelled_us: Floats) -> Bools:
     return (cycle_us > _OUTLIER * np.maximum(modelled_us, 1.0)) | (cycle_us - modelled_us > STALL_US)
 
 
-_PREFILLS = """
-SELECT step_id, sum(scheduled_tokens) AS tokens,
-       sum(scheduled_tokens * computed_tokens + scheduled_tokens * (scheduled_tokens + 1) // 2) AS attended,
-       sum(computed_tokens + 1) FILTER (scheduled_tokens = 1 AND output_tokens > 0
-           AND computed_tokens + 1 = prompt_tokens + output_tokens) AS resumed
-FROM snapshots GROUP BY step_id ORDER BY step_id
-"""
-# ``resumed``: context of requests that computed their last token only when they came back, which costs as a decode.
-_PREFILL_SCHEMA = dict.fromkeys(("step_id", "tokens", "attended", "resumed"), pl.Int64)
+_COMPUTED = ("step_id", "scheduled_tokens", "computed_tokens", "prompt_tokens", "output_tokens")
+
+
+def _prefills(recording: Recording, groups: tuple[KvCacheGroup, ...]) -> pl.DataFrame:
+    """By step the prefill tokens, the KV tokens that they attend to in a mean layer, and those that ``resumed`` do.
+
+    ``resumed``: requests that computed their last token only when they came back, which costs as a decode.
+    """
+    parts, scheduled, computed = [], pl.col("scheduled_tokens"), pl.col("computed_tokens")
+    last = (scheduled == 1) & (pl.col("output_tokens") > 0)
+    last &= computed + 1 == pl.col("prompt_tokens") + pl.col("output_tokens")
+    for part in recording.snapshots.batches(_COMPUTED):
+        attended = attended_by(groups, part["computed_tokens"].to_numpy(), part["scheduled_tokens"].to_numpy())
+        counted = part.select("step_id", scheduled.alias("tokens"), last.alias("last"), attended=pl.Series(attended))
+        summed = pl.col("attended").filter(pl.col("last").fill_null(False)).sum().alias("resumed")
+        parts.append(counted.group_by("step_id").agg(pl.col("tokens", "attended").sum(), summed))
+    return pl.concat(parts).group_by("step_id").agg(pl.col("tokens", "attended", "resumed").sum())
+
+
+def _context_at(groups: tuple[KvCacheGroup, ...], decodes: Decodes, steps: Int64s) -> Floats:
+    """float64[steps]: KV tokens that the decodes attend to in a mean layer, their own included."""
+    whole = decodes.context_at(steps).astype(np.float64)
+    total = whole * (len(groups) or 1)
+    for group in groups:
+        if group.kind == "state":
+            total -= whole
+        beyond = decodes.beyond(group.size) if group.size else decodes
+        if group.kind == "window":
+            total -= beyond.context_at(steps)
+        while group.kind == "chunk" and len(beyond.first):  # one more chunk is left behind
+            total -= group.size * beyond.at(steps)
+            beyond = beyond.beyond(group.size)
+    return np.asarray(total / (len(groups) or 1), np.float64)
 
 
 def recorded_steps(recording: Recording) -> EveryStep:
     """The steps of a recording that ``was_recorded``."""
     cycles, _basis = observed_cycles(recording)
     steps = recording.steps.frame(["step_id", "start_us", "prefill_tokens", "decode_tokens"])
-    prefills = query(_PREFILLS, _PREFILL_SCHEMA, snapshots=recording.snapshots).frame()
-    context = decodes_of(admissions_of(recording)).context_at(steps["step_id"].to_numpy())
+    groups = groups_of(recording)
+    prefills = _prefills(recording, groups)
+    context = _context_at(groups, decodes_of(admissions_of(recording)), steps["step_id"].to_numpy())
     timed = pl.DataFrame({"start_us": cycles.from_us, "cycle_us": cycles.cycle_us, "whole": cycles.begins})
     tokens, decodes = pl.col("tokens"), pl.col("prefill_tokens") + pl.col("decode_tokens") - pl.col("tokens")
     rows = (
@@ -396,7 +423,7 @@ def logged_steps(recording: Recording) -> EveryStep | None:
     if followed.end - followed.begin < _EXPLAINED * iterations.height or measured.sum() < _FEWEST_REQUESTS:
         return None
     rest = slice(followed.begin, followed.end)
-    batch = _batch(iterations, served, followed)
+    batch = _batch(iterations, served, followed, groups_of(recording))
     waited_us = iterations["elapsed_us"].to_numpy().astype(np.float64)
     requests = batch[:, 2] + iterations["prefill_requests"].to_numpy()
     parts = np.column_stack([np.ones(len(batch)), requests])
@@ -447,20 +474,23 @@ def _while_decoding(columns: Floats, followed: Followed, chosen: Bools) -> Float
     return np.asarray(upto[followed.last[chosen] + 1] - upto[followed.first[chosen] + 1], np.float64)
 
 
-def _batch(iterations: pl.DataFrame, served: pl.DataFrame, followed: Followed) -> Floats:
+def _batch(
+    iterations: pl.DataFrame, served: pl.DataFrame, followed: Followed, groups: tuple[KvCacheGroup, ...]
+) -> Floats:
     """float64[steps, 5]: what each iteration held, as ``STEP_COSTS``."""
     steps, prompt = np.arange(iterations.height), served["prompt_tokens"].fill_null(0).to_numpy()
     decoding = (followed.first >= 0) & (followed.last > followed.first)
     first, last = followed.first[decoding], followed.last[decoding]
     decodes = Decodes(first + 1, last, prompt[decoding] - first)
     tokens = iterations["prefill_tokens"].to_numpy().astype(np.float64)
-    attended = _attended(tokens, prompt, followed) / 1000
-    return np.column_stack([np.ones(len(steps)), tokens, decodes.at(steps), decodes.context_at(steps), attended])
+    step, before, chunk = np.array(list(_chunks(tokens, prompt, followed)), np.int64).reshape(-1, 3).T
+    attended = np.bincount(step, attended_by(groups, before, chunk) / 1000, len(steps))
+    context = _context_at(groups, decodes, steps)
+    return np.column_stack([np.ones(len(steps)), tokens, decodes.at(steps), context, attended])
 
 
-def _attended(tokens: Floats, prompt: Int64s, followed: Followed) -> Floats:
-    """float64[steps]: KV tokens that the prefill tokens attend to; requests compute theirs in order of admission."""
-    attended = np.zeros(len(tokens))
+def _chunks(tokens: Floats, prompt: Int64s, followed: Followed) -> Iterator[tuple[int, int, int]]:
+    """Step, tokens before and tokens of each part of a prompt; requests compute theirs in order of admission."""
     left = tokens.copy()
     for request in np.argsort(followed.admitted, kind="stable"):
         step, last = int(followed.admitted[request]), int(followed.first[request])
@@ -468,7 +498,6 @@ def _attended(tokens: Floats, prompt: Int64s, followed: Followed) -> Floats:
         before = int(prompt[request]) - todo
         while 0 <= step <= last and todo > 0:
             chunk = min(todo, int(left[step]))
-            attended[step] += chunk * before + chunk * (chunk + 1) / 2
+            yield step, before, chunk
             left[step] -= chunk
             todo, before, step = todo - chunk, before + chunk, step + 1
-    return attended

@@ -20,6 +20,7 @@ import numpy as np
 from blis_replay.base.arrays import Bools, Floats
 from blis_replay.base.errors import ExperimentError, SimulatorError
 from blis_replay.blis.engine import Engine
+from blis_replay.blis.grouping import attended_by
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.blis.releases.draws import OF_95_PERCENT, correlation, moved
 from blis_replay.blis.releases.fit import FitRecord
@@ -218,7 +219,7 @@ def _rate(engine: EngineConfig, latency: Latency, prompt: int, output: int, in_f
     """Requests per second that keep ``in_flight`` running (Little's law), with prompts spread evenly over steps."""
     share = in_flight / output
     tokens = min(share * prompt, engine.max_num_batched_tokens - in_flight)
-    context = in_flight * (prompt + output / 2)
+    context = in_flight * float(attended_by(engine.kv_cache_groups, prompt + output / 2 - 1, 1))
     batch = {"decode_tokens": in_flight, "context_tokens": round(context), "prefill_tokens": round(tokens)}
     batch["prefill_requests"] = min(max(round(share), 1), round(tokens))
     step_us = float(durations_us(latency, [batch])[0])

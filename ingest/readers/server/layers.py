@@ -14,6 +14,12 @@ from blis_replay.ingest.readers.documents import section, text, whole
 SEVERAL = "several"  # groups that are not distinguished
 _GROUP = re.compile(r"(full|window|chunk|state)(?: (\d{1,9}))?(?: x ?(\d{1,2}))?")
 _ATTENTION = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "state"}
+# vLLM's description of a layer's cache -> its kind, and where it has the size of a window or chunk.
+_SPECS: dict[str, tuple[str, str | None]] = {
+    "FullAttentionSpec": ("full", None),
+    "SlidingWindowSpec": ("window", "sliding_window"),
+    "ChunkedLocalAttentionSpec": ("chunk", "attention_chunk_size"),
+}
 # Of layers whose numbers are within these factors of each other, releases make one or more groups a kind.
 _PADDED, _SPLIT = 1.25, 1.5
 # Layers of other sizes, or without a cache of their own: how they are grouped depends on more than their kinds.
@@ -60,15 +66,15 @@ def groups_of_specs(specs: object, block_size: int | None) -> str:
     """The groups that a recorder found in a server, each with its kind and sizes."""
     names: list[str] = []
     for spec in specs if isinstance(specs, list) else ():
-        kind, window = section({"spec": spec}, "spec").get("kind"), None
-        if kind == "SlidingWindowSpec":
-            window = whole(spec.get("sliding_window"))
+        kind = section({"spec": spec}, "spec").get("kind")
         if kind == "MambaSpec" and spec.get("mamba_cache_mode") == "none":
             names.append("state")
             continue
-        if spec.get("block_size") != block_size or (kind != "FullAttentionSpec" and window is None):
+        name, size = _SPECS.get(str(kind), ("", None))
+        tokens = None if size is None else whole(spec.get(size))
+        if spec.get("block_size") != block_size or not name or (size is not None and tokens is None):
             return SEVERAL
-        names.append("full" if window is None else f"window {window}")
+        names.append(name if tokens is None else f"{name} {tokens}")
     return in_words(names) or SEVERAL
 
 

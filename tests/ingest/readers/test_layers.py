@@ -41,6 +41,8 @@ def test_the_recorder_says_the_groups() -> None:
     window = {"kind": "SlidingWindowSpec", "block_size": 16, "sliding_window": 128}
     full = {"kind": "FullAttentionSpec", "block_size": 16}
     assert groups_of_specs([window, window, full], 16) == "window 128 x2, full"
+    chunk = {"kind": "ChunkedLocalAttentionSpec", "block_size": 16, "attention_chunk_size": 8192}
+    assert groups_of_specs([chunk, chunk, chunk, full], 16) == "chunk 8192 x3, full"
     for unknown in ({"kind": "MambaSpec", "block_size": 16}, full | {"block_size": 32}):
         assert groups_of_specs([unknown, full], 16) == "several"
     assert groups_of_specs(None, 16) == "several"
