@@ -85,7 +85,7 @@ class FittedOn:
 
     ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).  ``requests_hash``: of its
     requests alone, by which a copy under another name is known; ``sketch``: of single requests, by which a part of it
-    is known (``ingest/identity.py``).  None in older releases.
+    is known (``ingest/identity.py``).  None in older releases.  ``vllm_version``: of its server, None if not recorded.
     """
 
     experiment: Text
@@ -93,6 +93,7 @@ class FittedOn:
     data: Literal["steps", "latencies"]
     requests_hash: Text | None = None
     sketch: Annotated[Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{2,2732}={0,2}$")] | None, IF_SET] = None
+    vllm_version: Annotated[Text | None, IF_SET] = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,20 @@ def test_a_data_type_that_the_coefficients_do_not_name_is_said(comparison: Compa
     assert shown("bfloat16") == []
 
 
+def test_coefficients_of_another_vllm_are_said(comparison: Comparison) -> None:
+    """The release that ships was fitted on servers of 0.15.1: a repair of it is no other."""
+
+    def shown(version: str | None) -> list[dict[str, object]]:
+        engine = {name: value for name, value in comparison.recording.engine.items() if name != "vllm_version"}
+        engine |= {} if version is None else {"vllm_version": Setting(version, "log")}
+        named = replace(comparison, recording=replace(comparison.recording, engine=engine))
+        return [dict(n.values) for n in notes(named) if n.code == "other_vllm"]
+
+    assert shown("0.11.0") == [{"recorded": "0.11.0", "fitted": ("0.15.1",)}]
+    assert shown("0.15.2") == []
+    assert shown(None) == []
+
+
 def test_numbers_that_are_missing_for_one_reason_share_a_line(comparison: Comparison) -> None:
     """Published quantiles bracket the gaps of 34b-general; without them, all are named at once."""
     cells = comparison.metrics["itl"]

@@ -328,8 +328,13 @@ def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
 _SIXTEEN_BITS = ("auto", "bfloat16", "float16", "half")
 
 
+def _minor(version: str) -> str:
+    """The first two numbers of a version of vLLM: further ones are repairs."""
+    return ".".join(version.split(".")[:2])
+
+
 def hardware_remarks(comparison: Comparison) -> list[Remark]:
-    """Coefficients are of one GPU and data type: the recording ran on another, or does not say on which."""
+    """Coefficients are of one GPU, data type and vLLM: the recording ran on another, or does not say on which GPU."""
     recording, release, entry = comparison.recording, comparison.run.release, comparison.run.entry
     remarks = []
     if not same_gpu(recording.hardware or "not recorded", release.hardware):
@@ -339,6 +344,10 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
     other = dtype is not None and dtype not in _SIXTEEN_BITS and comparison.use not in FITTED
     if other and entry is not None and entry.dtype is None:
         remarks.append(remark("data_type", recorded=dtype))
+    version = recording.engine.get("vllm_version")
+    fitted = {fit.vllm_version for fit in release.fitted_on or () if fit.vllm_version is not None}
+    if version is not None and fitted and not {*map(_minor, fitted)} & {_minor(str(version.value))}:
+        remarks.append(remark("other_vllm", recorded=str(version.value), fitted=tuple(sorted(fitted))))
     return remarks
 
 

@@ -156,7 +156,11 @@ def tails_text(judgements: Iterable[Judgement]) -> tuple[str, str] | None:
 
 
 # Code of a remark -> what it says of many recordings.
-_CAUTIONS = {"hardware": "not known to be of the hardware of the coefficients", "extrapolated": "steps beyond the fit"}
+_CAUTIONS = {
+    "hardware": "not known to be of the hardware of the coefficients",
+    "other_vllm": "of another vLLM than the coefficients",
+    "extrapolated": "steps beyond the fit",
+}
 
 
 def cautions(judgements: Iterable[Judgement]) -> list[str]:

@@ -221,7 +221,9 @@ def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
     for recording, kind in used:
         sketch = None if any(slug == recording.slug for slug, _ in stated) else sketch_of(recording)
         hashes = recording.content_hash, kind, requests_hash(recording) or None
-        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch)
+        version = recording.engine.get("vllm_version")
+        served_by = None if version is None else str(version.value)
+        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by)
     return list(stated.values())
 
 

@@ -204,6 +204,10 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "repeats": _repeats,
     "slo": lambda side, attained: f"{side}: {attainment_line(attained)}",
     "hardware": lambda recorded, release: f"hardware: {recorded}; the coefficients are {made_for(release)}",
+    "other_vllm": lambda recorded, fitted: (
+        f"vLLM: {recorded}; the coefficients were fitted on {' and '.join(fitted)}, and steps of another release may "
+        "cost otherwise"
+    ),
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
     "pace": lambda change, low, high: (
         f"pace: at equal batches the server's steps take {step_times(change, low, high, '95 %')}; "
