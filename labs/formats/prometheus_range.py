@@ -137,11 +137,15 @@ def _refuse_what_cannot_be_rebuilt(file: RecordedFile, samples: Mapping[str, Flo
 
 
 def server_of_range(file: RecordedFile) -> ServerFacts:
-    """What the server says of its KV cache; nothing without ``cache_config_info``."""
+    """What the server says of its KV cache (``cache_config_info``), as far as all of its engines say the same."""
+    said: list[dict[str, object]] = []
     for _path, labels in wanted_values(file, lambda path: len(path) == 5 and path[-1] == "metric"):
-        if isinstance(labels, Mapping) and labels.get("__name__") == "vllm:cache_config_info":
-            return ServerFacts(engine=cache_arguments({str(k): str(v) for k, v in labels.items()}), name=file.name)
-    return ServerFacts()
+        if isinstance(labels, Mapping) and labels.get("__name__") == "vllm:cache_config_info" and len(said) < 1_000:
+            said.append(cache_arguments({str(k): str(v) for k, v in labels.items()}))
+    alike = {
+        name: value for name, value in (said[0] if said else {}).items() if all(e.get(name) == value for e in said)
+    }
+    return ServerFacts(engine=alike, name=file.name)
 
 
 def _series(file: RecordedFile) -> tuple[dict[str, dict[float, float]], str | None]:

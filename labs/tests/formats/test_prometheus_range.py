@@ -222,6 +222,19 @@ def test_samples_of_two_servers_are_refused(served: tuple[RequestTrace, SimResul
         pass
 
 
+def test_the_cache_is_known_as_far_as_all_engines_say_the_same(
+    served: tuple[RequestTrace, SimResult], tmp_path: Path
+) -> None:
+    document = answer(served)
+    for engine, blocks in (("0", "500"), ("1", "480")):
+        labels = {"engine": engine, "block_size": "32", "num_gpu_blocks": blocks}
+        metric = {"__name__": "vllm:cache_config_info", "model_name": "some/Model", **labels}
+        document["data"]["result"].append({"metric": metric, "values": [[0.0, "1"]]})  # type: ignore[index]
+    with read_recording(written(tmp_path, document)) as recording:
+        assert recording.engine["block_size"].value == 32
+        assert "num_gpu_blocks" not in recording.engine
+
+
 def test_windows_begin_with_the_first_request(tmp_path: Path) -> None:
     """Samples each 15 s, the first request at second 14.7 of them: windows are those of its clock, to half a sample."""
     random = np.random.default_rng(4)
