@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from blis_replay.base.arrays import Bools, Int64s
+from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ReplayError
 from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
-from blis_replay.blis.trace import RequestTrace
+from blis_replay.blis.trace import KvCacheGroup, RequestTrace
 from blis_replay.ingest.recording import Recording, columns_of
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store.recordings import TABLES
@@ -68,7 +69,7 @@ class ReplayRun:
         kinds = kinds_of_cache(self.recording)
         how = "here every layer keeps all of a context"
         if self.plan.engine.kv_cache_groups:
-            how = "blocks of each group simulated; step times count all of a context in every layer"
+            how = "blocks of each group simulated; a step costs what a mean layer attends to"
         alike = {} if kinds is None else {"kinds of KV cache": f"{kinds}; {how}"}
         return self.plan.basis | extrapolated | alike
 
@@ -134,7 +135,8 @@ def replay(
         )
     beyond = None
     if simulated.engine is not None and entry is not None and entry.fit and entry.fit.steps and not plan.cycles:
-        beyond = outside(simulated.engine.steps, entry.fit.steps, entry.latency)
+        attends = (_attends(groups),) if (groups := plan.engine.kv_cache_groups) else ()
+        beyond = outside(simulated.engine.steps, entry.fit.steps, entry.latency, *attends)
     return ReplayRun(
         recording=plan.recording,
         release=simulator.release,
@@ -146,6 +148,12 @@ def replay(
         not_simulated=_not_simulated(recording, plan, simulated, embedded),
         outside=beyond,
     )
+
+
+def _attends(groups: tuple[KvCacheGroup, ...]) -> Callable[[Floats], Floats]:
+    from blis_replay.blis.grouping import attended_by  # few models have groups
+
+    return lambda context: attended_by(groups, context - 1, 1)
 
 
 def _not_simulated(recording: Recording, plan: ReplayPlan, simulated: Simulated, embedded: bool) -> tuple[str, ...]:

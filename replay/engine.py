@@ -148,7 +148,7 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
         scheduling_policy="priority" if policy == "priority" else "fcfs",
         speculation=_speculation(value),
-        kv_cache_groups=groups_of(recording),
+        kv_cache_groups=cache_groups_of(recording),
         data_parallel_size=ranks,
         api_server_count=None if fronts is None else int(fronts),
         mixture_of_experts=_has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False)),
@@ -253,7 +253,7 @@ def cache_groups(arguments: Mapping[str, Any]) -> tuple[KvCacheGroup, ...]:
     return groups if compared and not why_not_grouped(groups, speculation, prefixes) else ()
 
 
-def groups_of(recording: Recording) -> tuple[KvCacheGroup, ...]:
+def cache_groups_of(recording: Recording) -> tuple[KvCacheGroup, ...]:
     """The groups of KV blocks that its replay has; none where all layers share their blocks, or it is replayed so."""
     return cache_groups(engine_values(recording) | {"kv_cache_groups": kinds_of_cache(recording) or "1"})
 

@@ -5,7 +5,7 @@ Part of it is the range of steps that was fitted on; ``outside`` says how many s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -134,7 +134,13 @@ class Outside:
         )
 
 
-def outside(steps: np.ndarray, fitted: StepRange, latency: Latency) -> Outside | None:
+# Mean context of the decodes of steps -> KV tokens that a mean layer attends to.
+Attends = Callable[[Floats], Floats]
+
+
+def outside(
+    steps: np.ndarray, fitted: StepRange, latency: Latency, attends: Attends = lambda context: context
+) -> Outside | None:
     """The steps of a run (``SimResult.steps``, of that model) that lie outside; None if fewer than one in a hundred."""
     beyond, ranges = 0, {name: _Beyond() for name in _WORDS}
     for some in step_parts(steps):
@@ -155,7 +161,7 @@ def outside(steps: np.ndarray, fitted: StepRange, latency: Latency) -> Outside |
     rare_words = _rare_words(steps, fitted)
     if not parts:
         return Outside(0.0, "", 0.0, rare_words) if rare_words else None
-    return Outside(beyond / len(steps), "; ".join(parts), _time_share(steps, fitted, latency), rare_words)
+    return Outside(beyond / len(steps), "; ".join(parts), _time_share(steps, fitted, latency, attends), rare_words)
 
 
 def _rare_words(steps: np.ndarray, fitted: StepRange) -> str:
@@ -192,7 +198,7 @@ class _Beyond:
         self.most = max(self.most, float(values.max(initial=-np.inf)))
 
 
-def _time_share(steps: np.ndarray, fitted: StepRange, latency: Latency) -> float:
+def _time_share(steps: np.ndarray, fitted: StepRange, latency: Latency, attends: Attends) -> float:
     """The excess over the range by a model, as a share of the time of all steps, by steps from all of the run."""
     some = steps[:: -(-len(steps) // _MOST_ASKED)]
     values = _quantities(some)
@@ -201,7 +207,7 @@ def _time_share(steps: np.ndarray, fitted: StepRange, latency: Latency) -> float
         batches = np.zeros(len(some), BATCH)
         batches["prefill_requests"], batches["prefill_tokens"] = some["prefill_requests"], quantities["prefill_tokens"]
         batches["decode_tokens"] = quantities["decodes"]
-        batches["context_tokens"] = quantities["decodes"] * quantities["context_tokens"]
+        batches["context_tokens"] = quantities["decodes"] * attends(quantities["context_tokens"])
         return float(durations_us(latency, batches).sum())
 
     cut = {name: np.minimum(value, getattr(fitted, name)[1]) for name, value in values.items()}

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from blis_replay.base.errors import ReleaseError
+from blis_replay.blis.grouping import attended_by
 from blis_replay.blis.kernel.state import STEP
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord, StepRange, outside, range_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
+from blis_replay.blis.trace import KvCacheGroup
 
 LINE = LatencyModel("blackbox", 1_000_000, 0, 0, per_context_token_ns=1_000)
 
@@ -99,3 +101,17 @@ def test_a_release_carries_the_range() -> None:
     assert "decodes: [1, 10]\n" in text
     with pytest.raises(ReleaseError, match=r"fit\.steps\.decodes: does not ascend from 0 on"):
         parse_release(text.replace("[1, 10]", "[1, 0.5]"), "r")
+
+
+def test_contexts_beyond_the_fit_cost_what_a_mean_layer_attends_to() -> None:
+    """One layer of ten keeps all, nine have windows of 100: of 400 tokens a mean layer attends to 130, of 300 to 120.
+
+    So the steps take 1 + 2.6 ms; cut to 10 decodes of 300 tokens, 1 + 1.2.
+    """
+    groups = (*[KvCacheGroup("window", 100)] * 9, KvCacheGroup("full"))
+    steps = table((20, 8_000, 0))
+    found = outside(
+        steps, StepRange((1, 10), (100, 300), (1, 512)), LINE, lambda context: attended_by(groups, context - 1, 1)
+    )
+    assert found is not None
+    assert found.time_share == pytest.approx(1.4 / 3.6, abs=1e-3)

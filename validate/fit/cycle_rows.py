@@ -18,7 +18,7 @@ from blis_replay.base.arrays import Bools, Floats, Int64s
 from blis_replay.base.errors import ValidateError
 from blis_replay.blis.grouping import attended_by
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import groups_of
+from blis_replay.replay.engine import cache_groups_of
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay.validate.metrics.observed import Selection
@@ -51,7 +51,7 @@ def mean_lengths(recording: Recording) -> MeanLengths:
 
 def _context(recording: Recording, prompts: Int64s, outputs: Floats) -> Floats:
     """float64[n]: KV tokens that a decode attends to in a mean layer, half way through its output."""
-    return attended_by(groups_of(recording), prompts + outputs / 2 - 1, 1)
+    return attended_by(cache_groups_of(recording), prompts + outputs / 2 - 1, 1)
 
 
 # us of a row of steps: long enough that the unknown offset between the clocks of steps and client

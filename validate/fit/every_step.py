@@ -28,7 +28,7 @@ from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.steps.admissions import Decodes, admissions_of, decodes_of
 from blis_replay.ingest.steps.followed import Followed, followed_log
 from blis_replay.ingest.steps.records import is_asynchronous
-from blis_replay.replay.engine import groups_of
+from blis_replay.replay.engine import cache_groups_of
 from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.fit.evidence import lifecycle_of
@@ -272,7 +272,7 @@ def recorded_steps(recording: Recording) -> EveryStep:
     """The steps of a recording that ``was_recorded``."""
     cycles, _basis = observed_cycles(recording)
     steps = recording.steps.frame(["step_id", "start_us", "prefill_tokens", "decode_tokens"])
-    groups = groups_of(recording)
+    groups = cache_groups_of(recording)
     prefills = _prefills(recording, groups)
     context = _context_at(groups, decodes_of(admissions_of(recording)), steps["step_id"].to_numpy())
     timed = pl.DataFrame({"start_us": cycles.from_us, "cycle_us": cycles.cycle_us, "whole": cycles.begins})
@@ -423,7 +423,7 @@ def logged_steps(recording: Recording) -> EveryStep | None:
     if followed.end - followed.begin < _EXPLAINED * iterations.height or measured.sum() < _FEWEST_REQUESTS:
         return None
     rest = slice(followed.begin, followed.end)
-    batch = _batch(iterations, served, followed, groups_of(recording))
+    batch = _batch(iterations, served, followed, cache_groups_of(recording))
     waited_us = iterations["elapsed_us"].to_numpy().astype(np.float64)
     requests = batch[:, 2] + iterations["prefill_requests"].to_numpy()
     parts = np.column_stack([np.ones(len(batch)), requests])

@@ -19,7 +19,7 @@ from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.records import is_asynchronous
-from blis_replay.replay.engine import groups_of
+from blis_replay.replay.engine import cache_groups_of
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.prefix_estimate import estimate_prefix
 from blis_replay.validate.fit.cycle_rows import busy_depth, mean_lengths
@@ -87,7 +87,7 @@ def _batches(recording: Recording, steps: pl.DataFrame) -> np.ndarray:
     # The i-th token of a prompt attends to i tokens; those that were cached are not computed.
     prompts, computed = prompt_tokens(recording).astype(np.float64), estimate_prefix(recording).prefill_tokens
     cached = prompts - computed
-    attended = attended_by(groups_of(recording), cached, computed).sum() / max(float(computed.sum()), 1.0)
+    attended = attended_by(cache_groups_of(recording), cached, computed).sum() / max(float(computed.sum()), 1.0)
     batch["attended_tokens"] = np.rint(batch["prefill_tokens"] * attended)
     return batch
 
