@@ -21,10 +21,12 @@ import polars as pl
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import ReplayError, printable
+from blis_replay.blis.grouping import attended_by
+from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.datasheets import architecture_named, config_of
 from blis_replay.blis.latency.models import Latency, durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release
-from blis_replay.blis.trace import RequestTrace
+from blis_replay.blis.trace import KvCacheGroup, RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import ended, last_line, left_by, run_captured
@@ -221,7 +223,12 @@ def _write(place: Path, plan: ReplayPlan, release: CoefficientRelease) -> None:
     if architecture is not None:
         (place / _CONFIG).write_text(json.dumps(config_of(architecture), indent=1), "utf-8")
     if has_entry(release, recording):
-        table = step_times(entry_of(release, recording).latency, engine.max_num_batched_tokens, engine.max_num_seqs)
+        table = step_times(
+            entry_of(release, recording).latency,
+            engine.max_num_batched_tokens,
+            engine.max_num_seqs,
+            engine.kv_cache_groups,
+        )
         table.write_csv(place / _STEP_TIMES)
 
 
@@ -239,27 +246,24 @@ _PREFILL_CONTEXTS = (0, 512, 2048, 8192)
 _STEP_PREFILLS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-def step_times(latency: Latency, most_tokens: int, most_requests: int) -> pl.DataFrame:
+def step_times(
+    latency: Latency, most_tokens: int, most_requests: int, groups: tuple[KvCacheGroup, ...] = ()
+) -> pl.DataFrame:
     """The step times of a release as a table: steps of one prefill, and steps of decodes only.
 
     ``prefill_context_tokens``: prompt tokens computed before; ``context_tokens``: of all decodes together;
-    ``duration_us``: whole us.
+    ``duration_us``: whole us.  ``groups``: of layers that attend to a part of them.
     """
     prompts = _up_to(most_tokens, _STEP_PREFILLS)
     rows = [(tokens, cached, 0, 0) for tokens in prompts for cached in _PREFILL_CONTEXTS]
     rows += [
         (0, 0, count, count * context) for count in _up_to(most_requests, _STEP_REQUESTS) for context in _STEP_CONTEXTS
     ]
-    batches = [
-        {
-            "prefill_tokens": tokens,
-            "prefill_requests": int(tokens > 0),
-            "attended_tokens": tokens * cached + tokens * (tokens + 1) // 2,
-            "decode_tokens": count,
-            "context_tokens": context,
-        }
-        for tokens, cached, count, context in rows
-    ]
+    tokens, cached, count, context = np.array(rows, np.int64).T
+    batches = np.zeros(len(rows), BATCH)
+    batches["prefill_tokens"], batches["prefill_requests"], batches["decode_tokens"] = tokens, tokens > 0, count
+    batches["attended_tokens"] = np.rint(attended_by(groups, cached, tokens))
+    batches["context_tokens"] = np.rint(count * attended_by(groups, context // np.maximum(count, 1) - 1, 1))
     names = ("prefill_tokens", "prefill_context_tokens", "decode_requests", "context_tokens")
     table = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
     return table.with_columns(duration_us=pl.Series(durations_us(latency, batches).astype(np.int64)))

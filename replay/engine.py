@@ -258,6 +258,13 @@ def cache_groups_of(recording: Recording) -> tuple[KvCacheGroup, ...]:
     return cache_groups(engine_values(recording) | {"kv_cache_groups": kinds_of_cache(recording) or "1"})
 
 
+def layers_in_words(groups: tuple[KvCacheGroup, ...]) -> str:
+    """What the layers of a replay attend to, as ``kv_cache_groups`` has it."""
+    from blis_replay.ingest.readers.server.layers import in_words
+
+    return in_words(f"{group.kind} {group.size}".removesuffix(" 0") for group in groups) or "full"
+
+
 def kinds_of_cache(recording: Recording) -> str | None:
     """How many kinds of KV cache the layers keep, as was recorded or by the model's name; None for one kind."""
     said = recording.engine.get("kv_cache_groups")

@@ -114,7 +114,7 @@ def count_attended(state: State, computed: int, tokens: int, sign: int) -> None:
 def of_mean_layer(state: State) -> None:
     """Of KV-cache groups, whose layers attend to different tokens, the batch gets what a mean layer attends to.
 
-    vLLM gives all groups the same number of layers.
+    vLLM makes groups of equally many layers; some may be filled up with layers that there are not.
     """
     if state.config.groups_at != 0:
         batch, growing = state.batch, state.config.growing

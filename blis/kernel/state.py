@@ -200,7 +200,7 @@ class Step:
     start_us: i64  # on the device
     end_us: i64
     scheduled_us: i64  # when schedule() ran
-    context_tokens: i64  # KV tokens that the decodes attend to
+    context_tokens: i64  # KV tokens that the decodes attend to in a layer that keeps all
     prefill_tokens: i32
     waiting_depth: i32
     free_blocks_before: i32  # before schedule(), after it, and after the update with its tokens

@@ -288,7 +288,7 @@ def bent_us(float_params: Floats, batch: Batch) -> int:
     us = float_params[line + 1]
     us += float_params[line + 2] * batch.prefill_tokens
     us += float_params[line + 3] * decodes
-    us += float_params[line + 4] * (batch.context_tokens - batch.decode_tokens)
+    us += float_params[line + 4] * max(batch.context_tokens - batch.decode_tokens, 0)
     most = float_params[len(float_params) - 2]
     if batch.prefill_tokens > most:
         us += float_params[len(float_params) - 1] * (batch.prefill_tokens - most)
@@ -343,7 +343,7 @@ def batch_features(batch: Batch, x: Floats) -> None:
     x[PREFILL_REQUESTS] = batch.prefill_requests
     x[DECODE_REQUESTS] = batch.decode_tokens
     x[SCHEDULED_TOKENS] = x[PREFILL_TOKENS] + x[DECODE_TOKENS]
-    x[KV_SUM] = batch.context_tokens - batch.decode_tokens
+    x[KV_SUM] = max(batch.context_tokens - batch.decode_tokens, 0)
     x[KV_MEAN] = x[KV_SUM] / x[DECODE_REQUESTS] if x[DECODE_REQUESTS] > 0 else 0.0
     x[PREFILL_X_DECODE] = x[PREFILL_TOKENS] * x[DECODE_TOKENS]
     x[DECODE_X_KV_MEAN] = x[DECODE_REQUESTS] * x[KV_MEAN]

@@ -143,8 +143,8 @@ class LatencyModel:
     nanoseconds, then to whole microseconds: half up (``round_half_up``, the rule of the
     scheduler oracle) or towards zero (``truncate``, as BLIS does), at least 1 us.
 
-    ``context_tokens``: KV tokens that the decodes attend to, including their own.
-    ``attended_tokens``: KV tokens that the prefill tokens attend to.  Kind ``blackbox`` has
+    ``context_tokens``: KV tokens that the decodes attend to in a mean layer, including their own.
+    ``attended_tokens``: KV tokens that the prefill tokens attend to there.  Kind ``blackbox`` has
     neither floor nor cap; kind ``floor`` is ``max(overhead, compute)``, with ``cap_ns`` (0:
     none) as StepML has it; kind ``roofline`` is the line with what ``roofline`` says.
     """
@@ -440,7 +440,7 @@ class FirstUseModel:
 class BatchFeatures:
     """What a step-time function sees of a batch: token and request counts.
 
-    ``context_tokens``: KV tokens that the decodes attend to, their own included.
+    ``context_tokens``: KV tokens that the decodes attend to in a mean layer, their own included.
     ``start_us``: when the batch can start; ``running`` and ``waiting``: depths after scheduling.
     """
 

@@ -86,6 +86,7 @@ class FittedOn:
     ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).  ``requests_hash``: of its
     requests alone, by which a copy under another name is known; ``sketch``: of single requests, by which a part of it
     is known (``ingest/identity.py``).  None in older releases.  ``vllm_version``: of its server, None if not recorded.
+    ``layers``: what its layers attended to in the fit (``window 512 x5, full``), None in older releases.
     """
 
     experiment: Text
@@ -94,6 +95,7 @@ class FittedOn:
     requests_hash: Text | None = None
     sketch: Annotated[Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{2,2732}={0,2}$")] | None, IF_SET] = None
     vllm_version: Annotated[Text | None, IF_SET] = None
+    layers: Annotated[Text | None, IF_SET] = None
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def _shown(value: object) -> str:
 
 
 def _typical(result: SimResult) -> list[dict[str, int]]:
-    """The mean batch with no prefill, and the mean batch with some."""
+    """The mean batch with no prefill, and the mean batch with some, of layers that attend to all of a context."""
     steps = result.steps
     prefill = steps["prefill_tokens"] > 0
     mean = {name: round(float(steps[name].mean())) for name in ("decode_tokens", "context_tokens")}

@@ -14,14 +14,14 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ReplayError, UnknownExperimentError, UnknownNameError
-from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry
-from blis_replay.ingest.identity import requests_hash, sketch_of
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, open_for_reading, read_stored
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.simulator import Simulated, model_of
 from blis_replay.replay.simulators import SimulatorInputs
 from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.fit.calibrate import stated_fits
 from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests, samples_of
 from blis_replay.validate.metrics.skill import FloorLine, line_through
 
@@ -143,6 +143,6 @@ def _release_of_floor(
 ) -> CoefficientRelease:
     """A release that states what the floor was fitted on, as any coefficients do."""
     digest = hashlib.sha256(repr(sorted(lines.items(), key=repr)).encode()).hexdigest()
-    fitted_on = tuple(FittedOn(r.slug, r.content_hash, "latencies", requests_hash(r), sketch_of(r)) for r in recordings)
+    fitted_on = tuple(stated_fits((recording, "latencies") for recording in recordings))
     hardware = ", ".join(dict.fromkeys(r.hardware for r in recordings if r.hardware))
     return CoefficientRelease("least-squares", "valid", _LACKS, name, hardware, digest, fitted_on=fitted_on)

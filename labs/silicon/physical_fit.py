@@ -14,6 +14,7 @@ import numpy as np
 
 from blis_replay.base.arrays import Floats
 from blis_replay.base.errors import ValidateError
+from blis_replay.blis.grouping import attended_by
 from blis_replay.blis.latency.datasheets import Architecture, Gpu, Gpus, architecture_named, gpu_named
 from blis_replay.blis.latency.physical import (
     ATTENDED,
@@ -29,11 +30,12 @@ from blis_replay.blis.latency.physical import (
     unit_times_us,
 )
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
-from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
+from blis_replay.replay.engine import cache_groups_of
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.replay.summary import of_aggregates
+from blis_replay.validate.fit.calibrate import stated_fits
 from blis_replay.validate.fit.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
 from blis_replay.validate.fit.evidence import is_load_level, rows_from_levels
 from blis_replay.validate.fit.linear import Prior, fit_costs
@@ -69,7 +71,7 @@ def physical_rows(recording: Recording, architecture: Architecture, gpus: Gpus |
         return None
     gpu, tensor_parallelism = gpu_named(recording.hardware, gpus), recording.tensor_parallelism or 1
     times_us = batch_times_us(architecture, gpu, tensor_parallelism, batches)
-    fitted_on = FittedOn(recording.slug, recording.content_hash, data, requests_hash(recording), sketch_of(recording))
+    (fitted_on,) = stated_fits([(recording, data)])
     return PhysicalRows(model_of(recording), fitted_on, times_us, cycle_us)
 
 
@@ -91,8 +93,8 @@ def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
     """float64[rows, 6]: the batches of cycle rows in the quantities of the physical model.
 
     Rows lack some quantities, which follow from the means of the recording.  The context of a decode is its prompt and
-    half its output.  A prefill token attends to a mean prompt, most of it cached.  Each request is in one more step
-    than it decodes in.
+    half its output, of which a mean layer attends to what is in its window.  A prefill token attends to a mean prompt,
+    most of it cached.  Each request is in one more step than it decodes in.
     """
     lengths = mean_lengths(recording)
     batches = np.zeros((len(rows.cycle_us), len(QUANTITIES)))
@@ -101,7 +103,7 @@ def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
     batches[:, PREFILL] = prefill
     batches[:, DECODE] = decode
     batches[:, CONTEXT] = context if rows.context_known else decode * lengths.context_tokens
-    batches[:, ATTENDED] = prefill * lengths.prompt_tokens
+    batches[:, ATTENDED] = prefill * attended_by(cache_groups_of(recording), lengths.prompt_tokens - 1, 1)
     batches[:, REQUESTS] = decode * lengths.output_tokens / max(lengths.output_tokens - 1, 1)
     return batches
 

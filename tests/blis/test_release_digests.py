@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from oracle_workloads import SERIES, named_specs
 from recorded_schedules import table
-from scenario import digest_of, engine_of, latency_of, simulated_schedule, trace_of
+from scenario import digest_of, engine_of, latency_of, served, simulated_schedule, trace_of
 
 from blis_replay.base.engine_packs import EnginePack, choose_pack, engine_packs
-from blis_replay.blis.engine import simulate
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 
 DIGESTS = {
@@ -84,7 +83,7 @@ def digest_of_engine(name: str, release: str) -> str:
     retention = engine.prefix_cache_retention_interval if engine.kv_cache_groups else None
     key = name, replace(engine, behaviours=behaviours, prefix_cache_retention_interval=retention)
     if key not in simulated:
-        result = simulate(trace_for(name, engine), engine, latency_of(spec))
+        result = served(trace_for(name, engine), engine, latency_of(spec))
         simulated[key] = digest_of(simulated_schedule(result))
     return simulated[key]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from blis_replay.blis.releases.release import FittedOn
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.recording import Setting
 from blis_replay.replay.driver import replay
@@ -67,8 +68,20 @@ def test_coefficients_of_another_vllm_are_said(comparison: Comparison) -> None:
         return [dict(n.values) for n in notes(named) if n.code == "other_vllm"]
 
     assert shown("0.11.0") == [{"recorded": "0.11.0", "fitted": ("0.15.1",)}]
-    assert shown("0.15.2") == []
-    assert shown(None) == []
+    for alike in ("0.15.2", "v0.15.1", "0.15+cpu", "unknown", None):
+        assert shown(alike) == []
+
+
+def test_coefficients_fitted_with_other_layers_are_said(comparison: Comparison) -> None:
+    """A release says it of each recording that it was fitted on, or it is an older one."""
+
+    def shown(*layers: str | None) -> list[dict[str, object]]:
+        fits = tuple(FittedOn(f"run {i}", "h", "steps", layers=said) for i, said in enumerate(layers))
+        run = replace(comparison.run, release=replace(comparison.run.release, fitted_on=fits))
+        return [dict(n.values) for n in notes(replace(comparison, replay=run)) if n.code == "other_layers"]
+
+    assert shown("window 512 x5, full") == [{"replayed": "full", "fitted": ("window 512 x5, full",)}]
+    assert shown("window 512 x5, full", "full") == shown("window 512 x5, full", None) == shown() == []
 
 
 def test_numbers_that_are_missing_for_one_reason_share_a_line(comparison: Comparison) -> None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+from blis_replay.base.engine_packs import known_release
 from blis_replay.blis.latency.gpu_names import same_gpu
 from blis_replay.ingest.recording import OVERLOAD_CHECK, PUBLISHED, RECORDED, Recording, SourceFile
 from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.engine import layers_in_words
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_remarks
 from blis_replay.validate.judgement import (
     FITTED,
@@ -328,15 +330,10 @@ def _what_decides(comparison: Comparison, judgement: Judgement) -> list[Remark]:
 _SIXTEEN_BITS = ("auto", "bfloat16", "float16", "half")
 
 
-def _minor(version: str) -> str:
-    """The first two numbers of a version of vLLM: further ones are repairs."""
-    return ".".join(version.split(".")[:2])
-
-
 def hardware_remarks(comparison: Comparison) -> list[Remark]:
     """Coefficients are of one GPU, data type and vLLM: the recording ran on another, or does not say on which GPU."""
-    recording, release, entry = comparison.recording, comparison.run.release, comparison.run.entry
-    remarks = []
+    recording, run = comparison.recording, comparison.run
+    release, entry, remarks = run.release, run.entry, []
     if not same_gpu(recording.hardware or "not recorded", release.hardware):
         recorded = recording.hardware or "not recorded"
         remarks.append(remark("hardware", recorded=recorded, release=release.hardware))
@@ -344,10 +341,16 @@ def hardware_remarks(comparison: Comparison) -> list[Remark]:
     other = dtype is not None and dtype not in _SIXTEEN_BITS and comparison.use not in FITTED
     if other and entry is not None and entry.dtype is None:
         remarks.append(remark("data_type", recorded=dtype))
+    fits = release.fitted_on or ()
     version = recording.engine.get("vllm_version")
-    fitted = {fit.vllm_version for fit in release.fitted_on or () if fit.vllm_version is not None}
-    if version is not None and fitted and not {*map(_minor, fitted)} & {_minor(str(version.value))}:
-        remarks.append(remark("other_vllm", recorded=str(version.value), fitted=tuple(sorted(fitted))))
+    served_by = None if version is None else known_release(version.value)
+    versions = {said: known for fit in fits if (said := fit.vllm_version) and (known := known_release(said))}
+    # The first two numbers: further ones are repairs.
+    if version is not None and served_by and versions and served_by[:2] not in {of[:2] for of in versions.values()}:
+        remarks.append(remark("other_vllm", recorded=str(version.value), fitted=tuple(sorted(versions))))
+    fitted = {fit.layers or "" for fit in fits}
+    if fitted and "" not in fitted and (layers := layers_in_words(run.plan.engine.kv_cache_groups)) not in fitted:
+        remarks.append(remark("other_layers", replayed=layers, fitted=tuple(sorted(fitted))))
     return remarks
 
 

@@ -159,6 +159,7 @@ def tails_text(judgements: Iterable[Judgement]) -> tuple[str, str] | None:
 _CAUTIONS = {
     "hardware": "not known to be of the hardware of the coefficients",
     "other_vllm": "of another vLLM than the coefficients",
+    "other_layers": "replayed with other layers than the coefficients were fitted with",
     "extrapolated": "steps beyond the fit",
 }
 

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from blis_replay.base.engine_packs import known_release
 from blis_replay.base.errors import ValidateError, counted
 from blis_replay.base.files import write_whole
 from blis_replay.blis.latency.gpu_names import same_gpu
@@ -36,6 +37,7 @@ from blis_replay.blis.releases.release import (
 from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored
+from blis_replay.replay.engine import cache_groups_of, layers_in_words
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import replaced_release
@@ -222,8 +224,10 @@ def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
         sketch = None if any(slug == recording.slug for slug, _ in stated) else sketch_of(recording)
         hashes = recording.content_hash, kind, requests_hash(recording) or None
         version = recording.engine.get("vllm_version")
-        served_by = None if version is None else str(version.value)
-        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by)
+        known = version is not None and known_release(version.value) is not None
+        served_by = str(version.value) if version is not None and known else None
+        layers = layers_in_words(cache_groups_of(recording))
+        stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by, layers)
     return list(stated.values())
 
 

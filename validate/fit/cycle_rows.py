@@ -44,7 +44,8 @@ def mean_lengths(recording: Recording) -> MeanLengths:
     prompts = prompt_tokens(recording)[answered]
     outputs = recording.requests["output_tokens"].drop_nulls().to_numpy().astype(np.float64)
     if not outputs.sum() > 0:
-        return MeanLengths(float(prompt_tokens(recording).mean()), 1.0, float(prompt_tokens(recording).mean()))
+        prompts = prompt_tokens(recording)
+        return MeanLengths(float(prompts.mean()), 1.0, float(_context(recording, prompts, np.zeros(1)).mean()))
     context = float((outputs * _context(recording, prompts, outputs)).sum() / outputs.sum())
     return MeanLengths(float(prompts.mean()), float(outputs.mean()), context)
 

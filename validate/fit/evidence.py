@@ -12,6 +12,7 @@ import polars as pl
 
 from blis_replay.base.arrays import Floats, Int64s
 from blis_replay.base.errors import ValidateError
+from blis_replay.blis.grouping import attended_by
 from blis_replay.blis.latency.datasheets import Architecture, architecture_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import CoefficientFit, Scheduling, Told
@@ -335,8 +336,8 @@ class LoadLevel:
     def batch(self) -> Floats:
         """float64[4]: 1, prefill, decode and context tokens of its mean step."""
         decodes = self.begun * (self.output_tokens - 1)
-        context = decodes * (self.prompt_tokens + self.output_tokens / 2)
-        return np.array([1.0, self.begun * self.prompt_tokens, decodes, context])
+        each = attended_by(self.plan.engine.kv_cache_groups, self.prompt_tokens + self.output_tokens / 2 - 1, 1)
+        return np.array([1.0, self.begun * self.prompt_tokens, decodes, decodes * float(each)])
 
 
 def load_level(

@@ -208,6 +208,10 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
         f"vLLM: {recorded}; the coefficients were fitted on {' and '.join(fitted)}, and steps of another release may "
         "cost otherwise"
     ),
+    "other_layers": lambda replayed, fitted: (
+        f"layers: replayed as {replayed}; the coefficients were fitted as {' and '.join(fitted)}, and a context costs "
+        "what a mean layer attends to"
+    ),
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
     "pace": lambda change, low, high: (
         f"pace: at equal batches the server's steps take {step_times(change, low, high, '95 %')}; "

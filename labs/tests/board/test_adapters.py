@@ -17,6 +17,7 @@ import pytest
 from recordings import make_recording
 
 from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.trace import KvCacheGroup
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.command import CommandError, step_times
 from blis_replay.replay.driver import ReplayRun, replay
@@ -194,6 +195,17 @@ def test_step_times_of_a_chunk_hold_what_its_tokens_attend_to() -> None:
     assert rows[100, 0] == pytest.approx(1_000 + 100 * 10 + 5.05, abs=1)
     assert table["prefill_tokens"].max() == 100
     assert sorted(set(table["decode_requests"])) == [0, 1, 2, 3]
+
+
+def test_step_times_of_a_model_with_windows_are_of_a_mean_layer() -> None:
+    """Of 512 tokens of context, in a window of 100 and in full: 306.  A prompt of 100 after 512: 10,000 and 56,250."""
+    line = LatencyModel("blackbox", 1_000_000, 0, 0, per_context_token_ns=1_000, per_1000_attended_ns=1_000_000)
+    table = step_times(line, 100, 3, (KvCacheGroup("window", 100), KvCacheGroup("full")))
+    rows = {
+        (row["prefill_tokens"], row["prefill_context_tokens"], row["context_tokens"]): row for row in table.to_dicts()
+    }
+    assert rows[0, 0, 2 * 512]["duration_us"] == pytest.approx(1_000 + 2 * 306, abs=1)
+    assert rows[100, 512, 0]["duration_us"] == pytest.approx(1_000 + (10_000 + 56_250) / 2, abs=1)
 
 
 def test_chunks_of_prompts_are_one_that_attends_to_as_many_tokens() -> None:
