@@ -93,8 +93,8 @@ def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
     """float64[rows, 6]: the batches of cycle rows in the quantities of the physical model.
 
     Rows lack some quantities, which follow from the means of the recording.  The context of a decode is its prompt and
-    half its output, of which a mean layer attends to what is in its window.  A prefill token attends to a mean prompt,
-    most of it cached.  Each request is in one more step than it decodes in.
+    half its output.  A prefill token attends to a mean prompt, most of it cached.  A mean layer attends to as much of
+    both as is in its window.  Each request is in one more step than it decodes in.
     """
     lengths = mean_lengths(recording)
     batches = np.zeros((len(rows.cycle_us), len(QUANTITIES)))
