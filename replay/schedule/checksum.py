@@ -16,7 +16,7 @@ from blis_replay.base.errors import TraceError
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.blis.trace import NEVER_US, EngineConfig, KvCacheGroup, RequestTrace
 from blis_replay.replay.schedule.recorded import COUNTS, NEVER, NOT_KNOWN_US, RECORDS, RecordedSchedule
 
 _MOST_NAMED = 8
@@ -232,11 +232,21 @@ def _simulated(schedule: RecordedSchedule, engine: EngineConfig, result: SimResu
             begin = max(admitted[request] - ahead, 0)
             end = last[request] if last[request] >= 0 else steps
             prefilled = first[request] + 1 if first[request] >= 0 else steps
-            blocks = max(hits[request], either[request]) // engine.block_size
+            blocks = _blocks_of_prefix(engine, max(hits[request], either[request]))
             shared[begin : end + (not schedule.kv_at_end)] += blocks / usable
-            more[begin:prefilled] += either[request] // engine.block_size / usable
+            more[begin:prefilled] += _blocks_of_prefix(engine, either[request]) / usable
     counts = {name: table[:, place] for place, name in enumerate(COUNTS)}
     if engine.async_scheduling and schedule.source == RECORDS:
         _count_unprocessed(counts, first, last)
     served = np.column_stack([admitted, first, last])
     return SimulatedSchedule(counts, usage, shared, more, served, table[:, loop.ROW_PREEMPTED])
+
+
+def _blocks_of_prefix(engine: EngineConfig, tokens: int) -> int:
+    """Blocks that a request holds of a cached prefix, in all groups; of a window or chunk those that it still needs."""
+    size, held = engine.block_size, 0
+    for group in engine.kv_cache_groups or (KvCacheGroup("full"),):
+        left = max(tokens - group.size + 1, 0) if group.kind == "window" else 0
+        left = tokens // group.size * group.size if group.kind == "chunk" else left
+        held += 0 if group.kind == "state" else tokens // size - left // size
+    return held

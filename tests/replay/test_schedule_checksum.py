@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -20,7 +20,7 @@ from blis_replay.base.errors import ReplayError
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, KvCacheGroup, RequestTrace, release_arguments
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
 from blis_replay.ingest.rows import Scratch, no_rows, rows_of
@@ -28,7 +28,15 @@ from blis_replay.ingest.steps.placed import place
 from blis_replay.replay.engine import replayed_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
-from blis_replay.replay.schedule.recorded import COUNTS, LOG, RECORDS, recorded_schedule
+from blis_replay.replay.schedule.recorded import (
+    COUNTS,
+    LOG,
+    NEVER,
+    QUEUED_SCHEMA,
+    RECORDS,
+    RecordedSchedule,
+    recorded_schedule,
+)
 
 
 def recorded(seed: int = 1, engine: EngineConfig = ENGINE, **kwargs: Any) -> Recording:
@@ -321,6 +329,48 @@ def test_vllm_0_32_is_equal_by_its_log_and_the_client_alone(
         check = checked(recording, replayed_engine(recording, ReplayMode()).config)
     assert check.whole
     assert check.schedule.begin == check.not_compared == warm_up
+
+
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_a_shared_prefix_is_shared_in_every_group(kind: Literal["window", "chunk"]) -> None:
+    """Four equal prompts of 512 in blocks of 16, the later ones while the first runs: 496 tokens of each are found.
+
+    Only their number is recorded, so the engine gives each blocks of its own: 31, and of five windows of 100 tokens the
+    six or seven that they still attend to.
+    """
+    groups = (*[KvCacheGroup(kind, 100)] * 5, KvCacheGroup("full"))
+    engine = replace(
+        ENGINE, kv_cache_groups=groups, num_gpu_blocks=2_001, **release_arguments({"vllm_version": "0.32.0"})
+    )
+    sent, prompts, outputs = np.array([0, 3, 4, 5]), np.full(4, 512), np.full(4, 40)
+    keys = BlockKeys(np.zeros(4, np.int64), np.full(4, 32), np.arange(32, dtype=np.int32), 16)
+    running = Engine(RequestTrace(sent, prompts, prompts, outputs, np.full(4, NEVER_US), block_keys=keys), engine)
+    table, steps = running.serve_rows(0, 60), running.result().steps
+    rows = len(steps)
+    hits = running.result().cached_tokens
+    assert hits.tolist() == [0, 496, 496, 496]
+    requests = {"request_index": np.arange(4), "prompt_tokens": prompts, "output_tokens": outputs}
+    requests |= {
+        "computed_tokens": prompts - hits,
+        "shared_hit": 0 * hits,
+        "eligible": sent,
+        "aborted": np.full(4, NEVER),
+    }
+    queue = (
+        pl.DataFrame(requests)
+        .with_columns(request_id=pl.lit(""))
+        .select(pl.col(n).cast(k) for n, k in QUEUED_SCHEMA.items())
+    )
+    counts = {name: table[:rows, place] for place, name in enumerate(COUNTS)}
+    usage = 1 - steps["free_blocks"] / 2_000
+    recorded = RecordedSchedule(
+        np.arange(rows), np.arange(rows), counts, usage, 1e-6, False, queue, 0, rows, "", {"steps": RECORDS}
+    )
+    check = check_schedule(recorded, engine)
+    assert (check.equal, check.kv_divergence) == (rows, None)
+    assert 0 < check.kv_open < rows
+    lower = replace(recorded, kv_usage=usage - 0.01)  # 20 blocks fewer than all can share
+    assert check_schedule(lower, engine).kv_divergence is not None
 
 
 def test_latency_of_the_made_logs_is_that_of_the_engine() -> None:
