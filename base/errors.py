@@ -84,8 +84,8 @@ class TraceError(SimulatorError):
 def evicting_for_ever(now_us: int, requests: str = "requests") -> TraceError:
     """The error of an engine in which nothing will ever move again."""
     return TraceError(
-        f"at {now_us} us {requests} evict each other for ever without a token; "
-        "raise num_gpu_blocks, or break the ties in priority and arrival time"
+        f"from {now_us} us on {requests} get no token: the KV blocks are too few for one of them, or they evict each "
+        "other for ever; raise num_gpu_blocks, or break the ties in priority and arrival time"
     )
 
 

@@ -36,6 +36,8 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
     Raises ``UnknownNameError`` for an argument that the engine does not have, or a value of another
     kind; whether the engine can run with it is seen when it is made.
     """
+    if name == "tensor_parallel_size":
+        raise UnknownNameError(f"{name} is that of the coefficients; take those of another with --coefficients")
     if name not in _TYPES:
         close = get_close_matches(name, ENGINE_ARGUMENTS, 1)
         hint = f"did you mean {close[0]}?" if close else f"use {', '.join(ENGINE_ARGUMENTS)}"

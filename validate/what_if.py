@@ -250,9 +250,10 @@ def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
         {"overrides": _written(p.overrides), **(p.values or absent), "reason": p.reason}
         for p in (whatif.recorded, *whatif.points)
     ]
-    changed = f" with {_written(common)}" if common else ""
-    head = Line(f"{alias}  ({whatif.recording.slug}){changed}, simulated", mark=Toned(alias, "heading"))
-    page = _grid(whatif) if len(whatif.points) > 1 else [_beside(whatif.recorded, whatif.points[0])]
+    several, changed = len(whatif.points) > 1, f" with {_written(common)}" if common else ""
+    of = ", simulated" + (changed and f"; all but the first row{changed}") if several else f"{changed}, simulated"
+    head = Line(f"{alias}  ({whatif.recording.slug}){of}", mark=Toned(alias, "heading"))
+    page = _grid(whatif) if several else [_beside(whatif.recorded, whatif.points[0])]
     parts: list[Part] = [head, *page, _remarks(whatif), _provenance(whatif, repeat_options)]
     return Answer(parts, _document(whatif), table_of(rows))
 

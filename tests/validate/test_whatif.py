@@ -274,6 +274,10 @@ def test_tables_fit_the_terminal_and_say_what_was_observed() -> None:
     for changes in (many, many[:1]):
         text = str(whatif_answer(what_if(two_at_once(), RELEASE, changes, workers=1)))
         assert max(map(len, text.splitlines())) <= 81  # one more with two digits of points
+        # In a table, the arguments as recorded are a row of their own, without the change that the others share.
+        assert ("all but the first row with max_num_batched_tokens=4096" in " ".join(text.split())) == (
+            len(changes) > 1
+        )
         assert "observed with its own arguments only (max_num_batched_tokens=2048, max_n" in " ".join(text.split())
 
 
