@@ -26,7 +26,7 @@ Bounds = tuple[Number, Number]
 class StepRange:
     """Smallest and largest of the steps that coefficients were fitted on.
 
-    ``decodes``: decode tokens, of steps that have some; ``context_tokens``: KV tokens before a mean decode;
+    ``decodes``: decode tokens, of steps that have some; ``context_tokens``: the context of a mean decode, all of it;
     ``prefill_tokens``: of steps that have some.  (0, 0) where there were none.  ``mixes``: prefill tokens, decodes
     and the share of the steps with such a mix, counted by powers of two; empty in older releases.
     """

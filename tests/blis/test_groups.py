@@ -118,7 +118,7 @@ def test_a_batch_has_what_a_mean_layer_attends_to(
 def test_what_decodes_attend_to_is_kept_as_they_come_and_go(
     groups: tuple[KvCacheGroup, ...], asynchronous: bool
 ) -> None:
-    """60 requests, of which some give up, are preempted, or passed over as the budget is short.
+    """60 requests: some give up, some are preempted, and some are passed over because the budget is short.
 
     Steps that serve every decode there was are compared; whole contexts tell which.
     """

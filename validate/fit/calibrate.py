@@ -224,8 +224,7 @@ def stated_fits(used: Iterable[tuple[Recording, Data]]) -> list[FittedOn]:
         sketch = None if any(slug == recording.slug for slug, _ in stated) else sketch_of(recording)
         hashes = recording.content_hash, kind, requests_hash(recording) or None
         version = recording.engine.get("vllm_version")
-        known = version is not None and known_release(version.value) is not None
-        served_by = str(version.value) if version is not None and known else None
+        served_by = str(version.value) if version is not None and known_release(version.value) else None
         layers = layers_in_words(cache_groups_of(recording))
         stated[recording.slug, kind] = FittedOn(recording.slug, *hashes, sketch, served_by, layers)
     return list(stated.values())

@@ -246,7 +246,8 @@ def _prefills(recording: Recording, groups: tuple[KvCacheGroup, ...]) -> pl.Data
     last &= computed + 1 == pl.col("prompt_tokens") + pl.col("output_tokens")
     for part in recording.snapshots.batches(_COMPUTED):
         attended = attended_by(groups, part["computed_tokens"].to_numpy(), part["scheduled_tokens"].to_numpy())
-        counted = part.select("step_id", scheduled.alias("tokens"), last.alias("last"), attended=pl.Series(attended))
+        known = pl.Series(attended, nan_to_null=True)  # a record without its count is left out
+        counted = part.select("step_id", scheduled.alias("tokens"), last.alias("last"), attended=known)
         summed = pl.col("attended").filter(pl.col("last").fill_null(False)).sum().alias("resumed")
         parts.append(counted.group_by("step_id").agg(pl.col("tokens", "attended").sum(), summed))
     return pl.concat(parts).group_by("step_id").agg(pl.col("tokens", "attended", "resumed").sum())
