@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class IngestOutcome:
     """What an ingest did, in numbers.
 
+    ``unusable``: names of the checks by which a part of the recording, or all of it, must not be used.
     ``rejected``: records that could not be used; ``bytes``: of all files.  ``engine_given_before``: file and names of
     engine arguments of an earlier ingest.  ``left_out``: what lies beside this experiment and belongs to none.
     ``not_used``: files with requests, or named by the user, that are not read, with the reason.
@@ -48,6 +49,7 @@ class IngestOutcome:
     steps: int
     iterations: int
     findings: int
+    unusable: str
     rejected: int
     bytes: int
     seconds: float
@@ -109,7 +111,8 @@ def ingest_source(
     return replace(ingested, engine_given_before=reused, left_out=left_out, not_used=unused)
 
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")  # files of a directory that are likely to have requests
+# Files of a directory that are likely to have requests.
+_TABLES = re.compile(r".*\.(csv|tsv|jsonl|parquet)(\.gz|\.zst)?", re.IGNORECASE)
 _NOT_USED = re.compile(r".*\(not used: (.*)\)")
 
 
@@ -119,7 +122,7 @@ def _not_used(files: Sequence[tuple[str, str]], source: Source) -> str:
 
     unused = [(name, match[1]) for name, kind in files if (match := _NOT_USED.fullmatch(kind))]
     named, why = source.paths is not None, f"its format is not known; if it has requests, say {EXAMPLE}"
-    unused += [(name, why) for name, kind in files if kind == "unknown" and (named or name.endswith(_TABLES))]
+    unused += [(name, why) for name, kind in files if kind == "unknown" and (named or _TABLES.fullmatch(name))]
     names: dict[str, list[str]] = {}
     for name, why in unused:
         names.setdefault(why, []).append(name)
@@ -192,7 +195,7 @@ def _unchanged(
     return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, **kept)
 
 
-_KEPT_COUNTS = ("alias", "requests", "steps", "iterations", "findings", "rejected", "bytes")
+_KEPT_COUNTS = ("alias", "requests", "steps", "iterations", "findings", "unusable", "rejected", "bytes")
 _MOST_NAMES = 12
 
 
@@ -236,6 +239,7 @@ def _outcome(recording: Recording, outcome: WriteOutcome, seconds: float) -> Ing
         steps=recording.steps.height,
         iterations=recording.iterations.height,
         findings=len(recording.findings),
+        unusable=", ".join(sorted({one.check for one in recording.findings if one.severity == "unusable"})),
         rejected=sum(file.rejected_count for file in recording.files),
         bytes=sum(file.bytes for file in recording.files),
         seconds=seconds,

@@ -191,8 +191,8 @@ def _ranks_basis(recording: Recording, engine: EngineConfig) -> str:
     elif not engine.behaviours.dense_ranks_apart:
         how = "in lockstep, as that release does"
     return (
-        f"{engine.data_parallel_size} ranks, {how}, behind vLLM's balancer with {fronts} front ends{said}, "
-        "which take requests in turn"
+        f"{engine.data_parallel_size} ranks on devices of their own, {how}, behind vLLM's balancer with {fronts} "
+        f"front ends{said}, which take requests in turn"
     )
 
 

@@ -67,7 +67,7 @@ def model_of(recording: Recording) -> str:
     if recording.model is None:
         raise ReplayError(
             f"{recording.alias}: no file of it names the model, so no coefficients are its own; "
-            "say it with `blis-replay ingest --model NAME`, or choose some with `blis-replay simulate --experiment`"
+            "say it with `blis-replay ingest --model NAME`, or choose some with `blis-replay simulate --engine FILE`"
         )
     return recording.model
 

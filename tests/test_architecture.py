@@ -192,10 +192,10 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 273,
-    "lines of the instrument": 55_479,
+    "lines of the instrument": 55_528,
     "lines of labs": 14_070,
     "lines of scripts": 5_000,
-    "lines of tests": 40_481,
+    "lines of tests": 40_529,
 }
 LOADED_BUDGET = {"modules": 78, "lines": 15_434}
 

@@ -144,10 +144,10 @@ def remark(code: str, **values: Any) -> Remark:
 
 # Nobody records this many times as many requests.
 _MOST_TIMES = 100
-# What decides, by the part of an interval that is widest and that no number of requests makes narrower.
+# What decides, by the widest part of an interval of those that no number of requests makes narrower.
 _NEEDS = {
     **{"reconstructions": "needs_arrivals", "beyond the fit": "needs_steps"},
-    **{"requests": "needs_repeat", "one stretch": "needs_no_event"},
+    **{"repeats": "needs_more_runs", "one stretch": "needs_no_event"},
 }
 
 
@@ -160,7 +160,8 @@ def what_decides(name: str, estimate: Estimate | None, missing: float, requests:
         return remark("needs_longer_run", requests=requests, least=MIN_REQUESTS)
     needed = requests_needed(estimate, missing, requests)
     if needed is None:
-        widest = max(estimate.parts, key=lambda part: estimate.parts[part], default="")
+        fixed = [part for part in estimate.parts if part != "requests"]
+        widest = max(fixed, key=lambda part: estimate.parts[part], default="")
         return remark(_NEEDS.get(widest, "needs_repeat"))
     if needed > _MOST_TIMES * requests:
         return remark("at_limit", name=name, requests=_MOST_TIMES * requests)

@@ -38,7 +38,7 @@ from blis_replay.validate.metrics.objectives import (
 )
 from blis_replay.validate.metrics.observed import Gaps, simulated_samples
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
-from blis_replay.validate.text.cells import cell_text
+from blis_replay.validate.text.cells import cell_text, percent
 from blis_replay.validate.text.messages import attainment_line
 
 
@@ -234,8 +234,12 @@ _VALUES = {
     "preemptions": Column("preemptions", "count", part=2),
     "kv_peak": Column("KV peak", "share", part=2),
 }
+_CHANGED = {f"{m}_mean_ms": Column(m.upper(), "word") for m in ("ttft", "itl", "e2e")}
 WITHOUT_UNCERTAINTY = "coefficients without uncertainty"
-INTERVALS = "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine is not in them"
+INTERVALS = (
+    "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine is not in them. A change is "
+    "that of one server at one pace; two recordings of it differ by their pace as well"
+)
 
 
 def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
@@ -317,6 +321,12 @@ def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> Table:
     return Table("", (*columns_named("", "unchanged", "changed"), Column("95 % interval", "word"), *change), rows)
 
 
+def _changed(recorded: WhatIfPoint, point: WhatIfPoint, name: str) -> str:
+    """A change with its interval: ``-9.8 % (-18 .. -2 %)``."""
+    change, between = (_changes(recorded, point) or {})[name], (_change_intervals(recorded, point) or {})[name]
+    return percent(change) + ("" if between is None else f" ({_of_change(between)})")
+
+
 def _of_change(interval: tuple[float, float] | None) -> str | None:
     """Tenths of a percent only where the change may be less than ten."""
     if interval is None:
@@ -335,11 +345,17 @@ def _grid(whatif: WhatIf) -> list[Table]:
     rows = [["0", "as recorded"], *([str(i), _name(whatif, p)] for i, p in enumerate(whatif.points, 1))]
     values = [[str(i), *(p.values[name] for name in _VALUES)] for i, p in enumerate(points) if p.values is not None]
     columns = [Column(_VALUES[name].name, "word", part=1 + i // 2) for i, name in enumerate(_LATENCIES)]
+    changed = [
+        [str(i), *(_changed(whatif.recorded, p, name) for name in _CHANGED)]
+        for i, p in enumerate(whatif.points, 1)
+        if p.values is not None
+    ]
     sure = [[str(i), *map(_between, p.intervals.values())] for i, p in enumerate(points) if p.values is not None]
     return [
         Table("", columns_named("", "engine arguments", kind="text"), rows),
         Table("", (Column(""), *_VALUES.values()), values),
         *([Table("95 % intervals", (Column(""), *columns), sure)] if any(point.drawn for point in points) else []),
+        Table("change of the mean", (Column(""), *_CHANGED.values()), changed),
     ]
 
 
@@ -358,7 +374,13 @@ def _remarks(whatif: WhatIf) -> Block:
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
     ]
     lines += [f"{name}: not simulated: {what}" for name, point in simulated for what in point.not_simulated]
-    lines += [f"{name}: {EXTRAPOLATED}: {what}" for name, p in simulated if (what := p.basis.get(EXTRAPOLATED))]
+    before = {one: how for one, how in whatif.recorded.basis.items() if one != EXTRAPOLATED}
+    lines += [
+        f"{name}: {one}: {how}"
+        for name, point in simulated
+        for one, how in point.basis.items()
+        if before.get(one) != how
+    ]
     for point in whatif.points:
         name, values = _name(whatif, point), point.values
         if values is None:
@@ -376,7 +398,7 @@ def cut_short_text(count: int) -> str:
 def known_error(recording: Recording, repeat_options: str) -> Verbatim:
     """How to see the error of the simulator under the recorded load; ``repeat_options``: of the command line."""
     # A command that is wrapped cannot be typed as it stands.
-    command = f"blis-replay validate --experiment {quote(recording.alias)}{repeat_options}"
+    command = f"blis-replay validate {quote(recording.alias)}{repeat_options}"
     return Verbatim(f"error of the simulator with the recorded arguments and load:\n  {command}")
 
 

@@ -137,7 +137,7 @@ def _of_window(recording: Recording, window: evidence.Window) -> Finding | None:
         "client_gap_us": gap,
         "cycle_over_client_gap": cycle / gap if gap else None,
     }
-    message = f"{evidence.named(window)}: step cycle {cycle / 1e3:.2f} ms"
+    message = f"{evidence.named(window)}: step cycle {cycle / 1e3:.2f} ms, idle time included"
     if duration is not None:
         message += f", while step.duration_us says {duration / 1e3:.2f} ms"
     if gap is not None:

@@ -129,8 +129,8 @@ def stored_files(store: Store, slug: str) -> list[tuple[str, str]]:
 class StoredCounts:
     """What an experiment that was ingested before has.
 
-    ``rejected``: records, ``bytes``: of all its files; ``read_by``: hash of the program that read its files, None if it
-    has none.
+    ``unusable``: names of checks.  ``rejected``: records, ``bytes``: of all its files; ``read_by``: hash of the program
+    that read its files, None if it has none.
     """
 
     alias: str
@@ -138,6 +138,7 @@ class StoredCounts:
     steps: int
     iterations: int
     findings: int
+    unusable: str
     rejected: int
     bytes: int
     ground_truth: GroundTruth
@@ -150,6 +151,8 @@ SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
        (SELECT count(*) FROM steps s WHERE s.slug = e.slug),
        (SELECT count(*) FROM iterations i WHERE i.slug = e.slug),
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
+       (SELECT coalesce(string_agg(DISTINCT check_name, ', ' ORDER BY check_name), '') FROM findings f
+        WHERE f.slug = e.slug AND severity = 'unusable'),
        (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
        (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
        ground_truth, content_hash, read_by

@@ -25,6 +25,16 @@ def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> 
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 
+def test_explain_says_the_verdict_and_the_interval_of_validate(run: Run) -> None:
+    """With the same repeat: the interval of E2E in the table is that of the verdict."""
+    judged = ("tiny-live-a2", "--repeat", "tiny-live-a")
+    seen, told = (run(verb, *judged, "--json").json for verb in ("validate", "explain"))
+    assert told["judgement"] == seen["experiments"][0]["judgement"]
+    (e2e,) = (one for one in told["errors"] if (one["metric"], one["statistic"]) == ("e2e", "mean"))
+    span = [100 * e2e["error_ms"][end] / e2e["observed_ms"] for end in ("low", "high")]
+    assert f"{span[0]:+.1f} .. {span[1]:+.1f} %" in run("explain", *judged).out
+
+
 def test_of_an_overloaded_recording_the_queue_is_named_before_any_number(run: Run) -> None:
     text = run("explain", "34b-reasoning").out
     assert "the recording is overloaded, so its latencies measure how long the queue" in text.partition("E2E mean")[0]

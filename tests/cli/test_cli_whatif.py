@@ -31,3 +31,6 @@ def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
         "4  max_num_seqs=128 async_scheduling=true",
     ]
     assert max(map(len, answer.out.splitlines())) <= 80
+    # Asynchronous scheduling with 128 places is what was recorded: it changes no mean.
+    (same,) = (line for line in answer.out.partition("change of the mean:")[2].splitlines() if line.startswith("4  "))
+    assert same.count("+0.0 % (+0.0 .. +0.0 %)") == 3

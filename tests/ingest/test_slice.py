@@ -140,6 +140,8 @@ def test_two_loads_in_one_folder_are_told_apart_by_client(two_clients: Path, dat
         (stop,) = [finding for finding in run_checks(recording)[0] if finding.severity == "unusable"]
     assert stop.check == "ledger"
     assert BY_CLIENT in stop.message
+    said = [ingest_source(tmp_path / "s.duckdb", of_folder(two_clients)).unusable for _ in range(2)]
+    assert said == ["ledger", "ledger"], "when it is read, and when it is found unchanged"
     folder = shutil.copytree(data_pack / "live-vllm-0.29" / "q8c", tmp_path / "q8c")
     # Beside the server's own records a table is the client's only where --columns says so.
     part = of_folder(folder, columns=None, part=Part(client="client.csv"))

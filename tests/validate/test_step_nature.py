@@ -50,6 +50,18 @@ def test_steps_that_are_held_up_are_told_from_the_pace_of_the_others() -> None:
     )
 
 
+def test_a_long_step_counts_as_long_as_it_takes() -> None:
+    """Nine decode steps of 10 ms take 30 % more, each tenth, a prefill of 90 ms, as modelled: (9 * 13 + 90) / 180."""
+    place = np.arange(2_000)
+    modelled_us = np.where(place % 10 == 9, 90_000, 10_000)
+    recorded_us = np.where(place % 10 == 9, 90_000, 13_000)
+    batch = np.column_stack([np.where(place % 10 == 9, 800, 0), 0 * place + 1, 0 * place + 500])
+    start_us = np.cumsum(recorded_us) - recorded_us
+    nature = nature_of(ForcedSteps(start_us, start_us, recorded_us, modelled_us, batch), place)
+    assert nature is not None
+    assert nature.factor == pytest.approx(207 / 180, abs=1e-3)
+
+
 def test_steps_that_all_take_less_are_of_another_pace() -> None:
     nature = nature_of(steps_off(0.9, held_up_every=5_000), np.arange(2_000))
     assert nature is not None

@@ -114,7 +114,7 @@ def calibrate_verb(
         recordings, left_out = training_recordings(store, names, data)  # type: ignore[arg-type]  # click checked it
         to_judge = judged_next(store, recordings)
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, window=window)  # type: ignore[arg-type]  # click checked it
-    source = f"blis-replay calibrate {' '.join(f'--train {quote(train)}' for train in names)}"
+    source = f"blis-replay calibrate {' '.join(map(quote, names))}"
     release_name = name or out.stem
     if operators is not None and window != (0.0, 1.0):
         raise click.UsageError("--operators takes all of each run; leave --window out")

@@ -172,9 +172,7 @@ def test_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     recording = stored_experiment(store_path, name)
     release = release_for(coefficients, [name])
     latency = EmbeddedEngine(release).entry_for(recording).latency
-    named = {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name}
-    errors = step_errors(latency, step_cycles(recording))
-    print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, errors))
+    print_answer(steps_answer(recording, release.name, step_errors(latency, step_cycles(recording))))
 
 
 # What a verb of labs that makes a release shares with ``make``.

@@ -20,6 +20,7 @@ from blis_replay.validate.cli.options import (
     experiments_options,
     history_option,
     release_option,
+    repeat_option,
     replay_option,
     selector_option,
     store_option,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @coefficients_option
 @replay_option
 @click.option("--window", type=WINDOW, default=(0.0, 1.0), help="Only requests of this share of the run, e.g. 0.6:1.")
+@repeat_option
 @click.option("--segments", is_flag=True, help="Add where the time of a request goes, observed and simulated.")
 @workers_option
 @store_option
@@ -45,6 +47,7 @@ def explain_verb(
     coefficients: str | None,
     mode_text: str,
     window: tuple[float, float],
+    repeats: tuple[str, ...],
     segments: bool,
     store_path: Path,
     **workers: Unpack[Workers],
@@ -74,6 +77,8 @@ def explain_verb(
     from blis_replay.ingest.store.recordings import experiments_named
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.simulator import entry_of
+    from blis_replay.validate.comparison.compare import with_repeats
+    from blis_replay.validate.comparison.repeats import repeats_of
     from blis_replay.validate.comparison.segments import segments_of
     from blis_replay.validate.comparison.segments_text import with_segments
     from blis_replay.validate.comparison.validated import compare_experiment
@@ -100,6 +105,7 @@ def explain_verb(
         chosen = observed_requests(recording) & selection.of(recording.requests)
         gaps = pooled_gaps(store, recording.slug, chosen)
         judged = compare_experiment(store, recording.slug, release, mode, window)
+        judged = with_repeats(judged, repeats_of(store, [recording.slug], repeats).get(recording.slug))
         attribution = attribute(
             recording,
             release,
@@ -171,7 +177,7 @@ def report_verb(
 
         release = release_for(coefficients)
         mode = parse_mode(mode_text)
-        asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
+        asked = ["--all"] if everything else list(names)
         shown = None if history is None else str(history)
         given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--history": shown}
         given["--out"] = out.name

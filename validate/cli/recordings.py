@@ -196,6 +196,9 @@ def outcome_lines(outcome: IngestOutcome) -> list[str]:
         f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}; "
         f"{outcome.seconds:.1f} s"
     ]
+    if outcome.unusable:
+        why = f"`blis-replay inspect {outcome.alias}` says why"
+        lines.append(f"  not to be used, at least in part: {outcome.unusable}; {why}")
     if outcome.engine_given_before:
         lines.append(f"  engine arguments given before, used again: {outcome.engine_given_before}")
     if outcome.left_out:

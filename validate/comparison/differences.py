@@ -243,7 +243,7 @@ def _judged(compared: Differences, bound: Bound) -> tuple[Verdict, Line]:
         if verdict == "UNDECIDED":
             missing = min(abs(end - change.error) for end in (bound.low, bound.high))
             needs = what_decides(bound.name, change, missing, compared.comparison.requests)
-            by_runs = "repeats" in change.parts or needs.code == "needs_repeat"
+            by_runs = "repeats" in change.parts or needs.code in ("needs_repeat", "needs_more_runs")
             said += "; record more runs of either side" if by_runs else f"; {words(needs)}"
     return verdict, Line(f"{verdict}  {said}", mark=toned(verdict))
 

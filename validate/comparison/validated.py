@@ -44,7 +44,7 @@ def compare_experiment(
     if recording.ground_truth == ARRIVALS:
         raise NothingToJudgeError(
             f"{recording.alias}: an arrival trace: it has no latencies to compare; replay it with "
-            f"`blis-replay simulate --experiment {recording.alias} --engine FILE --coefficients NAME --out DIR`"
+            f"`blis-replay simulate {recording.alias} --engine FILE --coefficients NAME --out DIR`"
         )
     simulator = simulator or EmbeddedEngine(release)
     return judged_replay(store, replay(recording, release, mode, simulator), simulator, window, objectives)

@@ -105,7 +105,8 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
     ratio = observed_us / modelled_us
     off = np.abs(np.log(ratio / np.median(ratio)))
     causes = np.stack([modelled_us, *batch]) / modelled_us
-    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(HELD_UP), count, 0), seed)
+    # Steps by the time they take: the sum of recorded over that of modelled times, as in ``replay.pace``.
+    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(HELD_UP), count * modelled_us, 0), seed)
     explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(ALIKE), count, 0), seed)
     low, high = interval_of(1 + factors[1:, 0, 0] / factors[1:, 1, 0])
     factor = 1 + float(factors[0, 0, 0] / factors[0, 1, 0])

@@ -149,7 +149,7 @@ class Replayed:
         return f"{self._follow_up('explain')} --window {window}"
 
     def _follow_up(self, verb: str) -> str:
-        return f"blis-replay {verb} --experiment {quote(self.recording.alias)}{self.options}"
+        return f"blis-replay {verb} {quote(self.recording.alias)}{self.options}"
 
     def calibrate(self, verb: str = "") -> tuple[str, str]:
         """Remedy and command for coefficients: fit them; where that is done or impossible, see why.
@@ -167,7 +167,7 @@ class Replayed:
         if fit is not None and any(score.experiment == recording.slug for score in fit.scores):
             return "the coefficients are fitted to this recording; see what is left", see
         _, store_option, store = self.options.partition(" --store ")  # calibrate takes no coefficients
-        train = f"blis-replay calibrate --train {quote(recording.alias)}{store_option}{store}"
+        train = f"blis-replay calibrate {quote(recording.alias)}{store_option}{store}"
         out = "refit.yaml" if "mine.yaml" in self.options else "mine.yaml"  # not over the coefficients that are judged
         return "calibrate, and judge the fit by another run", f"{train} --out {out}"
 

@@ -205,9 +205,11 @@ def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False)
     ``may_be_warm``: whether prompts may have been served before the recording, which only a real server remembers.
     """
     stated, seen = engine_values(recording), _seen(recording.steps)
+    cached = recording.requests["cached_prompt_tokens"]
+    hits_known = not cached.null_count() and bool(cached.sum())
     groups: tuple[list[Hypothesis], list[Hypothesis]] = ([], [])
     for argument in ARGUMENTS:
-        if argument.mode and getattr(mode, argument.mode) != "recorded":
+        if (argument.mode and getattr(mode, argument.mode) != "recorded") or (hits_known and argument.name == _CACHING):
             continue
         value = stated.get(argument.name, argument.default)
         values = argument.values(seen.get(argument.name), recording, stated)
@@ -216,7 +218,7 @@ def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False)
     reported = not lengths.null_count() and not (lengths == recording.requests["output_tokens"]).all()
     if mode.lengths == "true" and reported:
         groups[0].append(REPORTED_LENGTHS)
-    if mode.prefix == "recorded" and stated.get(_CACHING, True) and may_be_warm:
+    if mode.prefix == "recorded" and stated.get(_CACHING, True) and may_be_warm and not hits_known:
         groups[0].append(WARM_CACHE)
     return groups
 

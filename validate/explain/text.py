@@ -25,7 +25,7 @@ from blis_replay.validate.explain.attribute import (
 from blis_replay.validate.explain.hypothesis import OPEN, PROVED_RIGHT, Hypothesis, Standing
 from blis_replay.validate.metrics.uncertainty import MIN_REQUESTS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
-from blis_replay.validate.text.cells import predicted
+from blis_replay.validate.text.cells import percent_span, predicted
 
 _QUEUE = (
     "the recording is overloaded, so its latencies measure how long the queue has grown; the errors below are those of "
@@ -163,7 +163,7 @@ def _explained(attribution: Attribution, blame: Blame, explained: set[tuple[str,
     that may be nothing has no remedy: coefficients would be fitted to chance.
     """
     i = blame.quantity
-    off = f"{blame.metric} is {predicted(blame.error)}" + _uncertainty(attribution, attribution.error[i], i, ", {}")
+    off = f"{blame.metric} is {predicted(blame.error)}{_of_chance(attribution, i)}"
     if blame.cause is None:
         why = "no component that was replaced explains most of it"
         if not attribution.causes:
@@ -205,17 +205,19 @@ def _open(attribution: Attribution, explained: set[tuple[str, bool]]) -> list[st
     return [f"what would decide: {', '.join(f'{measured} ({names})' for measured, names in decided.items())}"]
 
 
-def _uncertainty(attribution: Attribution, estimate: Estimate, i: int, form: str) -> str:
-    """By how much a number is uncertain that may be nothing; empty for others."""
+def _of_chance(attribution: Attribution, i: int) -> str:
+    """That an error may be nothing, with the interval that the verdict has; empty for others."""
     if attribution.requests < MIN_REQUESTS:
-        return form.format(f"of {counted(attribution.requests, 'request')}: too few to tell it from chance")
-    if not estimate.may_be_nothing:
-        return ""
-    to_nothing_us = (
-        estimate.value_us - estimate.low_us if estimate.value_us > 0 else estimate.high_us - estimate.value_us
-    )
-    percent = 100 * to_nothing_us / attribution.observed_us[i]
-    return form.format(f"within its uncertainty of {f'±{percent:.1f}' if percent < 100 else 'over 100'} %")
+        return f", of {counted(attribution.requests, 'request')}: too few to tell it from chance"
+    error = attribution.error[i]
+    return f", which may be chance (95 %: {_span(attribution, i)})" if error.may_be_nothing else ""
+
+
+def _span(attribution: Attribution, i: int) -> str:
+    """Both ends of the interval of an error, in % of what was observed; empty where it is not known."""
+    error, observed_us = attribution.error[i], attribution.observed_us[i]
+    known = not isnan(error.low_us) and bool(observed_us)
+    return percent_span(max(error.low_us / observed_us, -1.0), error.high_us / observed_us) if known else ""
 
 
 def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason: bool) -> str:
@@ -224,9 +226,9 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame, *, with_reason
     part = cause.shares[i]
     also = f" or {' or '.join(component.also)}, which this recording does not tell apart" if component.also else ""
     other_way = blame.cause is not None and part_of(blame.cause, i) * part.value_us < 0
-    points = 100 * abs(part.value_us) / attribution.observed_us[i]
-    share = f"{points:.1f} points{_uncertainty(attribution, part, i, ' ({})')}"
-    come = f"{share} {'the other way ' if other_way else ''}come from {component.name}{also}"
+    points, half = (100 * abs(us) / attribution.observed_us[i] for us in (part.value_us, part.half_us))
+    chance = f" (may be chance: {f'±{half:.1f}' if half < 100 else 'over 100'} %)" if part.may_be_nothing else ""
+    come = f"{points:.1f} points{chance} {'the other way ' if other_way else ''}come from {component.name}{also}"
     why = component.less if component.less and part.value_us < 0 else component.why
     return f"{come}: {why}" if with_reason and not also else come
 
@@ -240,7 +242,7 @@ def _head(attribution: Attribution) -> Block:
     """What the shares are of, and their intervals, if there are some."""
     parts = (attribution.error, *(estimates for _, estimates in attribution.parts))
     has_intervals = any(not isnan(estimate.low_us) for estimates in parts for estimate in estimates)
-    intervals = ", ± half of the 95 % interval for another recording of the load"
+    intervals = "; 95 % intervals, and half of them after ±, are for another recording of the load"
     replayed = "" if attribution.mode == "exact" else f"; replay {attribution.mode}"
     shares = f"shares in % of observed{intervals if has_intervals else '; too few requests for intervals'}"
     return Block(
@@ -256,8 +258,11 @@ def _shares(attribution: Attribution) -> Table:
     """Means beside p99s where there is room, else below each other."""
     parts = {"mean": 1, "p99": 2}
     columns = [Column(f"{metric.upper()} {statistic}", "ms", part=parts[statistic]) for metric, statistic in QUANTITIES]
-    estimated = [("error", attribution.error), *((f"  {name}", shares) for name, shares in attribution.parts)]
+    errors = (Estimate(error.value_us) for error in attribution.error)
+    estimated = [("error", errors), *((f"  {name}", shares) for name, shares in attribution.parts)]
     shares: list[list[Cell]] = [[name, *map(_share, of, attribution.observed_us)] for name, of in estimated]
+    if any(span := [_span(attribution, i) for i in range(len(QUANTITIES))]):
+        shares.insert(1, ["95 % interval", *(one or "-" for one in span)])
     observed, simulated = (map(_known, us) for us in (attribution.observed_us, attribution.simulated_us))
     return Table("", (Column(""), *columns), [["observed ms", *observed], ["simulated ms", *simulated], *shares])
 

@@ -7,10 +7,12 @@ from dataclasses import asdict, replace
 from shlex import quote
 from typing import Any
 
+from blis_replay.base.errors import counted
 from blis_replay.blis.releases.fit import CoefficientFit, PartScore
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.fit.calibrate import CalibratedFile, ModelFit
+from blis_replay.validate.fit.cycle_rows import busy_depth
 from blis_replay.validate.fit.every_step import FORM, ROOFLINE_FORM
 from blis_replay.validate.fit.evidence import cold_start_of, counted_windows, is_load_level
 from blis_replay.validate.fit.next_recording import MINUTES, Load, NextRecording
@@ -45,7 +47,7 @@ def calibration_answer(
     release, fits, written, replaced = file.path, file.fits, file.written, file.replaced
     aliases = {recording.slug: recording.alias for recording in recordings}
     alias, options = to_judge
-    command = f"blis-replay validate --experiment {quote(alias)}{options}"
+    command = f"blis-replay validate {quote(alias)}{options}"
     why = "judge another load with it"
     if alias in aliases.values():
         why = "try it, and judge another load of this server"
@@ -182,11 +184,8 @@ def _score(score: PartScore, aliases: Mapping[str, str]) -> list[Cell]:
     return [*named, *(score.errors.get(name) for name in _SCORED), score.requests, part, score.experiment]
 
 
-def steps_answer(title: str, experiment: Mapping[str, str], errors: Sequence[StepError]) -> Answer:
-    """Errors against the step cycle, a row for each group of steps; fractions and us.
-
-    ``experiment``: what the document says of the recording and the release.
-    """
+def steps_answer(recording: Recording, release: str, errors: Sequence[StepError]) -> Answer:
+    """Errors of the coefficients of a release against the step cycle, a row for each group of steps; fractions, us."""
     columns = (
         Column("against the step cycle"),
         *(Column("n", "count"), Column("cycle ms", "ms"), Column("MAPE", "share")),
@@ -194,10 +193,14 @@ def steps_answer(title: str, experiment: Mapping[str, str], errors: Sequence[Ste
     )
     cells = [[e.group, e.steps, e.recorded_us, e.mape, e.signed, e.correlation] for e in errors]
     rows = [asdict(error) for error in errors]
+    title = f"{recording.alias}: steps by {release}"
     page: list[Part] = [
         Line(title, mark=Toned(title, "heading")),
         Table("", columns, cells),
-        "step cycle: start to start of consecutive sampled steps, with the batch of the earlier one, or of the later "
-        "one under asynchronous scheduling; r: Pearson's correlation; signed: of the mean",
+        f"step cycle: start to start of two steps in a row, with the batch of the earlier one, or of the later one "
+        f"under asynchronous scheduling; of {counted(recording.steps.height, 'recorded step')} those with at least "
+        f"{counted(busy_depth(recording), 'request')} running, as the engine may be idle after others; r: Pearson's "
+        "correlation; signed: of the mean",
     ]
-    return Answer(page, {**experiment, "cycle": rows}, table_of(rows))
+    named = {"slug": recording.slug, "alias": recording.alias, "coefficients": release}
+    return Answer(page, {**named, "cycle": rows}, table_of(rows))

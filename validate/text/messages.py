@@ -180,7 +180,8 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
         if requests < least
         else "the run is too short for an interval; record a longer one"
     ),
-    "needs_repeat": lambda: "the server differs from run to run by as much; give another recording with --repeat",
+    "needs_repeat": lambda: "two runs of one server may differ by as much; give another recording with --repeat",
+    "needs_more_runs": lambda: "its recordings differ by as much; give more of them with --repeat",
     "needs_no_event": lambda: (
         "one stretch of the run, such as a stall, decides it and may not come again; record this load once more"
     ),

@@ -45,6 +45,17 @@ def test_a_new_argument_is_one_entry(recording: Recording, monkeypatch: pytest.M
     assert (found.why, found.decides) == ("the simulator has kv_offload_blocks 8, and the server 16", entry.decides)
 
 
+def test_counted_prefix_hits_leave_nothing_to_try_of_the_cache(recording: Recording) -> None:
+    """A server that counts cached tokens of every request has said what its cache held."""
+
+    def tried(cached: int | None) -> int:
+        rows = recording.requests.frame().with_columns(pl.lit(cached, pl.Int64).alias("cached_prompt_tokens"))
+        groups = to_try(replace(recording, requests=rows_of(rows)), ReplayMode(), may_be_warm=True)
+        return sum(one.name == "prefix cache" for group in groups for one in group)
+
+    assert [tried(cached) for cached in (None, 0, 16)] == [2, 2, 0]
+
+
 def every_step_logged() -> Recording:
     made = logged(workload(4, rate_per_s=20.0), ENGINE)
     found = Finding("iterations", "note", "", "every step is logged")
