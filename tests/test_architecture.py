@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 273,
-    "lines of the instrument": 55_528,
+    "lines of the instrument": 55_534,
     "lines of labs": 14_070,
     "lines of scripts": 5_000,
     "lines of tests": 40_529,

@@ -33,6 +33,10 @@ _QUEUE = (
 )
 
 
+# Measurements that a sentence lists; where more would decide, one recording has all of them.
+_MOST_MEASURED = 3
+
+
 @dataclass(frozen=True)
 class Advice:
     """A sentence: what is off and why, and the ``remedy`` with its ``command``; empty if it is not known."""
@@ -202,6 +206,8 @@ def _open(attribution: Attribution, explained: set[tuple[str, bool]]) -> list[st
     if not decided or (OPEN, True) in explained:
         return []
     explained.add((OPEN, True))
+    if len(decided) > _MOST_MEASURED:
+        return ["what would decide: a recording by `blis-replay record`, which has the server's arguments and steps"]
     return [f"what would decide: {', '.join(f'{measured} ({names})' for measured, names in decided.items())}"]
 
 

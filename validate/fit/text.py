@@ -136,11 +136,10 @@ def next_parts(asked: NextRecording | None, indent: str = "  ", lead: str = "") 
     if asked is None or asked.now < _WORTH_RECORDING:
         return []
     load = "that load" if asked.load == asked.least_certain else _load(asked.load)
-    restart = "".join(f" with {name} {value}" for name, value in asked.load.engine.items())
     then = f"±{percent_plain(asked.then)}" if asked.then > _CERTAIN else f"less than ±{percent_plain(_CERTAIN)}"
     why = (
         f"{lead}least certain is the mean step under {_load(asked.least_certain)}, "
-        f"±{percent_plain(asked.now)}; {MINUTES} minutes of {load}{restart} would leave {then}"
+        f"±{percent_plain(asked.now)}; {MINUTES} minutes of {load} would leave {then}"
     )
     command = f" \\\n{indent}  ".join(asked.load.command)
     return [Block([Line(f"{indent}{why}:", f"{indent}  "), Verbatim(f"{indent}{command}")])]
@@ -148,7 +147,8 @@ def next_parts(asked: NextRecording | None, indent: str = "  ", lead: str = "") 
 
 def _load(load: Load) -> str:
     lengths = f"{load.prompt_tokens:,} prompt and {load.output_tokens:,} output tokens"
-    return f"{load.requests_per_s:g} requests/s of {lengths}"
+    arguments = "".join(f" with {name} {value}" for name, value in load.engine.items())
+    return f"{load.requests_per_s:g} requests/s of {lengths}{arguments}"
 
 
 def _scheduling(fit: ModelFit) -> list[Line]:
