@@ -64,6 +64,11 @@ class WhatIfPoint:
     basis: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def is_overloaded(self) -> bool:
+        """Whether its queue grows to the end."""
+        return self.values is not None and self.values["saturated_from_s"] is not None
+
+    @property
     def intervals(self) -> dict[str, tuple[float, float] | None]:
         """95 % of each simulated mean and p99, by coefficients and what lies beyond the fit; None where unknown."""
         values, found = self.values or {}, {}
@@ -234,6 +239,9 @@ _VALUES = {
     "preemptions": Column("preemptions", "count", part=2),
     "kv_peak": Column("KV peak", "share", part=2),
 }
+# What depends on the length of a run whose queue grows to its end.
+_OF_A_QUEUE = {*(name for name in _LATENCIES if not name.startswith("itl")), "requests_per_s", "output_tokens_per_s"}
+_OF_A_QUEUE |= {"running", "waiting"}
 _CHANGED = {f"{m}_mean_ms": Column(m.upper(), "word") for m in ("ttft", "itl", "e2e")}
 WITHOUT_UNCERTAINTY = "coefficients without uncertainty"
 INTERVALS = (
@@ -369,7 +377,7 @@ def _remarks(whatif: WhatIf) -> Block:
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
     lines += [
         f"{name}: overloaded from {since_s:,.1f} s on: the queue grows to the end, so TTFT, E2E, requests/s "
-        "and depths depend on the length of the run"
+        "and depths depend on the length of the run, and no change of them is given"
         for name, point in simulated
         if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
     ]
@@ -451,21 +459,25 @@ def _written(overrides: EngineOverrides) -> str:
 
 
 def _changes(recorded: WhatIfPoint, changed: WhatIfPoint) -> dict[str, float | None] | None:
+    """What each value changes by; None where it depends on the length of an overloaded run."""
     if recorded.values is None or changed.values is None:
         return None
-    return {name: relative_error(recorded.values[name], changed.values[name]) for name in _VALUES}
+    either = recorded.is_overloaded or changed.is_overloaded
+    return {
+        name: None if either and name in _OF_A_QUEUE else relative_error(recorded.values[name], changed.values[name])
+        for name in _VALUES
+    }
 
 
 def _change_intervals(recorded: WhatIfPoint, changed: WhatIfPoint) -> dict[str, tuple[float, float] | None] | None:
     """95 % of each change, draw by draw: what both sides share cancels."""
-    if recorded.values is None or changed.values is None:
+    if (changes := _changes(recorded, changed)) is None:
         return None
-    found: dict[str, tuple[float, float] | None] = {}
-    for name in _LATENCIES:
+    found: dict[str, tuple[float, float] | None] = dict.fromkeys(_LATENCIES)
+    for name in (name for name in _LATENCIES if changes[name] is not None):
         pairs = [(one[name], other[name]) for one, other in zip(changed.drawn, recorded.drawn, strict=True)]
         drawn = [above / below if above and below else 0.0 for above, below in pairs]
-        over, under = changed.values[name], recorded.values[name]
-        ratio = over / under if over and under else 0.0
+        ratio = 1 + (changes[name] or 0.0)
         between = prediction_interval(ratio, drawn, abs(changed.unsure - recorded.unsure), 0.0)
         found[name] = None if between is None else (between[0] - 1, between[1] - 1)
     return found
