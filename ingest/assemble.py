@@ -316,7 +316,9 @@ class _Assembly:
             elif read.rows.height or (best is None and len(read.aggregates)):
                 best, used_form = read, form.name
                 used = file.name if len(files) == 1 else f"{len(files)} files"
-        return best if traces.requests is None else self.server.paired_with(traces.requests, best, used)
+        if traces.requests is None:
+            return best
+        return self.server.paired_with(traces.requests, best, used, self.files_of_rows)
 
     def _read(self, form: formats.RequestFormat, files: Sequence[RecordedFile]) -> RequestsRead:
         """The requests of the files of one format, together."""

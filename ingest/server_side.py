@@ -62,13 +62,18 @@ class ServerSide:
             self.logged = arrived["journey"].to_numpy()
         return traces
 
-    def paired_with(self, traced: RequestsRead, client: RequestsRead | None, used: str) -> RequestsRead:
-        """The ``client``'s requests, of the file ``used``, with what the server traced; else the server's requests."""
+    def paired_with(
+        self, traced: RequestsRead, client: RequestsRead | None, used: str, files: NDArray[np.str_]
+    ) -> RequestsRead:
+        """The ``client``'s requests, of the file ``used``, with what the server traced; else the server's requests.
+
+        ``files``: str[requests], the client's file of each.
+        """
         if client is None or client.rows.is_empty():
             return replace(traced, prefix=self._logged_prompts(np.arange(len(self.logged)), len(self.logged)))
         self.spans = traced.frame
         kind = traced.clock_kind
-        self.pairing = paired(client.frame, self.spans, kind, client.clock_kind == kind == "monotonic")
+        self.pairing = paired(client.frame, self.spans, kind, client.clock_kind == kind == "monotonic", files)
         self._note_pairing(self.pairing, used)
         logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
         return replace(client, rows=rows_of(self.pairing.frame), prefix=logged or client.prefix)

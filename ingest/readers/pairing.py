@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, product
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.base.arrays import Int64s
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
@@ -24,6 +28,8 @@ BY_CLOCK = "their lengths and the clock that both read"
 # Share of pairs by numbers with equal prompt lengths, where both sides count them.  All may differ by the same
 # tokens, which a server puts before a prompt.
 _AGREE = 0.95
+# Runs of one client are as far from the server's clock, but for how long a first request takes on its way.
+_ONE_CLOCK_US = 2_000_000
 # Pairing by lengths and arrivals: requests of the client, and pairs with the server's, that are looked at.
 _SAMPLED = 400
 _MOST_PAIRS = 400_000
@@ -81,16 +87,24 @@ class Pairing:
     alignment: Alignment | None
 
 
-def paired(client: pl.DataFrame, server: pl.DataFrame, clock_kind: str, one_clock: bool = False) -> Pairing:
+def paired(
+    client: pl.DataFrame,
+    server: pl.DataFrame,
+    clock_kind: str,
+    one_clock: bool = False,
+    files: NDArray[np.str_] | None = None,
+) -> Pairing:
     """Pair requests by their ids, else by what is unique of them; at least two pairs, or none.
 
-    Both are ``READ_SCHEMA``, each on its own clock; ``clock_kind`` is the server's.  Ids that occur twice on a side
-    tell nothing.  Where ids differ, the numbers in the server's ids count the client's
-    requests in the order of its file, if the prompts agree.  Else lengths and the pattern of arrivals decide, if
-    exactly one offset between the clocks fits.  ``one_clock``: both may have read the monotonic clock of one
-    host, which holds if nearly every request then came right after it was sent.
+    ``files``: str[client], the client's file of each, None if they are of one.  Both are ``READ_SCHEMA``, each on its
+    own clock; ``clock_kind`` is the server's.  Ids that occur twice on a side tell nothing.  Where ids differ, the
+    numbers in the server's ids count the requests of a client's run in the order of its file, if the prompts agree.
+    Else lengths and the pattern of arrivals decide, if exactly one offset between the clocks fits.  ``one_clock``:
+    both may have read the monotonic clock of one host, which holds if nearly every request then came right after it
+    was sent.
     """
-    ways = {BY_IDS: _by_ids, BY_NUMBERS: _by_numbers, BY_CLOCK: _by_clock, BY_CONTENT: _by_content}
+    numbered = partial(_by_numbers, _runs(client, files))
+    ways = {BY_IDS: _by_ids, BY_NUMBERS: numbered, BY_CLOCK: _by_clock, BY_CONTENT: _by_content}
     for how, rows_of in ways.items():
         if how == BY_CLOCK and not one_clock:
             continue
@@ -124,22 +138,51 @@ def _by_ids(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     return _once(pl.DataFrame({str(i): series for i, series in enumerate(rows)}).select(pl.coalesce(pl.all())))
 
 
-def _by_numbers(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
-    """The server's row whose id has number n is the client's n-th, of the most frequent beginning of such ids."""
+def _runs(client: pl.DataFrame, files: NDArray[np.str_] | None) -> list[tuple[int, int]]:
+    """First row and end of each run of a client: a file, or a load stage of one."""
+    stage = client["stage"].fill_null(-1).to_numpy()
+    begins = np.ones(client.height, np.bool_)
+    begins[1:] = stage[1:] != stage[:-1]
+    if files is not None and len(files) == client.height:
+        begins[1:] |= files[1:] != files[:-1]
+    return list(pairwise([*np.flatnonzero(begins).tolist(), client.height]))
+
+
+def _by_numbers(runs: list[tuple[int, int]], client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
+    """The server's row whose id has number n is the n-th of a run of the client's, by the beginning of such ids.
+
+    Each run of ``vllm bench serve`` begins its ids anew and numbers from 0.  Which beginning is which run's is told by
+    the prompts, and by the clocks: all runs of a client are equally far from the server's.
+    """
+    ids = pl.col("request_id")
     parts = server.select(
-        pl.col("request_id").str.extract(_NUMBERED, 1).alias("begin"),
-        pl.col("request_id").str.extract(_NUMBERED, 2).cast(pl.Int64).alias("number"),
+        ids.str.extract(_NUMBERED, 1).alias("begin"), ids.str.extract(_NUMBERED, 2).cast(pl.Int64).alias("number")
     )
-    begin = parts["begin"].drop_nulls().mode().sort()
-    if client["request_id"].null_count() < client.height or begin.is_empty():
+    if client["request_id"].null_count() < client.height:
         return _nothing(server)
-    number = pl.when((pl.col("begin") == begin[0]) & (pl.col("number") < client.height)).then("number")
-    rows = _once(parts.select(number))
-    pairs = rows >= 0
-    lengths = pl.DataFrame({"of": server["prompt_tokens"].filter(pairs), "by": client["prompt_tokens"][rows[pairs]]})
-    more = lengths.drop_nulls().select(pl.col("of") - pl.col("by")).to_series()
-    agree = len(more) > 0 and int((more == more.mode()[0]).sum()) >= _AGREE * int(pairs.sum())
-    return rows if agree else _nothing(server)
+    fits: list[tuple[int, Int64s]] = []
+    for begin, run in product(parts["begin"].drop_nulls().unique().sort(), runs):
+        own = (pl.col("begin") == begin) & (pl.col("number") < run[1] - run[0])
+        rows = _once(parts.select(pl.when(own).then(pl.col("number") + run[0])))
+        pairs = rows >= 0
+        of, by = server.filter(pairs), client[rows[pairs]]
+        more = (of["prompt_tokens"] - by["prompt_tokens"]).drop_nulls()
+        if len(more) > 0 and int((more == more.mode()[0]).sum()) >= _AGREE * int(pairs.sum()):
+            ahead_us = (of["sent_us"] - by["sent_us"]).min()
+            fits.append((0 if ahead_us is None else int(ahead_us), rows))  # type: ignore[call-overload]
+    fits.sort(key=lambda fit: -int((fit[1] >= 0).sum()))
+    tries = [_together([rows for ahead_us, rows in fits if abs(ahead_us - one) <= _ONE_CLOCK_US]) for one, _ in fits]
+    return max(tries, key=lambda rows: int((rows >= 0).sum()), default=_nothing(server))
+
+
+def _together(fits: Sequence[Int64s]) -> Int64s:
+    """Rows of the first fit, with those of each further one that has no request of an earlier one."""
+    rows = fits[0].copy()
+    for other in fits[1:]:
+        new = other >= 0
+        if not (rows[new] >= 0).any() and not np.isin(other[new], rows).any():
+            rows[new] = other[new]
+    return rows
 
 
 def _once(rows: pl.DataFrame) -> Int64s:

@@ -65,7 +65,6 @@ def test_a_duration_far_below_the_cycle_is_corrected() -> None:
     assert (finding.severity, finding.metric) == ("corrected", "step_time")
     assert finding.measured["cycle_us"] == finding.measured["client_gap_us"] == 20_000
     assert finding.measured["duration_us"] == 300
-    assert "step cycle 20.00 ms, while step.duration_us says 0.30 ms" in finding.message
 
 
 def test_a_duration_that_is_the_cycle_is_only_noted() -> None:
