@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
@@ -104,6 +104,7 @@ def paired(
     was sent.
     """
     numbered = partial(_by_numbers, _runs(client, files))
+    ways: dict[str, Callable[[pl.DataFrame, pl.DataFrame], Int64s]]
     ways = {BY_IDS: _by_ids, BY_NUMBERS: numbered, BY_CLOCK: _by_clock, BY_CONTENT: _by_content}
     for how, rows_of in ways.items():
         if how == BY_CLOCK and not one_clock:
@@ -169,7 +170,7 @@ def _by_numbers(runs: list[tuple[int, int]], client: pl.DataFrame, server: pl.Da
         more = (of["prompt_tokens"] - by["prompt_tokens"]).drop_nulls()
         if len(more) > 0 and int((more == more.mode()[0]).sum()) >= _AGREE * int(pairs.sum()):
             ahead_us = (of["sent_us"] - by["sent_us"]).min()
-            fits.append((0 if ahead_us is None else int(ahead_us), rows))  # type: ignore[call-overload]
+            fits.append((0 if ahead_us is None else int(ahead_us), rows))  # type: ignore[arg-type]  # integers
     fits.sort(key=lambda fit: -int((fit[1] >= 0).sum()))
     tries = [_together([rows for ahead_us, rows in fits if abs(ahead_us - one) <= _ONE_CLOCK_US]) for one, _ in fits]
     return max(tries, key=lambda rows: int((rows >= 0).sum()), default=_nothing(server))

@@ -39,6 +39,8 @@ _PROMPTS, _OUTPUTS, _IN_FLIGHT = (32, 512, 4_096), (16, 256, 1_024), (1, 16, 128
 # Lengths are uniform up to this share around their mean, as `vllm bench serve --random-range-ratio` draws them.
 SPREAD = 0.5
 _FEWEST_REQUESTS = 20
+# Times that a request stays, for which the last ones of a load may be served behind its last send.
+_STAYS = 3.0
 # Steps of a load by which its derivatives are known, evenly from all of it.
 _MOST_STEPS = 2_000
 # One standard deviation of a coefficient that no recording determines, as a share of it.
@@ -108,7 +110,7 @@ def next_recording(entry: ModelEntry, recordings: Sequence[Recording]) -> NextRe
         return None
     weighed = [
         (load, *_shown(latency, costs, steps), _of_forms(latency, record, steps))
-        for load, steps in _loads(plans[0].engine, latency)
+        for load, steps in loads_for(plans[0].engine, latency)
     ]
     if not weighed:
         return None
@@ -189,7 +191,7 @@ def _steps(trace: RequestTrace, engine: EngineConfig, latency: Latency) -> np.nd
     return Engine(trace, engine).advance_kept(latency)
 
 
-def _loads(engine: EngineConfig, latency: Latency) -> Iterator[tuple[Load, np.ndarray]]:
+def loads_for(engine: EngineConfig, latency: Latency) -> Iterator[tuple[Load, np.ndarray]]:
     """Loads that a server can carry for ``MINUTES``, each with its steps."""
     now, cut = engine.max_num_batched_tokens, max(_FEWER_BATCHED_TOKENS, engine.max_num_seqs)
     budgets = (now, cut) if cut < now else (now,)
@@ -212,7 +214,9 @@ def _loads(engine: EngineConfig, latency: Latency) -> Iterator[tuple[Load, np.nd
             steps = _steps(_trace(load), server, latency)
         except SimulatorError:
             continue
-        yield load, steps
+        # A queue that grows is served for longer than it was sent, by more than the last requests stay.
+        if durations_us(latency, steps).sum() <= 60e6 * _SIMULATED_MINUTES + _STAYS * 1e6 * in_flight / per_s:
+            yield load, steps
 
 
 def _rate(engine: EngineConfig, latency: Latency, prompt: int, output: int, in_flight: int) -> float:
@@ -221,6 +225,8 @@ def _rate(engine: EngineConfig, latency: Latency, prompt: int, output: int, in_f
     tokens = min(share * prompt, engine.max_num_batched_tokens - in_flight)
     context = in_flight * float(attended_by(engine.kv_cache_groups, prompt + output / 2 - 1, 1))
     batch = {"decode_tokens": in_flight, "context_tokens": round(context), "prefill_tokens": round(tokens)}
+    # The i-th token of a prompt attends to i tokens.
+    batch["attended_tokens"] = round(tokens / prompt * float(attended_by(engine.kv_cache_groups, 0, prompt)))
     batch["prefill_requests"] = min(max(round(share), 1), round(tokens))
     step_us = float(durations_us(latency, [batch])[0])
     return min(share, tokens / prompt) / step_us * 1e6

@@ -93,7 +93,10 @@ def read_metrics(files: Sequence[RecordedFile]) -> MetricsRead:
     snapshots.sort(key=lambda snapshot: snapshot[0].progress())
     (first, first_name), (last, last_name) = snapshots[0], snapshots[-1]
     remarks: list[str] = []
-    if len(snapshots) == 1:
+    is_before = len(snapshots) == 1 and last.totals.get(_COUNTERS["server_prompt_tokens"][0]) == 0
+    if is_before:
+        remarks.append(f"a second snapshot of /metrics: {first_name} is from before the first request")
+    elif len(snapshots) == 1:
         remarks.append(f"a second snapshot of /metrics: {first_name} counts from the server's start")
         first = Snapshot()
     backwards = sorted(name for name, value in first.totals.items() if last.totals.get(name, value) < value)
@@ -102,7 +105,11 @@ def read_metrics(files: Sequence[RecordedFile]) -> MetricsRead:
             f"what the server counted: {backwards[0]} is larger in {first_name} than in {last_name}, so the server was "
             "started again between them"
         )
-    rows = () if backwards else (*_rows(first, last), (WHOLE_RUN, "server_snapshots", "count", float(len(snapshots))))
+    rows = (
+        ()
+        if backwards or is_before
+        else (*_rows(first, last), (WHOLE_RUN, "server_snapshots", "count", float(len(snapshots))))
+    )
     engines = list(last.cache.values())
     if any(cache_arguments(engine) != cache_arguments(engines[0]) for engine in engines):
         remarks.append(f"one cache configuration: the {len(engines)} engines of {last_name} differ, the first is used")

@@ -8,13 +8,15 @@ from itertools import pairwise
 import pytest
 
 from blis_replay.blis.engine import simulate
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
-from blis_replay.validate.fit.next_recording import SPREAD, Load, next_recording
+from blis_replay.validate.fit.next_recording import SPREAD, Load, loads_for, next_recording
 from blis_replay_labs.planted.servers import Server, any_server, residence_us, run_of
 
 # Requests of the second recording; the load that is asked for has more.
@@ -75,3 +77,15 @@ def test_coefficients_that_no_recording_determined_ask_for_nothing() -> None:
     """The data sheet's, in which nothing is fitted."""
     entry = load_release(DEFAULT_PRIOR).models[0]
     assert next_recording(entry, [run_of(any_server(1))]) is None
+
+
+def test_the_load_asked_for_is_one_that_the_server_keeps_up_with() -> None:
+    """A prefill of 512 tokens costs by what they attend to alone: 3,000 us * 512 * 513 / 2 / 1,000 = 394 ms.
+
+    So it can serve some 2.5 such requests a second.
+    """
+    config = EngineConfig(128, 2_048, 8_192, async_scheduling=True, num_gpu_blocks=20_000)
+    latency = LatencyModel("blackbox", 5_000_000, 0, 2_000_000, 0, per_1000_attended_ns=3_000_000)
+    loads = [load for load, _steps in loads_for(config, latency) if load.prompt_tokens == 512]
+    assert loads
+    assert all(load.requests_per_s < 1e6 / 394_000 for load in loads)

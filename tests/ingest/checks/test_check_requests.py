@@ -119,6 +119,7 @@ def test_more_than_a_tenth_failed_is_overloaded() -> None:
         (["ok"] * 20 + ["error"] * 5 + ["ok"] * 20, None, 0),  # how quickly they failed is not known
         (["error"] * 40, 0, 0),  # nothing says how soon it answers
         (["ok"] * 20 + ["error"] * 4 + ["ok"] * 20, 0, 0),  # too few to tell
+        (["ok"] * 20 + ["error"] * 40, None, 40),  # it is not known either, but nothing was answered any more
         (["ok"] * 20 + ["error"] * 40, 60_000, 0),  # a server took them and failed: its first token takes 50 ms
         (["ok"] * 20 + ["timeout"] * 40, None, 0),
         (["ok", "error"] * 20, 0, 0),  # it refuses some, and serves others meanwhile
@@ -151,6 +152,15 @@ def test_a_server_that_refuses_in_a_row_but_has_others_in_flight_is_there(ends_a
     made = recording(files=(), requests=requests(80, status=status, e2e_us=e2e_us, ttft_us=50_000))
     assert away(made) == ()
     assert failed_share(made) == pytest.approx(0.5)
+
+
+def test_what_was_in_flight_when_a_server_ended_has_failed() -> None:
+    """Sent each second; the last answer comes at 22 s, so three failures were sent before it, and ten behind."""
+    e2e_us = [250_000] * 19 + [3 * SECOND, *[None] * 13]
+    status = ["ok"] * 20 + ["error"] * 13
+    made = recording(files=(), requests=requests(33, status=status, e2e_us=e2e_us, ttft_us=50_000))
+    (stretch,) = away(made)
+    assert (stretch.from_us, stretch.requests) == (22 * SECOND, 11)
 
 
 def test_an_answer_that_was_sent_with_the_first_refusal_is_none() -> None:

@@ -119,6 +119,13 @@ def test_one_snapshot_counts_from_the_start_and_says_so(tmp_path: Path) -> None:
     assert "a second snapshot of /metrics" in found.remarks[0]
 
 
+def test_one_snapshot_before_the_first_request_counts_nothing_of_the_run(tmp_path: Path) -> None:
+    """A server that was killed has no snapshot behind the run; its cache configuration is known all the same."""
+    found = read(tmp_path, snapshot(0))
+    assert found.aggregates.is_empty()
+    assert found.engine["num_gpu_blocks"] == 512
+
+
 def test_counters_of_several_engines_are_added_and_other_configurations_named(tmp_path: Path) -> None:
     other = snapshot(2, engine="1").replace('num_gpu_blocks="512"', 'num_gpu_blocks="511"')
     found = read(tmp_path, snapshot(1) + other, snapshot(0))
