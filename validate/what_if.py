@@ -29,7 +29,7 @@ from blis_replay.replay.mode import (
 )
 from blis_replay.validate.comparison.saturation import simulated_queue
 from blis_replay.validate.comparison.spread import drawn_runs, missed_by, prediction_interval, unsure_of
-from blis_replay.validate.metrics.latency import latency_statistics, relative_error
+from blis_replay.validate.metrics.latency import MetricStatistic, latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import (
     Attainment,
     Objectives,
@@ -70,11 +70,15 @@ class WhatIfPoint:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float] | None]:
-        """95 % of each simulated mean and p99, by coefficients and what lies beyond the fit; None where unknown."""
+        """95 % of each simulated mean, p99 and rate, by coefficients and what lies beyond the fit; None where unknown.
+
+        Nor of latencies of an overloaded run, which its length decides.
+        """
         values, found = self.values or {}, {}
-        for cell, name in zip(_CELLS, _LATENCIES, strict=True):
-            drawn, missed = [one[name] or 0.0 for one in self.drawn], missed_by(self.fit, cell)
-            found[name] = prediction_interval(values.get(name) or 0.0, drawn, self.unsure, missed)
+        for name, cell in _DRAWN.items():
+            drawn, missed = [one[name] or 0.0 for one in self.drawn], missed_by(self.fit, cell) if cell else 0.0
+            between = prediction_interval(values.get(name) or 0.0, drawn, self.unsure, missed)
+            found[name] = None if self.is_overloaded and name in _WAITED else between
         return found
 
 
@@ -234,19 +238,22 @@ _VALUES = {
     **{f"{m}_{name}_ms": Column(f"{m.upper()} {name} ms", "magnitude", part=1) for m, name in _CELLS},
     "requests_per_s": Column("requests/s", "magnitude", part=2),
     "output_tokens_per_s": Column("output tokens/s", "magnitude", part=2),
-    "running": Column("mean depth", "magnitude", part=2),
-    "waiting": Column("mean queue", "magnitude", part=2),
+    "running": Column("running", "magnitude", part=2),
+    "waiting": Column("waiting", "magnitude", part=2),
     "preemptions": Column("preemptions", "count", part=2),
     "kv_peak": Column("KV peak", "share", part=2),
 }
-# What depends on the length of a run whose queue grows to its end.
-_OF_A_QUEUE = {*(name for name in _LATENCIES if not name.startswith("itl")), "requests_per_s", "output_tokens_per_s"}
-_OF_A_QUEUE |= {"running", "waiting"}
+_RATES = ("requests_per_s", "output_tokens_per_s")
+# What has an interval, with its cell among the errors of the fit.
+_DRAWN: Mapping[str, MetricStatistic | None] = {**dict(zip(_LATENCIES, _CELLS, strict=True)), **dict.fromkeys(_RATES)}
+# What depends on the length of a run whose queue grows to its end: latencies, and what is a mean over the run.
+_WAITED = {name for name in _LATENCIES if not name.startswith("itl")}
+_OF_A_QUEUE = {*_WAITED, *_RATES, "running", "waiting"}
 _CHANGED = {f"{m}_mean_ms": Column(m.upper(), "word") for m in ("ttft", "itl", "e2e")}
-WITHOUT_UNCERTAINTY = "coefficients without uncertainty"
+WITHOUT_UNCERTAINTY = "this release does not keep the uncertainty of its coefficients"
 INTERVALS = (
-    "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine is not in them. A change is "
-    "that of one server at one pace; two recordings of it differ by their pace as well"
+    "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine, or a busier hour of this one, "
+    "is not in them. A change compares one server at one pace; if its pace differs between two recordings, add that"
 )
 
 
@@ -266,7 +273,7 @@ def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
     of = ", simulated" + (changed and f"; all but the first row{changed}") if several else f"{changed}, simulated"
     head = Line(f"{alias}  ({whatif.recording.slug}){of}", mark=Toned(alias, "heading"))
     page = _grid(whatif) if several else [_beside(whatif.recorded, whatif.points[0])]
-    parts: list[Part] = [head, *page, _remarks(whatif), _provenance(whatif, repeat_options)]
+    parts: list[Part] = [head, _overloads(whatif), *page, _remarks(whatif), _provenance(whatif, repeat_options)]
     return Answer(parts, _document(whatif), table_of(rows))
 
 
@@ -352,7 +359,7 @@ def _grid(whatif: WhatIf) -> list[Table]:
     points = [whatif.recorded, *whatif.points]
     rows = [["0", "as recorded"], *([str(i), _name(whatif, p)] for i, p in enumerate(whatif.points, 1))]
     values = [[str(i), *(p.values[name] for name in _VALUES)] for i, p in enumerate(points) if p.values is not None]
-    columns = [Column(_VALUES[name].name, "word", part=1 + i // 2) for i, name in enumerate(_LATENCIES)]
+    columns = [Column(_VALUES[name].name, "word", part=1 + i // 2) for i, name in enumerate(_DRAWN)]
     changed = [
         [str(i), *(_changed(whatif.recorded, p, name) for name in _CHANGED)]
         for i, p in enumerate(whatif.points, 1)
@@ -367,20 +374,32 @@ def _grid(whatif: WhatIf) -> list[Table]:
     ]
 
 
+def _named_points(whatif: WhatIf) -> list[tuple[str, WhatIfPoint]]:
+    return [("as recorded", whatif.recorded), *((_name(whatif, point), point) for point in whatif.points)]
+
+
+def _overloads(whatif: WhatIf) -> Block:
+    """Which points cannot keep up with the requests; what is lower there is no gain."""
+    why = (
+        "its queue grows to the end, so TTFT, E2E and rates depend on the length of the run; no change of them is given"
+    )
+    return Block(
+        [
+            Line(f"OVERLOADED  {name}: from {since_s:,.1f} s on {why}", mark=Toned("OVERLOADED", "bad"))
+            for name, point in _named_points(whatif)
+            if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
+        ]
+    )
+
+
 def _remarks(whatif: WhatIf) -> Block:
     """What was promised and what came of it, what was not served, and what is not the same work."""
-    simulated = [("as recorded", whatif.recorded), *((_name(whatif, point), point) for point in whatif.points)]
+    simulated = _named_points(whatif)
     slo = [("the server itself", whatif.observed), *((name, point.attained) for name, point in simulated)]
     lines = [f"{name}: {attainment_line(one.document)}" for name, one in slo if one is not None]
     known = zip(whatif.observed.objectives, whatif.observed.values_us, strict=True) if whatif.observed else ()
     if any(value is None and o.metric == "itl" and o.statistic != "mean" for o, value in known):
         lines.insert(1, "the server itself: no usable times of single tokens were recorded, so its ITL is not known")
-    lines += [
-        f"{name}: overloaded from {since_s:,.1f} s on: the queue grows to the end, so TTFT, E2E, requests/s "
-        "and depths depend on the length of the run, and no change of them is given"
-        for name, point in simulated
-        if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
-    ]
     lines += [f"{name}: not simulated: {what}" for name, point in simulated for what in point.not_simulated]
     before = {one: how for one, how in whatif.recorded.basis.items() if one != EXTRAPOLATED}
     lines += [

@@ -19,7 +19,7 @@ def test_a_page_is_written_and_said_in_one_line(run: Run) -> None:
     assert (answer.code, answer.err) == (0, "")
     assert re.match(r"report\.html: 1 (PASS|FITS|UNDECIDED|FAIL); 0\.", answer.out)
     html = Path("report.html").read_text("utf-8")
-    command = "blis-replay report --experiment 1b-general --coefficients mine.yaml --replay exact --out report.html"
+    command = "blis-replay report 1b-general --coefficients mine.yaml --replay exact --out report.html"
     assert command in html
     assert "two stream events per token" in html
     histogram = html.split("<caption>gaps between stream stamps")[1].split("</table>")[0]

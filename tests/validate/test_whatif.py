@@ -160,7 +160,7 @@ def test_an_engine_that_does_not_keep_up_is_called_saturated() -> None:
     assert (since_s[0], since_s[2]) == (None, None)
     # Request i waits 50 (i + 1) - 100 sqrt(i) ms; request 10 is the last within the 250 ms that count as at once.
     assert since_s[1] == pytest.approx(0.316, abs=0.001)
-    assert " ".join(str(whatif_answer(found)).split()).count("the queue grows to the end") == 1
+    assert " ".join(str(whatif_answer(found)).split()).count("its queue grows to the end") == 1
 
 
 def conversations() -> RequestTrace:

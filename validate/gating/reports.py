@@ -140,7 +140,12 @@ def gate_reason(report: GateReport) -> str:
 def in_the_way(report: GateReport) -> list[Check]:
     """Checks that did not pass, the worst first; of each kind the largest value for its limit first."""
     found = [check for check in report.all_checks if check.outcome != "PASS"]
-    return sorted(found, key=lambda check: (VERDICTS.index(check.outcome), -abs(check.value or 0) / (check.limit or 1)))
+
+    def rank(check: Check) -> tuple[int, bool, float]:  # an error beyond its limit before one that only grew
+        limited = check.rule in ("threshold", "capacity")
+        return VERDICTS.index(check.outcome), not limited, -abs(check.value or 0) / (check.limit or 1)
+
+    return sorted(found, key=rank)
 
 
 def place(check: Check) -> str:
@@ -149,9 +154,15 @@ def place(check: Check) -> str:
 
 
 def against(report: GateReport) -> str:
-    """Candidate, baseline and policy in words."""
+    """Candidate, baseline and policy in words, and what became of the experiments."""
     baseline = f"baseline {report.baseline.name}" if report.baseline else "no baseline"
-    return f"candidate {report.candidate.name}; {baseline}; limits of the {report.policy.name} policy"
+    counts = counts_text([j.outcome for j in report.judgements if j.outcome is not None])
+    aside = sum(j.outcome is None for j in report.judgements)
+    of = "; ".join(filter(None, [counts, f"{aside} not gated" if aside else ""]))
+    return (
+        f"candidate {report.candidate.name}; {baseline}; limits of the {report.policy.name} policy; {of}; exit code "
+        f"{exit_code([report.verdict])}"
+    )
 
 
 def outcome(judgement: Gated) -> str:
@@ -178,7 +189,7 @@ def _errors(report: GateReport) -> Table:
     columns = (
         *columns_named("error of", "run", kind="text"),
         *(Column(cell_name(*cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
-        *([Column("grew by", "word")] if (grown := _grown(report)) else []),
+        *([Column("grew, pts", "word")] if (grown := _grown(report)) else []),
         Column("outcome", "word"),
     )
     limits: list[Cell] = ["at most", "", *(f"{100 * report.policy.limits[cell]:g} %" for cell in cells)]
@@ -202,7 +213,9 @@ def _grown(report: GateReport) -> dict[str, str]:
     for judgement in report.judgements:
         known = [(c, c.value) for c in judgement.checks if c.rule == "regression" and c.value is not None]
         if known:
-            check, points = max(known, key=lambda one: (-VERDICTS.index(one[0].outcome), one[1]))
+            check, points = max(
+                known, key=lambda one: (-VERDICTS.index(one[0].outcome), (one[0].interval or one[1:])[-1])
+            )
             grown[judgement.slug] = f"{cell_name(check.metric, check.statistic)} {100 * points:+.2f}"
     return grown
 

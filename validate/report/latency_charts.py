@@ -210,8 +210,8 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     return Chart(
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other. Each part is divided "
-        "by the limit of its metric, on the axis of all recordings; the whiskers, around the end of a bar, are 95 % "
-        "intervals for another recording of the same load; one without a cap goes on.",
+        "by the limit of its metric, on the axis of all recordings. The whisker of the error, and half of it after the "
+        "± of a part, are 95 % intervals for another recording of the same load; one without a cap goes on.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
         drawn(panels, 4.4, len(shown) * (0.5 + 0.2 * len(names)), range(len(names)), "y", share_x=True),
         Table("parts of the error of the mean, in % of observed", columns, rows, note=_INTERVALS),
@@ -220,7 +220,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
 
 
 def _waterfall(metric: str, bars: Sequence[Fall]) -> Panel:
-    """A bar for each part with its interval and its size in words, and thin lines from one bar to the next.
+    """A bar for each part with its size and interval in words, and thin lines from one bar to the next.
 
     What lies beyond the axis is drawn to its end.
     """
@@ -234,16 +234,15 @@ def _waterfall(metric: str, bars: Sequence[Fall]) -> Panel:
         marks.append(Mark(across, down, "simulated" if bar.name == _ERROR else "part", filled=True))
         if row + 1 < len(bars):
             marks.append(Mark((end, end), (row + 0.3, row + 0.7), "muted", width=0.8))
-        if isnan(bar.low):
-            low, high = start, end
-        else:
+        if bar.name == _ERROR and not isnan(bar.low):  # a bar that hangs in the air has its interval beside it
             low, high = min(low, end), max(high, end)
             wide, along = [low, high], [float(row), float(row)]
             for tip in (low, high):
                 if abs(tip) < REACH:  # one that goes on has no cap
                     wide, along = [*wide, nan, tip, tip], [*along, nan, row - 0.15, row + 0.15]
             marks.append(Mark(wide, along, "ink", width=1))
-        texts.append((row, percent(bar.part + 0.0)))
+        half = "" if bar.name == _ERROR or isnan(bar.low) else f" ±{100 * (bar.high - bar.low) / 2:.1f}"
+        texts.append((row, f"{percent(bar.part + 0.0).removesuffix(' %')}{half} %"))
     marks.append(Mark((0, 0), (-inf, inf), "ink", width=0.8))
     return Panel(
         marks,
