@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 273,
-    "lines of the instrument": 55_534,
+    "lines of the instrument": 55_696,
     "lines of labs": 14_070,
     "lines of scripts": 5_000,
-    "lines of tests": 40_529,
+    "lines of tests": 40_598,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_434}
+LOADED_BUDGET = {"modules": 78, "lines": 15_443}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -19,7 +19,7 @@ def test_the_command_after_a_fit_judges_another_recording_of_the_server(run: Run
     for name in ("tiny-live-a", "tiny-live-d"):
         assert run("inspect", name).code == 0
     fitted = run("calibrate", "tiny-live-a", "--window", "0.2:1", "--out", "mine.yaml")
-    assert fitted.out.endswith("\n  blis-replay validate --experiment tiny-live-d --coefficients mine.yaml\n")
+    assert fitted.out.endswith("\n  blis-replay validate tiny-live-d --coefficients mine.yaml\n")
 
 
 @pytest.mark.usefixtures("stored_demo")
@@ -30,7 +30,7 @@ def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run) -> No
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     assert "coefficient" in answer.out
     assert "1b-general  test" in answer.out
-    assert "\n  blis-replay validate --experiment 1b-general --coefficients mine.yaml" in answer.out
+    assert "\n  blis-replay validate 1b-general --coefficients mine.yaml" in answer.out
     fit = parse_release(Path("mine.yaml").read_text("utf-8"), "mine.yaml").models[0].fit
     assert fit is not None
     assert {score.part for score in fit.scores} == {"fit", "choose", "test"}

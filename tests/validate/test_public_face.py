@@ -133,9 +133,7 @@ def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:
     assert changed[1] > recorded[1]
     assert "max_num_seqs=16" in str(answer)
     # As the command line says it, so it can be typed.
-    assert f"blis-replay validate --experiment 34b-codegen --store {shlex.quote(str(store))}" in " ".join(
-        str(answer).split()
-    )
+    assert f"blis-replay validate 34b-codegen --store {shlex.quote(str(store))}" in " ".join(str(answer).split())
     sides = br.compare("34b-codegen", "34b-codegen@h100-vllm-0.15.1", store=store)
     assert sides.frame.height == 16
 

@@ -19,7 +19,7 @@ from blis_replay.replay.observed import observed_cycles
 from blis_replay.replay.pace import ForcedSteps, served_alike
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.explain.cycles import nature_of, recorded_nature
+from blis_replay.validate.explain.cycles import nature_of, recorded_nature, stretch_of
 from blis_replay.validate.explain.hypothesis import Replayed
 
 
@@ -60,6 +60,21 @@ def test_a_long_step_counts_as_long_as_it_takes() -> None:
     nature = nature_of(ForcedSteps(start_us, start_us, recorded_us, modelled_us, batch), place)
     assert nature is not None
     assert nature.factor == pytest.approx(207 / 180, abs=1e-3)
+
+
+@pytest.mark.parametrize(("slower", "seen"), [(1.5, True), (1.15, False)])
+def test_a_stretch_of_another_pace_is_named(slower: float, seen: bool) -> None:
+    """Steps of 10 ms, each second some 3 % off at random; from second 20 to 28 they take longer."""
+    draw = np.random.default_rng(5)
+    second = np.repeat(np.arange(60), 100)
+    factor = np.exp(draw.normal(0, 0.03, 60))[second] * np.where((second >= 20) & (second < 28), slower, 1.0)
+    observed_us, start_us = np.rint(10_000 * factor).astype(np.int64), 1_000_000 * second
+    modelled_us = np.full(6_000, 10_000)
+    found = stretch_of(ForcedSteps(start_us, start_us, observed_us, modelled_us, np.zeros((6_000, 3), np.int64)))
+    assert (found is not None) == seen
+    if found is not None:
+        assert (found.from_s, found.until_s) == (20.0, 28.0)
+        assert found.factor == pytest.approx(slower, rel=0.05)
 
 
 def test_steps_that_all_take_less_are_of_another_pace() -> None:

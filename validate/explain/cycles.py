@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -13,6 +14,7 @@ from blis_replay.replay.observed import stalled_us
 from blis_replay.replay.pace import ForcedSteps, at_pace, forced_steps, served_alike
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.explain.hypothesis import Replayed
+from blis_replay.validate.metrics.change_points import changes
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
 from blis_replay.validate.metrics.resampling import interval as interval_of
@@ -27,7 +29,29 @@ HELD_UP = 3.0  # steps that take over this many times as long as others are held
 ALIKE = 1.5  # only steps within this factor of the usual show which cost is wrong
 SURE = 0.975  # share of the draws in which the best explanation must win
 MIN_PACE = 0.02  # a factor nearer to 1 is not one of a machine
+OTHER_PACE = 0.223  # natural logarithm of 1.25: the pace of machines that others use moves by a tenth
+STRETCH_S = 3  # seconds; what is shorter is a stall
 MIN_ALL_ALONG = 0.4  # share of a factor that must be left in each quarter of the run
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a run, in seconds from the first send, in which steps take ``factor`` times what they do elsewhere.
+
+    Both beside what the coefficients say of their batches.
+    """
+
+    from_s: float
+    until_s: float
+    factor: float
+
+    @property
+    def words(self) -> str:
+        """When, and by how much."""
+        return (
+            f"from second {self.from_s:,.0f} to {self.until_s:,.0f} they take {self.factor:.2f} times what they take "
+            "in the rest of the run, beside the coefficients"
+        )
 
 
 @dataclass(frozen=True)
@@ -37,6 +61,7 @@ class Nature:
     ``cost``: of ``_STEP_COSTS``; None where the batches do not tell.  ``factor``: recorded over modelled time of steps
     that are not held up; ``low``, ``high``: its 95 % bounds, over draws of blocks of neighbouring steps.
     ``of_all``: the same ratio of all steps; ``held_up``, ``held_up_time``: shares of steps that are, and of their time.
+    ``stretch``: a part of the run of another pace, if there is one.
     """
 
     cost: str | None
@@ -46,6 +71,7 @@ class Nature:
     of_all: float
     held_up: float
     held_up_time: float
+    stretch: Stretch | None = None
 
     @property
     def is_off(self) -> bool:
@@ -67,7 +93,7 @@ class Nature:
         """The factor with its bounds; after what is held up, where that turns it."""
         others = f"take {step_times(self.factor - 1, self.low - 1, self.high - 1, '95 % of draws of blocks of steps')}"
         if not self.is_held_up:
-            return others
+            return others if self.stretch is None else f"{others}; {self.stretch.words}"
         share = f"{100 * self.held_up:.1f} % of steps, {100 * self.held_up_time:.1f} % of all step time,"
         return f"{share} take over {HELD_UP:.0f} times what others do; the others {others}"
 
@@ -88,7 +114,8 @@ def recorded_nature(server: Replayed, cycles: ObservedCycles) -> Nature | None:
     kept = ~still[np.maximum(interval - 1, 0)] & (steps.start_us >= from_us) & (steps.start_us <= until_us)
     kept &= served_alike(server.recording, cycles, steps)
     chosen = ForcedSteps(*(column[kept] for column in vars(steps).values()))
-    return nature_of(chosen, interval[kept])
+    nature = nature_of(chosen, interval[kept])
+    return nature and replace(nature, stretch=stretch_of(chosen))
 
 
 def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:
@@ -120,6 +147,23 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
     of_time = float((held_up * observed_us).sum() / (count * observed_us).sum())
     of_all = float((count * observed_us).sum() / (count * modelled_us).sum())
     return Nature(cost, factor, low, high, of_all, float(held_up.sum() / count.sum()), of_time)
+
+
+def stretch_of(steps: ForcedSteps) -> Stretch | None:
+    """The part of a run whose pace differs most from that of the rest: at least by a quarter, for three seconds."""
+    second, part = np.unique(steps.start_us // 1_000_000, return_inverse=True)
+    sums = (np.bincount(part, of_steps.astype(np.float64)) for of_steps in (steps.observed_us, steps.modelled_us))
+    pace = np.log(np.divide(*sums))
+    found = []
+    places = [change.at for change in changes(pace, OTHER_PACE)]
+    for begin, end in pairwise([0, *places, len(pace)]):
+        inside = np.zeros(len(pace), np.bool_)
+        inside[begin:end] = True
+        if STRETCH_S <= end - begin <= len(pace) / 2:
+            apart = float(np.median(pace[inside]) - np.median(pace[~inside]))
+            found.append((abs(apart), Stretch(float(second[begin]), float(second[end - 1]) + 1, float(np.exp(apart)))))
+    largest, stretch = max(found, key=lambda one: one[0], default=(0.0, None))
+    return stretch if largest >= OTHER_PACE else None
 
 
 def _one_by_one(causes: Floats, ratio: Floats, weight: Floats, seed: int) -> tuple[Floats, Floats]:

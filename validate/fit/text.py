@@ -65,7 +65,11 @@ def calibration_answer(
     page: list[Part] = [Line(f"left out: {why}", "  ", Toned("left out:", "caution")) for why in left_out]
     for fit in fits:
         scores = [_score(score, aliases) for score in fit.record.scores]
-        page += [Block(_fit(fit)), *([Table("", _SCORE_COLUMNS, scores)] if scores else []), *next_parts(fit.next)]
+        page += [
+            Block(_fit(fit)),
+            *([Table("", _SCORE_COLUMNS, scores)] if scores else []),
+            *next_parts(fit.next),
+        ]
     page.append(Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), ended]))
     document |= {"fits": [_document(fit) for fit in fits]}
     return Answer(page, document, table_of(rows), int(not written), tuple(misses))
@@ -124,14 +128,14 @@ def _fit(fit: ModelFit) -> list[Part]:
 def with_next(answer: Answer, asked: NextRecording | None) -> Answer:
     """An explanation with the load to record next, above its last part, which is the advice."""
     document = {**answer.document, "next_recording": None if asked is None else asked.document()}
-    return replace(
-        answer,
-        page=[*answer.page[:-1], *next_parts(asked, "", "for a better fit, not for this verdict: "), answer.page[-1]],
-        document=document,
-    )
+    # Its command is what `calibrate` prints: here another one comes last.
+    said = next_parts(asked, lead="for a better fit, not for this verdict: ", with_command=False)
+    return replace(answer, page=[*answer.page[:-1], *said, answer.page[-1]], document=document)
 
 
-def next_parts(asked: NextRecording | None, indent: str = "  ", lead: str = "") -> list[Part]:
+def next_parts(
+    asked: NextRecording | None, indent: str = "  ", lead: str = "", *, with_command: bool = True
+) -> list[Part]:
     """The load to record next, where it narrows something worth the while; ``lead``: what the sentence begins with."""
     if asked is None or asked.now < _WORTH_RECORDING:
         return []
@@ -141,6 +145,8 @@ def next_parts(asked: NextRecording | None, indent: str = "  ", lead: str = "") 
         f"{lead}least certain is the mean step under {_load(asked.least_certain)}, "
         f"±{percent_plain(asked.now)}; {MINUTES} minutes of {load} would leave {then}"
     )
+    if not with_command:
+        return [Line(why)]
     command = f" \\\n{indent}  ".join(asked.load.command)
     return [Block([Line(f"{indent}{why}:", f"{indent}  "), Verbatim(f"{indent}{command}")])]
 
