@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 273,
-    "lines of the instrument": 55_696,
+    "files of the instrument": 276,
+    "lines of the instrument": 56_835,
     "lines of labs": 14_070,
-    "lines of scripts": 5_000,
-    "lines of tests": 40_598,
+    "lines of scripts": 5_271,
+    "lines of tests": 40_798,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_443}
+LOADED_BUDGET = {"modules": 78, "lines": 15_586}
 
 
 def lines(paths: Iterable[Path]) -> int:
