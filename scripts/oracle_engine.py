@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from oracle_offload import EMPTY_TURN_US, Offload
 from oracle_record import Recording
 from oracle_vllm import (
     TOKEN_TAG_STRIDE,
@@ -59,6 +60,7 @@ class Batch:
     padded: set[str] = field(default_factory=set)
     start_us: int = 0
     end_us: int = 0
+    transfers: Any = None
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Engine:
     aborts: deque[tuple[int, str]]
     max_steps: int | None = None
     core: Any = None
+    offload: Offload | None = None
     kv_total: int = 0
     now_us: int = 0
     device_free_us: int = 0
@@ -143,6 +146,8 @@ def _build_engine(spec: dict[str, Any], max_steps: int | None) -> Engine:
     run, drafts = (lambda output: _run_batch(engine, output)), (lambda: _take_drafts(engine))
     engine.core = make_core(spec["engine_args"], run, drafts)
     scheduler = engine.core.scheduler
+    if "kv_offloading" in spec["engine_args"]:
+        engine.offload = Offload(engine.core, spec["engine_args"]["kv_offloading"][1:])
     engine.kv_total = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     schedule, update = scheduler.schedule, scheduler.update_from_output
     _watch_preemptions(engine)
@@ -162,6 +167,8 @@ def _run(engine: Engine) -> None:
         if core.scheduler.has_requests() or core.batch_queue:
             _, executed = core.step_fn()
             core.post_step(executed)
+            if engine.offload and not executed and core.scheduler.has_requests():
+                engine.now_us += EMPTY_TURN_US
 
 
 def _take_messages(engine: Engine, *, idle: bool) -> None:
@@ -189,7 +196,11 @@ def _due_aborts(engine: Engine) -> list[str]:
 def _run_batch(engine: Engine, output: Any) -> "VirtualFuture":
     """Give the batch just scheduled its time on the device: b_ns summed, rounded half up. An empty one takes none."""
     batch = engine.in_flight[-1]
-    batch.start_us = batch.end_us = engine.now_us
+    launch_us = engine.now_us
+    if engine.offload:
+        launch_us = engine.offload.before(output, engine.now_us, engine.device_free_us)
+        engine.device_free_us = max(engine.device_free_us, launch_us)
+    batch.start_us = batch.end_us = launch_us
     if batch.row:
         row, (b0, b1, b2, b3) = batch.row, engine.b_ns
         cost_ns = b0 + b1 * row["prefill_tokens"] + b2 * row["decode_tokens"] + b3 * row["decode_context_tokens"]
@@ -201,6 +212,8 @@ def _run_batch(engine: Engine, output: Any) -> "VirtualFuture":
             track = engine.tracks[rid]
             if track.first_scheduled[1] < 0:
                 track.first_scheduled = (batch.start_us, batch.step)
+    if engine.offload:
+        batch.transfers = engine.offload.after(output, engine.device_free_us)
     return VirtualFuture(engine, batch)
 
 
@@ -230,7 +243,7 @@ class VirtualFuture:
         for rid in batch.emits:
             sampled[rid] = _next_tokens(engine.tracks[rid], _accepted(engine, batch, rid))
         engine.drafting = batch.emits
-        return model_output(sampled)
+        return model_output(sampled, batch.transfers)
 
 
 def _accepted(engine: Engine, batch: Batch, rid: str) -> int:

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from oracle_offload import transfer_config
+
 TOKEN_TAG_STRIDE = 8192
 # What vLLM's model configuration needs to know about a model that is never loaded.
 TINY_LLAMA = {
@@ -158,6 +160,7 @@ def make_config(args: dict[str, Any]) -> Any:
         scheduler_config=scheduling,
         device_config=DeviceConfig(device="cpu"),
         speculative_config=_speculation(args),
+        kv_transfer_config=transfer_config(args),
     )
     # On no platform vLLM makes one group of all layers.
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
@@ -328,7 +331,7 @@ def make_request(spec: dict[str, Any], core: Any) -> Any:
     )
 
 
-def model_output(sampled: dict[str, list[int]]) -> Any:
+def model_output(sampled: dict[str, list[int]], transfers: Any = None) -> Any:
     """vLLM's output of a step: the tokens sampled for each request of the batch, in its order."""
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -341,5 +344,6 @@ def model_output(sampled: dict[str, list[int]]) -> Any:
         req_ids=list(sampled),
         req_id_to_index={rid: i for i, rid in enumerate(sampled)},
         sampled_token_ids=tokens,
+        kv_connector_output=transfers,
         **_taken(ModelRunnerOutput, OUTPUT_ARGS),
     )

@@ -156,6 +156,24 @@ def state_spec(seed: int, index: int) -> Spec:
     return spec
 
 
+def offloading_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`, with KV blocks offloaded to CPU memory.
+
+    `kv_offloading`: blocks of CPU memory, and how long a load and a store take, each in us and in us for each block.
+    """
+    spec = random_spec(seed, index)
+    rng = np.random.default_rng([seed, index, 6])
+    args = spec["engine_args"] | {"enable_prefix_caching": True}
+    most = most_blocks(spec["requests"], args)
+    # Few blocks on the GPU: what was computed is found on the CPU.
+    args["num_gpu_blocks"] = 1 + math.ceil(most * _pick(rng, [1.0, 1.3, 2.0, 3.0, 5.0, 20.0]))
+    blocks = max(1, int(most * _pick(rng, [0.5, 2.0, 10.0, 100.0])))
+    args["kv_offloading"] = [blocks, *_pick(rng, [[1, 0, 1, 0], [100, 50, 100, 80], [3000, 1000, 5000, 2500]])]
+    spec |= {"scenario": f"offload-{seed}-{index:05d}", "engine_args": args}
+    spec["description"] += ", offload to CPU memory"
+    return spec
+
+
 # The random series, by the first part of a workload's name.
 SERIES = {
     "rand": random_spec,
@@ -163,6 +181,7 @@ SERIES = {
     "paced": paced_spec,
     "groups": grouped_spec,
     "states": state_spec,
+    "offload": offloading_spec,
 }
 
 
