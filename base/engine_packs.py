@@ -11,6 +11,7 @@ before.
 - ``compared``: releases whose own scheduler was run and compared with the simulated one.
 - ``grouped``: those of them that were compared with several groups of KV blocks too, and with which: ``windows``
   (and chunks), ``states``, ``drafts`` beside windows.
+- ``offloading``: those of them that were compared with an offload of KV blocks to CPU memory too.
 - ``unequal``: workloads (``0.11.0 rand-3-00003``) on which the two differed, and why.
 """
 
@@ -68,6 +69,7 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: dict[str, Value | tuple[ArgumentDefault, ...]] = {}  # msgspec copies these
     differs: dict[str, Text] = {}
     grouped: dict[str, tuple[Text, ...]] = {}
+    offloading: tuple[Text, ...] = ()
     unequal: dict[str, Text] = {}
 
     def value_of(self, name: str) -> Value:

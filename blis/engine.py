@@ -24,6 +24,7 @@ from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 if TYPE_CHECKING:
     from blis_replay.blis.kernel.flight import Flight
+    from blis_replay.blis.kernel.transfers import Offload
     from blis_replay.blis.long_run import LongRun
 
 # Requests; of more only those under way are in memory.
@@ -75,6 +76,7 @@ class Engine:
         self.long: LongRun | None = None
         self._rules: Any = loop
         self._flight: Flight | None = None
+        self._offload: Offload | None = None
         if long:
             from blis_replay.blis.long_run import LongRun
 
@@ -85,11 +87,16 @@ class Engine:
             from blis_replay.blis.kernel import drafting
 
             self._rules, self._flight = drafting, new_flight(trace, engine, self.order)
+        if engine.offloading is not None:
+            from blis_replay.blis.kernel import offloading
+            from blis_replay.blis.offloading import new_offload
+
+            self._rules, self._offload = offloading, new_offload(self.state, engine.offloading)
 
     @property
     def _tables(self) -> tuple[Any, ...]:
         """What functions of ``_rules`` are given first."""
-        return (self.state,) if self._flight is None else (self.state, self._flight)
+        return tuple(tables for tables in (self.state, self._flight, self._offload) if tables is not None)
 
     @property
     def now_us(self) -> int:
@@ -154,6 +161,8 @@ class Engine:
         A request can be served from the row on that is its time of arrival, and is gone from that of its abort on.
         Returns int64[last, ROW_FIELDS] (``kernel.loop``); step -1: nothing was scheduled.
         """
+        if self._offload is not None:
+            raise TraceError("rows have no time in which KV blocks could be offloaded; leave out offloading")
         table = np.zeros((last, loop.ROW_FIELDS), np.int64)
         table[:, loop.ROW_STEP] = -1
         row = first
@@ -185,6 +194,7 @@ class Engine:
         twin = copy.copy(self)
         twin.state = self.state.copy()
         twin._flight = self._flight and self._flight.copy()
+        twin._offload = self._offload and self._offload.copy()
         return twin
 
     def _with_room(self, go_on: Callable[[], int]) -> int:

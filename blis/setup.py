@@ -46,13 +46,17 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
 
     Raises ``TraceError`` for a request that this engine can never serve.
     """
+    if engine.offloading is not None:
+        from blis_replay.blis.offloading import offloaded, with_keys
+
+        trace = with_keys(trace, engine)
     state, facts = state_and_facts(trace, engine, eligible_us, order, np.zeros, len(trace))
     enter(state, facts, 0, len(trace))
     if engine.kv_cache_groups:
         from blis_replay.blis.grouping import grouped  # its rules are compiled only where there are groups
 
         state = grouped(state, engine)
-    return state
+    return state if engine.offloading is None else offloaded(state, engine)
 
 
 # (rows, dtype) -> a table of zeros.
@@ -122,6 +126,7 @@ def state_and_facts(
         leave_head=np.zeros(0, np.int32),
         widening_less=np.zeros(0, np.int64),
         attended_less=np.zeros(0, np.int64),
+        taken=np.zeros(0, np.int32),
     )
     return state, facts
 

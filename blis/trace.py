@@ -215,12 +215,52 @@ class KvCacheGroup:
             raise TraceError(f"kv_cache_groups: {self.kind} {self.size}; use full, window N, chunk N or state")
 
 
+@dataclass(frozen=True)
+class Offloading:
+    """KV blocks offloaded to CPU memory, as vLLM's ``OffloadingConnector`` does it.
+
+    ``cpu_blocks``: room for them.  A load or a store of n blocks takes ``load_us + n * load_block_us`` or
+    ``store_us + n * store_block_us``.
+    """
+
+    cpu_blocks: int
+    load_us: int
+    load_block_us: int
+    store_us: int
+    store_block_us: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value <= MOST_BLOCKS:
+                raise TraceError(f"offloading: {name} is {value}; 0 to {MOST_BLOCKS} can be simulated")
+
+    def in_words(self) -> str:
+        """One line for people."""
+        times = f"a load of n blocks takes {self.load_us} + n * {self.load_block_us} us"
+        return (
+            f"{self.cpu_blocks:,} KV blocks in CPU memory; {times}, a store {self.store_us} + n * {self.store_block_us}"
+        )
+
+
 def why_not_grouped(groups: tuple[KvCacheGroup, ...], speculation: Speculation | None, prefix_caching: bool) -> str:
     """With which other arguments the groups are not simulated; empty if they are."""
     keeps_state = KvCacheGroup("state") in groups
     if groups and speculation is not None and (speculation.lookahead_tokens or keeps_state):
         return "these drafts"
     return "a prefix cache of states" if keeps_state and prefix_caching else ""
+
+
+def why_not_offloaded(engine: EngineConfig) -> str:
+    """With which other argument of an engine an offload of KV blocks is not simulated; empty if it is."""
+    with_offload = {
+        "drafts": engine.speculation is not None,
+        "several ranks": engine.data_parallel_size > 1,
+        "several groups of KV blocks": bool(engine.kv_cache_groups),
+        "enable_prefix_caching off": not engine.enable_prefix_caching,
+        "prefill_schedule_interval above 1": engine.prefill_schedule_interval > 1,
+        "decodes of finished requests": engine.async_scheduling and engine.behaviours.decodes_once_more,
+    }
+    return next((why for why, given in with_offload.items() if given), "")
 
 
 @dataclass(frozen=True)
@@ -246,6 +286,8 @@ class EngineConfig:
     ``kv_cache_groups``: layers with blocks of their own, in vLLM's order; none: all layers share their blocks.
     ``prefix_cache_retention_interval``: a window caches the blocks before each multiple of it, None: every block, 0:
     only those that a prompt like the request's own could use.
+
+    ``offloading``: KV blocks offloaded to CPU memory, or None.
     """
 
     max_num_seqs: int
@@ -270,13 +312,14 @@ class EngineConfig:
     speculation: Speculation | None = None
     kv_cache_groups: tuple[KvCacheGroup, ...] = ()
     prefix_cache_retention_interval: int | None = None
+    offloading: Offloading | None = None
     behaviours: Behaviours = field(default_factory=Behaviours)
 
     @property
     def walked(self) -> bool:
         """Whether the kernel must visit every running request in every step (``kernel.draft_batch``)."""
         once_more = self.async_scheduling and self.behaviours.decodes_once_more
-        return self.speculation is not None or once_more
+        return self.speculation is not None or once_more or self.offloading is not None
 
     @property
     def hash_lookahead_tokens(self) -> int:
@@ -296,6 +339,8 @@ class EngineConfig:
         why = why_not_grouped(self.kv_cache_groups, self.speculation, self.enable_prefix_caching)
         if why:
             raise TraceError(f"kv_cache_groups are not simulated with {why}; leave out one of the two")
+        if self.offloading is not None and (why := why_not_offloaded(self)):
+            raise TraceError(f"an offload of KV blocks is not simulated with {why}; leave out one of the two")
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         if self.max_num_seqs * (1 + drafts) > MOST_SEQUENCES:
             raise TraceError(

@@ -21,7 +21,7 @@ EngineOverrides = tuple[tuple[str, EngineValue], ...]
 
 # The type of each argument's values.  What a release does goes by its version, and KV-cache groups are the model's.
 _TYPES: dict[str, Any] = get_type_hints(EngineConfig, localns={"Speculation": object})
-del _TYPES["speculation"], _TYPES["behaviours"], _TYPES["kv_cache_groups"]
+del _TYPES["speculation"], _TYPES["behaviours"], _TYPES["kv_cache_groups"], _TYPES["offloading"]
 _TYPES |= {"speculative_config": str, "speculative_acceptance": str, "speculative_drafted_share": float}
 _TYPES |= {"cudagraph_capture_sizes": str, "vllm_version": str}
 ENGINE_ARGUMENTS = tuple(_TYPES)

@@ -68,7 +68,8 @@ def table() -> str:
             why = "; ".join(f"{count} {cause}" for cause, count in Counter(causes).items())
             drafting = sum(name.startswith("draft") for name in kept)
             grouped = sum(name.startswith(("groups", "states")) for name in kept)
-            row = (str(len(kept) - grouped), str(drafting), str(grouped > 0), str(len(causes) or "none"), why)
+            others = sum(name.startswith("offload") for name in kept) + grouped
+            row = (str(len(kept) - others), str(drafting), str(grouped > 0), str(len(causes) or "none"), why)
             rows.setdefault(row, {})[release] = grouped
     lines = [
         f"| {', '.join(releases)} | {row[0]} | {row[1]} | {min(releases.values())} | {row[3]} | {row[4]} |"

@@ -231,9 +231,15 @@ def end_interval(state: State) -> None:
 @compiled
 def enter_running(state: State, request: int, row: int, hits: int, extents: int) -> None:
     """A waiting request runs, in a row of the block table that begins with the blocks that were found for it."""
-    this = state.requests[request]
     leave_queue(state, request)
     start_running(state, request)
+    hold_prefix(state, request, row, hits, extents)
+
+
+@compiled
+def hold_prefix(state: State, request: int, row: int, hits: int, extents: int) -> None:
+    """Give a request a row of the block table, and the blocks that were found for it."""
+    this = state.requests[request]
     state.at.free_rows -= 1
     this.table_row = row
     this.blocks_held = hits

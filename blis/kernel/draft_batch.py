@@ -28,7 +28,14 @@ from blis_replay.blis.kernel.pool import (
     give_keys,
     leave_windows,
 )
-from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill, vacate
+from blis_replay.blis.kernel.queues import (
+    first_waiting,
+    go_first,
+    note_segment,
+    queue_up,
+    stop_prefill,
+    vacate,
+)
 from blis_replay.blis.kernel.schedule import begin_batch, lacks_blocks, note_admission
 from blis_replay.blis.kernel.state import NONE, State, compiled, separate
 
@@ -69,12 +76,16 @@ def walk_running(state: State, flight: Flight) -> int:
             skip = max(skip - 1, 0)
             request = state.links[request].running.next
             continue
-        itself, after = False, NONE
+        itself, pinned, after = False, False, NONE
         slots = min(this.computed + tokens + flight.config.lookahead, state.config.max_model_len)
         own = flight.requests[request]
         leave_windows(state, request, this.computed - own.in_flight * state.config.frees_processed, own.cached)
         while not itself and not allocate_slots(state, request, slots):
             victim = choose_victim(state)
+            # A load could overwrite blocks that a batch in flight still writes.
+            pinned = state.config.offloads == 1 and flight.requests[victim].in_flight > 0
+            if pinned:
+                break
             if given_now(state, victim):
                 budget += state.requests[victim].chunk
             elif state.config.exact_preemption_cursor == 0 and state.requests[victim].admission < this.admission:
@@ -82,6 +93,8 @@ def walk_running(state: State, flight: Flight) -> int:
             itself = victim == request
             after = state.links[request].running.next
             preempt(state, flight, victim)
+        if pinned:
+            break
         if itself:
             if state.config.pass_outlives_preemption == 0:
                 budget = 0
@@ -168,6 +181,8 @@ def preempt(state: State, flight: Flight, request: int) -> None:
     own.placeholders = 0
     own.drafts *= flight.config.keeps_drafts
     own.stale = own.in_flight
+    if state.config.offloads == 1:
+        go_first(state, request)
     queue_up(state, request)
 
 

@@ -120,16 +120,22 @@ def update(state: State, flight: Flight) -> None:
         finished += take_tokens(
             state, flight, request, tokens, flight.batches[0, i, 2], flight.batches[0, i, 3] == 1, row
         )
-    flight.counts[0] = flight.counts[1]
-    for i in range(flight.counts[1]):
-        for field in range(4):
-            flight.batches[0, i, field] = flight.batches[1, i, field]
-    flight.counts[1] = 0
+    forget_oldest(flight)
     if row == NONE:
         return
     this = state.steps[row]
     this.finished = finished
     this.free_blocks_end = state.at.free_blocks
+
+
+@compiled
+def forget_oldest(flight: Flight) -> None:
+    """The oldest batch in flight has ended."""
+    flight.counts[0] = flight.counts[1]
+    for i in range(flight.counts[1]):
+        for field in range(4):
+            flight.batches[0, i, field] = flight.batches[1, i, field]
+    flight.counts[1] = 0
 
 
 @compiled

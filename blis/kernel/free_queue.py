@@ -117,6 +117,8 @@ def take_blocks(state: State, count: int) -> None:
         blocks = this.blocks
         taken = min(blocks, count)
         if this.depth != UNKEYED:
+            if state.config.offloads == 1:
+                state.taken[extent] = state.at.step
             for i in range(blocks - 1, blocks - 1 - taken, -1):
                 evict(state, extent, i)
         count -= taken

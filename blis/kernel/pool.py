@@ -292,6 +292,7 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
         if state.extent_of_key[key] == NONE:
             extent = extent_of_request(state, request, i)
             end = full if i >= state.facts[request].key_count else min(full, state.facts[request].key_count)
+            end = i + 1 if state.config.offloads == 1 else end
             blocks = 0
             while i < end and state.extent_of_key[key_of(state, request, i)] == NONE:
                 state.extent_of_key[key_of(state, request, i)] = extent

@@ -46,6 +46,16 @@ def queue_up(state: State, request: int) -> None:
 
 
 @compiled
+def go_first(state: State, request: int) -> None:
+    """Put a preempted request before all that wait under FCFS; it need not be older where some are passed over."""
+    if state.config.priority_policy == 0:
+        facts = state.facts[request]
+        if state.at.waiting_depth > 0:
+            facts.rank = state.heap[0] - 1
+        state.by_rank[facts.rank] = request
+
+
+@compiled
 def first_waiting(state: State) -> int:
     """The head of the waiting queue, which must not be empty."""
     return state.by_rank[state.heap[0]]
@@ -308,6 +318,14 @@ def leave_decoding(state: State, request: int, computed: int) -> None:
 @separate
 def vacate(state: State, request: int, cached: int) -> None:
     """Give up blocks, table row and place in the running list; the first ``cached`` tokens can be looked up."""
+    give_up_blocks(state, request, cached)
+    state.at.running_depth -= 1
+    remove(column(state.links, "running"), state.at.running, request)
+
+
+@compiled
+def give_up_blocks(state: State, request: int, cached: int) -> None:
+    """Give up blocks and table row; the first ``cached`` tokens can be looked up."""
     this = state.requests[request]
     if state.config.prefix_caching == 1:
         enter_cache(state, request, cached)
@@ -316,8 +334,6 @@ def vacate(state: State, request: int, cached: int) -> None:
     state.at.free_rows += 1
     this.table_row = NONE
     this.computed = 0
-    state.at.running_depth -= 1
-    remove(column(state.links, "running"), state.at.running, request)
 
 
 @compiled

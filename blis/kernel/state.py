@@ -40,7 +40,7 @@ LONGEST_STEP_US = 3.6e9
 NONE = -1
 
 # -- Request.status -------------------------------------------------------------------
-NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7)
+NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED, PARKED = range(8)
 
 # -- What ``groups.operate`` does, at ``Config.groups_at`` ----------------------------------
 FIND, LACKS, ADMIT, ENTER, LEAVE, LEAVE_DUE, BEGIN_DECODING, END_DECODING, RELEASE, ATTENDED, WIDEN = range(11)
@@ -93,6 +93,9 @@ class Config:
     growing: i64  # blocks that a request takes for each block size of its tokens: one, or one for each group
     windowed: i64  # 1: some layers give blocks up while a request runs
     frees_processed: i64  # 1: they keep those that tokens in flight attend to
+    offloads: (
+        i64  # 1: KV blocks also go to CPU memory (``transfers``), so that each cached block is an extent of its own
+    )
 
 
 class Ends:
@@ -362,6 +365,8 @@ class State(Tables):
     leave_head: Int32s  # [block size] decoding requests by the step, modulo block size, in which they leave a block
     widening_less: Int64s  # [ring] by how much ``widening`` shrinks at a step: windows that are full
     attended_less: Int64s  # [ring] by how much ``decoding_attended`` shrinks at a step: chunks that begin
+    # Of an offload, else empty:
+    taken: Int32s  # [extents] the last step that took a block, or admitted a request that holds it
 
 
 # A state, in compiled code: of the words that an entry was given.

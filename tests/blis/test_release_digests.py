@@ -48,6 +48,11 @@ def test_the_groups_of_a_release_were_compared_where_its_pack_says_so() -> None:
     assert said == {release: kinds for release, kinds in compared.items() if kinds}
 
 
+def test_the_offload_of_a_release_was_compared_where_its_pack_says_so() -> None:
+    kept = {release for release, names in DIGESTS.items() if any(name.startswith("offload-") for name in names)}
+    assert {release for pack in engine_packs() for release in pack.offloading} == kept
+
+
 # What one engine never asks, and what it asks only where somebody drafts, gives up, or has certain arguments.
 OF_RANKS = ("dense_ranks_apart", "counts_before_step", "balancer_ties_rotate", "balancer_counts_in_flight")
 OF_DRAFTS = (

@@ -43,7 +43,7 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
 
 def test_every_engine_argument_has_a_case_here() -> None:
     """What a release does goes by ``vllm_version``, KV-cache groups are the model's, captured graphs are step times."""
-    others = ("behaviours", "speculation", "kv_cache_groups")
+    others = ("behaviours", "speculation", "kv_cache_groups", "offloading")
     arguments = tuple(field.name for field in fields(EngineConfig) if field.name not in others)
     assert tuple(OTHERS) == arguments
     speculation = ("speculative_config", "speculative_acceptance", "speculative_drafted_share")

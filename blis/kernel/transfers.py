@@ -1,0 +1,375 @@
+"""Offload of KV blocks to CPU memory: what that memory holds, and the transfers to and from it.
+
+These are the rules of vLLM's ``OffloadingConnector``.  The CPU holds blocks of prompts by their keys, in the order of
+their last use.  A step stores the blocks that it fills, if the CPU lacks them.  A store begins with the next step, and
+its blocks cannot be read before it has ended.  A load holds its blocks on the CPU until it has ended.  Both directions
+transfer one after the other, and the GPU finishes first what was launched before.  The engine sees that a transfer has
+ended when it launches a step, and acts on it when that step's tokens are in.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from blis_replay.base.arrays import Int8s, Int32s, Int64s
+from blis_replay.base.tables import Tables, reader
+from blis_replay.blis.kernel.batch import given_now
+from blis_replay.blis.kernel.pool import full_blocks, key_of
+from blis_replay.blis.kernel.state import (
+    ABORTED,
+    COMPLETED,
+    NONE,
+    WAITING,
+    Record,
+    State,
+    Table,
+    compiled,
+    dtype_of,
+    i32,
+    i64,
+    separate,
+)
+
+# -- Offload.refs: loads that read a block on the CPU, or ... -----------------------------
+PENDING, ABSENT = -1, -2
+# -- Transfers in each direction ------------------------------------------------------------
+STORES, LOADS = range(2)
+
+
+class OffloadProgress:
+    """What is on the CPU, and where the transfers stand."""
+
+    blocks: i64  # that the CPU has room for
+    used: i64
+    evictable: i64  # of those, blocks that no transfer needs
+    first_used: i64  # key of the block used longest ago, and of the one used last
+    last_used: i64
+    offers: i64  # counts up: stores that were asked for
+    parked: i64  # requests that hold blocks without running
+    parked_first: i64
+    parked_last: i64
+    ended: i64  # requests that are done since the last step
+    launched_us: i64  # when the last step was launched
+    begins: i64  # position of the first store that does not begin with the step
+    given_up: i64  # requests in Offload.fenced, and the first of them that still holds blocks
+    freed: i64
+    scheduled: i64  # steps with tokens, and those whose tokens are in
+    processed: i64
+
+
+class Way:
+    """One direction of transfers.  Positions count up: rows of Offload.transfers, modulo their number."""
+
+    fixed_us: i64
+    block_us: i64
+    free_us: i64  # when the last transfer ends
+    taken: i64  # position of the first whose end the engine has not acted on
+    seen: i64  # ... not seen
+    begun: i64  # ... that has not begun
+    added: i64  # position of the next
+
+
+class Transfer:
+    """Blocks of a request on their way."""
+
+    request: i32
+    first: i32  # block of the request
+    end: i32
+    blocks: i32  # transferred of those
+    flushed: i64  # 1: a step waits for its end before it is launched
+    offer: i64  # number of the store
+    end_us: i64
+
+
+class OffloadedRequest:
+    """A request, as far as its blocks go to the CPU."""
+
+    offered: i32  # leading blocks that were stored, or were there
+    transfers: i32  # that have not been acted on
+    loaded: i32  # 1: its parked blocks are loaded, 2: and can be looked up
+    final: i32  # leading blocks offered when it is done
+
+
+PROGRESS, WAY, TRANSFER, OFFLOADED = map(dtype_of, (OffloadProgress, Way, Transfer, OffloadedRequest))
+
+
+class Offload(Tables):
+    """What is needed beside ``State`` and ``Flight``."""
+
+    at: Annotated[Record, PROGRESS, 0]
+    ways: Annotated[Table, WAY, 1]  # [2]
+    transfers: Annotated[Table, TRANSFER, 2]  # [2, a power of two]
+    seen: Annotated[Int64s, 2]  # [2, 2] in batches in flight, ends of transfers that their launch saw
+    requests: Annotated[Table, OFFLOADED, 1]
+    refs: Int32s  # [keys]
+    used_before: Int32s  # [keys] neighbours in the order of last use
+    used_after: Int32s
+    offer: Int64s  # [keys] the last store in which the block was offered
+    writer: Int64s  # [keys] the store that writes it, NONE: none
+    loading: Int8s  # [keys] 1: it is being loaded
+    source: Int32s  # [blocks of requests] the extent that a store reads
+    accessed: Int8s  # [blocks of requests] 1: the request loaded it, stored it or found it on the CPU
+    skipped: Int64s  # [requests] those that this step passes over
+    ended: Int64s  # [requests] those that are done since the last step, in their order
+    fenced: Annotated[Int64s, 2]  # [requests, 2] those given up in flight, and the step whose end frees their blocks
+
+
+offload_of = reader(Offload)
+
+
+# -- What the CPU holds ---------------------------------------------------------------------
+
+
+@compiled
+def place_of(state: State, request: int, i: int) -> int:
+    """Where the i-th block of a request stands in the columns of blocks."""
+    return state.facts[request].key_start + i
+
+
+@compiled
+def external_blocks(state: State, offload: Offload, request: int, hits: int) -> int:
+    """Blocks behind its first ``hits`` that a request can load; NONE: it has to wait until that can be said."""
+    if offload.requests[request].transfers > 0:
+        return NONE
+    end = min(full_blocks(state, state.requests[request].known), state.facts[request].key_count)
+    i, waits = hits, False
+    while i < end and offload.refs[key_of(state, request, i)] != ABSENT:
+        key = key_of(state, request, i)
+        waits = waits or offload.refs[key] == PENDING or offload.loading[key] == 1
+        i += 1
+    return NONE if waits else i - hits
+
+
+@compiled
+def use_last(offload: Offload, key: int) -> None:
+    """A block that is not in the order of last use comes last."""
+    at = offload.at
+    offload.used_before[key], offload.used_after[key] = at.last_used, NONE
+    if at.last_used == NONE:
+        at.first_used = key
+    else:
+        offload.used_after[at.last_used] = key
+    at.last_used = key
+
+
+@compiled
+def leave_order(offload: Offload, key: int) -> None:
+    """Take a block out of the order of last use."""
+    at, before, after = offload.at, offload.used_before[key], offload.used_after[key]
+    if before == NONE:
+        at.first_used = after
+    else:
+        offload.used_after[before] = after
+    if after == NONE:
+        at.last_used = before
+    else:
+        offload.used_before[after] = before
+
+
+@compiled
+def make_room(offload: Offload, blocks: int) -> bool:
+    """Evict the blocks used longest ago that are not in the last offer; False, and nothing done, if too few are."""
+    at = offload.at
+    if blocks > at.evictable:
+        return False
+    found, key = 0, at.first_used
+    while key != NONE and found < blocks:
+        found += 1 if offload.refs[key] == 0 and offload.offer[key] != at.offers else 0
+        key = offload.used_after[key]
+    if found < blocks:
+        return False
+    key = at.first_used
+    while found > 0:
+        after = offload.used_after[key]
+        if offload.refs[key] == 0 and offload.offer[key] != at.offers:
+            leave_order(offload, key)
+            offload.refs[key] = ABSENT
+            found -= 1
+        key = after
+    at.used -= blocks
+    at.evictable -= blocks
+    return True
+
+
+@compiled
+def note_use(state: State, offload: Offload, request: int) -> None:
+    """A request is done: the blocks that it accessed were used last, its first one as the very last."""
+    for i in range(state.facts[request].key_count - 1, -1, -1):
+        if offload.accessed[place_of(state, request, i)] == 1:
+            key = key_of(state, request, i)
+            if offload.refs[key] != ABSENT:
+                leave_order(offload, key)
+                use_last(offload, key)
+
+
+# -- Transfers ------------------------------------------------------------------------------
+
+
+@compiled
+def transfer_at(offload: Offload, direction: int, position: int) -> Record:
+    """The row of a transfer."""
+    return offload.transfers[direction, position & (offload.transfers.shape[1] - 1)]
+
+
+@compiled
+def add_transfer(offload: Offload, direction: int, request: int, first: int, end: int, blocks: int) -> None:
+    """A transfer that has not begun."""
+    way = offload.ways[direction]
+    this = transfer_at(offload, direction, way.added)
+    this.request, this.first, this.end, this.blocks = request, first, end, blocks
+    this.flushed, this.offer = 0, offload.at.offers
+    way.added += 1
+    offload.requests[request].transfers += 1
+
+
+@compiled
+def load(state: State, offload: Offload, request: int, first: int, end: int) -> None:
+    """Blocks of a request come from the CPU."""
+    for i in range(first, end):
+        key = key_of(state, request, i)
+        if offload.refs[key] == 0:
+            offload.at.evictable -= 1
+        offload.refs[key] += 1
+        offload.loading[key] = 1
+        offload.accessed[place_of(state, request, i)] = 1
+    offload.requests[request].offered = end
+    add_transfer(offload, LOADS, request, first, end, end - first)
+
+
+@separate
+def store(state: State, offload: Offload, request: int, end: int, runs: bool) -> None:
+    """Offer the first ``end`` blocks of a request to the CPU, but those offered before; ``runs``: it holds them."""
+    at, own, this = offload.at, offload.requests[request], state.requests[request]
+    if end <= own.offered:
+        return
+    at.offers += 1
+    lacks = 0
+    for i in range(own.offered, end):
+        key, place = key_of(state, request, i), place_of(state, request, i)
+        offload.offer[key] = at.offers
+        if runs:
+            offload.source[place] = state.table[this.table_row, 2 * i]
+        if offload.refs[key] == ABSENT:
+            lacks += 1
+        if offload.refs[key] != PENDING:
+            offload.accessed[place] = 1
+    more = lacks - (at.blocks - at.used)
+    if lacks > 0 and more > 0 and not make_room(offload, more):
+        return  # it is offered again with its next step
+    for i in range(own.offered, end):
+        key = key_of(state, request, i)
+        if offload.refs[key] == ABSENT:
+            offload.refs[key] = PENDING
+            offload.writer[key] = at.offers
+            use_last(offload, key)
+    at.used += lacks
+    if lacks > 0:
+        add_transfer(offload, STORES, request, own.offered, end, lacks)
+    own.offered = end
+
+
+@compiled
+def flush(state: State, offload: Offload, position: int) -> bool:
+    """Whether the step has to wait for a store: its request was preempted, or has ended and a block is taken."""
+    this = transfer_at(offload, STORES, position)
+    if this.flushed == 0:
+        status = state.requests[this.request].status
+        if status == WAITING:
+            this.flushed = 1
+        elif status in (COMPLETED, ABORTED):
+            for i in range(this.first, this.end):
+                if offload.writer[key_of(state, this.request, i)] == this.offer:
+                    extent = offload.source[place_of(state, this.request, i)]
+                    if state.taken[extent] == state.at.step:
+                        this.flushed = 1
+    return this.flushed == 1
+
+
+@separate
+def plan_transfers(state: State, offload: Offload) -> None:
+    """The stores of a batch that was built, and those that have to end before it is launched."""
+    at, way = offload.at, offload.ways[STORES]
+    at.begins = way.added
+    request = state.at.running.head
+    while request != NONE:
+        this, facts = state.requests[request], state.facts[request]
+        if given_now(state, request):
+            tokens = min(this.computed + this.chunk, this.known)
+            store(state, offload, request, full_blocks(state, min(tokens, facts.prompt_tokens)), True)
+        request = state.links[request].running.next
+    for i in range(at.ended):
+        request = offload.ended[i]
+        store(state, offload, request, offload.requests[request].final, False)
+        note_use(state, offload, request)
+    at.ended = 0
+    before = at.begins
+    for position in range(way.taken, way.added):
+        if flush(state, offload, position) and position >= before:  # of the new ones only these begin at once
+            exchange(offload, at.begins, position)
+            at.begins += 1
+
+
+@compiled
+def exchange(offload: Offload, first: int, position: int) -> None:
+    """Move a store before those from ``first`` on."""
+    for i in range(position, first, -1):
+        one, other = transfer_at(offload, STORES, i), transfer_at(offload, STORES, i - 1)
+        one.request, other.request = other.request, one.request
+        one.first, other.first = other.first, one.first
+        one.end, other.end = other.end, one.end
+        one.blocks, other.blocks = other.blocks, one.blocks
+        one.flushed, other.flushed = other.flushed, one.flushed
+        one.offer, other.offer = other.offer, one.offer
+
+
+@compiled
+def begin_transfers(offload: Offload, direction: int, end: int, start_us: int) -> None:
+    """Let the transfers before a position begin."""
+    way = offload.ways[direction]
+    while way.begun < end:
+        this = transfer_at(offload, direction, way.begun)
+        way.free_us = max(start_us, way.free_us) + way.fixed_us + way.block_us * this.blocks
+        this.end_us = way.free_us
+        way.begun += 1
+
+
+@compiled
+def wait_for_flushed(offload: Offload, launch_us: int) -> int:
+    """When a step is launched: stores that have to end before have ended."""
+    way = offload.ways[STORES]
+    for position in range(way.taken, way.begun):
+        this = transfer_at(offload, STORES, position)
+        if this.flushed == 1:
+            launch_us = max(launch_us, this.end_us)
+    return launch_us
+
+
+@compiled
+def see_transfers(offload: Offload, launch_us: int, batch: int) -> None:
+    """Which transfers have ended when a step is launched; ``batch``: its place among those in flight."""
+    for direction in range(2):
+        way = offload.ways[direction]
+        while way.seen < way.begun and transfer_at(offload, direction, way.seen).end_us <= launch_us:
+            way.seen += 1
+        offload.seen[batch, direction] = way.seen
+
+
+@separate
+def take_transfers(state: State, offload: Offload, direction: int) -> None:
+    """Act on the transfers that the oldest batch saw."""
+    at, way = offload.at, offload.ways[direction]
+    while way.taken < offload.seen[0, direction]:
+        this = transfer_at(offload, direction, way.taken)
+        for i in range(this.first, this.end):
+            key = key_of(state, this.request, i)
+            if direction == LOADS:
+                offload.refs[key] -= 1
+                offload.loading[key] = 0
+            elif offload.writer[key] == this.offer:
+                offload.refs[key] = 0
+                offload.writer[key] = NONE
+            else:
+                continue
+            at.evictable += 1 if offload.refs[key] == 0 else 0
+        offload.requests[this.request].transfers -= 1
+        way.taken += 1
