@@ -12,7 +12,14 @@ from blis_replay.base.engine_packs import choose_pack
 from blis_replay.base.errors import ReplayError, UnreplayableError, argument_not_known
 from blis_replay.blis.latency.models import Latency, PaddedLatency
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.trace import EngineConfig, KvCacheGroup, release_arguments, why_not_grouped
+from blis_replay.blis.trace import (
+    EngineConfig,
+    KvCacheGroup,
+    Offloading,
+    release_arguments,
+    why_not_grouped,
+    why_not_offloaded,
+)
 from blis_replay.ingest.recording import UNKNOWN, Recording, Setting
 from blis_replay.replay.mode import EngineValue, ReplayMode, captured_sizes
 
@@ -47,7 +54,11 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "enable_lora": (False, "no request has an adapter"),
     "kv_cache_groups": ("1", "every layer keeps all of a context"),
     "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
-    "kv_offloading_size": ("None", "no KV block comes from or goes elsewhere"),
+    "kv_offloading_size": (
+        "None",
+        "no KV block comes from or goes elsewhere (simulated where kv_offloading_costs are known, on releases and with "
+        "arguments with which it was compared)",
+    ),
     "max_num_partial_prefills": (1, "prompts are computed in order"),
     "prefill_schedule_interval": (1, "prompts are taken up at every step"),
     "max_num_queued_reqs": (None, "no request is refused"),
@@ -88,6 +99,8 @@ class ReplayedEngine:
             basis["scheduler"] = remarks
         if config.speculation is not None:
             basis["speculative decoding"] = config.speculation.in_words()
+        if config.offloading is not None:
+            basis["offload"] = config.offloading.in_words()
         if config.data_parallel_size > 1:
             basis["data parallelism"] = _ranks_basis(recording, config)
         return basis
@@ -154,6 +167,9 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         mixture_of_experts=_has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False)),
         **release_arguments(value),
     )
+    offloading = _offloading(value)
+    if offloading is not None and not why_not_offloaded(config):
+        config = replace(config, offloading=offloading)
     return ReplayedEngine(recording, config, fitted_scheduling)
 
 
@@ -222,6 +238,8 @@ def _simulated(name: str, arguments: Mapping[str, object]) -> bool:
         return arguments.get("data_parallel_size", 1) == 1
     if name == "kv_cache_groups":
         return bool(cache_groups(arguments))
+    if name == "kv_offloading_size":
+        return _offloading(arguments) is not None
     return name == "data_parallel_size" or (name == "speculative_config" and _speculation(arguments) is not None)
 
 
@@ -232,6 +250,17 @@ def _speculation(arguments: Mapping[str, object]) -> Speculation | None:
     from blis_replay.blis.speculation import speculation_of
 
     return speculation_of(arguments)
+
+
+def _offloading(arguments: Mapping[str, object]) -> Offloading | None:
+    """The offload of KV blocks that the arguments ask for, if what it takes is known, and its release was compared."""
+    choice = choose_pack(str(arguments.get("vllm_version", "")))
+    compared = "vllm_version" in arguments and choice.release in choice.pack.offloading
+    if not compared or not arguments.get("kv_offloading_size"):
+        return None
+    from blis_replay.blis.offloading import offloading_of
+
+    return offloading_of(arguments)
 
 
 def cache_groups(arguments: Mapping[str, Any]) -> tuple[KvCacheGroup, ...]:
@@ -282,6 +311,8 @@ def left_out(
     """
     arguments, kinds = engine_values(recording), kinds_of_cache(recording)
     arguments.pop("kv_cache_groups", None)
+    if config.offloading is None:  # beside what it is not simulated with
+        arguments.pop("kv_offloading_costs", None)
     if kinds is not None and not alike and not (embedded and config.kv_cache_groups):
         arguments["kv_cache_groups"] = kinds
     return not_simulated(arguments, embedded)

@@ -23,6 +23,7 @@ EngineOverrides = tuple[tuple[str, EngineValue], ...]
 _TYPES: dict[str, Any] = get_type_hints(EngineConfig, localns={"Speculation": object})
 del _TYPES["speculation"], _TYPES["behaviours"], _TYPES["kv_cache_groups"], _TYPES["offloading"]
 _TYPES |= {"speculative_config": str, "speculative_acceptance": str, "speculative_drafted_share": float}
+_TYPES |= {"kv_offloading_size": float, "kv_offloading_costs": str}
 _TYPES |= {"cudagraph_capture_sizes": str, "vllm_version": str}
 ENGINE_ARGUMENTS = tuple(_TYPES)
 _SWITCH = {"true": True, "false": False}

@@ -47,7 +47,8 @@ def test_every_engine_argument_has_a_case_here() -> None:
     arguments = tuple(field.name for field in fields(EngineConfig) if field.name not in others)
     assert tuple(OTHERS) == arguments
     speculation = ("speculative_config", "speculative_acceptance", "speculative_drafted_share")
-    assert (*OTHERS, *speculation, "cudagraph_capture_sizes", "vllm_version") == ENGINE_ARGUMENTS
+    offload = ("kv_offloading_size", "kv_offloading_costs")
+    assert (*OTHERS, *speculation, *offload, "cudagraph_capture_sizes", "vllm_version") == ENGINE_ARGUMENTS
 
 
 def test_speculative_decoding_is_three_arguments() -> None:
