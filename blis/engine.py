@@ -91,7 +91,7 @@ class Engine:
             from blis_replay.blis.kernel import offloading
             from blis_replay.blis.offloading import new_offload
 
-            self._rules, self._offload = offloading, new_offload(self.state, engine.offloading)
+            self._rules, self._offload = offloading, new_offload(self.state, engine, engine.offloading)
 
     @property
     def _tables(self) -> tuple[Any, ...]:

@@ -83,12 +83,13 @@ def offloaded(state: k.State, engine: EngineConfig) -> k.State:
 _FIRST_RANK = 1 << 20
 
 
-def new_offload(state: k.State, offloading: Offloading) -> t.Offload:
+def new_offload(state: k.State, engine: EngineConfig, offloading: Offloading) -> t.Offload:
     """What the kernel needs beside its state before the first arrival."""
     requests, keys = len(state.facts), int(state.keys.max(initial=-1)) + 1
     most = min(offloading.cpu_blocks, keys) + requests
     at = np.zeros(1, t.PROGRESS)
     at["blocks"] = offloading.cpu_blocks
+    at["by_request"] = engine.behaviours.offload_follows_requests
     for name in ("first_used", "last_used", "parked_first", "parked_last"):
         at[name] = k.NONE
     ways = np.zeros(2, t.WAY)
@@ -103,6 +104,7 @@ def new_offload(state: k.State, offloading: Offloading) -> t.Offload:
         refs=np.full(keys, t.ABSENT, np.int32),
         used_before=np.zeros(keys, np.int32),
         used_after=np.zeros(keys, np.int32),
+        used=np.zeros(keys, np.int64),
         offer=np.zeros(keys, np.int64),
         writer=np.full(keys, k.NONE, np.int64),
         loading=np.zeros(keys, np.int8),

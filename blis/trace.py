@@ -187,6 +187,9 @@ class Behaviours:
     windows_free_uncached_first: bool = False
     # Admission counts at most the blocks that a window and the tokens in flight can hold.
     window_admission_bounded: bool = False
+    # Offload: CPU memory ranks blocks by the request that used them last, and a request that is looked up again offers
+    # all its blocks again.
+    offload_follows_requests: bool = False
     # Data parallelism: ranks of dense models step independently; earlier releases: in lockstep.
     dense_ranks_apart: bool = False
     # Data parallelism: ranks also report their request counts before a step, not only after it.

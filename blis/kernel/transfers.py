@@ -45,6 +45,8 @@ class OffloadProgress:
     first_used: i64  # key of the block used longest ago, and of the one used last
     last_used: i64
     offers: i64  # counts up: stores that were asked for
+    uses: i64  # counts up: ranks in the order of last use
+    by_request: i64  # 1: all that a request accesses has its rank, and a request that starts anew offers all its blocks
     parked: i64  # requests that hold blocks without running
     parked_first: i64
     parked_last: i64
@@ -88,6 +90,7 @@ class OffloadedRequest:
     transfers: i32  # that have not been acted on
     loaded: i32  # 1: its parked blocks are loaded, 2: and can be looked up
     final: i32  # leading blocks offered when it is done
+    rank: i32  # of what it accesses, 0: nothing yet
 
 
 PROGRESS, WAY, TRANSFER, OFFLOADED = map(dtype_of, (OffloadProgress, Way, Transfer, OffloadedRequest))
@@ -104,6 +107,7 @@ class Offload(Tables):
     refs: Int32s  # [keys]
     used_before: Int32s  # [keys] neighbours in the order of last use
     used_after: Int32s
+    used: Int64s  # [keys] rank in that order, and below it how near to the start of its prompt the block is
     offer: Int64s  # [keys] the last store in which the block was offered
     writer: Int64s  # [keys] the store that writes it, NONE: none
     loading: Int8s  # [keys] 1: it is being loaded
@@ -129,7 +133,10 @@ def place_of(state: State, request: int, i: int) -> int:
 @compiled
 def external_blocks(state: State, offload: Offload, request: int, hits: int) -> int:
     """Blocks behind its first ``hits`` that a request can load; NONE: it has to wait until that can be said."""
-    if offload.requests[request].transfers > 0:
+    own = offload.requests[request]
+    if offload.at.by_request == 1:
+        own.offered = 0
+    if own.transfers > 0:
         return NONE
     end = min(full_blocks(state, state.requests[request].known), state.facts[request].key_count)
     i, waits = hits, False
@@ -141,15 +148,44 @@ def external_blocks(state: State, offload: Offload, request: int, hits: int) -> 
 
 
 @compiled
-def use_last(offload: Offload, key: int) -> None:
-    """A block that is not in the order of last use comes last."""
-    at = offload.at
-    offload.used_before[key], offload.used_after[key] = at.last_used, NONE
-    if at.last_used == NONE:
-        at.first_used = key
+def use(offload: Offload, key: int, rank: int, i: int) -> None:
+    """Put the i-th block of a prompt into the order of last use; of equal ranks the first of a prompt is the last."""
+    used = (rank << 24) - i  # a request has fewer blocks
+    before, after = offload.at.last_used, NONE
+    while before != NONE and offload.used[before] > used:
+        before, after = offload.used_before[before], before
+    offload.used[key] = used
+    offload.used_before[key], offload.used_after[key] = before, after
+    if before == NONE:
+        offload.at.first_used = key
     else:
-        offload.used_after[at.last_used] = key
-    at.last_used = key
+        offload.used_after[before] = key
+    if after == NONE:
+        offload.at.last_used = key
+    else:
+        offload.used_before[after] = key
+
+
+@compiled
+def next_rank(offload: Offload) -> int:
+    """The rank of what is used now."""
+    offload.at.uses += 1
+    return offload.at.uses
+
+
+@compiled
+def access(state: State, offload: Offload, request: int, i: int) -> None:
+    """A request loads its i-th block, finds it on the CPU, or wants to store it."""
+    own, place, key = offload.requests[request], place_of(state, request, i), key_of(state, request, i)
+    if offload.accessed[place] == 1:
+        return
+    offload.accessed[place] = 1
+    if offload.at.by_request == 1:
+        if own.rank == 0:
+            own.rank = next_rank(offload)
+        if offload.refs[key] != ABSENT and offload.used[key] < (own.rank << 24) - i:
+            leave_order(offload, key)
+            use(offload, key, own.rank, i)
 
 
 @compiled
@@ -199,7 +235,7 @@ def note_use(state: State, offload: Offload, request: int) -> None:
             key = key_of(state, request, i)
             if offload.refs[key] != ABSENT:
                 leave_order(offload, key)
-                use_last(offload, key)
+                use(offload, key, next_rank(offload), 0)
 
 
 # -- Transfers ------------------------------------------------------------------------------
@@ -231,7 +267,7 @@ def load(state: State, offload: Offload, request: int, first: int, end: int) -> 
             offload.at.evictable -= 1
         offload.refs[key] += 1
         offload.loading[key] = 1
-        offload.accessed[place_of(state, request, i)] = 1
+        access(state, offload, request, i)
     offload.requests[request].offered = end
     add_transfer(offload, LOADS, request, first, end, end - first)
 
@@ -252,7 +288,7 @@ def store(state: State, offload: Offload, request: int, end: int, runs: bool) ->
         if offload.refs[key] == ABSENT:
             lacks += 1
         if offload.refs[key] != PENDING:
-            offload.accessed[place] = 1
+            access(state, offload, request, i)
     more = lacks - (at.blocks - at.used)
     if lacks > 0 and more > 0 and not make_room(offload, more):
         return  # it is offered again with its next step
@@ -261,7 +297,7 @@ def store(state: State, offload: Offload, request: int, end: int, runs: bool) ->
         if offload.refs[key] == ABSENT:
             offload.refs[key] = PENDING
             offload.writer[key] = at.offers
-            use_last(offload, key)
+            use(offload, key, own.rank if at.by_request == 1 else next_rank(offload), i)
     at.used += lacks
     if lacks > 0:
         add_transfer(offload, STORES, request, own.offered, end, lacks)

@@ -29,7 +29,10 @@ OF_DRAFTS = {
 }
 # What shows those of several KV-cache groups: the digests of releases (tests/blis/test_release_digests.py).
 OF_GROUPS = {"windows_wait_for_flight", "window_admission_bounded", "windows_free_uncached_first"}
-SWITCHES = [field.name for field in fields(Behaviours) if field.name not in OF_RANKS | OF_DRAFTS | OF_GROUPS]
+# What shows that of an offload: the same digests.
+OF_OFFLOAD = {"offload_follows_requests"}
+ELSEWHERE = OF_RANKS | OF_DRAFTS | OF_GROUPS | OF_OFFLOAD
+SWITCHES = [field.name for field in fields(Behaviours) if field.name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("name", [*SWITCHES, "scheduler_reserve_full_isl"])

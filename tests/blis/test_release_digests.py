@@ -61,6 +61,7 @@ OF_DRAFTS = (
 )
 OF_GROUPS = ("windows_wait_for_flight", "window_admission_bounded", "windows_free_uncached_first")
 OF_PRIORITIES = ("exact_preemption_cursor", "priority_pass_outlives_preemption")
+OF_OFFLOAD = ("offload_follows_requests",)
 simulated: dict[tuple[str, EngineConfig], str] = {}
 traces: dict[tuple[str, int], RequestTrace] = {}
 
@@ -71,6 +72,7 @@ def unasked(spec: dict[str, Any], engine: EngineConfig) -> tuple[str, ...]:
         *OF_RANKS,
         *(() if engine.speculation else OF_DRAFTS),
         *(() if engine.kv_cache_groups else OF_GROUPS),
+        *(() if engine.offloading else OF_OFFLOAD),
         *(() if engine.scheduling_policy == "priority" else OF_PRIORITIES),
         *(() if engine.async_scheduling else ("decodes_once_more",)),
         *(() if engine.long_prefill_token_threshold else ("lone_prefill_uncapped",)),
