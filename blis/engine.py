@@ -91,7 +91,8 @@ class Engine:
             from blis_replay.blis.kernel import offloading
             from blis_replay.blis.offloading import new_offload
 
-            self._rules, self._offload = offloading, new_offload(self.state, engine, engine.offloading)
+            external = None if trace.external_tokens is None else trace.external_tokens[self.order]
+            self._rules, self._offload = offloading, new_offload(self.state, engine, engine.offloading, external)
 
     @property
     def _tables(self) -> tuple[Any, ...]:

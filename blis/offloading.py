@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from blis_replay.base.arrays import Int64s
 from blis_replay.base.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel import transfers as t
@@ -83,11 +84,16 @@ def offloaded(state: k.State, engine: EngineConfig) -> k.State:
 _FIRST_RANK = 1 << 20
 
 
-def new_offload(state: k.State, engine: EngineConfig, offloading: Offloading) -> t.Offload:
-    """What the kernel needs beside its state before the first arrival."""
+def new_offload(
+    state: k.State, engine: EngineConfig, offloading: Offloading, external_tokens: Int64s | None
+) -> t.Offload:
+    """What the kernel needs beside its state before the first arrival; ``external_tokens``: in the state's order."""
     requests, keys = len(state.facts), int(state.keys.max(initial=-1)) + 1
     most = min(offloading.cpu_blocks, keys) + requests
     at = np.zeros(1, t.PROGRESS)
+    table = np.zeros(requests, t.OFFLOADED)
+    if external_tokens is not None:
+        table["remote"] = external_tokens
     at["blocks"] = offloading.cpu_blocks
     at["by_request"] = engine.behaviours.offload_follows_requests
     for name in ("first_used", "last_used", "parked_first", "parked_last"):
@@ -100,7 +106,7 @@ def new_offload(state: k.State, engine: EngineConfig, offloading: Offloading) ->
         ways=ways,
         transfers=np.zeros((2, 1 << most.bit_length()), t.TRANSFER),
         seen=np.zeros((2, 2), np.int64),
-        requests=np.zeros(requests, t.OFFLOADED),
+        requests=table,
         refs=np.full(keys, t.ABSENT, np.int32),
         used_before=np.zeros(keys, np.int32),
         used_after=np.zeros(keys, np.int32),

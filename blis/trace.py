@@ -82,6 +82,7 @@ class BlockKeys:
 
 
 _COLUMNS = ("prompt_tokens", "prefill_tokens", "output_tokens", "abort_us")
+_OPTIONAL = ("priority", "pre_queue_us", "held_us", "external_tokens")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,9 @@ class RequestTrace:
     Teacher-forced, if not None: ``pre_queue_us`` (send to waiting queue) replaces the lifecycle's delay.  ``held_us``:
     time after that during which the scheduler ignores the request.  ``drafts``: drafted and accepted tokens of
     speculative decoding.
+
+    ``external_tokens``: leading prompt tokens that another server has computed (disaggregated prefill); those that are
+    not cached are loaded, as ``EngineConfig.offloading`` says, whose ``cpu_blocks`` are 0 then.
     """
 
     arrival_us: Int64s
@@ -108,10 +112,11 @@ class RequestTrace:
     pre_queue_us: Int64s | None = None
     held_us: Int64s | None = None
     drafts: Drafts | None = None
+    external_tokens: Int64s | None = None
 
     def __post_init__(self) -> None:
         n = len(self.arrival_us)
-        rows = {name: getattr(self, name) for name in (*_COLUMNS, "priority", "pre_queue_us", "held_us")}
+        rows = {name: getattr(self, name) for name in (*_COLUMNS, *_OPTIONAL)}
         rows["block_keys"] = None if self.block_keys is None else self.block_keys.start
         rows["drafts"] = None if self.drafts is None else self.drafts.start
         for name, values in rows.items():
@@ -123,6 +128,9 @@ class RequestTrace:
         _refuse(self.arrival_us < 0, "arrival_us is negative", "count from the first arrival")
         if self.held_us is not None:
             _refuse(self.held_us < 0, "held_us is negative", "0 holds nothing back")
+        if self.external_tokens is not None:
+            beyond = (self.external_tokens < 0) | (self.external_tokens > self.prompt_tokens)
+            _refuse(beyond, "external_tokens is not within 0 and prompt_tokens", "they are leading prompt tokens")
         _refuse(self.output_tokens < 1, "output_tokens is below 1", "every request yields at least one token")
         for name in ("prompt_tokens", "output_tokens"):
             _refuse(getattr(self, name) >= 2**31, f"{name} is 2^31 or more", "correct the number, or drop the request")
@@ -137,7 +145,7 @@ class RequestTrace:
 
     def part(self, chosen: slice | Bools) -> RequestTrace:
         """A trace with only the chosen requests, in the same order."""
-        named = ("arrival_us", *_COLUMNS, "priority", "pre_queue_us", "held_us")
+        named = ("arrival_us", *_COLUMNS, *_OPTIONAL)
         columns = {name: values[chosen] for name in named if (values := getattr(self, name)) is not None}
         keys, drafts = self.block_keys, self.drafts
         return replace(

@@ -73,7 +73,7 @@ class Engine:
     aborts: deque[tuple[int, str]]
     max_steps: int | None = None
     core: Any = None
-    offload: Offload | None = None
+    offload: Any = None
     kv_total: int = 0
     now_us: int = 0
     device_free_us: int = 0
@@ -147,13 +147,20 @@ def _build_engine(spec: dict[str, Any], max_steps: int | None) -> Engine:
     engine.core = make_core(spec["engine_args"], run, drafts)
     scheduler = engine.core.scheduler
     if "kv_offloading" in spec["engine_args"]:
-        engine.offload = Offload(engine.core, spec["engine_args"]["kv_offloading"][1:])
+        blocks, *times_us = spec["engine_args"]["kv_offloading"]
+        engine.offload = Offload(engine.core, times_us) if blocks else _remote(times_us)
     engine.kv_total = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     schedule, update = scheduler.schedule, scheduler.update_from_output
     _watch_preemptions(engine)
     scheduler.schedule = lambda *args: _note_schedule(engine, schedule, args)
     scheduler.update_from_output = lambda *args: _note_update(engine, update, args)
     return engine
+
+
+def _remote(times_us: list[int]) -> Any:
+    from oracle_remote import Remote
+
+    return Remote(times_us[:2])
 
 
 # --- the loop around the engine core's step, and the device --------------------------------------------------------

@@ -19,6 +19,10 @@ def transfer_config(args: dict[str, Any]) -> Any:
 
     from vllm.config import KVTransferConfig
 
+    if args["kv_offloading"][0] == 0:  # what is loaded comes from another server
+        return KVTransferConfig(
+            kv_connector="RemoteConnector", kv_connector_module_path="oracle_remote", kv_role="kv_consumer"
+        )
     page = 2 * 4 * 16 * 2 * args["block_size"]  # keys and values, heads, their size, two bytes
     size = -(-page // mmap.PAGESIZE) * mmap.PAGESIZE * args["kv_offloading"][0]
     return KVTransferConfig(

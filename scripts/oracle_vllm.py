@@ -318,11 +318,14 @@ def make_request(spec: dict[str, Any], core: Any) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
+    given = {} if "external_tokens" not in spec else {"external_tokens": spec["external_tokens"]}
     tokens = [tag * TOKEN_TAG_STRIDE + start + j for tag, start, n in spec["prompt"] for j in range(n)]
     return Request(
         request_id=spec["request_id"],
         prompt_token_ids=tokens,
-        sampling_params=SamplingParams(max_tokens=spec["output_tokens"], ignore_eos=True),
+        sampling_params=SamplingParams(
+            max_tokens=spec["output_tokens"], ignore_eos=True, extra_args={"kv_transfer_params": given}
+        ),
         pooling_params=None,
         arrival_time=float(spec["arrival_us"]),
         priority=spec["priority"],

@@ -174,6 +174,19 @@ def offloading_spec(seed: int, index: int) -> Spec:
     return spec
 
 
+def remote_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`, whose prompts another server has computed, in part or whole."""
+    spec = offloading_spec(seed, index)
+    rng = np.random.default_rng([seed, index, 7])
+    spec["engine_args"]["kv_offloading"] = [0, *_pick(rng, [[1, 0], [100, 50], [3000, 1000]]), 0, 0]
+    whole = _pick(rng, [0.0, 0.5, 1.0])
+    for request in spec["requests"]:
+        prompt = _tokens(request["prompt"])
+        request["external_tokens"] = prompt if rng.random() < whole else int(rng.integers(0, prompt + 1))
+    spec["scenario"] = f"remote-{seed}-{index:05d}"
+    return spec
+
+
 # The random series, by the first part of a workload's name.
 SERIES = {
     "rand": random_spec,
@@ -182,6 +195,7 @@ SERIES = {
     "groups": grouped_spec,
     "states": state_spec,
     "offload": offloading_spec,
+    "remote": remote_spec,
 }
 
 

@@ -64,6 +64,7 @@ from blis_replay.blis.kernel.transfers import (
     LOADS,
     STORES,
     Offload,
+    add_transfer,
     begin_transfers,
     external_blocks,
     load,
@@ -193,7 +194,9 @@ def admit_waiting(state: State, flight: Flight, offload: Offload, budget: int) -
         row = state.free_rows[at.free_rows - 1]
         hits, free_hits, extents = find_cached_blocks(state, request, row)
         external, held = external_blocks(state, offload, request, hits), hits - free_hits
-        computed = (hits + external) * config.block_size
+        computed, own = (hits + external) * config.block_size, offload.requests[request]
+        if own.remote > hits * config.block_size:
+            external, computed = blocks_for(state, own.remote) - hits, own.remote
         if external == NONE:
             leave_queue(state, request)
             offload.skipped[skipped] = request
@@ -206,7 +209,11 @@ def admit_waiting(state: State, flight: Flight, offload: Offload, budget: int) -
                 leave_queue(state, request)
                 hold_prefix(state, request, row, hits, extents)
                 park(state, flight, offload, request, computed)
-                load(state, offload, request, hits, hits + external)
+                if own.remote > 0:
+                    add_transfer(offload, LOADS, request, 0, 0, external)
+                else:
+                    load(state, offload, request, hits, hits + external)
+                own.remote = 0
         else:
             tokens = tokens_of_admission(state, request, computed, budget)
             short = tokens == 0 or lacks_blocks(state, request, 0, computed + tokens, held)
@@ -214,6 +221,7 @@ def admit_waiting(state: State, flight: Flight, offload: Offload, budget: int) -
                 enter_running(state, request, row, hits, extents)
                 state.requests[request].computed = computed
                 flight.requests[request].cached = computed
+                own.remote = 0
                 run_admitted(state, flight, request, tokens)
                 budget -= tokens
     for i in range(skipped):
@@ -335,7 +343,7 @@ def _run_batch(state: State, flight: Flight, offload: Offload, duration_us: int)
     at.waiting_depth += cpu.parked
     tokens = put_in_flight(state, duration_us)
     at.waiting_depth -= cpu.parked
-    begin_transfers(offload, LOADS, offload.ways[LOADS].added, at.device_free_us)
+    begin_transfers(offload, LOADS, offload.ways[LOADS].added, launch_us if cpu.blocks == 0 else at.device_free_us)
     see_transfers(offload, launch_us, at.in_flight - 1)
     at.steps_without_token = 0 if batch.first_tokens > 0 else at.steps_without_token + 1
     at.step += 1

@@ -39,7 +39,7 @@ STORES, LOADS = range(2)
 class OffloadProgress:
     """What is on the CPU, and where the transfers stand."""
 
-    blocks: i64  # that the CPU has room for
+    blocks: i64  # that the CPU has room for, 0: what is loaded comes from another server
     used: i64
     evictable: i64  # of those, blocks that no transfer needs
     first_used: i64  # key of the block used longest ago, and of the one used last
@@ -91,6 +91,7 @@ class OffloadedRequest:
     loaded: i32  # 1: its parked blocks are loaded, 2: and can be looked up
     final: i32  # leading blocks offered when it is done
     rank: i32  # of what it accesses, 0: nothing yet
+    remote: i32  # leading tokens that another server has computed, until they are asked for
 
 
 PROGRESS, WAY, TRANSFER, OFFLOADED = map(dtype_of, (OffloadProgress, Way, Transfer, OffloadedRequest))
@@ -276,7 +277,7 @@ def load(state: State, offload: Offload, request: int, first: int, end: int) -> 
 def store(state: State, offload: Offload, request: int, end: int, runs: bool) -> None:
     """Offer the first ``end`` blocks of a request to the CPU, but those offered before; ``runs``: it holds them."""
     at, own, this = offload.at, offload.requests[request], state.requests[request]
-    if end <= own.offered:
+    if end <= own.offered or at.blocks == 0:
         return
     at.offers += 1
     lacks = 0

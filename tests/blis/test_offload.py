@@ -69,6 +69,23 @@ def test_a_client_that_gives_up_during_its_load_leaves_the_blocks_until_it_ends(
     simulate(trace, SMALL, TEN_MS)
 
 
+def test_tokens_of_another_server_are_loaded_and_the_last_one_is_computed() -> None:
+    """All 48 tokens of a prompt come from elsewhere: three blocks in 2 + 3 * 1 ms, from its first turn on.
+
+    The turn of 5.0 ms sees the end of the load, and that of 6.0 ms computes the last token once more.
+    """
+    remote = replace(SMALL, offloading=replace(SMALL.offloading, cpu_blocks=0))  # type: ignore[type-var]
+    trace = replace(make_trace([0], [48], [1]), external_tokens=np.array([48]))
+    result = simulate(trace, remote, TEN_MS)
+    assert result.steps["start_us"].tolist() == [6_000]
+    assert result.steps["prefill_tokens"].tolist() == [1]
+    assert result.cached_tokens.tolist() == [47]
+    with pytest.raises(TraceError, match="offloading with cpu_blocks 0"):
+        simulate(trace, SMALL, TEN_MS)
+    with pytest.raises(TraceError, match="request 0: external_tokens is not within 0 and prompt_tokens"):
+        replace(trace, external_tokens=np.array([49]))
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -49,8 +49,10 @@ def test_the_groups_of_a_release_were_compared_where_its_pack_says_so() -> None:
 
 
 def test_the_offload_of_a_release_was_compared_where_its_pack_says_so() -> None:
-    kept = {release for release, names in DIGESTS.items() if any(name.startswith("offload-") for name in names)}
-    assert {release for pack in engine_packs() for release in pack.offloading} == kept
+    """To CPU memory, and from another server."""
+    said = {release for pack in engine_packs() for release in pack.offloading}
+    for series in ("offload-", "remote-"):
+        assert {release for release, names in DIGESTS.items() if any(name.startswith(series) for name in names)} == said
 
 
 # What one engine never asks, and what it asks only where somebody drafts, gives up, or has certain arguments.
