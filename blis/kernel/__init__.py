@@ -9,6 +9,7 @@ Each module implements sections of the scheduler's semantics (research/engine.md
 - ``schedule``: one ``schedule()`` call (sections 2 and 3).
 - ``loop``: the engine loop (sections 1, 7 and 9).
 - ``drafting``: schedule and loop with speculative decoding.
+- ``offloading``, ``transfers``: schedule and loop with an offload to CPU memory, and what goes there and back.
 - ``step_time``: how long a batch takes.
 
 May import: base.

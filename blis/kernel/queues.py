@@ -51,7 +51,7 @@ def go_first(state: State, request: int) -> None:
     if state.config.priority_policy == 0:
         facts = state.facts[request]
         if state.at.waiting_depth > 0:
-            facts.rank = state.heap[0] - 1
+            facts.rank = max(state.heap[0] - 1, 0)  # ``blis.offloading`` leaves a million ranks
         state.by_rank[facts.rank] = request
 
 

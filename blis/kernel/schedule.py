@@ -76,7 +76,7 @@ def prefill_cap(state: State) -> int:
     if cap == 0:
         return 0
     requests = state.at.running_depth + state.at.waiting_depth
-    if config.lone_prefill_uncapped == 1 and requests == 1:
+    if config.lone_prefill_uncapped == 1 and requests <= 1:
         return 0
     if config.adaptive_threshold == 1:
         return max(cap, config.max_num_batched_tokens // requests)

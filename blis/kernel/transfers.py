@@ -90,8 +90,8 @@ class OffloadedRequest:
     transfers: i32  # that have not been acted on
     loaded: i32  # 1: its parked blocks are loaded, 2: and can be looked up
     final: i32  # leading blocks offered when it is done
-    rank: i32  # of what it accesses, 0: nothing yet
-    remote: i32  # leading tokens that another server has computed, until they are asked for
+    rank: i64  # of what it accesses, 0: nothing yet
+    remote: i64  # leading tokens that another server has computed, until they are asked for
 
 
 PROGRESS, WAY, TRANSFER, OFFLOADED = map(dtype_of, (OffloadProgress, Way, Transfer, OffloadedRequest))
