@@ -170,6 +170,10 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
     offloading = _offloading(value)
     if offloading is not None and not why_not_offloaded(config):
         config = replace(config, offloading=offloading)
+    elif dict(mode.engine).get("kv_offloading_size"):
+        raise UnreplayableError(
+            f"{recording.slug}: kv_offloading_size; in the replay {_NOT_SIMULATED['kv_offloading_size'][1]}"
+        )
     return ReplayedEngine(recording, config, fitted_scheduling)
 
 

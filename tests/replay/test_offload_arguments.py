@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from recordings import make_recording
 
+from blis_replay.base.errors import UnreplayableError
 from blis_replay.blis.offloading import offloading_of
 from blis_replay.blis.trace import Offloading
 from blis_replay.ingest.recording import Recording
@@ -74,3 +75,5 @@ def test_what_if_takes_an_offload() -> None:
     assert parse_engine_value("kv_offloading_size", "8") == 8.0
     mode = ReplayMode(engine=tuple(OFFLOAD.items()))
     assert replayed_engine(with_arguments(), mode).config.offloading == Offloading(4_096, 100, 40, 120, 60)
+    with pytest.raises(UnreplayableError, match=r"kv_offloading_size; .*simulated where kv_offloading_costs are known"):
+        replayed_engine(with_arguments(), ReplayMode(engine=(("kv_offloading_size", 8.0),)))
