@@ -379,7 +379,7 @@ def _named_points(whatif: WhatIf) -> list[tuple[str, WhatIfPoint]]:
 
 
 def _overloads(whatif: WhatIf) -> Block:
-    """Which points cannot keep up with the requests; what is lower there is no gain."""
+    """Points that cannot keep up with the requests, so that lower latencies there mean less work."""
     why = (
         "its queue grows to the end, so TTFT, E2E and rates depend on the length of the run; no change of them is given"
     )

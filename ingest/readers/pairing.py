@@ -152,8 +152,8 @@ def _runs(client: pl.DataFrame, files: NDArray[np.str_] | None) -> list[tuple[in
 def _by_numbers(runs: list[tuple[int, int]], client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     """The server's row whose id has number n is the n-th of a run of the client's, by the beginning of such ids.
 
-    Each run of ``vllm bench serve`` begins its ids anew and numbers from 0.  Which beginning is which run's is told by
-    the prompts, and by the clocks: all runs of a client are equally far from the server's.
+    Each run of ``vllm bench serve`` begins its ids anew and numbers from 0.  The prompts say which
+    beginning is which run's, and so do the clocks: all runs of a client are equally far from the server's.
     """
     ids = pl.col("request_id")
     parts = server.select(

@@ -52,7 +52,7 @@ def test_ranks_are_replayed_and_judged() -> None:
 @pytest.mark.parametrize(
     ("model", "arguments", "words"),
     [
-        ("some/Model", {}, "2 ranks, each by itself, behind vLLM's balancer with 1 front ends"),
+        ("some/Model", {}, "2 ranks on devices of their own, each by itself, behind vLLM's balancer with 1 front ends"),
         ("mistralai/Mixtral-8x7B-v0.1", {}, "in lockstep, as the model has experts (by its name)"),
         ("Qwen/Qwen3-30B-A3B", {}, "in lockstep, as the model has experts (by its name)"),
         ("some/Model", {"mixture_of_experts": True}, "in lockstep, as the model has experts, behind"),

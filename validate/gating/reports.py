@@ -208,16 +208,18 @@ def _errors(report: GateReport) -> Table:
 
 
 def _grown(report: GateReport) -> dict[str, str]:
-    """By slug, which |error| grew and by how many points: of the worst outcome the largest."""
+    """By slug, which |error| grew and by how many points: of the worst outcome what grew, or may have, most."""
     grown: dict[str, str] = {}
     for judgement in report.judgements:
         known = [(c, c.value) for c in judgement.checks if c.rule == "regression" and c.value is not None]
         if known:
-            check, points = max(
-                known, key=lambda one: (-VERDICTS.index(one[0].outcome), (one[0].interval or one[1:])[-1])
-            )
+            check, points = max(known, key=lambda one: (-VERDICTS.index(one[0].outcome), _may_have_grown(*one)))
             grown[judgement.slug] = f"{cell_name(check.metric, check.statistic)} {100 * points:+.2f}"
     return grown
+
+
+def _may_have_grown(check: Check, value: float) -> float:
+    return check.interval[1] if check.interval is not None and check.outcome == "UNDECIDED" else value
 
 
 def _error(judgement: Gated, cell: tuple[str, str]) -> Cell:
