@@ -49,10 +49,10 @@ class IngestOutcome:
     steps: int
     iterations: int
     findings: int
-    unusable: str
     rejected: int
     bytes: int
     seconds: float
+    unusable: str = ""
     engine_given_before: str = ""
     left_out: str = ""
     not_used: str = ""

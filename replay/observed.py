@@ -163,9 +163,10 @@ def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
         return _between(anchors, recording), f"recorded: {len(anchors):,} {of}"
     rows = recording.requests.where("status = 'ok' AND output_tokens > 1 AND e2e_us > ttft_us").frame()
     if len(rows) < MIN_REQUESTS:
+        few = f"{len(rows)} requests with latencies are too few for them" if len(rows) else "no request has latencies"
         raise ReplayError(
-            f"{recording.alias}: step cycles were not recorded, and {len(rows)} requests with their latencies do not "
-            "tell them; record steps (`blis-replay record`) or per-request latencies"
+            f"{recording.alias}: step cycles were not recorded, and {few}; record steps (`blis-replay record`) or "
+            "per-request latencies"
         )
     return _from_latencies(rows), f"recorded: solved from the decode times of {len(rows):,} requests, second by second"
 

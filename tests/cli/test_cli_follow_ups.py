@@ -57,7 +57,10 @@ def test_every_command_that_attribute_prints_runs_as_it_stands(
     for factor in (0.8, 1.25):
         release = wrong_release(planted, line(intercept=factor))
         commands = _printed(run, planted.recording, release, "longer" if factor > 1 else "less time")
-        assert {command.split(" -")[0] for command in commands} == {"coefficients test", "calibrate"}
+        assert {command.split(" -")[0] for command in commands} == {
+            "coefficients test 1b-general",
+            "calibrate 1b-general",
+        }
         printed |= commands
     for command in printed:
         words = shlex.split(re.split(r" (?=TTFT|E2E|ITL)", command)[0])
@@ -89,7 +92,7 @@ def test_the_command_after_a_fit_names_a_file_with_a_blank_and_the_store(run: Ru
     STORE_DEFAULT.rename("my store.duckdb")
     fitted = run("calibrate", "1b-general", "--out", "my fit.yaml", "--store", "my store.duckdb")
     command = re.findall(r"^ +blis-replay (.*)$", fitted.out, flags=re.M)[-1]
-    assert command == "validate --experiment 1b-general --coefficients 'my fit.yaml' --store 'my store.duckdb'"
+    assert command == "validate 1b-general --coefficients 'my fit.yaml' --store 'my store.duckdb'"
     judged = run(*shlex.split(command))
     assert judged.code == 0
     assert "--coefficients 'my fit.yaml' --store 'my store.duckdb'" in " ".join(judged.out.split())
@@ -105,7 +108,7 @@ def test_the_command_of_whatif_names_the_coefficients_and_the_store(run: Run, as
     given = ["--coefficients", "my fit.yaml", "--store", "my store.duckdb"]
     printed = run("simulate", "1b-general", *asked, *given).out
     (command,) = re.findall(r"^ +blis-replay (.*)$", printed, flags=re.M)
-    assert command == "validate --experiment 1b-general --coefficients 'my fit.yaml' --store 'my store.duckdb'"
+    assert command == "validate 1b-general --coefficients 'my fit.yaml' --store 'my store.duckdb'"
     assert run(*shlex.split(command)).code == 0
 
 

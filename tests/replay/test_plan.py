@@ -341,7 +341,7 @@ class TestObserved:
     @pytest.mark.parametrize(
         ("recorded", "mode", "complaint"),
         [
-            ({}, "step_time", "step cycles were not recorded, and 0 requests with their latencies do not tell"),
+            ({}, "step_time", "step cycles were not recorded, and no request has latencies"),
             ({}, "pre_queue", "step cycles were not recorded"),
             ({}, "output_processing", "the way of a token to the client was not recorded for any request"),
             (TRACED, "output_processing", "do not tell when a token left the engine; record journeys"),

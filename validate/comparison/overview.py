@@ -76,7 +76,7 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
         ),
         Table("", _JUDGED, gated),
         Block(_means([c.judgement for c in ordered])),
-        *([Table("overloaded: judged by what was served (unqueued: not queued)", _SERVED, apart)] if apart else []),
+        *([Table("overloaded: judged by what was served (unqueued: without a wait)", _SERVED, apart)] if apart else []),
         *([RECONSTRUCTED] if any(c.recording.ground_truth != "recorded" for c in comparisons) else []),
         Block(_reasons(ordered, not_judged)),
     ]

@@ -204,6 +204,7 @@ def attribute(
     estimates = partial(_estimates, request_order(run.recording, chosen, e2e_us), answers, observed)
     causes = tuple(Cause(component, estimates(-row)) for component, row in zip(components, weights, strict=True))
     lost = tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric)
+    error = _errors(first, observed, errors or {})
     return Attribution(
         slug=recording.slug,
         alias=recording.alias,
@@ -213,9 +214,10 @@ def attribute(
         replays=len(answers),
         observed_us=tuple(map(float, observed.numbers_us)),
         simulated_us=tuple(map(float, first.numbers_us)),
-        error=_errors(first, observed, errors or {}),
+        error=error,
         causes=causes,
-        residual=estimates(np.eye(len(answers))[-1], less_observed=True),
+        # Where nothing was replaced, all of an error is left, with its interval.
+        residual=estimates(np.eye(len(answers))[-1], less_observed=True) if causes else error,
         standings=(*(_standing(cause, observed.numbers_us) for cause in causes), *standings),
         unusable={f"{m} {s}": forbidden[m, s].message for m, s in QUANTITIES if (m, s) in forbidden},
         lost=lost,

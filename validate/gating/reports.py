@@ -113,7 +113,7 @@ def _unchanged_and_rule(report: GateReport) -> list[str]:
     if report.baseline is None or not judged:
         return []
     of, same = report.policy.regression, len(judged) - len(changed(report))
-    equal = f"{same} of {len(judged)} errors are those of the baseline to the last digit"
+    equal = f"{same} of {len(judged)} errors did not change at all"
     return [
         *([f"against {report.baseline.name}: {equal}"] if same else []),
         f"regression: FAIL if an |error| grew by more than {100 * of.margin:g} points, and its whole "

@@ -70,7 +70,7 @@ def worst_html(worst: Worst, href: str) -> str:
         link = f'<a href="{href}" data-window="{window}">timeline at {sent_us / 1e6:.1f} s</a>'
         cells.append(f'<td class="strip">{lanes}</td><td class="text">{link}</td>')
     left_out = f"; {worst.left_out:,} requests without all stamps are left out" if worst.left_out else ""
-    note = f"observed above simulated, from the send on{left_out}"
+    note = f"top bar observed, bottom bar simulated, from the send on{left_out}"
     table = Table("Requests that are off by most", _COLUMNS, rows, note=note)
     named = (f'<span><i style="background: var(--{_COLOURS[name]})"></i>{name}</span>' for name in worst.segments)
     return f'{html(table, f"0 to {time_text(latest_us.max())}", cells)}<p class="legend">{" ".join(named)}</p>'
