@@ -51,7 +51,7 @@ def away(recording: Recording) -> tuple[Away, ...]:
 
     At once: known to fail, without a time-out, in less time than any request that was served took to its first token,
     or to its end.  An overloaded server refuses some as quickly, but has others in flight meanwhile.  Where a client
-    does not write how long a failure took, only those count that are the run's last, behind every answer.
+    does not write how long a failure took, only those count that are behind every answer, if they are most of these.
     """
     requests = recorded_requests(recording)
     if failed_requests(requests).height < _FEWEST_REFUSED:
@@ -61,15 +61,16 @@ def away(recording: Recording) -> tuple[Away, ...]:
     quickest_us = served.select(pl.coalesce("ttft_us", "e2e_us").min()).item()
     if quickest_us is None:
         return ()  # nothing says how soon this server answers
-    at_once = pl.col("status").eq_missing("error") & (pl.col("e2e_us") < quickest_us).fill_null(True)
-    unknown = of_all["e2e_us"].is_null().to_numpy()
     sent_us, arrival_us = served["arrival_us"].to_numpy(), of_all["arrival_us"].to_numpy()
     end_us = sent_us + served["e2e_us"].to_numpy()
+    unknown = (of_all["status"].eq_missing("error") & of_all["e2e_us"].is_null()).to_numpy()
+    behind = unknown & (arrival_us >= end_us.max())
+    # A server that ends takes few with it, one that collapses under its load many.
+    behind &= 2 * int((unknown & ~behind).sum()) <= int(behind.sum())
+    quick = of_all.select(pl.col("status").eq_missing("error") & (pl.col("e2e_us") < quickest_us).fill_null(False))
     found = []
-    for first, last in stretches(of_all.select(at_once).to_series().to_numpy()):
-        if unknown[first : last + 1].any():
-            first = max(first, int(np.searchsorted(arrival_us, end_us.max()))) if last == len(arrival_us) - 1 else last
-        from_us, until_us = int(arrival_us[min(first, last)]), int(arrival_us[last])
+    for first, last in stretches(quick.to_series().to_numpy() | behind):
+        from_us, until_us = int(arrival_us[first]), int(arrival_us[last])
         in_flight = (sent_us <= until_us) & (end_us > from_us)
         if last - first + 1 >= _FEWEST_REFUSED and not in_flight.any():
             found.append(Away(from_us, until_us, last - first + 1))

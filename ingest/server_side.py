@@ -73,7 +73,8 @@ class ServerSide:
             return replace(traced, prefix=self._logged_prompts(np.arange(len(self.logged)), len(self.logged)))
         self.spans = traced.frame
         kind = traced.clock_kind
-        self.pairing = paired(client.frame, self.spans, kind, client.clock_kind == kind == "monotonic", files)
+        alike = client.clock_kind == kind
+        self.pairing = paired(client.frame, self.spans, kind, alike and kind == "monotonic", files, alike)
         self._note_pairing(self.pairing, used)
         logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
         return replace(client, rows=rows_of(self.pairing.frame), prefix=logged or client.prefix)

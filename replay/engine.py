@@ -167,13 +167,17 @@ def replayed_engine(recording: Recording, mode: ReplayMode, entry: ModelEntry | 
         mixture_of_experts=_has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False)),
         **release_arguments(value),
     )
-    offloading = _offloading(value)
+    offloading, asked = _offloading(value), dict(mode.engine)
     if offloading is not None and not why_not_offloaded(config):
         config = replace(config, offloading=offloading)
-    elif dict(mode.engine).get("kv_offloading_size"):
+        if "block_size" in asked and "kv_offloading_costs" not in asked:
+            raise UnreplayableError(f"{recording.slug}: kv_offloading_costs are of blocks of another size; give both")
+    elif asked.get("kv_offloading_size"):
         raise UnreplayableError(
             f"{recording.slug}: kv_offloading_size; in the replay {_NOT_SIMULATED['kv_offloading_size'][1]}"
         )
+    elif "kv_offloading_costs" in asked:
+        raise UnreplayableError(f"{recording.slug}: kv_offloading_costs without an offload; give kv_offloading_size")
     return ReplayedEngine(recording, config, fitted_scheduling)
 
 
@@ -260,7 +264,8 @@ def _offloading(arguments: Mapping[str, object]) -> Offloading | None:
     """The offload of KV blocks that the arguments ask for, if what it takes is known, and its release was compared."""
     choice = choose_pack(str(arguments.get("vllm_version", "")))
     compared = "vllm_version" in arguments and choice.release in choice.pack.offloading
-    if not compared or not arguments.get("kv_offloading_size"):
+    native = arguments.get("kv_offloading_backend", "native") == "native"
+    if not (compared and native and arguments.get("kv_offloading_size")):
         return None
     from blis_replay.blis.offloading import offloading_of
 
@@ -317,6 +322,8 @@ def left_out(
     arguments.pop("kv_cache_groups", None)
     if config.offloading is None:  # beside what it is not simulated with
         arguments.pop("kv_offloading_costs", None)
+    if not arguments.get("kv_offloading_size"):
+        arguments.pop("kv_offloading_size", None)
     if kinds is not None and not alike and not (embedded and config.kv_cache_groups):
         arguments["kv_cache_groups"] = kinds
     return not_simulated(arguments, embedded)

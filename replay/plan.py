@@ -127,6 +127,11 @@ def plan_replay(recording: Recording, mode: ReplayMode, entry: ModelEntry | None
         recording, mode = of_summary(recording, mode)
     engine = replayed_engine(recording, mode, entry)  # first: blocks are counted in its terms
     trace, basis = request_trace(engine.recording, mode)
+    if engine.config.offloading is not None and trace.block_keys is None:
+        raise UnreplayableError(
+            f"{recording.slug}: an offload of KV blocks, and the recording does not say which prompts share blocks; "
+            "leave out kv_offloading_size"
+        )
     basis |= engine.basis
     sessions, cycles, delivery_us = None, None, None
     if mode.loop is not None:

@@ -90,11 +90,11 @@ def _away(recording: Recording) -> Iterator[Finding]:
         from_s, until_s = stretch.from_us / 1e6, stretch.until_us / 1e6
         message = (
             f"no server was there for {stretch.requests:,} requests, sent from second {from_s:.1f} to {until_s:.1f}: "
-            "each was refused at once, and nothing was answered meanwhile; the others are judged, and where the server "
-            "started again its caches were empty"
+            "each was refused at once, or has no answer behind the last one of the run, and nothing was answered "
+            "meanwhile; the others are judged, and where the server started again its caches were empty"
         )
         measured: Measured = {"requests": stretch.requests, "from_s": from_s, "until_s": until_s}
-        rule = "five or more in a row fail quicker than any first token came, and nothing else is in flight meanwhile"
+        rule = "five or more in a row fail quicker than any first token, or behind the last answer; none is in flight"
         yield Finding(CHECK, "note", "", message, measured, rule)
 
 

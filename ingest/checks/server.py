@@ -62,7 +62,7 @@ def check_metrics(recording: Recording, context: Context) -> list[Finding]:
     findings = []
     if agree:
         others = any(replace(pair, most_us=pair.server_us).way_us for pair in agree)
-        how = "may agree, as the server's are of requests of others too" if others else "agree"
+        how = "do not contradict each other, as the server's are of other clients' requests too" if others else "agree"
         said = ", ".join(pair.said() for pair in agree)
         message = f"mean latencies of client and server {how}: {said}{_parts(recording)}"
         findings.append(Finding(METRICS_CHECK, "note", "", message, _measured(agree), METRICS_RULE))

@@ -93,6 +93,7 @@ def paired(
     clock_kind: str,
     one_clock: bool = False,
     files: NDArray[np.str_] | None = None,
+    alike: bool = False,
 ) -> Pairing:
     """Pair requests by their ids, else by what is unique of them; at least two pairs, or none.
 
@@ -101,9 +102,9 @@ def paired(
     numbers in the server's ids count the requests of a client's run in the order of its file, if the prompts agree.
     Else lengths and the pattern of arrivals decide, if exactly one offset between the clocks fits.  ``one_clock``:
     both may have read the monotonic clock of one host, which holds if nearly every request then came right after it
-    was sent.
+    was sent.  ``alike``: both have read clocks of one kind, which are hardly apart.
     """
-    numbered = partial(_by_numbers, _runs(client, files))
+    numbered = partial(_by_numbers, _runs(client, files), alike)
     ways: dict[str, Callable[[pl.DataFrame, pl.DataFrame], Int64s]]
     ways = {BY_IDS: _by_ids, BY_NUMBERS: numbered, BY_CLOCK: _by_clock, BY_CONTENT: _by_content}
     for how, rows_of in ways.items():
@@ -149,11 +150,12 @@ def _runs(client: pl.DataFrame, files: NDArray[np.str_] | None) -> list[tuple[in
     return list(pairwise([*np.flatnonzero(begins).tolist(), client.height]))
 
 
-def _by_numbers(runs: list[tuple[int, int]], client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
+def _by_numbers(runs: list[tuple[int, int]], alike: bool, client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     """The server's row whose id has number n is the n-th of a run of the client's, by the beginning of such ids.
 
     Each run of ``vllm bench serve`` begins its ids anew and numbers from 0.  The prompts say which
-    beginning is which run's, and so do the clocks: all runs of a client are equally far from the server's.
+    beginning is which run's, and so do the clocks: all runs of a client are equally far from the server's.  Where
+    another distance fits as many requests, it is the shorter one of clocks that are ``alike``, and else not known.
     """
     ids = pl.col("request_id")
     parts = server.select(
@@ -173,9 +175,15 @@ def _by_numbers(runs: list[tuple[int, int]], client: pl.DataFrame, server: pl.Da
         if len(more) > 0 and int((more == more.mode()[0]).sum()) >= _AGREE * int(pairs.sum()):
             ahead_us = (of["sent_us"] - by["sent_us"]).min()
             fits.append((0 if ahead_us is None else int(ahead_us), rows))  # type: ignore[arg-type]  # integers
-    fits.sort(key=lambda fit: -int((fit[1] >= 0).sum()))
-    tries = [_together([rows for ahead_us, rows in fits if abs(ahead_us - one) <= _ONE_CLOCK_US]) for one, _ in fits]
-    return max(tries, key=lambda rows: int((rows >= 0).sum()), default=_nothing(server))
+    fits.sort(key=lambda fit: (-int((fit[1] >= 0).sum()), abs(fit[0])))
+    tries = [
+        (one, _together([rows for ahead_us, rows in fits if abs(ahead_us - one) <= _ONE_CLOCK_US])) for one, _ in fits
+    ]
+    most = max((int((rows >= 0).sum()) for _, rows in tries), default=0)
+    best = sorted(((one, rows) for one, rows in tries if (rows >= 0).sum() == most), key=lambda fit: abs(fit[0]))
+    if not best or (not alike and abs(best[-1][0] - best[0][0]) > _ONE_CLOCK_US):
+        return _nothing(server)
+    return best[0][1]
 
 
 def _together(fits: Sequence[Int64s]) -> Int64s:

@@ -433,7 +433,7 @@ def test_growth_is_of_the_check_that_decides_and_of_its_own_experiment(store: St
     fails = Check("regression", "same", "itl", "mean", "FAIL", "", 0.0096, 0.005, (0.001, 0.011))
     answer = gate_answer(with_checks(store, undecided, fails))
     table = next(part for part in answer.page if isinstance(part, Table))
-    place = table.names.index("grew, pts")
+    place = table.names.index("change, pts")
     assert [row[place] for row in table.rows] == ["+0.50", "ITL +0.96", None]
 
 

@@ -95,17 +95,21 @@ def explain_verb(
     with open_for_reading(store_path) as store, progress_line("replaying") as progress:
         slugs = named_experiments(store, names)
         release = release_for(coefficients, slugs)
+        of_slug = repeats_of(store, slugs, repeats)
+        compared = {
+            slug: with_repeats(compare_experiment(store, slug, release, mode, window), of_slug.get(slug))
+            for slug in slugs
+        }
         if len(slugs) > 1:
             from blis_replay.validate.comparison.sweep import below_sweep, one_sweep
 
-            sweep = one_sweep([compare_experiment(store, slug, release, mode, window) for slug in slugs])
+            sweep = one_sweep([*compared.values()])
             slugs = [sweep.levels[sweep.decides].slug]
         recording = read_stored(store, slugs[0])
         selection = Selection(window=window)
         chosen = observed_requests(recording) & selection.of(recording.requests)
         gaps = pooled_gaps(store, recording.slug, chosen)
-        judged = compare_experiment(store, recording.slug, release, mode, window)
-        judged = with_repeats(judged, repeats_of(store, [recording.slug], repeats).get(recording.slug))
+        judged = compared[recording.slug]
         attribution = attribute(
             recording,
             release,

@@ -30,7 +30,8 @@ ALIKE = 1.5  # only steps within this factor of the usual show which cost is wro
 SURE = 0.975  # share of the draws in which the best explanation must win
 MIN_PACE = 0.02  # a factor nearer to 1 is not one of a machine
 OTHER_PACE = 0.223  # natural logarithm of 1.25: the pace of machines that others use moves by a tenth
-STRETCH_S = 3  # seconds; what is shorter is a stall
+STRETCH = 3  # parts, of a second at least; what is shorter is a stall
+MOST_PARTS = 300
 MIN_ALL_ALONG = 0.4  # share of a factor that must be left in each quarter of the run
 
 
@@ -49,8 +50,8 @@ class Stretch:
     def words(self) -> str:
         """When, and by how much."""
         return (
-            f"from second {self.from_s:,.0f} to {self.until_s:,.0f} they take {self.factor:.2f} times what they take "
-            "in the rest of the run, beside the coefficients"
+            f"from second {self.from_s:,.0f} to {self.until_s:,.0f} equal batches take {self.factor:.2f} times what "
+            "they take in the rest of the run"
         )
 
 
@@ -150,8 +151,13 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
 
 
 def stretch_of(steps: ForcedSteps) -> Stretch | None:
-    """The part of a run whose pace differs most from that of the rest: at least by a quarter, for three seconds."""
-    second, part = np.unique(steps.start_us // 1_000_000, return_inverse=True)
+    """The part of a run whose pace differs most from that of the rest: at least by a quarter, for three seconds.
+
+    Of a run beyond five minutes for a hundredth of it: the search takes the square of the number of parts.
+    """
+    part_us = max(1_000_000, int(np.ptp(steps.start_us)) // MOST_PARTS) if len(steps.start_us) else 1_000_000
+    number, part = np.unique(steps.start_us // part_us, return_inverse=True)
+    second = number * part_us / 1e6
     sums = (np.bincount(part, of_steps.astype(np.float64)) for of_steps in (steps.observed_us, steps.modelled_us))
     pace = np.log(np.divide(*sums))
     found = []
@@ -159,9 +165,9 @@ def stretch_of(steps: ForcedSteps) -> Stretch | None:
     for begin, end in pairwise([0, *places, len(pace)]):
         inside = np.zeros(len(pace), np.bool_)
         inside[begin:end] = True
-        if STRETCH_S <= end - begin <= len(pace) / 2:
-            apart = float(np.median(pace[inside]) - np.median(pace[~inside]))
-            found.append((abs(apart), Stretch(float(second[begin]), float(second[end - 1]) + 1, float(np.exp(apart)))))
+        if STRETCH <= end - begin <= len(pace) / 2:
+            apart, until_s = float(np.median(pace[inside]) - np.median(pace[~inside])), second[end - 1] + part_us / 1e6
+            found.append((abs(apart), Stretch(float(second[begin]), float(until_s), float(np.exp(apart)))))
     largest, stretch = max(found, key=lambda one: one[0], default=(0.0, None))
     return stretch if largest >= OTHER_PACE else None
 

@@ -207,9 +207,12 @@ def to_try(recording: Recording, mode: ReplayMode, *, may_be_warm: bool = False)
     stated, seen = engine_values(recording), _seen(recording.steps)
     cached = recording.requests["cached_prompt_tokens"]
     hits_known = not cached.null_count() and bool(cached.sum())
+    # With these an offload of KV blocks, which the server had, would not be simulated.
+    kept = {RANKS, _CACHING, "block_size"} if stated.get("kv_offloading_size") else set()
+    kept |= {_CACHING} if hits_known else set()
     groups: tuple[list[Hypothesis], list[Hypothesis]] = ([], [])
     for argument in ARGUMENTS:
-        if (argument.mode and getattr(mode, argument.mode) != "recorded") or (hits_known and argument.name == _CACHING):
+        if argument.name in kept or (argument.mode and getattr(mode, argument.mode) != "recorded"):
             continue
         value = stated.get(argument.name, argument.default)
         values = argument.values(seen.get(argument.name), recording, stated)

@@ -206,7 +206,7 @@ def _open(attribution: Attribution, explained: set[tuple[str, bool]]) -> list[st
     if not decided or (OPEN, True) in explained:
         return []
     explained.add((OPEN, True))
-    if len(decided) > _MOST_MEASURED:
+    if len(decided) > _MOST_MEASURED and not attribution.causes:
         return ["what would decide: a recording by `blis-replay record`, which has the server's arguments and steps"]
     return [f"what would decide: {', '.join(f'{measured} ({names})' for measured, names in decided.items())}"]
 
@@ -248,7 +248,7 @@ def _head(attribution: Attribution) -> Block:
     """What the shares are of, and their intervals, if there are some."""
     parts = (attribution.error, *(estimates for _, estimates in attribution.parts))
     has_intervals = any(not isnan(estimate.low_us) for estimates in parts for estimate in estimates)
-    intervals = "; 95 % intervals, and half of them after ±, are for another recording of the load"
+    intervals = "; ± is half the 95 % interval, for another recording of the load"
     replayed = "" if attribution.mode == "exact" else f"; replay {attribution.mode}"
     shares = f"shares in % of observed{intervals if has_intervals else '; too few requests for intervals'}"
     return Block(

@@ -39,8 +39,8 @@ _PROMPTS, _OUTPUTS, _IN_FLIGHT = (32, 512, 4_096), (16, 256, 1_024), (1, 16, 128
 # Lengths are uniform up to this share around their mean, as `vllm bench serve --random-range-ratio` draws them.
 SPREAD = 0.5
 _FEWEST_REQUESTS = 20
-# Times that a request stays, for which the last ones of a load may be served behind its last send.
-_STAYS = 3.0
+# Times that a mean request stays, for which the last ones of a load may be served behind its last send.
+_STAYS = 1 + SPREAD + 0.1
 # Steps of a load by which its derivatives are known, evenly from all of it.
 _MOST_STEPS = 2_000
 # One standard deviation of a coefficient that no recording determines, as a share of it.
@@ -210,12 +210,13 @@ def loads_for(engine: EngineConfig, latency: Latency) -> Iterator[tuple[Load, np
         load = Load(
             float(f"{per_s:.2g}"), prompt, output, requests, {} if budget == now else {"max_num_batched_tokens": budget}
         )
+        trace = _trace(load)
         try:
-            steps = _steps(_trace(load), server, latency)
+            steps = _steps(trace, server, latency)
         except SimulatorError:
             continue
         # A queue that grows is served for longer than it was sent, by more than the last requests stay.
-        if durations_us(latency, steps).sum() <= 60e6 * _SIMULATED_MINUTES + _STAYS * 1e6 * in_flight / per_s:
+        if durations_us(latency, steps).sum() <= int(trace.arrival_us[-1]) + _STAYS * 1e6 * in_flight / per_s:
             yield load, steps
 
 

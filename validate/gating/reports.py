@@ -189,7 +189,7 @@ def _errors(report: GateReport) -> Table:
     columns = (
         *columns_named("error of", "run", kind="text"),
         *(Column(cell_name(*cell), "error", part=1 + i // _MOST_COLUMNS) for i, cell in enumerate(cells)),
-        *([Column("grew, pts", "word")] if (grown := _grown(report)) else []),
+        *([Column("change, pts", "word")] if (grown := _grown(report)) else []),
         Column("outcome", "word"),
     )
     limits: list[Cell] = ["at most", "", *(f"{100 * report.policy.limits[cell]:g} %" for cell in cells)]

@@ -210,8 +210,8 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     return Chart(
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other. Each part is divided "
-        "by the limit of its metric, on the axis of all recordings. The whisker of the error, and half of it after the "
-        "± of a part, are 95 % intervals for another recording of the same load; one without a cap goes on.",
+        "by the limit of its metric, on the axis of all recordings. The whisker of the error is its 95 % "
+        "interval for another recording of the same load, and goes on where it has no cap; ± is half of a part's.",
         # Below each other, and no wider than a telephone can show: so they are as high as the latencies beside them.
         drawn(panels, 4.4, len(shown) * (0.5 + 0.2 * len(names)), range(len(names)), "y", share_x=True),
         Table("parts of the error of the mean, in % of observed", columns, rows, note=_INTERVALS),

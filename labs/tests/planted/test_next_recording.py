@@ -14,6 +14,7 @@ from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
+from blis_replay.validate.fit import next_recording as next_recording_module
 from blis_replay.validate.fit.calibrate import Options, calibrate
 from blis_replay.validate.fit.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.fit.next_recording import SPREAD, Load, loads_for, next_recording
@@ -79,11 +80,14 @@ def test_coefficients_that_no_recording_determined_ask_for_nothing() -> None:
     assert next_recording(entry, [run_of(any_server(1))]) is None
 
 
-def test_the_load_asked_for_is_one_that_the_server_keeps_up_with() -> None:
+@pytest.mark.parametrize("times", [1, 3])
+def test_the_load_asked_for_is_one_that_the_server_keeps_up_with(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill of 512 tokens costs by what they attend to alone: 3,000 us * 512 * 513 / 2 / 1,000 = 394 ms.
 
-    So it can serve some 2.5 such requests a second.
+    So it can serve some 2.5 such requests a second.  Three times a rate that was worked out is too much of most loads.
     """
+    rate = next_recording_module._rate
+    monkeypatch.setattr(next_recording_module, "_rate", lambda *of: times * rate(*of))
     config = EngineConfig(128, 2_048, 8_192, async_scheduling=True, num_gpu_blocks=20_000)
     latency = LatencyModel("blackbox", 5_000_000, 0, 2_000_000, 0, per_1000_attended_ns=3_000_000)
     loads = [load for load, _steps in loads_for(config, latency) if load.prompt_tokens == 512]

@@ -155,12 +155,18 @@ def test_a_server_that_refuses_in_a_row_but_has_others_in_flight_is_there(ends_a
 
 
 def test_what_was_in_flight_when_a_server_ended_has_failed() -> None:
-    """Sent each second; the last answer comes at 22 s, so three failures were sent before it, and ten behind."""
+    """Sent each second; the last answer comes at 22 s, so two failures were sent before it, and eleven behind."""
     e2e_us = [250_000] * 19 + [3 * SECOND, *[None] * 13]
     status = ["ok"] * 20 + ["error"] * 13
     made = recording(files=(), requests=requests(33, status=status, e2e_us=e2e_us, ttft_us=50_000))
     (stretch,) = away(made)
     assert (stretch.from_us, stretch.requests) == (22 * SECOND, 11)
+    # As many failed before its last answer as behind it: it was there, and had too much to do.
+    few = recording(files=(), requests=requests(27, status=status[:27], e2e_us=e2e_us[:27], ttft_us=50_000))
+    assert [one.requests for one in away(few)] == [5]
+    late = [250_000] * 19 + [5 * SECOND, *[None] * 13]  # the last answer comes at 24 s, and four failed before it
+    made = recording(files=(), requests=requests(31, status=status[:31], e2e_us=late[:31], ttft_us=50_000))
+    assert away(made) == ()
 
 
 def test_an_answer_that_was_sent_with_the_first_refusal_is_none() -> None:

@@ -127,24 +127,25 @@ def test_the_numbers_in_the_ids_of_vllms_benchmark_count_the_requests_of_its_res
     assert (pairing.how, pairing.client_rows.tolist()) == (BY_NUMBERS, [-1, 2, 0, 1])
 
 
-def test_each_run_of_the_benchmark_numbers_its_requests_anew() -> None:
-    """Two runs of one seed, a file each, and before them a third that was not kept: all three are alike.
+@pytest.mark.parametrize("ids", [("a", "b", "c"), ("c", "b", "a"), ("z", "m", "a")])
+def test_each_run_of_the_benchmark_numbers_its_requests_anew(ids: tuple[str, str, str]) -> None:
+    """Three runs of one seed, 100 s apart; the first was not kept.
 
-    Files are in the order of their names, here the later run first; the server's clock is 7 s ahead.
+    Files are in the order of names, the last run first.  The server's clock is 7 s ahead.  Taking each file for the run
+    before would fit as well, with 107 s.
     """
-    sent_us, ahead_us = {"unkept": 0, "early": 100_000_000, "late": 250_000_000}, 7_000_000
-    runs = {run: [lengths_row(at_us + i * 1_000_000, 100 + i, 30) for i in range(5)] for run, at_us in sent_us.items()}
-    client = read_frame([*runs["late"], *runs["early"]])
+    sent_us, ahead_us = (0, 100_000_000, 200_000_000), 7_000_000
+    runs = [[lengths_row(at_us + i * 1_000_000, 100 + i, 30) for i in range(5)] for at_us in sent_us]
+    client = read_frame([*runs[2], *runs[1]])
     server = read_frame(
         lengths_row(at_us + ahead_us + i * 1_000_000 + 900, 100 + i, 30, f"cmpl-bench-{run}-{i}-0")
-        for run, at_us in sent_us.items()
+        for run, at_us in zip(ids, sent_us, strict=True)
         for i in range(5)
     )
     files = np.repeat(["a.json", "b.json"], 5)
-    pairing = paired(client, server, "epoch", files=files)
+    pairing = paired(client, server, "epoch", files=files, alike=True)
     assert (pairing.how, pairing.client_rows.tolist()) == (BY_NUMBERS, [*[-1] * 5, *range(5, 10), *range(5)])
-    # Without the files they are one run, and two runs have each number.
-    assert (paired(client, server, "epoch").client_rows >= 0).sum() == 5
+    assert paired(client, server, "epoch", files=files).how != BY_NUMBERS, "clocks that may be 107 s apart"
 
 
 def test_numbers_whose_prompts_do_not_agree_tell_nothing() -> None:

@@ -213,7 +213,7 @@ def test_what_may_be_nothing_is_said_to_be_within_its_uncertainty(planted: Plant
 
 def test_intervals_are_announced_only_where_there_are_some(planted: Planted) -> None:
     with_some = explained(planted, "arrivals")
-    assert "95 % intervals, and half of them after ±" in " ".join(str(attribution_answer(with_some)).split())
+    assert "± is half the 95 % interval" in " ".join(str(attribution_answer(with_some)).split())
 
     def bare(estimates: tuple[Estimate, ...]) -> tuple[Estimate, ...]:
         return tuple(Estimate(one.value_us, float("nan"), float("nan")) for one in estimates)
