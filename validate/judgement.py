@@ -151,6 +151,10 @@ _NEEDS = {
 }
 
 
+# By this multiple of any other part an error varies over the run: then the next recording has another one.
+_FAR_MORE = 2.0
+
+
 def what_decides(name: str, estimate: Estimate | None, missing: float, requests: int) -> Remark:
     """What would turn UNDECIDED into a verdict on the quantity of that name.
 
@@ -162,6 +166,8 @@ def what_decides(name: str, estimate: Estimate | None, missing: float, requests:
     if needed is None:
         fixed = [part for part in estimate.parts if part != "requests"]
         widest = max(fixed, key=lambda part: estimate.parts[part], default="")
+        if estimate.parts.get("requests", 0.0) > _FAR_MORE * estimate.parts.get(widest, 0.0) > 0:
+            return remark("needs_again")
         return remark(_NEEDS.get(widest, "needs_repeat"))
     if needed > _MOST_TIMES * requests:
         return remark("at_limit", name=name, requests=_MOST_TIMES * requests)

@@ -246,9 +246,9 @@ _VALUES = {
 _RATES = ("requests_per_s", "output_tokens_per_s")
 # What has an interval, with its cell among the errors of the fit.
 _DRAWN: Mapping[str, MetricStatistic | None] = {**dict(zip(_LATENCIES, _CELLS, strict=True)), **dict.fromkeys(_RATES)}
-# What depends on the length of a run whose queue grows to its end: latencies, and what is a mean over the run.
+# What depends on the length of a run whose queue grows to its end.  Its rates are those of as many requests.
 _WAITED = {name for name in _LATENCIES if not name.startswith("itl")}
-_OF_A_QUEUE = {*_WAITED, *_RATES, "running", "waiting", "preemptions"}
+_OF_A_QUEUE = {*_WAITED, "running", "waiting", "preemptions"}
 _CHANGED = {f"{m}_mean_ms": Column(m.upper(), "word") for m in ("ttft", "itl", "e2e")}
 WITHOUT_UNCERTAINTY = "this release does not keep the uncertainty of its coefficients"
 INTERVALS = (
@@ -380,7 +380,7 @@ def _named_points(whatif: WhatIf) -> list[tuple[str, WhatIfPoint]]:
 
 def _overloads(whatif: WhatIf) -> Block:
     """Points that cannot keep up with the requests, so that lower latencies there mean less work."""
-    why = "its queue grows to the end: TTFT and E2E depend on the length of the run, and only ITL has a change"
+    why = "its queue grows to the end: TTFT and E2E depend on the length of the run, and have no change"
     return Block(
         [
             Line(f"OVERLOADED  {name}: from {since_s:,.1f} s on {why}", mark=Toned("OVERLOADED", "bad"))

@@ -128,11 +128,11 @@ def _text_of(file: str) -> str:
     return (resources.files("blis_replay.validate.report") / file).read_text("utf-8")
 
 
-_ORDER = ("FAIL", "UNDECIDED", "PASS", "FITS", "NOT JUDGED")
+_ORDER = ("FAIL", "UNDECIDED", "NOT JUDGED", "PASS", "FITS")
 
 
 def by_worst(judgement: Judgement) -> tuple[int, float, str]:
-    """FAIL, UNDECIDED, PASS, FITS, NOT JUDGED; of each the largest error for its limit first."""
+    """FAIL, UNDECIDED, NOT JUDGED, PASS, FITS; of each the largest error for its limit first."""
     largest = max((quantity.excess for quantity in judgement.judged), default=0.0)
     return _ORDER.index(judgement.verdict), -largest, judgement.subject.slug
 

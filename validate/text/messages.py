@@ -180,6 +180,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
         if requests < least
         else "the run is too short for an interval; record a longer one"
     ),
+    "needs_again": lambda: "it varies far more over the run than it is away from the limit; record this load again",
     "needs_repeat": lambda: "two runs of one server may differ by as much; give another recording with --repeat",
     "needs_more_runs": lambda: "its recordings differ by as much; give more of them with --repeat",
     "needs_no_event": lambda: (
