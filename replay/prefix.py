@@ -64,6 +64,8 @@ _MEMBERSHIP_SEED = 42
 # A load generator that cycles through its prompts repeats prompt lengths exactly: recordings show 98 to 99.7 % (failed
 # rows say 0), unrelated prompts about 4 %.
 _MIN_REPEATED = 0.9
+# Of all prompt tokens: a client's first requests, to see whether the server is up, leave less in its cache.
+_MOST_FROM_BEFORE = 0.05
 
 
 def prompt_tokens(recording: Recording) -> Int64s:
@@ -97,18 +99,22 @@ def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tupl
     request i carries prompt i modulo the number of prompts; prompts of a group begin with
     the same system prompt.  Membership is drawn (seeded): it matters to the first round of
     prompts only.  None for another workload, or where the server counted hits.  Identities that the server recorded
-    come before its count, because they hold under other engine arguments as well.
+    come before its count, because they hold under other engine arguments as well.  Where its cache had prompts
+    from before the recording, as after another load, only the count knows.
     ``prompts`` as in ``estimate_prefix``.
     """
     workload, recorded = recording.shared_prefix, prompt_tokens(recording)
     prompts = recorded if prompts is None else prompts
     by_server = recording.prefix is not None and recording.prefix.source == SERVER_BLOCKS
     cached = recording.requests["cached_prompt_tokens"]
-    if cached.null_count() == 0 and len(cached) and not by_server:
+    counted = cached.null_count() == 0 and len(cached) > 0
+    if counted and not by_server:
         return None
     block, period = int(recording.engine["block_size"].value), period_of(workload)
     if recording.prefix is not None:
-        return engine_block_keys(recording.prefix, prompts, block), recording.prefix.source
+        keys = engine_block_keys(recording.prefix, prompts, block)
+        before = _found_from_before(keys, cached.to_numpy()) if counted else 0
+        return None if before > _MOST_FROM_BEFORE * int(recorded.sum()) else (keys, recording.prefix.source)
     if workload is None or not takes_turns(recorded.astype(float), period):
         return None
     group = group_of_prompts(workload)
@@ -121,6 +127,16 @@ def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tupl
     prompt = np.arange(len(prompts)) % period
     keys = BlockKeys(prompt * longest, prompts // block, rows.reshape(-1), block)
     return keys, f"{period} prompts in turn, {workload.num_groups} groups; which prompt is in which group is drawn"
+
+
+def _found_from_before(keys: BlockKeys, cached: Int64s) -> int:
+    """Tokens that a server found cached of blocks that no earlier request has; ``cached``: int64[n], tokens of each."""
+    request = np.repeat(np.arange(len(keys.count)), keys.count)
+    depth = np.arange(len(request)) - np.repeat(np.cumsum(keys.count) - keys.count, keys.count)
+    key = keys.keys[keys.start[request] + depth]
+    first = np.full(int(key.max(initial=-1)) + 1, len(keys.count))
+    np.minimum.at(first, key, request)
+    return int(((depth < cached[request] // keys.block_size) & (first[key] == request)).sum()) * keys.block_size
 
 
 def sessions_of(trace: RequestTrace, alias: str) -> tuple[Int64s, str]:

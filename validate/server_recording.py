@@ -40,6 +40,7 @@ _MOST_METRICS_BYTES = 64 << 20
 _ANSWER_S = 3.0  # until /metrics begins to answer
 _FETCHED_S = 10.0  # until all of it is there
 _POLL_S = 1.0  # from one try to the next, while the server starts
+_LEFT_S = 5.0  # after the server has ended, for what it started to end as well
 _END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # vLLM kills its engine right after a signal, and what the recorder has of the last moments would go with it.
 _WRITTEN_S = 2 * FLUSH_S
@@ -177,7 +178,7 @@ class _Run:
             problem = f"{printable(self.command[0])}: cannot be started ({error.strerror or error})"
             raise RecordError(f"{problem}; install it, or give its path behind --") from error
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = {loop.create_task(self._first_metrics())}
+        tasks = {loop.create_task(self._first_metrics()), loop.create_task(self._end_what_is_left(server))}
 
         def pass_on(number: signal.Signals) -> None:
             tasks.add(loop.create_task(self._end(server, number)))
@@ -224,6 +225,15 @@ class _Run:
             await asyncio.gather(self._metrics(AFTER), asyncio.sleep(_WRITTEN_S))
         with suppress(ProcessLookupError):
             server.send_signal(number)
+
+    async def _end_what_is_left(self, server: asyncio.subprocess.Process) -> None:
+        """End what a server that was killed leaves behind: vLLM's engine goes on, and keeps its output open."""
+        while server.returncode is None:
+            await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_LEFT_S)
+        self.made.notes.append("server: it ended and left processes behind; they were ended, too")
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
 
     async def _first_metrics(self) -> None:
         while not self.ending and not await self._metrics(BEFORE):

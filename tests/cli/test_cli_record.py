@@ -107,6 +107,16 @@ def test_a_server_that_ends_as_its_metrics_come_is_not_waited_for(
     assert asyncio.run(was_cancelled())
 
 
+def test_what_a_killed_server_leaves_behind_is_ended(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's engine goes on after ``kill -9`` of its server, and keeps its output open: here for a minute."""
+    monkeypatch.setattr("blis_replay.validate.server_recording._LEFT_S", 0.1)
+    begin = time.monotonic()
+    answer = run("record", "--out", str(tmp_path / "run"), "--no-spans", "--", "sh", "-c", "sleep 60 & kill -9 $$")
+    assert time.monotonic() - begin < 30
+    assert answer.code == 128 + signal.SIGKILL
+    assert "it ended and left processes behind" in answer.out + answer.err
+
+
 def test_a_log_that_is_a_link_is_not_written_through(run: Run, tmp_path: Path) -> None:
     """And no server is started that would be left alone."""
     folder = tmp_path / "run"

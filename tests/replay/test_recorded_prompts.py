@@ -18,10 +18,10 @@ from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import in_send_order
-from blis_replay.ingest.recording import PromptTree
+from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.prefix import engine_block_keys
+from blis_replay.replay.prefix import engine_block_keys, prefix_identity
 from blis_replay.replay.prefix_estimate import cached_tokens
 from blis_replay_labs.formats.arrival_traces import prompts_of_blocks
 from blis_replay_labs.formats.arrival_traces import read_mooncake as read_requests
@@ -115,6 +115,22 @@ def test_a_replay_finds_recorded_prefixes_in_the_simulated_cache() -> None:
     assert plan.basis["prefix cache"] == "test"
     result = simulate(plan.trace, plan.engine, LatencyModel("blackbox", 1_000_000, 0, 0, 0))
     assert result.cached_tokens.tolist() == [0, 512]
+
+
+@pytest.mark.parametrize(
+    ("cached", "known"),
+    [
+        ((0, 32, 0), True),  # the second request finds what the first one left
+        ((32, 32, 0), False),  # the first one did too: a load before this recording
+        ((0, 32, None), True),
+    ],
+)
+def test_a_cache_of_another_load_is_known_by_its_hits_only(cached: tuple[int | None, ...], known: bool) -> None:
+    """Prompts of 48 tokens, the first two alike, by the hashes of the server's own blocks of 16."""
+    tree = replace(prefix_of(16, [1, 2, 3], [1, 2, 3], [7, 8, 9]), source=SERVER_BLOCKS)
+    columns = {"prompt_tokens": [48] * 3, "output_tokens": [2] * 3, "cached_prompt_tokens": list(cached)}
+    recording = replace(make_recording(columns), prefix=tree)
+    assert (prefix_identity(recording) is not None) == known
 
 
 def test_hits_of_the_conversation_trace_in_an_endless_cache(data_pack: Path) -> None:
