@@ -227,13 +227,18 @@ class _Run:
             server.send_signal(number)
 
     async def _end_what_is_left(self, server: asyncio.subprocess.Process) -> None:
-        """End what a server that was killed leaves behind: vLLM's engine goes on, and keeps its output open."""
+        """End what a server that was killed leaves behind: vLLM's engine goes on, and keeps its output open.
+
+        A script that ends by itself may have started the server in the background.
+        """
         while server.returncode is None:
             await asyncio.sleep(_POLL_S)
+        if server.returncode >= 0:
+            return
         await asyncio.sleep(_LEFT_S)
-        self.made.notes.append("server: it ended and left processes behind; they were ended, too")
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
+            self.made.notes.append("server: it was killed and left processes behind; they were ended, too")
 
     async def _first_metrics(self) -> None:
         while not self.ending and not await self._metrics(BEFORE):

@@ -114,7 +114,17 @@ def test_what_a_killed_server_leaves_behind_is_ended(run: Run, tmp_path: Path, m
     answer = run("record", "--out", str(tmp_path / "run"), "--no-spans", "--", "sh", "-c", "sleep 60 & kill -9 $$")
     assert time.monotonic() - begin < 30
     assert answer.code == 128 + signal.SIGKILL
-    assert "it ended and left processes behind" in answer.out + answer.err
+    assert "it was killed and left processes behind" in answer.out + answer.err
+
+
+def test_a_server_that_a_script_leaves_in_the_background_is_recorded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script ends at once and by itself; what it started goes on for two seconds, and is not ended."""
+    monkeypatch.setattr("blis_replay.validate.server_recording._LEFT_S", 0.1)
+    script = "(sleep 2; echo served) & exit 0"
+    assert run("record", "--out", str(tmp_path / "run"), "--no-spans", "--", "sh", "-c", script).code == 0
+    assert "served" in (tmp_path / "run" / "vllm.log").read_text("utf-8")
 
 
 def test_a_log_that_is_a_link_is_not_written_through(run: Run, tmp_path: Path) -> None:
