@@ -184,7 +184,7 @@ def experiments_answer(store_path: Path) -> Answer:
         if row["ground_truth"] == PUBLISHED:
             row["failed"] = known.get(str(row["slug"]), row["failed"])
     # The checks run when it is first used.
-    unread = {"overloaded": None, "findings": None, "stored": False}
+    unread = {"overloaded": None, "unusable": None, "findings": None, "stored": False}
     bundled = [vars(bundled_row(*named)) | unread for named in bundled_aliases().items() if named[1] not in slugs]
     taken = {str(row["alias"]) for row in stored}
     for row in bundled:
@@ -192,9 +192,10 @@ def experiments_answer(store_path: Path) -> Answer:
     rows = sorted([*stored, *bundled], key=lambda row: str(row["slug"]))
     cells = [*map(_cells, rows)]
     every = tuple(Column(one.name, one.kind, part=_EXPERIMENT_PARTS.get(one.name, 1)) for one in _EXPERIMENT_COLUMNS)
-    overloaded = ", ".join(str(row["alias"]) for row in rows if row["overloaded"])
-    brief: list[Part] = [Table("", _EXPERIMENT_COLUMNS, cells), *([f"overloaded: {overloaded}"] if overloaded else [])]
-    return Answer([Table("", every, cells)], {"experiments": rows}, table_of(rows), brief=brief)
+    named = {name: ", ".join(str(row["alias"]) for row in rows if row[name]) for name in ("overloaded", "unusable")}
+    below = [f"{name}: {aliases}" for name, aliases in named.items() if aliases]
+    brief: list[Part] = [Table("", _EXPERIMENT_COLUMNS, cells), *below]
+    return Answer([Table("", every, cells), *below], {"experiments": rows}, table_of(rows), brief=brief)
 
 
 _PACK_COLUMNS = (

@@ -103,7 +103,7 @@ _CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the s
 class ExperimentRow:
     """One stored experiment in short: who it is, how many requests, how many findings.
 
-    ``alias``: the slug where another stored experiment has the same.
+    ``alias``: the slug where another stored experiment has the same.  ``unusable``: as a whole.
     """
 
     slug: str
@@ -116,6 +116,7 @@ class ExperimentRow:
     requests: int
     failed: int
     overloaded: bool
+    unusable: bool
     findings: int
 
 
@@ -172,6 +173,7 @@ SELECT e.slug, CASE WHEN count(*) OVER (PARTITION BY e.alias) > 1 THEN e.slug EL
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug) AS requests,
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug AND r.status NOT IN ('ok', 'aborted')) AS failed,
        EXISTS (SELECT 1 FROM findings f WHERE f.slug = e.slug AND f.check_name = 'overloaded') AS overloaded,
+       EXISTS (SELECT 1 FROM findings WHERE slug = e.slug AND severity = 'unusable' AND metric = '') AS unusable,
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug) AS findings
 FROM experiments e ORDER BY e.slug
 """

@@ -23,6 +23,7 @@ def test_the_command_after_a_fit_judges_another_recording_of_the_server(run: Run
     assert fitted.out.endswith("\n  blis-replay validate tiny-live-d --coefficients mine.yaml\n")
     with duckdb.connect(".blis-replay/store.duckdb") as store:  # what must not be used judges nothing
         store.execute("UPDATE findings SET severity = 'unusable' WHERE slug LIKE '%live-d' AND check_name = 'ledger'")
+    assert run("list").out.splitlines()[-1] == "unusable: tiny-live-d"
     again = run("calibrate", "tiny-live-a", "--window", "0.2:1", "--out", "mine.yaml")
     assert again.out.rstrip().endswith("blis-replay validate tiny-live-a --coefficients mine.yaml --window 0.2:1")
 

@@ -155,7 +155,9 @@ def test_the_list_counts_requests_failures_and_findings(tmp_path: Path) -> None:
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, made, NO_EVENTS)
         (row,) = list_experiments(store)
-    assert row == ExperimentRow(made.slug, "7b-general", "toy/toy-7b", "H100", 1, "general", "recorded", 3, 2, True, 2)
+    assert row == ExperimentRow(
+        made.slug, "7b-general", "toy/toy-7b", "H100", 1, "general", "recorded", 3, 2, True, False, 2
+    )
 
 
 def test_reading_an_experiment_that_is_not_stored_is_refused(tmp_path: Path) -> None:

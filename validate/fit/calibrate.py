@@ -37,7 +37,6 @@ from blis_replay.blis.releases.release import (
 from blis_replay.ingest.identity import requests_hash, sketch_of
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored
-from blis_replay.ingest.store.recordings import stored_counts
 from blis_replay.replay.engine import cache_groups_of, layers_in_words
 from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
@@ -156,8 +155,7 @@ def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
         row
         for row in list_experiments(store)
         if (row.model, row.tensor_parallelism, row.hardware) in servers
-        if row.slug not in used and row.ground_truth == RECORDED and not row.overloaded
-        if (counts := stored_counts(store, row.slug)) is not None and not counts.unusable
+        if row.slug not in used and row.ground_truth == RECORDED and not (row.overloaded or row.unusable)
     ]
     alike = {row.alias: max(_begins_alike(row.slug, slug) for slug in used) for row in others}
     return max(alike, key=lambda alias: alike[alias], default=fitted[0].alias)
