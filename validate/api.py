@@ -69,7 +69,7 @@ from blis_replay.validate.report.report import Report
 from blis_replay.validate.report.report import report as reported
 from blis_replay.validate.text.answer import Answer, frame
 from blis_replay.validate.timeline.window import Timeline, timeline
-from blis_replay.validate.what_if import what_if, whatif_answer
+from blis_replay.validate.what_if import judged_as_recorded, what_if, whatif_answer
 
 _StorePath = Path | str | None
 
@@ -258,9 +258,12 @@ def simulate(
 
     Example: ``br.simulate("7b-train", {"max_num_seqs": 64}).frame``
     """
-    changed = tuple(changes.items())
-    found = what_if(load(name, store), release_for(coefficients, [name]), [changed])
-    return whatif_answer(found, given_options(coefficients, _store(store)))
+    release = release_for(coefficients, [name])
+    with open_for_reading(_store(store)) as opened:
+        recording = read_stored(opened, find_experiment(opened, name))
+        judged = judged_as_recorded(opened, recording.slug, release)
+    found = what_if(recording, release, [tuple(changes.items())])
+    return whatif_answer(found, given_options(coefficients, _store(store)), judged)
 
 
 def calibrate(

@@ -17,6 +17,7 @@ from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.releases.fit import FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import UNKNOWN, Recording
+from blis_replay.ingest.store import Store
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import EXTRAPOLATED, ReplayRun, replay
 from blis_replay.replay.executors import Pool, map_jobs
@@ -27,8 +28,13 @@ from blis_replay.replay.mode import (
     override_text,
     parse_engine_value,
 )
+from blis_replay.validate.comparison.comparison import Comparison
+from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.comparison.saturation import simulated_queue
 from blis_replay.validate.comparison.spread import drawn_runs, missed_by, prediction_interval, unsure_of
+from blis_replay.validate.comparison.validated import compare_experiment
+from blis_replay.validate.comparison.verdict_text import basis_text, judgement_json, verdict_line
+from blis_replay.validate.judgement import FITTED
 from blis_replay.validate.metrics.latency import MetricStatistic, latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import (
     Attainment,
@@ -257,10 +263,10 @@ INTERVALS = (
 )
 
 
-def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
+def whatif_answer(whatif: WhatIf, repeat_options: str = "", as_recorded: Comparison | None = None) -> Answer:
     """One change beside the recorded arguments, or the tables of a grid; and what they rest on.
 
-    ``repeat_options``: of the command line, for the command that is printed.
+    ``repeat_options``: of the command line, for the command that is printed.  ``as_recorded``: ``judged_as_recorded``.
     ``change`` are the values of a point over those with the recorded arguments, less one.  The rows are one per
     point, the recorded arguments first.
     """
@@ -273,8 +279,27 @@ def whatif_answer(whatif: WhatIf, repeat_options: str = "") -> Answer:
     of = ", simulated" + (changed and f"; all but the first row{changed}") if several else f"{changed}, simulated"
     head = Line(f"{alias}  ({whatif.recording.slug}){of}", mark=Toned(alias, "heading"))
     page = _grid(whatif) if several else [_beside(whatif.recorded, whatif.points[0])]
-    parts: list[Part] = [head, _overloads(whatif), *page, _remarks(whatif), _provenance(whatif, repeat_options)]
-    return Answer(parts, _document(whatif), table_of(rows))
+    parts: list[Part] = [_basis(whatif, as_recorded), head, _overloads(whatif), *page, _remarks(whatif)]
+    document = _document(whatif) | {"use": use_of(whatif.release, whatif.recording)}
+    document |= {} if as_recorded is None else {"judgement": judgement_json(as_recorded.judgement, repeat_options)}
+    return Answer([*parts, _provenance(whatif, repeat_options)], document, table_of(rows))
+
+
+def judged_as_recorded(store: Store, slug: str, release: CoefficientRelease) -> Comparison | None:
+    """The replay of what was recorded, which says how far to believe one of something else; None without latencies."""
+    try:
+        return compare_experiment(store, slug, release, ReplayMode())
+    except NothingToJudgeError:
+        return None
+
+
+def _basis(whatif: WhatIf, as_recorded: Comparison | None) -> Block:
+    """How far to believe the rest: the verdict on the unchanged replay, or what its coefficients were fitted on."""
+    if as_recorded is not None:
+        return Block([verdict_line(as_recorded.judgement, " as recorded"), basis_text(as_recorded)])
+    use = use_of(whatif.release, whatif.recording)
+    mark = Toned(use, "heading") if use in FITTED else None
+    return Block([Line(f"coefficients: {whatif.release.name}, {use}", mark=mark)])
 
 
 def _document(whatif: WhatIf) -> dict[str, object]:

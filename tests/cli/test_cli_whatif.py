@@ -14,6 +14,8 @@ def test_a_change_beside_what_was_recorded(run: Run) -> None:
     answer = run("simulate", "--experiment", "34b-codegen", "--set", "max_num_seqs=24", "--json")
     (point,) = answer.json["points"]
     assert answer.code == 0
+    (validated,) = run("validate", "34b-codegen", "--json").json["experiments"]
+    assert answer.json["judgement"] == validated["judgement"], "one verdict everywhere"
     assert answer.json["recorded"]["engine"] == {"max_num_seqs": 128}
     assert answer.json["provenance"]["coefficients"] == DEFAULT_RELEASE
     assert point["values"]["running"] <= 24

@@ -169,20 +169,20 @@ def _what_if(
 ) -> Answer:
     """A recording as it was, and with each of the changes."""
     from blis_replay.ingest.store import open_for_reading, read_stored
-    from blis_replay.validate.comparison.verdict_text import with_use
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.metrics.observed import pooled_gaps
-    from blis_replay.validate.what_if import what_if, whatif_answer
+    from blis_replay.validate.what_if import judged_as_recorded, what_if, whatif_answer
 
     with open_for_reading(store_path) as store:
         slug = find_experiment(store, name)
         recording = read_stored(store, slug)
         gaps = pooled_gaps(store, slug) if objectives else None
+        judged = judged_as_recorded(store, slug, release)
     with progress_line("replaying") as progress:
         result = what_if(
             recording, release, changes, objectives=objectives, token_gaps=gaps, progress=progress, **workers
         )
-    return with_use(whatif_answer(result, repeat_options), release, recording)
+    return whatif_answer(result, repeat_options, judged)
 
 
 def _changes(

@@ -7,14 +7,10 @@ from dataclasses import replace
 from shlex import quote
 
 from blis_replay.base.errors import counted
-from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.comparison import Comparison
-from blis_replay.validate.comparison.held_out import use_of
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.judgement import (
-    FITTED,
     Command,
     Judgement,
     Quantity,
@@ -100,13 +96,13 @@ def _error(quantity: Quantity) -> str:
     return f"{quantity.name} {percent(quantity.error)}"
 
 
-def verdict_line(judgement: Judgement) -> Line:
-    """The first line of everything: verdict, subject, the largest reason."""
+def verdict_line(judgement: Judgement, how: str = "") -> Line:
+    """The first line of everything: verdict, subject, the largest reason; ``how``: words behind the subject."""
     overloaded = "overloaded: " if judgement.overloaded and judgement.verdict != "NOT JUDGED" else ""
     begins, ends = judgement.subject.window
     part = "" if (begins, ends) == (0.0, 1.0) else f", only {100 * begins:g} to {100 * ends:g} % of its run"
     part += "" if judgement.subject.replay == "exact" else f", replayed with {judgement.subject.replay}"
-    said = f"{judgement.verdict}  {judgement.subject.alias}{part}: {overloaded}{reason(judgement)}"
+    said = f"{judgement.verdict}  {judgement.subject.alias}{how}{part}: {overloaded}{reason(judgement)}"
     return Line(said, mark=toned(judgement.verdict))
 
 
@@ -204,13 +200,6 @@ def below_verdicts(answer: Answer, judged: Sequence[Comparison]) -> Answer:
     lines = Block([verdict_line(comparison.judgement) for comparison in judged])
     judgements = [judgement_json(comparison.judgement) for comparison in judged]
     return replace(answer, page=[lines, *answer.page], document={**answer.document, "judgements": judgements})
-
-
-def with_use(answer: Answer, release: CoefficientRelease, recording: Recording) -> Answer:
-    """An answer about a replay that says what the coefficients were fitted on, as far as the recording is concerned."""
-    use = use_of(release, recording)
-    said = Line(f"coefficients: {release.name}, {use}", mark=Toned(use, "heading") if use in FITTED else None)
-    return replace(answer, page=[said, *answer.page], document={**answer.document, "use": use})
 
 
 def cause_lines(judgement: Judgement) -> list[Line]:
