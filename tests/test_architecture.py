@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 276,
-    "lines of the instrument": 56_934,
+    "lines of the instrument": 56_953,
     "lines of labs": 14_070,
     "lines of scripts": 5_271,
-    "lines of tests": 40_859,
+    "lines of tests": 40_884,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_624}
+LOADED_BUDGET = {"modules": 78, "lines": 15_631}
 
 
 def lines(paths: Iterable[Path]) -> int:

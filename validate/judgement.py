@@ -280,6 +280,19 @@ class Judgement:
                 return max(found, key=lambda q: q.reach if state == "within" else q.excess)
         return None
 
+    @property
+    def turns_with_fit(self) -> bool:
+        """Whether coefficients that fit as well could keep every limit that these miss, or miss one that these keep."""
+        spans = next((one.values["between_us"] for one in self.remarks if one.code == "predicted"), {})
+        ends = [
+            (quantity, *(us / quantity.observed - 1 for us in spans[quantity.key]))
+            for quantity in self.beyond or self.judged
+            if quantity.key in spans and quantity.observed
+        ]
+        if self.beyond:
+            return len(ends) == len(self.beyond) and all(a <= one.limit and b >= -one.limit for one, a, b in ends)
+        return any(max(-a, b) > one.limit for one, a, b in ends)
+
     def tails_that_are(self, state: State) -> tuple[Quantity, ...]:
         """P99s of a state."""
         return tuple(tail for tail in self.tails if tail.state == state)

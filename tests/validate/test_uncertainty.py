@@ -14,7 +14,8 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.comparison.changes import change_estimates
 from blis_replay.validate.comparison.comparison import change_remarks
-from blis_replay.validate.judgement import both_decided, remark, what_decides
+from blis_replay.validate.comparison.verdict_text import is_brief
+from blis_replay.validate.judgement import Judgement, Subject, both_decided, held, remark, what_decides
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.metrics.uncertainty import (
@@ -86,6 +87,30 @@ def test_what_decides_is_a_part_that_more_requests_do_not_make_narrower(part: st
     # 25 of requests: what one run says of the others is little, so another one comes first.
     varies = Estimate(-0.15, -0.4, 0.13, 6, {"requests": 0.25, part: 0.09})
     assert what_decides("E2E", varies, 0.05, 50).code == "needs_again"
+
+
+@pytest.mark.parametrize(
+    ("simulated_us", "fit_us", "turns"),
+    [
+        (1_040, (960, 1_090), False),
+        (1_040, (960, 1_110), True),  # of 1,000 us and a limit of 10 %: they keep it, others of the fit miss it
+        (1_040, (890, 1_060), True),
+        (1_300, (1_150, 1_500), False),
+        (1_300, (1_050, 1_500), True),
+        (1_300, (500, 2_500), True),
+    ],
+)
+def test_coefficients_that_fit_as_well_may_turn_a_verdict(
+    simulated_us: float, fit_us: tuple[float, float], turns: bool
+) -> None:
+    error = simulated_us / 1_000 - 1
+    estimate = Estimate(error, error - 0.01, error + 0.01, 6)
+    e2e = held(("e2e", "mean"), 0.1, (1_000.0, simulated_us), estimate, name="E2E")
+    subject = Subject("a", "a", "recorded", 50, "embedded", "r", "held out", None, "", "", "exact")
+    spans = remark("predicted", between_us={"e2e": fit_us})
+    judged = Judgement(subject, False, (e2e,), (), {}, (), (), {}, None, (spans,))
+    assert (judged.verdict, judged.turns_with_fit) == ("PASS" if error < 0.1 else "FAIL", turns)
+    assert is_brief(judged, spans) == turns
 
 
 def test_what_decides_two_numbers_names_both_and_asks_for_the_larger_of_two_runs() -> None:

@@ -16,10 +16,10 @@ from blis_replay.validate.comparison.comparison import Comparison, MetricCell, h
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
-    NOT_BRIEF,
     error_cell,
     first_screen,
     first_screens,
+    is_brief,
     judgement_json,
     marked,
     reason,
@@ -57,13 +57,14 @@ def comparison_page(comparison: Comparison, options: str = "") -> list[Part]:
     changed = [
         f for severity in ("unusable", "corrected") for f in comparison.recording.findings if f.severity == severity
     ]
-    beside = [marked(r) for r in comparison.judgement.remarks if r.code in NOT_BRIEF]
+    judgement = comparison.judgement
+    beside = [marked(one) for one in judgement.remarks if not is_brief(judgement, one)]
     return [
         *first_screen(comparison, options),
         _head(comparison),
         metric_table(comparison),
-        "" if comparison.judgement.overloaded else pairs_sentence(comparison),
-        Block([words(note) for note in notes(comparison) if note not in comparison.judgement.remarks]),
+        "" if judgement.overloaded else pairs_sentence(comparison),
+        Block([words(note) for note in notes(comparison) if note not in judgement.remarks]),
         Block([*beside, INTERVALS]),
         *([_saturation_block(comparison.saturation)] if comparison.saturation else []),
         Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),

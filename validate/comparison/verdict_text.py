@@ -30,8 +30,6 @@ _TONES: Mapping[str, Tone] = {
     **{"PASS": "good", "within": "good", "FAIL": "bad", "beyond": "bad"},
     **{"UNDECIDED": "caution", "undecided": "caution"},
 }
-# Remarks that only -v shows: ``draws`` are in the intervals, and the others decide nothing.
-NOT_BRIEF = ("draws", "predicted", "skill")
 # Whether the coefficients were fitted on a run, in a column.
 WAS_IT: Mapping[Use, str] = {
     "fitted on this run": "in the fit",
@@ -205,7 +203,14 @@ def below_verdicts(answer: Answer, judged: Sequence[Comparison]) -> Answer:
 def cause_lines(judgement: Judgement) -> list[Line]:
     """The cause, where there is one to tell, and what the numbers depend on."""
     derived = [Remark("derived", {"name": q.name, "how": q.derived}) for q in judgement.judged if q.derived]
-    return [marked(one) for one in (*judgement.remarks, *derived) if one.code not in NOT_BRIEF]
+    return [marked(one) for one in (*judgement.remarks, *derived) if is_brief(judgement, one)]
+
+
+def is_brief(judgement: Judgement, one: Remark) -> bool:
+    """Whether a remark is on the first screen; what other coefficients say is, where they turn the verdict."""
+    if one.code == "predicted":
+        return judgement.verdict in ("PASS", "FITS", "FAIL") and judgement.turns_with_fit
+    return one.code not in ("draws", "skill")  # they are in the intervals, and decide nothing
 
 
 def marked(one: Remark) -> Line:
