@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -128,6 +129,7 @@ def _text_of(file: str) -> str:
     return (resources.files("blis_replay.validate.report") / file).read_text("utf-8")
 
 
+_COMMAND = re.compile("`([^`]+)`")
 _ORDER = ("FAIL", "UNDECIDED", "NOT JUDGED", "PASS", "FITS")
 
 
@@ -374,7 +376,9 @@ def _markup(draw: Callable[..., str]) -> Callable[..., Markup]:
 
 
 def _safe(value: Any) -> Any:
-    """Recorded text as a page may show it; what is marked safe as it is."""
+    """Recorded text as a page may show it, a command in its sentence as code; what is marked safe as it is."""
     from markupsafe import Markup
 
-    return value if not isinstance(value, str) or hasattr(value, "__html__") else Markup(html_text(value))  # noqa: S704
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return Markup(_COMMAND.sub(r"<code>\1</code>", html_text(value)))  # noqa: S704
