@@ -364,6 +364,9 @@ def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]
     for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):
         if completed:
             yield from documents.reported_number(file, metric, "mean", scalars.get(key), 1 / completed)
+    of_metric: dict[str, dict[str, Any]] = {}
     for key, value in scalars.items():
         if match := _STATISTIC.fullmatch(key):
-            yield from documents.distribution(file, _METRICS[match[2]], {match[1]: value}, US_PER_MS)
+            of_metric.setdefault(_METRICS[match[2]], {})[match[1]] = value
+    for metric, statistics in of_metric.items():
+        yield from documents.distribution(file, metric, statistics, US_PER_MS)

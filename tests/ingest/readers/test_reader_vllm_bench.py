@@ -72,8 +72,9 @@ def test_columns_become_requests(tmp_path: Path) -> None:
 
 
 def test_aggregates_are_in_milliseconds(tmp_path: Path) -> None:
-    aggregates = read(tmp_path, result())[0].aggregates
+    aggregates = read(tmp_path, result(p50_itl_ms=25.0))[0].aggregates  # --metric-percentiles 50,99 says it twice
     said = {(stage, metric, name): value for stage, metric, name, value in aggregates.iter_rows()}
+    assert len(said) == aggregates.height
     assert said[-1, "itl_reported", "mean"] == said[0, "itl_reported", "p50"] == 25_000
     assert (said[-1, "itl_reported", "p99"], said[-1, "e2e", "mean"]) == (29_900, 100_000)
     assert (said[-1, "output_tokens_reported", "mean"], said[-1, "requests", "sent"]) == (3, 2)
