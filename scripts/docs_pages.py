@@ -45,7 +45,7 @@ NAVIGATION: dict[str, dict[str, int]] = {
         "docs/record.md": 1_200,
     },
     "Reference": {
-        "docs/commands.md": 3_600,
+        "docs/commands.md": 3_615,
         "docs/formats.md": 1_900,
         "docs/json-and-python.md": 1_000,
         "docs/how-it-works.md": 1_750,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blis_replay.base.errors import BAD_DATA, counted
+from blis_replay.base.errors import BAD_DATA, UnknownExperimentError, counted
 from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
 from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.checks.ledger import ledger_table
@@ -22,7 +22,9 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.served import published
 from blis_replay.ingest.store import list_experiments, open_for_reading, open_store, read_stored
-from blis_replay.ingest.store.recordings import read_findings
+from blis_replay.ingest.store.file import writable
+from blis_replay.ingest.store.recordings import experiments_named, read_findings, resolve
+from blis_replay.ingest.store.writing import remove_recordings
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line, severity_mark
@@ -196,6 +198,22 @@ def experiments_answer(store_path: Path) -> Answer:
     below = [f"{name}: {aliases}" for name, aliases in named.items() if aliases]
     brief: list[Part] = [Table("", _EXPERIMENT_COLUMNS, cells), *below]
     return Answer([Table("", every, cells), *below], {"experiments": rows}, table_of(rows), brief=brief)
+
+
+def removed(store_path: Path, names: Sequence[str]) -> None:
+    """Take experiments out of the store, all of them or none.
+
+    Raises ``UnknownExperimentError`` for a name that is not stored.
+    """
+    ships = bundled_aliases()
+    with open_store(store_path, read_only=True) as opened:
+        stored = experiments_named(opened)
+        for name in names:
+            if name in ships and not {name, ships[name]} & {*stored, *stored.values()}:
+                raise UnknownExperimentError(f"{name} ships with the package and is not in the store; leave it out")
+        slugs = [resolve(stored, name) for name in names]
+        with writable(opened) as store:
+            remove_recordings(store, slugs)
 
 
 _PACK_COLUMNS = (

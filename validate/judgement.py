@@ -283,7 +283,9 @@ class Judgement:
     @property
     def turns_with_fit(self) -> bool:
         """Whether coefficients that fit as well could keep every limit that these miss, or miss one that these keep."""
-        spans = next((one.values["between_us"] for one in self.remarks if one.code == "predicted"), {})
+        spans: Mapping[str, tuple[float, float]] = next(
+            (one.values["between_us"] for one in self.remarks if one.code == "predicted"), {}
+        )
         ends = [
             (quantity, *(us / quantity.observed - 1 for us in spans[quantity.key]))
             for quantity in self.beyond or self.judged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,10 +50,21 @@ def write_recording(
             if tuple(stored) == (recording.ground_truth, recording.content_hash, derived_hash):
                 connection.execute("UPDATE experiments SET read_by = ? WHERE slug = ?", [read_by, recording.slug])
                 return "unchanged"
-            for table in _RECORDING_TABLES:
-                connection.execute(f"DELETE FROM {table} WHERE slug = ?", [recording.slug])  # noqa: S608 (constants)
+            _delete(connection, recording.slug)
         _insert(connection, recording, token_layout, (derived_hash, read_by))
     return "new" if stored is None else "replaced"
+
+
+def remove_recordings(store: Store, slugs: Sequence[str]) -> None:
+    """Take recordings out of the store, all of them or none; raises ``StoreError`` if it cannot be written."""
+    with transaction(store) as connection:
+        for slug in slugs:
+            _delete(connection, slug)
+
+
+def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
+    for table in _RECORDING_TABLES:
+        connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants)
 
 
 _INSERT_STAMPS = """

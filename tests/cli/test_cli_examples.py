@@ -48,7 +48,7 @@ NOT_RUN = (
     ),
     *("study mlperf", "compare old-1", "--history"),
     *("--open", "--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine"),
-    *("explain mine", "timeline mine", "calibrate mine"),
+    *("explain mine", "timeline mine", "calibrate mine", "--remove wrong-run"),
     *("FILE", "defaults.yaml", "silicon"),
 )
 # Slow, and the same verb runs in another example or in a test of its own.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 from command_line import Answer, Run
 
@@ -67,6 +68,24 @@ def test_every_column_of_the_list_has_a_name_and_all_are_shown_when_asked_for(ru
     names = {name for line in whole.splitlines() if line.startswith("alias") for name in line.split()}
     assert names >= {"model", "load", "workload", "findings", "slug"}
     assert max(map(len, whole.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_an_experiment_that_is_taken_out_of_the_store_leaves_nothing(run: Run, demo: Path) -> None:
+    assert run("list", "--remove", "mine").code == 4, "there is no store"
+    for name in ("mine", "other"):
+        assert run("ingest", demo, "--name", name).code == 0
+    assert [run("list", "--remove", name).code for name in ("nobody", "34b-general")] == [2, 2]
+    assert run("list", "--remove", "mine", "--remove", "nobody").code == 2, "all of them or none"
+    with duckdb.connect(".blis-replay/store.duckdb", read_only=True) as store:
+        tables = [name for (name,) in store.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
+        having = "SELECT count(*) FROM {} WHERE slug = 'mine'"
+        held = [one for one in tables if "slug" in store.table(one).columns]
+        assert any(store.execute(having.format(one)).fetchone() != (0,) for one in held)
+    left = run("list", "--remove", "mine", "--json")
+    assert [row["slug"] for row in left.json["experiments"] if row["stored"]] == ["other"]
+    with duckdb.connect(".blis-replay/store.duckdb", read_only=True) as store:
+        assert {store.execute(having.format(one)).fetchone() for one in held} == {(0,)}
 
 
 @pytest.mark.slow

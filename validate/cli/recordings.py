@@ -221,8 +221,9 @@ _SHIPPED = "shipped"
     metavar="[FOLDER]",
     help="Verify the files that ship, or of a folder with MANIFEST.tsv.",
 )
+@click.option("--remove", multiple=True, metavar="NAME", help="Take an experiment out of the store first.")
 @store_option
-def list_verb(pack: Path | None, store_path: Path) -> int:
+def list_verb(pack: Path | None, remove: tuple[str, ...], store_path: Path) -> int:
     """List the experiments of the store and those that ship with the package.
 
     --pack lists files instead, with hash and licence; exit code 4 if one is not as listed.
@@ -233,9 +234,12 @@ def list_verb(pack: Path | None, store_path: Path) -> int:
       blis-replay list --csv
       blis-replay list -o experiments.md
       blis-replay list --pack
+      blis-replay list --remove wrong-run
     """
-    from blis_replay.validate.inspection import experiments_answer, pack_answer
+    from blis_replay.validate.inspection import experiments_answer, pack_answer, removed
 
+    if remove:
+        removed(store_path, remove)
     if pack is None:
         return print_answer(experiments_answer(store_path))
     from blis_replay.fixtures.pack import BUNDLED, read_pack
