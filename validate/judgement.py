@@ -286,14 +286,14 @@ class Judgement:
         spans: Mapping[str, tuple[float, float]] = next(
             (one.values["between_us"] for one in self.remarks if one.code == "predicted"), {}
         )
-        ends = [
-            (quantity, *(us / quantity.observed - 1 for us in spans[quantity.key]))
+        ends = [  # errors over their limits
+            tuple((us / quantity.observed - 1) / quantity.limit for us in spans[quantity.key])
             for quantity in self.beyond or self.judged
             if quantity.key in spans and quantity.observed
         ]
         if self.beyond:
-            return len(ends) == len(self.beyond) and all(a <= one.limit and b >= -one.limit for one, a, b in ends)
-        return any(max(-a, b) > one.limit for one, a, b in ends)
+            return len(ends) == len(self.beyond) and all(low <= 1 and high >= -1 for low, high in ends)
+        return any(max(-low, high) > 1 for low, high in ends)
 
     def tails_that_are(self, state: State) -> tuple[Quantity, ...]:
         """P99s of a state."""
