@@ -111,7 +111,7 @@ def by_arrival(requests: pl.DataFrame) -> pl.DataFrame:
 
 _FEWEST_LATE = 20  # requests of several tokens
 _SEVERAL = 4  # output tokens
-_NO_STEP_US = 200.0  # per token: no engine takes a step in less, so what came like that was held back
+NO_STEP_US = 200.0  # per token: no engine takes a step in less, so what came like that was held back
 _FOLLOWS = 0.3  # correlation of changes from one request to the next; a queue follows no request's own length
 _CERTAIN = 5.0  # standard errors of that correlation
 _SHARE_OF_PACE = 0.1  # of E2E per token that TTFT grows by
@@ -139,7 +139,7 @@ class LateFirstTokens:
     @property
     def comes_at_once(self) -> bool:
         """Whether all of a stream comes at its end."""
-        return self.gap_us < _NO_STEP_US
+        return self.gap_us < NO_STEP_US
 
 
 def late_first_tokens(recording: Recording) -> LateFirstTokens | None:
@@ -158,7 +158,7 @@ def late_first_tokens(recording: Recording) -> LateFirstTokens | None:
     told = float(tokens @ tokens) > _OWN_SPREAD * float(others[0] @ others[0])
     slope, correlation, errors = _slope(tokens, ttft_us) if told else (0.0, 0.0, 0.0)
     pace = _slope(tokens, e2e_us)[0] if told else 0.0
-    grows = correlation > _FOLLOWS and errors > _CERTAIN and slope > max(_SHARE_OF_PACE * pace, _NO_STEP_US)
+    grows = correlation > _FOLLOWS and errors > _CERTAIN and slope > max(_SHARE_OF_PACE * pace, NO_STEP_US)
     late = LateFirstTokens(slope, correlation, gap_us)
     if grows or late.comes_at_once:
         return late

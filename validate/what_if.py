@@ -256,7 +256,7 @@ _DRAWN: Mapping[str, MetricStatistic | None] = {**dict(zip(_LATENCIES, _CELLS, s
 _WAITED = {name for name in _LATENCIES if not name.startswith("itl")}
 _OF_A_QUEUE = {*_WAITED, "running", "waiting", "preemptions"}
 _CHANGED = {f"{m}_mean_ms": Column(m.upper(), "word") for m in ("ttft", "itl", "e2e")}
-WITHOUT_UNCERTAINTY = "this release does not keep the uncertainty of its coefficients"
+WITHOUT_UNCERTAINTY = "this release does not keep how the errors of its coefficients hang together"
 INTERVALS = (
     "intervals: 95 %, of the coefficients and of steps beyond the fit; another machine, or a busier hour of this one, "
     "is not in them. A change compares one server at one pace; if its pace differs between two recordings, add that"

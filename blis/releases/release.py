@@ -128,11 +128,10 @@ class CoefficientRelease:
                 return entry
         shipped = (parse_release(text, name) for name, text in bundled_releases().items() if name != self.name)
         others = [
-            f"take --coefficients {release.name}, or "
+            f"take the release {release.name}, or "
             for release in shipped
             if release.status == "valid"
-            and release.fitted_on  # not what is known of a GPU alone
-            and any(e.is_for(model, tensor_parallelism, alias, dtype) for e in release.models)
+            and any(e.fit is not None and e.is_for(model, tensor_parallelism, alias, dtype) for e in release.models)
         ]
         has = {f"{e.model} tp {e.tensor_parallelism}" + (f" {e.dtype}" if e.dtype else "") for e in self.models}
         raise ReleaseError(

@@ -49,7 +49,7 @@ def check(recording: Recording, context: evidence.Context) -> list[Finding]:
     else:
         itl = _from_aggregates(recording)
     others = [*_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
-    return [itl, *_before_any_step(recording), *others]
+    return [itl, *_before_any_step(recording), *_held_up(recording), *others]
 
 
 def _late(late: served.LateFirstTokens) -> Finding:
@@ -165,11 +165,30 @@ def _one_by_one(measured: evidence.Measured, pooled_us: float, by_request_us: fl
     return Finding(CHECK, "corrected", "itl", message, measured, "more than 1 % apart")
 
 
+_GAP_US = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
+
+
+def _of_several_tokens(recording: Recording) -> pl.DataFrame:
+    requests = served.completed_requests(recording, "request_index", "output_tokens", "ttft_us", "e2e_us").drop_nulls()
+    return requests.filter(pl.col("output_tokens") >= _ENOUGH_TOKENS)
+
+
+def _held_up(recording: Recording) -> list[Finding]:
+    """Requests whose tokens came all at once, in a run where others did not."""
+    several = _of_several_tokens(recording)
+    at_once = several.filter(_GAP_US < served.NO_STEP_US).height
+    if not at_once:
+        return []
+    message = (
+        f"{at_once} of {several.height} requests got their tokens all at once, in under {served.NO_STEP_US / 1e3:g} ms "
+        "per token: the client or a front end stood still, and made their TTFT longer and their ITL shorter"
+    )
+    return [Finding(CHECK, "note", "ttft", message, {"requests": at_once, "of": several.height}, LATE_RULE)]
+
+
 def _before_any_step(recording: Recording) -> list[Finding]:
     """First tokens that came sooner than a step can compute one: the first event of a stream has only a role."""
-    requests = served.completed_requests(recording, "request_index", "output_tokens", "ttft_us", "e2e_us").drop_nulls()
-    several = requests.filter(pl.col("output_tokens") >= _ENOUGH_TOKENS)
-    gap_us = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
+    several, gap_us = _of_several_tokens(recording), _GAP_US
     early = several.filter((pl.col("ttft_us") >= 0) & (pl.col("ttft_us") < _OF_A_STEP * gap_us))
     median_ttft_us, median_gap_us = early.select(pl.col("ttft_us").median(), gap_us.median().alias("gap_us")).row(0)
     if early.height <= max(_MOST_EARLY * several.height, _FEWEST_EARLY):

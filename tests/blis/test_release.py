@@ -213,7 +213,7 @@ def test_releases_are_safe_yaml() -> None:
 def test_an_error_names_the_release_that_ships_with_the_coefficients() -> None:
     """``tiny`` is the model of the recordings of a real server without a GPU; of no model called so there are none."""
     shipped = parse_release(bundled_releases()["h100-vllm-0.15.1"], "h100-vllm-0.15.1")
-    with pytest.raises(ReleaseError, match=r"; take --coefficients cpu-vllm-0.32.0, or fit some with"):
+    with pytest.raises(ReleaseError, match=r"; take the release cpu-vllm-0.32.0, or fit some with"):
         shipped.entry_for("tiny", 1, "mine", "bfloat16")
     with pytest.raises(ReleaseError, match=r"\); fit some with"):
         shipped.entry_for("tiny2", 1, "mine", "bfloat16")

@@ -411,4 +411,6 @@ def test_what_to_judge_next_is_a_recording_named_like_the_one_that_was_fitted(tm
         for one in made.values():
             ingest_recording(store, one)
         assert judged_next(store, [made["s2-r13"]]) == "s2-r20"
+        ingest_recording(store, replace(make_recording({"arrival_us": [0, 1]}), slug="z", alias="z", model="one"))
+        assert judged_next(store, [made["s2-r13"]]) == "z", "another load says more than the same one again"
         assert judged_next(store, [made["s2-r14"]]) == "s2-r14"

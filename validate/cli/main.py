@@ -199,7 +199,7 @@ def cli(ctx: click.Context, debug: bool, color: str, lock_timeout: float | None)
       blis-replay validate --all --json
 
     Exit codes: 0 PASS or FITS, 1 FAIL, 2 wrong use, 3 UNDECIDED, 4 bad data or NOT JUDGED,
-    70 a fault of this program.
+    70 a fault of this program. explain, report and simulate end with 0 whatever the verdict.
     """
     ctx.color = _in_colour(color)
     if lock_timeout is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from blis_replay.base.arrays import Bools
 from blis_replay.base.errors import NothingToJudgeError
 from blis_replay.ingest.recording import PUBLISHED
-from blis_replay.ingest.served import refused
+from blis_replay.ingest.served import NO_STEP_US, refused
 from blis_replay.replay.driver import ReplayRun, without_rows
 from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.arguments import open_arguments
@@ -270,7 +270,8 @@ def _pairings(
     a: LatencySamples, b: LatencySamples, metrics: Mapping[str, Mapping[str, MetricCell]]
 ) -> dict[str, Pairing]:
     """How the same requests agree on two sides, by metric."""
-    pairs = {"e2e": (a.e2e_us, b.e2e_us), "ttft": (a.ttft_us, b.ttft_us), "tpot": (a.tpot_us, b.tpot_us)}
+    own = a.tpot_us >= NO_STEP_US  # what came all at once was held back, and divided by next to nothing
+    pairs = {"e2e": (a.e2e_us, b.e2e_us), "ttft": (a.ttft_us, b.ttft_us), "tpot": (a.tpot_us[own], b.tpot_us[own])}
     return {
         metric: Pairing(None, None)
         if metrics[metric]["mean"].unusable

@@ -88,6 +88,8 @@ def _means(judgements: Sequence[Judgement]) -> list[str]:
     for named, of in means_by_fit(judgements, by_release=True).items():
         said = [f"{METRIC_NAMES[m]} {percent_plain(mean)}" for m in THRESHOLDS if (mean := of[m]) is not None]
         lines.append(f"mean |error|, {named}: {', '.join(said)}")
+    if lines and (apart := [one.subject.alias for one in judgements if one.overloaded]):
+        lines.append(f"overloaded, and in no mean: {', '.join(apart)}")
     off = tails_text(judgements)
     lines += [f"{' '.join(off)}; no verdict rests on them"] if off else []
     return lines + cautions(judgements)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -147,7 +148,8 @@ def training_recordings(
 def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
     """The alias of another recording of a server that was fitted to, to judge the fit by; else of the first.
 
-    Of several the one whose name begins most alike: it is likely of the same day.
+    Another load comes first, as the same one says nothing of others; then the one whose name begins most alike, which
+    is likely of the same day.
     """
     used = {recording.slug for recording in fitted}
     servers = {(r.model, r.tensor_parallelism, r.hardware) for r in fitted}
@@ -157,13 +159,19 @@ def judged_next(store: Store, fitted: Sequence[Recording]) -> str:
         if (row.model, row.tensor_parallelism, row.hardware) in servers
         if row.slug not in used and row.ground_truth == RECORDED and not (row.overloaded or row.unusable)
     ]
-    alike = {row.alias: max(_begins_alike(row.slug, slug) for slug in used) for row in others}
-    return max(alike, key=lambda alias: alike[alias], default=fitted[0].alias)
+    loads = dict(store.connection.execute(_LOADS).fetchall())
+    fitted_to = {loads.get(slug) for slug in used}
+    best = {row.alias: (loads.get(row.slug) not in fitted_to, _begins_alike(row.slug, used)) for row in others}
+    return max(best, key=lambda alias: best[alias], default=fitted[0].alias)
 
 
-def _begins_alike(one: str, other: str) -> int:
-    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differ, min(len(one), len(other)))
+# Recordings of the same requests have one number.
+_LOADS = "SELECT slug, bit_xor(hash(request_index, prompt_tokens, output_tokens)) FROM requests GROUP BY slug"
+
+
+def _begins_alike(name: str, others: Iterable[str]) -> int:
+    alike = (takewhile(lambda two: two[0] == two[1], zip(name, other, strict=False)) for other in others)
+    return max(len(list(one)) for one in alike)
 
 
 def calibrate(

@@ -48,9 +48,9 @@ def calibration_answer(
     aliases = {recording.slug: recording.alias for recording in recordings}
     alias, options = to_judge
     command = f"blis-replay validate {quote(alias)}{options}"
-    why = "judge another load with it"
+    why = "judge another recording with it"
     if alias in aliases.values():
-        why = "try it, and judge another load of this server"
+        why = "try it, and judge another recording of this server"
         command += "" if cold_start_of(recordings[0]) is None else " --replay warm_up=recorded"
     rows = [
         {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}

@@ -14,6 +14,7 @@ from blis_replay.ingest.tables import Cell, Column, Number, Table, columns_named
 from blis_replay.validate.comparison.verdict_text import (
     WAS_IT,
     cautions,
+    command_text,
     counts_text,
     error_cell,
     judgement_json,
@@ -46,7 +47,7 @@ def gate_answer(report: GateReport, store: str = "", releases: tuple[str | None,
     brief: list[Part] = [*head, Block(_worst_of_each(report, found)), Block(_unchanged_and_rule(report)), passed]
     of = report.baseline or report.candidate, report.candidate
     baseline, candidate = (quote(given or release.name) for given, release in zip(releases, of, strict=True))
-    brief.append(Block([_MORE, *_next(found, baseline, candidate, store)]))
+    brief.append(Block([_MORE, *_next(report, found, (baseline, candidate), store)]))
     rows = Table("", _DATA_COLUMNS, [_row(check) for check in report.all_checks])
     return Answer(page, _document(report), rows, exit_code([report.verdict]), brief=brief)
 
@@ -54,14 +55,18 @@ def gate_answer(report: GateReport, store: str = "", releases: tuple[str | None,
 _MORE = "more: -v prints every check, every change and every interval"
 
 
-def _next(found: Sequence[Check], baseline: str, candidate: str, store: str) -> list[Line]:
-    """Where the worst error comes from; of one that grew, both releases beside each other."""
+def _next(report: GateReport, found: Sequence[Check], releases: tuple[str, str], store: str) -> list[Line]:
+    """Where the worst error comes from, as ``validate`` says; of one that grew, both releases beside each other."""
     worst = next((check for check in found if check.value is not None and check.experiment), None)
     if worst is None:
         return []
-    alias, grew = quote(worst.experiment), worst.rule == "regression"
-    both, one = f"compare {baseline} {candidate} --experiment {alias}", f"explain {alias} --coefficients {candidate}"
-    return [Line("next:", command=f"blis-replay {both if grew else one}{store}")]
+    baseline, candidate = releases
+    if worst.rule == "regression":
+        both = f"blis-replay compare {baseline} {candidate} --experiment {quote(worst.experiment)}{store}"
+        return [Line("next:", command=both)]
+    judged = [one.judgement for one in report.judgements if one.judgement and one.alias == worst.experiment]
+    options = f" --coefficients {candidate}{store}"
+    return [Line("next:", command=command_text(one.next, options)) for one in judged[:1]]
 
 
 def _worst_of_each(report: GateReport, found: Sequence[Check]) -> list[Line]:

@@ -144,9 +144,10 @@ def _counts(judgements: Sequence[Judgement], verdicts: Sequence[str]) -> list[tu
     counts: list[tuple[str, str, str]] = [
         (str(verdicts.count(verdict)), verdict, verdict) for verdict in _ORDER if verdict in verdicts
     ]
+    but = ", overloaded runs left out" if any(one.overloaded for one in judgements) else ""
     for named, of in means_by_fit(judgements, by_release=True).items():
         if (error := of["e2e"]) is not None:
-            counts.append((percent_plain(error), f"mean |error| of E2E, {named}", ""))
+            counts.append((percent_plain(error), f"mean |error| of E2E, {named}{but}", ""))
     tails = tails_text(judgements)
     return [*counts, (*tails, "")] if tails else counts
 
