@@ -159,7 +159,7 @@ def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
     by_log = recording.steps.is_empty()
     anchors = _placed_iterations(recording) if by_log else placed_anchors(recording).frame
     if len(anchors) >= MIN_ANCHORS:
-        of = "iterations of the server's log, placed by their requests" if by_log else "times of steps"
+        of = "iterations of the server's log, placed by their requests" if by_log else "times of steps, empty ones too"
         return _between(anchors, recording), f"recorded: {len(anchors):,} {of}"
     rows = recording.requests.where("status = 'ok' AND output_tokens > 1 AND e2e_us > ttft_us").frame()
     if len(rows) < MIN_REQUESTS:

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 276,
-    "lines of the instrument": 57_031,
+    "lines of the instrument": 57_053,
     "lines of labs": 14_070,
     "lines of scripts": 5_271,
-    "lines of tests": 40_915,
+    "lines of tests": 40_926,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_633}
+LOADED_BUDGET = {"modules": 78, "lines": 15_648}
 
 
 def lines(paths: Iterable[Path]) -> int:

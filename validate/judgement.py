@@ -175,12 +175,19 @@ def what_decides(name: str, estimate: Estimate | None, missing: float, requests:
 
 
 def both_decided(one: Remark, other: Remark) -> Remark:
-    """What would decide two quantities, where each needs the same: as many requests as the one that needs more."""
+    """What would decide two quantities, where each needs the same: as many requests as the one that needs more.
+
+    ``least``: how many decide the first of them.
+    """
     if "name" not in one.values:
         return one
-    requests = {"requests": max(one.values["requests"], other.values["requests"])} if "requests" in one.values else {}
     name = f"{one.values['name'].replace(' and ', ', ')} and {other.values['name']}"
-    return replace(one, values={**one.values, "name": name, **requests})
+    values = {**one.values, "name": name}
+    counts = [of.values[key] for of in (one, other) for key in ("least", "requests") if key in of.values]
+    if counts:
+        values["requests"] = max(counts)
+        values |= {"least": min(counts)} if min(counts) < max(counts) else {}
+    return replace(one, values=values)
 
 
 def quantity_decides(quantity: Quantity, requests: int) -> Remark:

@@ -42,7 +42,7 @@ from blis_replay.validate.metrics.objectives import (
     observed_attainment,
     simulated_attainment,
 )
-from blis_replay.validate.metrics.observed import Gaps, simulated_samples
+from blis_replay.validate.metrics.observed import Gaps, overloaded, simulated_samples
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import cell_text, percent
 from blis_replay.validate.text.messages import attainment_line
@@ -56,7 +56,8 @@ class WhatIfPoint:
     by name (``simulated_values``), None with the ``reason`` if the engine cannot run, or not serve a request.
     ``attained``: what came of the objectives that were given.  ``drawn``: the values with each draw of coefficients,
     none where they are without uncertainty; ``unsure``: what steps beyond the fit add; ``fit``: their record.
-    ``basis``: where its inputs come from, and which of its steps are extrapolated.
+    ``basis``: where its inputs come from, and which of its steps are extrapolated.  ``was_overloaded``: the server was,
+    with these arguments.
     """
 
     overrides: EngineOverrides
@@ -68,11 +69,12 @@ class WhatIfPoint:
     fit: FitRecord | None = None
     not_simulated: tuple[str, ...] = ()
     basis: Mapping[str, str] = field(default_factory=dict)
+    was_overloaded: bool = False
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether its queue grows to the end."""
-        return self.values is not None and self.values["saturated_from_s"] is not None
+        """Whether its queue grows to the end, simulated or recorded."""
+        return self.was_overloaded or (self.values is not None and self.values["saturated_from_s"] is not None)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float] | None]:
@@ -123,7 +125,7 @@ def what_if(
     points = map_jobs(work, changes, **pool)
     if changes and all(point.values is None for point in points):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
-    recorded = _point((), as_recorded, objectives)
+    recorded = replace(_point((), as_recorded, objectives), was_overloaded=overloaded(recording.findings))
     observed = observed_attainment(recording, objectives, token_gaps) if objectives else None
     return WhatIf(recording, release, recorded, tuple(points), observed)
 
@@ -405,14 +407,14 @@ def _named_points(whatif: WhatIf) -> list[tuple[str, WhatIfPoint]]:
 
 def _overloads(whatif: WhatIf) -> Block:
     """Points that cannot keep up with the requests, so that lower latencies there mean less work."""
-    why = "its queue grows to the end: TTFT and E2E depend on the length of the run, and have no change"
-    return Block(
-        [
-            Line(f"OVERLOADED  {name}: from {since_s:,.1f} s on {why}", mark=Toned("OVERLOADED", "bad"))
-            for name, point in _named_points(whatif)
-            if point.values is not None and (since_s := point.values["saturated_from_s"]) is not None
-        ]
-    )
+    why = "TTFT and E2E depend on the length of the run, and have no change"
+    lines = []
+    for name, point in _named_points(whatif):
+        since_s = None if point.values is None else point.values["saturated_from_s"]
+        how = "the server's queue grew" if since_s is None else f"from {since_s:,.1f} s on its queue grows"
+        if point.is_overloaded:
+            lines.append(Line(f"OVERLOADED  {name}: {how} to the end: {why}", mark=Toned("OVERLOADED", "bad")))
+    return Block(lines)
 
 
 def _remarks(whatif: WhatIf) -> Block:

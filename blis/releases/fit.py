@@ -72,12 +72,13 @@ def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
     return StepRange(**bounds, mixes=tuple(mixes))
 
 
+_MIX = ("prefill_tokens", "decode_tokens")
 _POWERS = 64  # of two; no step has 2**64 tokens
 
 
 def _mix(steps: np.ndarray) -> Int64s:
     """int64[steps]: a number for each mix of prefill tokens and decodes, by powers of two; 0 of either is its own."""
-    prefill, decodes = (np.frexp(steps[f"{name}_tokens"])[1].astype(np.int64) for name in ("prefill", "decode"))
+    prefill, decodes = (np.frexp(steps[name])[1].astype(np.int64) for name in _MIX)
     return np.asarray(prefill * _POWERS + decodes, np.int64)
 
 
@@ -173,15 +174,17 @@ def _rare_words(steps: np.ndarray, fitted: StepRange) -> str:
     if sum(rare.values()) < _MANY:
         return ""
     prefill, decodes = most = max(rare, key=lambda mix: rare[mix])
-    named_mix = " with ".join((_reaching(prefill, "prefill tokens"), _reaching(decodes, "decodes")))
+    reached = [max(int(some[of].max(initial=0)) for some in step_parts(steps)) for of in _MIX]
+    named_mix = f"{_reaching(prefill, reached[0])} prefill tokens with {_reaching(decodes, reached[1])} decodes"
     return (
         f"{100 * sum(rare.values()):.0f} % of steps have a mix of prefill tokens and decodes that hardly any step "
         f"fitted on has ({100 * rare[most]:.0f} % {named_mix}, of those fitted on {100 * known.get(most, 0.0):.2g} %)"
     )
 
 
-def _reaching(power: int, what: str) -> str:
-    return f"{power:,} to {2 * power - 1:,} {what}" if power > 1 else f"{'one' if power else 'no'} {what}"
+def _reaching(power: int, most: int) -> str:
+    ends = dict.fromkeys((f"{power:,}", f"{min(2 * power - 1, most):,}"))
+    return " to ".join(ends) if power > 1 else "one" if power else "no"
 
 
 @dataclass

@@ -78,7 +78,7 @@ def test_steps_between_the_bounds_may_be_of_a_mix_that_was_rare() -> None:
     assert found is not None
     assert (found.share, found.words, found.unsure) == (0.0, "", 0.0)
     assert found.matters
-    assert "75 % 64 to 127 prefill tokens with 8 to 15 decodes, of those fitted on 0.1 %" in str(found)
+    assert "75 % 64 prefill tokens with 8 to 10 decodes, of those fitted on 0.1 %" in str(found)
     assert outside(table(*[chunk] * 9, *[plain] * 91), fitted, LINE) is None  # too few to decide a mean
     assert outside(table(*[whole] * 75, *[plain] * 25), fitted, LINE) is None  # 10 % were like that
 

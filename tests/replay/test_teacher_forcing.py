@@ -79,7 +79,7 @@ def test_cycles_between_anchors_are_those_of_the_server(sample_rate: float, tole
     start_us, duration_us = true_cycles(planted)
     off = cycle_by_second(cycles, start_us) / mean_by_second(start_us, duration_us) - 1
     assert np.abs(off).mean() < tolerance
-    assert basis.endswith("times of steps")
+    assert "times of steps" in basis
 
 
 def test_without_steps_the_cycles_are_solved_from_latencies(planted: Planted) -> None:

@@ -14,6 +14,7 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord, StepRange
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.ingest.recording import (
+    OVERLOAD_CHECK,
     PROMPT_SCHEMA,
     REQUEST_PROMPT_SCHEMA,
     UNKNOWN,
@@ -333,3 +334,13 @@ def test_each_side_says_which_of_its_steps_are_extrapolated() -> None:
     told = what_if(two_at_once(), fitted, [(("max_num_seqs", 1),)], workers=1)
     assert "with 2 decodes" in told.recorded.basis["extrapolated"]
     assert "extrapolated" not in told.points[0].basis
+
+
+def test_latencies_of_a_server_that_was_overloaded_have_no_change() -> None:
+    """Its queue grew to the end, so the length of the run made them, whatever the simulator says of its own queue."""
+    recorded = replace(two_at_once(), findings=(Finding(OVERLOAD_CHECK, "note", "", "its queue grew"),))
+    answer = whatif_answer(what_if(recorded, RELEASE, [(("max_num_seqs", 1),)], workers=1))
+    (point,) = answer.document["points"]  # type: ignore[misc]
+    assert (point["change"]["ttft_mean_ms"], point["change"]["e2e_p99_ms"]) == (None, None)
+    assert point["change"]["itl_mean_ms"] is not None
+    assert str(answer).count("OVERLOADED") == 1

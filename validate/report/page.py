@@ -27,8 +27,10 @@ from blis_replay.validate.comparison.sweep import sweep_text, sweeps_of
 from blis_replay.validate.comparison.verdict_text import (
     INTERVALS,
     basis_text,
+    cause_lines,
     command_text,
     held_text,
+    is_brief,
     judged_table,
     reason,
     tail_lines,
@@ -207,7 +209,8 @@ class Section:
 
     ``comparison``: without requests and steps (``light``).  ``before``: the row with another release, or why it is
     missing.  ``cause``: of the largest error, in a few words.  ``why``: what explains the verdict; ``remedy``: the
-    command to run next, or empty.  ``notes``: what the numbers rest on.  ``trace``: the command that writes the
+    command to run next, or empty.  ``cautions``: what the verdict depends on; ``notes``: the rest of what the numbers
+    rest on.  ``trace``: the command that writes the
     timeline of the worst request.
     """
 
@@ -216,6 +219,7 @@ class Section:
     before: Before | str | None
     tails: tuple[str, ...]
     basis: str
+    cautions: tuple[str, ...]
     cause: str
     why: tuple[str, ...]
     remedy: str
@@ -256,7 +260,7 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
 
     ``options``: of the command line, which the next commands need as well.
     """
-    comparison = evidence.comparison
+    comparison, judgement = evidence.comparison, evidence.comparison.judgement
     cause, why, remedy = _explained(evidence, options)
     charts = charts_of(evidence)
     trace = ""
@@ -269,15 +273,16 @@ def section_of(evidence: Evidence, command: str, before: Before | str | None = N
     beside = [pairs_sentence(comparison), *map(words, draws_remarks(comparison))] if latencies else []
     stages = stages_table(comparison, evidence.stages) if latencies and evidence.stages else None
     return Section(
-        judgement=comparison.judgement,
+        judgement=judgement,
         comparison=light(comparison),
         before=before,
-        tails=tuple(line.text for line in tail_lines(comparison.judgement)),
+        tails=tuple(line.text for line in tail_lines(judgement)),
         basis=basis_text(comparison),
+        cautions=tuple(line.text for line in cause_lines(judgement) if line.mark is None),
         cause=cause,
         why=why,
         remedy=remedy,
-        notes=(*(sentence for sentence in beside if sentence), *map(words, notes(comparison))),
+        notes=(*filter(None, beside), *(words(one) for one in notes(comparison) if not is_brief(judgement, one))),
         metrics=replace(metric_table(comparison), note=INTERVALS) if latencies else None,
         stages=stages and replace(stages, title="errors by load stage"),
         charts=charts,

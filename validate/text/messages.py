@@ -71,6 +71,11 @@ def _trend(change: float, low: float, high: float) -> str:
     )
 
 
+def _needs_requests(name: str, requests: int, least: int | None = None) -> str:
+    first = "" if least is None else f", {least:,} one of them"
+    return f"about {requests:,} requests of this load would decide {name}{first}"
+
+
 def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
     ends = [f"{METRIC_NAMES[metric]} {time_span(*both)}" for metric, both in between_us.items()]
     return f"coefficients: other values that fit as well simulate {', '.join(ends)} (95 %; not part of the verdict)"
@@ -173,7 +178,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
     "failures_unknown": lambda: "overloaded, and which requests failed is not known, so a replay serves another load",
     "stage_alone": lambda: "overloaded, and a load stage by itself is not judged",
     "too_few_served": lambda: "overloaded, and too few requests were served to judge by",
-    "needs_requests": lambda name, requests: f"about {requests:,} requests of this load would decide {name}",
+    "needs_requests": _needs_requests,
     "at_limit": lambda name, requests: f"even {requests:,} requests of this load would not decide {name}",
     "needs_longer_run": lambda requests, least: (
         f"{requests:,} requests are too few for an interval, which takes {least} at least; judge or record more"
