@@ -92,7 +92,8 @@ class Nature:
     @property
     def words(self) -> str:
         """The factor with its bounds; after what is held up, where that turns it."""
-        others = f"take {step_times(self.factor - 1, self.low - 1, self.high - 1, '95 % of draws of blocks of steps')}"
+        of = "95 % of draws of blocks of steps, those held up left out"
+        others = f"take {step_times(self.factor - 1, self.low - 1, self.high - 1, of)}"
         if not self.is_held_up:
             return others if self.stretch is None else f"{others}; {self.stretch.words}"
         share = f"{100 * self.held_up:.1f} % of steps, {100 * self.held_up_time:.1f} % of all step time,"
