@@ -192,7 +192,7 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 276,
-    "lines of the instrument": 57_053,
+    "lines of the instrument": 57_056,
     "lines of labs": 14_070,
     "lines of scripts": 5_271,
     "lines of tests": 40_926,

@@ -92,7 +92,9 @@ def parts_of(server: Replayed, proved: Mapping[str, str]) -> tuple[list[Hypothes
     recording = server.recording
     fitted = _fitted(server, proved) if recording.steps.is_empty() and recording.lifecycles.is_empty() else None
     if fitted is not None:
-        unable = dict.fromkeys(_COSTS, "the latencies of the requests do not ask for another")
+        also = {name for one in fitted for name in one.also}
+        alike, no_other = "another one would explain the latencies as well", "the latencies do not ask for another"
+        unable = {name: alike if name in also else no_other for name in _COSTS}
         unable[DECISIONS] = "journeys of requests were not recorded"
         return fitted, _open(unable, fitted, server)
     found, unable = _delays(server)
