@@ -51,9 +51,12 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
     config["pads"] = engine.behaviours.single_tokens_padded
     config["pads_or_waits"] = not engine.behaviours.padding_where_it_fits
     config["pads_alone"] = engine.behaviours.padding_without_company
+    requests = np.zeros(len(trace), DRAFTED)
+    if trace.fetched_us is not None:
+        requests["stays"] = trace.fetched_us[order] >= 0
     return Flight(
         config=config,
-        requests=np.zeros(len(trace), DRAFTED),
+        requests=requests,
         batches=np.zeros((2, engine.max_num_seqs, 4), np.int64),
         counts=np.zeros(2, np.int64),
         start=drafts.start[order],

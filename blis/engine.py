@@ -91,8 +91,8 @@ class Engine:
             from blis_replay.blis.kernel import offloading
             from blis_replay.blis.offloading import new_offload
 
-            external = None if trace.external_tokens is None else trace.external_tokens[self.order]
-            self._rules, self._offload = offloading, new_offload(self.state, engine, engine.offloading, external)
+            self._rules = offloading
+            self._offload = new_offload(self.state, engine, engine.offloading, trace, self.order)
 
     @property
     def _tables(self) -> tuple[Any, ...]:
@@ -190,6 +190,14 @@ class Engine:
         if self.long is not None:
             return self.long.result(self.trace.arrival_us, self.queued_us, self.lifecycle)
         return read_result(self.state, self.order, self.trace.arrival_us, self.queued_us, self.lifecycle)
+
+    @property
+    def loaded_us(self) -> Int64s:
+        """int64[n] in the order of the trace: when the last load of KV blocks of each request ended, -1 without one."""
+        loaded_us = np.full(len(self.order), -1, np.int64)
+        if self._offload is not None:
+            loaded_us[self.order] = self._offload.requests["loaded_us"]
+        return loaded_us
 
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)

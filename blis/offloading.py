@@ -85,15 +85,17 @@ _FIRST_RANK = 1 << 20
 
 
 def new_offload(
-    state: k.State, engine: EngineConfig, offloading: Offloading, external_tokens: Int64s | None
+    state: k.State, engine: EngineConfig, offloading: Offloading, trace: RequestTrace, order: Int64s
 ) -> t.Offload:
-    """What the kernel needs beside its state before the first arrival; ``external_tokens``: in the state's order."""
+    """What the kernel needs beside its state before the first arrival; ``order``: requests as the state has them."""
     requests, keys = len(state.facts), int(state.keys.max(initial=-1)) + 1
     most = min(offloading.cpu_blocks, keys) + requests
     at = np.zeros(1, t.PROGRESS)
     table = np.zeros(requests, t.OFFLOADED)
-    if external_tokens is not None:
-        table["remote"] = external_tokens
+    table["fetched_us"] = table["loaded_us"] = k.NONE
+    for name, values in (("remote", trace.external_tokens), ("fetched_us", trace.fetched_us)):
+        if values is not None:
+            table[name] = values[order]
     at["blocks"] = offloading.cpu_blocks
     at["by_request"] = engine.behaviours.offload_follows_requests
     for name in ("first_used", "last_used", "parked_first", "parked_last"):
@@ -119,4 +121,5 @@ def new_offload(
         skipped=np.zeros(requests, np.int64),
         ended=np.zeros(requests, np.int64),
         fenced=np.zeros((requests, 2), np.int64),
+        fetched=np.zeros((requests, 2), np.int64),
     )

@@ -46,8 +46,9 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
 
     Raises ``TraceError`` for a request that this engine can never serve.
     """
-    if trace.external_tokens is not None and (engine.offloading is None or engine.offloading.cpu_blocks > 0):
-        raise TraceError("external_tokens: give offloading with cpu_blocks 0, which says how long a load takes")
+    apart = next((name for name in ("external_tokens", "fetched_us") if getattr(trace, name) is not None), None)
+    if apart and (engine.offloading is None or engine.offloading.cpu_blocks > 0):
+        raise TraceError(f"{apart}: give offloading with cpu_blocks 0, which says how long a load takes")
     if engine.offloading is not None:
         from blis_replay.blis.offloading import offloaded, with_keys
 

@@ -82,7 +82,7 @@ class BlockKeys:
 
 
 _COLUMNS = ("prompt_tokens", "prefill_tokens", "output_tokens", "abort_us")
-_OPTIONAL = ("priority", "pre_queue_us", "held_us", "external_tokens")
+_OPTIONAL = ("priority", "pre_queue_us", "held_us", "external_tokens", "fetched_us")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ class RequestTrace:
     speculative decoding.
 
     ``external_tokens``: leading prompt tokens that another server has computed (disaggregated prefill); those that are
-    not cached are loaded, as ``EngineConfig.offloading`` says, whose ``cpu_blocks`` are 0 then.
+    not cached are loaded, as ``EngineConfig.offloading`` says, whose ``cpu_blocks`` are 0 then.  ``fetched_us``: when
+    another server has fetched the KV blocks of a request, from the trace's zero; a request that has ended holds them
+    until then, or, with -1, frees them at once.
     """
 
     arrival_us: Int64s
@@ -113,6 +115,7 @@ class RequestTrace:
     held_us: Int64s | None = None
     drafts: Drafts | None = None
     external_tokens: Int64s | None = None
+    fetched_us: Int64s | None = None
 
     def __post_init__(self) -> None:
         n = len(self.arrival_us)
@@ -143,8 +146,8 @@ class RequestTrace:
     def __len__(self) -> int:
         return len(self.arrival_us)
 
-    def part(self, chosen: slice | Bools) -> RequestTrace:
-        """A trace with only the chosen requests, in the same order."""
+    def part(self, chosen: slice | Bools | Int64s) -> RequestTrace:
+        """A trace with only the chosen requests, in the same order; by number in that of the numbers."""
         named = ("arrival_us", *_COLUMNS, *_OPTIONAL)
         columns = {name: values[chosen] for name in named if (values := getattr(self, name)) is not None}
         keys, drafts = self.block_keys, self.drafts

@@ -19,7 +19,7 @@ REQUEST_COLUMNS = [
     *("resume_cached_tokens", "prefill_tokens_computed"),
 ]
 # Of clients that give up, and of speculative decoding: a digit for each output token that there can be already.
-OPTIONAL_COLUMNS = ["abort_us", "drafted", "accepted", "external_tokens"]
+OPTIONAL_COLUMNS = ["abort_us", "drafted", "accepted", "external_tokens", "fetched_us"]
 STEP_COLUMNS = [
     *("step", "t_sched_us", "t_start_us", "t_end_us", "duration_us", "running_before", "waiting_before"),
     *("running", "waiting", "num_prefill_reqs", "num_decode_reqs", "prefill_tokens", "decode_tokens"),
@@ -144,7 +144,7 @@ def read_spec(path: Path) -> dict[str, Any]:
             "prefix_len": int(row["prefix_len"]),
         }
         | ({"abort_us": int(row["abort_us"])} if row.get("abort_us") else {})
-        | ({"external_tokens": int(row["external_tokens"])} if row.get("external_tokens") else {})
+        | {name: int(row[name]) for name in ("external_tokens", "fetched_us") if row.get(name)}
         | {name: row[name] for name in ("drafted", "accepted") if row.get(name)}
         for row in rows
     ]

@@ -318,7 +318,7 @@ def make_request(spec: dict[str, Any], core: Any) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    given = {} if "external_tokens" not in spec else {"external_tokens": spec["external_tokens"]}
+    given = {name: spec[name] for name in ("external_tokens", "fetched_us") if name in spec}
     tokens = [tag * TOKEN_TAG_STRIDE + start + j for tag, start, n in spec["prompt"] for j in range(n)]
     return Request(
         request_id=spec["request_id"],

@@ -187,6 +187,25 @@ def remote_spec(seed: int, index: int) -> Spec:
     return spec
 
 
+def producer_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`, whose blocks other servers fetch; every second one loads some too.
+
+    Each request is for another server with a share, and then `fetched_us` is when that one has the blocks, else -1.
+    """
+    spec = remote_spec(seed, index)
+    rng = np.random.default_rng([seed, index, 8])
+    share, one_token, later_us = _pick(rng, [0.5, 1.0]), rng.random() < 0.5, _pick(rng, [2e4, 2e5, 2e6])
+    for request in spec["requests"]:
+        if index % 2 == 0:
+            del request["external_tokens"]
+        if one_token:
+            request["output_tokens"] = 1
+        fetched_us = request["arrival_us"] + min(int(rng.exponential(later_us)), 8_000_000)
+        request["fetched_us"] = fetched_us if rng.random() < share else -1
+    spec["scenario"] = f"producer-{seed}-{index:05d}"
+    return spec
+
+
 # The random series, by the first part of a workload's name.
 SERIES = {
     "rand": random_spec,
@@ -196,6 +215,7 @@ SERIES = {
     "states": state_spec,
     "offload": offloading_spec,
     "remote": remote_spec,
+    "producer": producer_spec,
 }
 
 

@@ -68,7 +68,7 @@ def table() -> str:
             why = "; ".join(f"{count} {cause}" for cause, count in Counter(causes).items())
             drafting = sum(name.startswith("draft") for name in kept)
             grouped = sum(name.startswith(("groups", "states")) for name in kept)
-            others = sum(name.startswith(("offload", "remote")) for name in kept) + grouped
+            others = sum(name.startswith(("offload", "remote", "producer")) for name in kept) + grouped
             row = (str(len(kept) - others), str(drafting), str(grouped > 0), str(len(causes) or "none"), why)
             rows.setdefault(row, {})[release] = grouped
     lines = [

@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 276,
-    "lines of the instrument": 57_056,
+    "lines of the instrument": 57_118,
     "lines of labs": 14_070,
-    "lines of scripts": 5_271,
-    "lines of tests": 40_926,
+    "lines of scripts": 5_305,
+    "lines of tests": 40_943,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_648}
+LOADED_BUDGET = {"modules": 78, "lines": 15_666}
 
 
 def lines(paths: Iterable[Path]) -> int:

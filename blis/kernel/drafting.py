@@ -28,7 +28,7 @@ from blis_replay.blis.kernel.loop import (
     put_in_flight,
     take_arrivals,
 )
-from blis_replay.blis.kernel.queues import leave_queue, next_given_up
+from blis_replay.blis.kernel.queues import leave_list, leave_queue, next_given_up, stop_prefill
 from blis_replay.blis.kernel.state import (
     ABORTED,
     COMPLETED,
@@ -180,7 +180,10 @@ def take_tokens(state: State, flight: Flight, request: int, scheduled: int, draf
             own.drafts = flight.drafted[flight.start[request] + own.outputs - 1]
         return 0
     close_segment(state, flight, request)
-    if running:
+    if running and own.stays == 1:
+        stop_prefill(state, request)
+        leave_list(state, request)
+    elif running:
         leave_running(state, flight, request)
     else:
         leave_queue(state, request)

@@ -25,6 +25,7 @@ class Drafted:
     in_prefill: i32  # 1: its last batch did not reach its last known token
     segment_row: i32  # the steps that gave a token each: the last one's row, and how many
     segment_rows: i32
+    stays: i32  # 1: its blocks stay when it ends, until another server has fetched them
 
 
 class DraftConfig:

@@ -10,7 +10,7 @@ Running requests and tokens follow ``draft_batch`` and ``drafting``.
 from __future__ import annotations
 
 from blis_replay.base.arrays import Floats, Int64s
-from blis_replay.base.tables import column, table_of
+from blis_replay.base.tables import table_of
 from blis_replay.blis.kernel.batch import enter_running, hold_prefix
 from blis_replay.blis.kernel.draft_batch import (
     close_segment,
@@ -39,10 +39,10 @@ from blis_replay.blis.kernel.pool import allocate_slots, blocks_for, find_cached
 from blis_replay.blis.kernel.queues import (
     first_waiting,
     give_up_blocks,
+    leave_list,
     leave_queue,
     next_given_up,
     queue_up,
-    remove,
     start_running,
     stop_prefill,
 )
@@ -137,7 +137,7 @@ def _next_batch(state: State, flight: Flight, offload: Offload, until_us: int) -
 def has_work(state: State, offload: Offload) -> bool:
     """Whether the engine goes on with its turns: a request is not done, or a transfer has not been acted on."""
     at, cpu = state.at, offload.at
-    if at.running_depth + at.waiting_depth + cpu.parked + cpu.ended > 0:
+    if at.running_depth + at.waiting_depth + cpu.parked + cpu.ended + cpu.held > 0:
         return True
     return (
         offload.ways[STORES].taken < offload.ways[STORES].added or offload.ways[LOADS].taken < offload.ways[LOADS].added
@@ -345,7 +345,10 @@ def _run_batch(state: State, flight: Flight, offload: Offload, duration_us: int)
     at.waiting_depth -= cpu.parked
     begin_transfers(offload, LOADS, offload.ways[LOADS].added, launch_us if cpu.blocks == 0 else at.device_free_us)
     see_transfers(offload, launch_us, at.in_flight - 1)
-    at.steps_without_token = 0 if batch.first_tokens > 0 else at.steps_without_token + 1
+    if batch.first_tokens > 0 or cpu.held > 0:  # what is held comes free at its time
+        at.steps_without_token = 0
+    else:
+        at.steps_without_token += 1
     at.step += 1
     if tokens > 0:
         cpu.scheduled += 1
@@ -359,6 +362,7 @@ def _run_batch(state: State, flight: Flight, offload: Offload, duration_us: int)
 def update(state: State, flight: Flight, offload: Offload) -> None:
     """The tokens of the oldest batch are in, and what it saw of the transfers.  Clients that gave up come first."""
     row = land_oldest(state)
+    offload.at.landed += 1
     if state.config.aborts_before_tokens == 1:
         take_aborts(state, flight, offload)
     if row != NONE:
@@ -370,6 +374,9 @@ def update(state: State, flight: Flight, offload: Offload) -> None:
         ends = take_tokens(state, flight, request, tokens, flight.batches[0, i, 2], flight.batches[0, i, 3] == 1, row)
         if ends == 1:
             end(state, offload, request, state.facts[request].prompt_tokens)
+            if flight.requests[request].stays == 1 and state.requests[request].table_row != NONE:
+                offload.fetched[offload.at.held, 0], offload.fetched[offload.at.held, 1] = request, NONE
+                offload.at.held += 1
         finished += ends
     forget_oldest(flight)
     take_transfers(state, offload, STORES)
@@ -384,11 +391,26 @@ def update(state: State, flight: Flight, offload: Offload) -> None:
         position += 1
     for direction in range(2):
         offload.seen[0, direction] = offload.seen[1, direction]
+    free_fetched(state, flight, offload)
     if row == NONE:
         return
     this = state.steps[row]
     this.finished = finished
     this.free_blocks_end = state.at.free_blocks
+
+
+@separate
+def free_fetched(state: State, flight: Flight, offload: Offload) -> None:
+    """Free the blocks that another server has fetched, as far as a batch that is in saw it."""
+    at, kept = offload.at, 0
+    for i in range(at.held):
+        request, seen = offload.fetched[i, 0], offload.fetched[i, 1]
+        if seen != NONE and seen <= at.landed:
+            give_up_blocks(state, request, flight.requests[request].cached)
+        else:
+            offload.fetched[kept, 0], offload.fetched[kept, 1] = request, seen
+            kept += 1
+    at.held = kept
 
 
 @compiled
@@ -420,8 +442,7 @@ def take_aborts(state: State, flight: Flight, offload: Offload) -> None:
                 leave_running(state, flight, request)
             else:
                 stop_prefill(state, request)
-                state.at.running_depth -= 1
-                remove(column(state.links, "running"), state.at.running, request)
+                leave_list(state, request)
                 offload.fenced[offload.at.given_up, 0] = request
                 offload.fenced[offload.at.given_up, 1] = offload.at.scheduled
                 offload.at.given_up += 1

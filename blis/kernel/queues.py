@@ -319,6 +319,12 @@ def leave_decoding(state: State, request: int, computed: int) -> None:
 def vacate(state: State, request: int, cached: int) -> None:
     """Give up blocks, table row and place in the running list; the first ``cached`` tokens can be looked up."""
     give_up_blocks(state, request, cached)
+    leave_list(state, request)
+
+
+@compiled
+def leave_list(state: State, request: int) -> None:
+    """Out of the running list, blocks and all."""
     state.at.running_depth -= 1
     remove(column(state.links, "running"), state.at.running, request)
 

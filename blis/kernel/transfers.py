@@ -57,6 +57,9 @@ class OffloadProgress:
     freed: i64
     scheduled: i64  # steps with tokens, and those whose tokens are in
     processed: i64
+    held: i64  # requests in Offload.fetched
+    launches: i64  # batches launched, and those that are in, with tokens or without
+    landed: i64
 
 
 class Way:
@@ -92,6 +95,8 @@ class OffloadedRequest:
     final: i32  # leading blocks offered when it is done
     rank: i64  # of what it accesses, 0: nothing yet
     remote: i64  # leading tokens that another server has computed, until they are asked for
+    fetched_us: i64  # when another server has its blocks, NONE: none asks for them
+    loaded_us: i64  # when its last load ended or will end, NONE: nothing was loaded
 
 
 PROGRESS, WAY, TRANSFER, OFFLOADED = map(dtype_of, (OffloadProgress, Way, Transfer, OffloadedRequest))
@@ -117,6 +122,7 @@ class Offload(Tables):
     skipped: Int64s  # [requests] those that this step passes over
     ended: Int64s  # [requests] those that are done since the last step, in their order
     fenced: Annotated[Int64s, 2]  # [requests, 2] those given up in flight, and the step whose end frees their blocks
+    fetched: Annotated[Int64s, 2]  # [requests, 2] those that have ended and hold blocks, and the launch that saw it
 
 
 offload_of = reader(Offload)
@@ -367,6 +373,8 @@ def begin_transfers(offload: Offload, direction: int, end: int, start_us: int) -
         this = transfer_at(offload, direction, way.begun)
         way.free_us = max(start_us, way.free_us) + way.fixed_us + way.block_us * this.blocks
         this.end_us = way.free_us
+        if direction == LOADS:
+            offload.requests[this.request].loaded_us = way.free_us
         way.begun += 1
 
 
@@ -389,6 +397,11 @@ def see_transfers(offload: Offload, launch_us: int, batch: int) -> None:
         while way.seen < way.begun and transfer_at(offload, direction, way.seen).end_us <= launch_us:
             way.seen += 1
         offload.seen[batch, direction] = way.seen
+    at = offload.at
+    at.launches += 1
+    for i in range(at.held):
+        if offload.fetched[i, 1] == NONE and offload.requests[offload.fetched[i, 0]].fetched_us <= launch_us:
+            offload.fetched[i, 1] = at.launches
 
 
 @separate

@@ -86,6 +86,23 @@ def test_tokens_of_another_server_are_loaded_and_the_last_one_is_computed() -> N
         replace(trace, external_tokens=np.array([49]))
 
 
+def test_a_request_that_has_ended_holds_its_blocks_until_they_are_fetched() -> None:
+    """Four blocks: the second prompt of 49 tokens waits until the first one's four blocks are fetched at 30.0 ms.
+
+    The first one ends at 10.0 ms.  The engine looks each millisecond: the turn of 30.0 ms sees the fetch, and that of
+    31.0 ms has the blocks.  Without a fetch the second one begins at 10.0 ms.
+    """
+    producer = replace(SMALL, offloading=Offloading(0, 0, 0, 0, 0))
+    trace = make_trace([0, 0], [49, 49], [1, 1])
+    held = simulate(replace(trace, fetched_us=np.array([30_000, -1])), producer, TEN_MS)
+    assert held.steps["start_us"].tolist() == [0, 31_000]
+    assert held.steps["free_blocks_end"].tolist() == [0, 4]
+    free = simulate(replace(trace, fetched_us=np.array([-1, -1])), producer, TEN_MS)
+    assert free.steps["start_us"].tolist() == [0, 10_000]
+    with pytest.raises(TraceError, match="fetched_us: give offloading with cpu_blocks 0"):
+        simulate(replace(trace, fetched_us=np.array([0, 0])), SMALL, TEN_MS)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

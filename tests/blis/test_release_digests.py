@@ -49,9 +49,9 @@ def test_the_groups_of_a_release_were_compared_where_its_pack_says_so() -> None:
 
 
 def test_the_offload_of_a_release_was_compared_where_its_pack_says_so() -> None:
-    """To CPU memory, and from another server."""
+    """To CPU memory, from another server, and to it."""
     said = {release for pack in engine_packs() for release in pack.offloading}
-    for series in ("offload-", "remote-"):
+    for series in ("offload-", "remote-", "producer-"):
         assert {release for release, names in DIGESTS.items() if any(name.startswith(series) for name in names)} == said
 
 
