@@ -119,10 +119,11 @@ def replay(
     refuse_sizes(recording, mode, entry, simulator.release.name if entry else simulator.name)
     if mode.pace == "recorded" and entry is None:
         raise ReplayError(f"{simulator.name} has coefficients of its own, beside which no pace is known; leave it out")
-    embedded = isinstance(simulator, EmbeddedEngine)
+    own = simulator if isinstance(simulator, EmbeddedEngine) else None
+    embedded = own is not None
     # Another program that runs our coefficients has no kernels to compile.
     plan = plan_replay(recording, mode, entry if embedded or entry is None else replace(entry, first_use=None))
-    plan = plan if embedded else plan.at_recorded_times
+    plan = plan.at_recorded_times if own is None else own.prepared(plan)
     simulated = simulator.serve(plan)
     if mode.warm_up == "recorded":
         plan = plan.with_recorded_stalls(simulated.completed, simulated.ttft_us)

@@ -53,7 +53,7 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     ),
     "enable_lora": (False, "no request has an adapter"),
     "kv_cache_groups": ("1", "every layer keeps all of a context"),
-    "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
+    "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere (a pair with NIXL: validate --prefill)"),
     "kv_offloading_size": (
         "None",
         "no KV block comes from or goes elsewhere (simulated where kv_offloading_costs are known, on releases and with "
@@ -320,6 +320,8 @@ def left_out(
     """
     arguments, kinds = engine_values(recording), kinds_of_cache(recording)
     arguments.pop("kv_cache_groups", None)
+    if config.offloading is not None and config.offloading.cpu_blocks == 0:  # with the other server
+        arguments.pop("kv_transfer_config", None)
     if config.offloading is None:  # beside what it is not simulated with
         arguments.pop("kv_offloading_costs", None)
     if not arguments.get("kv_offloading_size"):

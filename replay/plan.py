@@ -25,6 +25,7 @@ from blis_replay.replay.prefix import prefix_identity, prompt_tokens, sessions_o
 if TYPE_CHECKING:
     from blis_replay.blis.closed_loop import Answered
     from blis_replay.replay.declared import DeclaredRequests
+    from blis_replay.replay.transfers import Apart
     from blis_replay.replay.warm_up import Stalls
 
 _FLAT_ARRIVALS_SEED = 42
@@ -47,7 +48,7 @@ class ReplayPlan:
     ``first_use``: kernels that the server compiles when it first needs them; ``captured_tokens``: most tokens of a
     captured CUDA graph, for which it has them.  ``captured_sizes``: sizes of captured graphs; None if unknown.
     ``answered``: which requests waited for an answer, as their client had a limit of requests in flight; None where it
-    had none.
+    had none.  ``apart``: the server that prefilled for this one, None without one.
     """
 
     recording: Recording
@@ -65,6 +66,7 @@ class ReplayPlan:
     captured_tokens: int = 0
     captured_sizes: tuple[int, ...] | None = None
     pace: float | None = None
+    apart: Apart | None = None
 
     @property
     def teacher_forced(self) -> bool:

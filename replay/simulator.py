@@ -112,6 +112,10 @@ class EmbeddedEngine:
         self.release.refuse_if_invalid()
         return entry_of(self.release, recording, self.extrapolate)
 
+    def prepared(self, plan: ReplayPlan) -> ReplayPlan:
+        """The plan as it is served: that of one server by itself."""
+        return plan
+
     def serve(self, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` with the name of the recording if it cannot be run."""
         entry = self.entry_for(plan.recording)

@@ -191,13 +191,13 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # What the house may have at the most.  A number may only fall; one that has to rise says why in its commit.
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
-    "files of the instrument": 276,
-    "lines of the instrument": 57_118,
+    "files of the instrument": 279,
+    "lines of the instrument": 57_585,
     "lines of labs": 14_070,
     "lines of scripts": 5_305,
-    "lines of tests": 40_943,
+    "lines of tests": 41_265,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_666}
+LOADED_BUDGET = {"modules": 78, "lines": 15_735}
 
 
 def lines(paths: Iterable[Path]) -> int:

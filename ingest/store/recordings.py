@@ -321,24 +321,26 @@ WITH gaps AS (
     FROM token_events
     WHERE slug = $slug AND token_index IS NOT NULL
       AND request_index IN (SELECT request_index FROM requests WHERE slug = $slug AND status = 'ok')
-      AND {of_chosen}
+      AND {of_chosen} AND {of_first}
 )
 SELECT gap_us, count(*) AS count FROM gaps WHERE gap_us IS NOT NULL GROUP BY gap_us ORDER BY gap_us
 """
 
 
 def inter_token_gaps(
-    store: Store, slug: str, chosen: NDArray[np.bool_] | None = None
+    store: Store, slug: str, chosen: NDArray[np.bool_] | None = None, *, first: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Pooled gaps between output tokens of completed requests: ``(gap_us, count)``, int64, gaps ascending and distinct.
 
-    ``chosen``: bool[n] by ``request_index``, the requests to pool; None: all.  Empty without token times.  Pooled in
-    SQL, so memory grows with distinct gaps, not with tokens.
+    ``chosen``: bool[n] by ``request_index``, the requests to pool; None: all.  ``first``: only the gap between the
+    first two tokens of each.  Empty without token times.  Pooled in SQL, so memory grows with distinct gaps, not with
+    tokens.
     """
     some = None if chosen is None or chosen.all() else pl.DataFrame({"request_index": np.flatnonzero(chosen)})
     if some is not None:
         store.connection.register("chosen_requests", some.to_arrow())
-    sql = _POOLED_OUTPUT_GAPS.format(of_chosen="true" if some is None else _OF_CHOSEN)
+    of_first = "token_index < 2" if first else "true"
+    sql = _POOLED_OUTPUT_GAPS.format(of_chosen="true" if some is None else _OF_CHOSEN, of_first=of_first)
     gaps = fetch(store.connection, sql, {"slug": slug}, {"gap_us": pl.Int64, "count": pl.Int64})
     if some is not None:
         store.connection.unregister("chosen_requests")

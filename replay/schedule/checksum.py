@@ -6,7 +6,7 @@ Whatever it then decides otherwise comes from its rules or its arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -198,6 +198,8 @@ def _served(trace: RequestTrace, engine: EngineConfig, schedule: RecordedSchedul
     if engine.speculation is not None:
         raise TraceError("speculation: a schedule is not compared row by row with it")
     steps, until = len(schedule.step), min(schedule.end + 1, len(schedule.step))
+    if engine.offloading is not None and engine.offloading.cpu_blocks == 0:  # a row begins when a load has ended
+        engine = replace(engine, offloading=None)
     table = np.zeros((steps, loop.ROW_FIELDS), np.int64)
     table[:, loop.ROW_STEP] = -1
     running = Engine(trace, engine)

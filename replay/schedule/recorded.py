@@ -109,6 +109,10 @@ def _of_records(recording: Recording) -> RecordedSchedule:
     eligible = np.searchsorted(start_us, queued, side="left")
     by_step = np.searchsorted(steps["step_id"].to_numpy(), journeys["queued_step"].fill_null(0).to_numpy(), "right")
     eligible = np.where(journeys["queued_us"].is_null().to_numpy(), by_step, eligible)
+    apart = "kv_transfer_config" in recording.engine
+    if apart:  # when a load from another server has ended is not recorded
+        admitted = np.searchsorted(steps["step_id"].to_numpy(), journeys["scheduled_step"].fill_null(0).to_numpy())
+        eligible = np.where(journeys["scheduled_step"].is_null().to_numpy(), eligible, admitted)
     given_up = (journeys["status"] == "aborted").fill_null(False).to_numpy()
     gone_us = journeys.select(pl.coalesce("finished_us", "departed_us").fill_null(0)).to_series().to_numpy()
     asked = pl.when(pl.Series(given_up)).then(pl.coalesce("max_tokens", "output_tokens")).otherwise("output_tokens")
@@ -129,7 +133,9 @@ def _of_records(recording: Recording) -> RecordedSchedule:
         step=steps["step_id"].to_numpy(),
         start_us=start_us,
         counts={name: steps[name].to_numpy() for name in COUNTS},
-        kv_usage=steps.select(pl.coalesce(usage, "kv_usage").fill_null(np.nan)).to_series().to_numpy(),
+        kv_usage=np.full(steps.height, np.nan)  # blocks wait for other servers, or for their own load
+        if apart
+        else steps.select(pl.coalesce(usage, "kv_usage").fill_null(np.nan)).to_series().to_numpy(),
         kv_rounding=1e-6,
         kv_at_end=False,
         requests=requests.select(pl.col(name).cast(kind) for name, kind in QUEUED_SCHEMA.items()),
@@ -138,7 +144,9 @@ def _of_records(recording: Recording) -> RecordedSchedule:
         why="",
         basis={
             "steps": RECORDS,
-            "queue": "when the engine queued each request",
+            "queue": "when the engine admitted each request, as it may wait for KV blocks of another server"
+            if apart
+            else "when the engine queued each request",
             "prefix cache": f"hits as the engine counted them, of {hits:,} of {journeys.height:,} requests",
         },
     )

@@ -67,7 +67,8 @@ def test_another_connector_is_refused() -> None:
     """Its rules are others, and so is a native offload that is configured by hand."""
     recording = with_arguments(**OFFLOAD | {"kv_transfer_config": "kv_connector=OffloadingConnector"})
     assert refused(recording) == (
-        "kv_transfer_config kv_connector=OffloadingConnector; in the replay no KV block comes from or goes elsewhere",
+        "kv_transfer_config kv_connector=OffloadingConnector; in the replay no KV block comes from or goes elsewhere "
+        "(a pair with NIXL: validate --prefill)",
     )
 
 

@@ -59,6 +59,8 @@ def _simulators(_ctx: click.Context) -> Iterable[str]:
 @record_option
 @click.option("--ci", type=FOLDER, metavar="FOLDER", help="Write summary, annotations, JUnit, badge there.")
 @click.option("--laws", is_flag=True, help="Try laws that every simulator must keep.")
+@click.option("--prefill", metavar="NAME", help="The recording of the server that prefilled.")
+@click.option("--transfer", metavar="COSTS", default="", help="With --prefill: 'hand_over_us=9000 load_us=500 ...'.")
 @repeat_option
 @slo_option
 @workers_option
@@ -78,6 +80,8 @@ def validate_verb(
     history: Path | None,
     ci: Path | None,
     laws: bool,
+    prefill: str | None,
+    transfer: str,
     repeats: tuple[str, ...],
     objectives: Objectives,
     store_path: Path,
@@ -113,6 +117,10 @@ def validate_verb(
         raise click.UsageError("--laws judges no recording; name one that lends its requests, and no other option")
     if judged := [name for name in repeats if name in names]:
         raise click.UsageError(f"--repeat {judged[0]}: that is what is judged; name another recording of the same load")
+    if prefill is not None and (len(names) != 1 or laws or choice != "embedded"):
+        raise click.UsageError("--prefill goes with one recording and the embedded simulator; leave the others out")
+    if transfer and prefill is None:
+        raise click.UsageError("--transfer is of a prefill on another server; name its recording with --prefill")
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.simulator import EmbeddedEngine
@@ -129,6 +137,11 @@ def validate_verb(
 
             model = "own" if coefficients is None else "release"
             simulator = simulator_named(choice, SimulatorInputs(release, store_path, timeout_s, blis_binary, model))
+        if prefill is not None:
+            from blis_replay.replay.apart import ApartEngine  # few servers are a pair
+            from blis_replay.validate.experiment import stored_experiment
+
+            simulator = ApartEngine(release, prefill=stored_experiment(store_path, prefill), costs=transfer)
         if laws:
             from blis_replay.validate.experiment import stored_experiment
             from blis_replay.validate.laws import laws_answer, rulings
@@ -163,6 +176,8 @@ def validate_verb(
         "simulator": None if choice == "embedded" else choice,
         "blis-binary": blis_binary,
         "replay": None if mode_text == "exact" else mode_text,
+        "prefill": prefill,
+        "transfer": transfer,
     }
     again = "".join(f" --{name} {quote(value)}" for name, value in given.items() if value)
     again += given_options(coefficients, store_path)

@@ -137,6 +137,7 @@ class Comparison:
     predicted_us: Mapping[MetricStatistic, tuple[float, float]] = field(default_factory=dict)
     skill: Mapping[str, Skill] = field(default_factory=dict)
     estimates: Mapping[MetricStatistic, Estimate] = field(default_factory=dict)
+    parts: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
 
     @cached_property
     def cells(self) -> dict[MetricStatistic, MetricCell]:
@@ -385,7 +386,8 @@ def rejected_remarks(recording: Recording) -> list[Remark]:
 
 def _remarks(comparison: Comparison) -> list[Remark]:
     repeats, found, beyond = comparison.repeats, comparison.saturation, comparison.run.outside
-    remarks = change_remarks("pace", comparison.pace)
+    remarks = [remark("parts", parts=comparison.parts)] if comparison.parts else []
+    remarks += change_remarks("pace", comparison.pace)
     remarks += [] if comparison.overloaded else change_remarks("trend", comparison.trend)
     if found is not None and (found.from_us, found.simulated.from_us) != (None, None):
         remarks.append(remark("saturation", verdict=found.remarks[0]))

@@ -20,7 +20,9 @@ def use_of_run(run: ReplayRun) -> Use:
     A program that was named as a command says it itself, or nobody knows.
     """
     if not run.simulator.startswith(("cmd:", "zip:")):
-        return use_of(run.release, run.recording)
+        use = use_of(run.release, run.recording)
+        fitted = run.plan.apart is not None and run.plan.apart.fitted and use != "fitted on this run"
+        return "fitted on part of this run" if fitted else use
     stated = run.simulated.fitted_on
     if not stated:
         return "unknown" if stated is None else "fitted on no recording"

@@ -295,6 +295,10 @@ def comparison_json(comparison: Comparison, options: str = "") -> dict[str, obje
         "trend": trend and {"change": trend.error, "low": trend.low, "high": trend.high},
         "findings": [vars(finding) for finding in comparison.recording.findings],
         "saturation": comparison.saturation and comparison.saturation.document,
+        "parts": {
+            name: {"observed_ms": in_ms(seen), "simulated_ms": in_ms(simulated)}
+            for name, (seen, simulated) in comparison.parts.items()
+        },
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],
         "schedule": comparison.schedule and comparison.schedule.document,
         "known_differences": list(comparison.run.simulated.differences),

@@ -62,6 +62,10 @@ def judged_replay(
     gaps = pooled_gaps(store, run.recording.slug, selection.of(run.recording.requests))
     comparison = compare_replay(run, gaps, selection, queues=True)
     comparison = with_draws(comparison, simulator) if simulator else comparison
+    if run.plan.apart is not None:
+        from blis_replay.validate.comparison.parts import with_parts  # few servers are a pair
+
+        comparison = with_parts(comparison, run.plan.apart, store)
     return with_objectives(comparison, objectives, gaps)
 
 
@@ -165,7 +169,7 @@ def _validated(
     slug: str,
 ) -> _Outcome:
     if ships and isinstance(simulator, EmbeddedEngine) and release_that_ships([slug]) != simulator.release.name:
-        simulator = EmbeddedEngine(release_for(None, [slug]))
+        simulator = replace(simulator, release=release_for(None, [slug]))
     with open_store(path, read_only=True) as store:
         try:
             with faults_named(slug):

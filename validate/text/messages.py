@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blis_replay.base.errors import counted
 from blis_replay.validate.judgement import Remark
 from blis_replay.validate.metrics.latency import METRIC_NAMES
-from blis_replay.validate.text.cells import percent, percent_plain, percent_span, step_times, time_span
+from blis_replay.validate.text.cells import percent, percent_plain, percent_span, step_times, time_span, time_text
 
 if TYPE_CHECKING:
     from blis_replay.validate.metrics.skill import Skill
@@ -81,6 +81,16 @@ def _predicted(between_us: Mapping[str, tuple[float, float]]) -> str:
     return f"coefficients: other values that fit as well simulate {', '.join(ends)} (95 %; not part of the verdict)"
 
 
+def _parts(parts: Mapping[str, tuple[float | None, float | None]]) -> str:
+    """The mean of each part on both sides, and which part of the TTFT is off most."""
+    named = {name: PART_NAMES[name] for name in parts}
+    said = [f"{named[name]} {time_text(seen)} ({time_text(simulated)})" for name, (seen, simulated) in parts.items()]
+    off = {n: them - us for n, (us, them) in parts.items() if n != "first_gap" and us is not None and them is not None}
+    most = max(off, key=lambda name: abs(off[name]), default="")
+    worst = f"; most off: {named[most]} by {'-' if off[most] < 0 else '+'}{time_text(abs(off[most]))}" if most else ""
+    return f"mean TTFT in parts, observed (simulated): {', '.join(said[:-1])}{worst}; then {said[-1]}"
+
+
 def _skill(skills: Mapping[str, Skill]) -> str:
     known = {metric: one.beside_line for metric, one in skills.items()}
     line = ", ".join(f"{METRIC_NAMES[m]} {'-' if skill is None else f'{skill:+.2f}'}" for m, skill in known.items())
@@ -138,6 +148,15 @@ def _shown(value: float | None) -> str:
     return "unknown" if value is None else f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
+PART_NAMES = {
+    "client": "way to and from the client",
+    "queue": "queue before prefill",
+    "prefill": "prefill",
+    "hand_over": "hand-over",
+    "load": "wait and load",
+    "first_step": "first decode step",
+    "first_gap": "first gap",
+}
 _SIDES = {"observed": "the recording", "simulated": "the replay"}
 
 
@@ -220,6 +239,7 @@ MESSAGES: Mapping[str, Callable[..., str]] = {
         "what a mean layer attends to"
     ),
     "data_type": lambda recorded: f"data type: {recorded}; the coefficients do not say theirs, and 16 bits are usual",
+    "parts": _parts,
     "pace": lambda change, low, high: (
         f"pace: at equal batches the server's steps take {step_times(change, low, high, '95 %')}; "
         "--replay pace=recorded replays that pace"

@@ -29,6 +29,7 @@ from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.checks.server import _Latency, _what_lies_between
 from blis_replay.ingest.readers.discovery import only_source
 from blis_replay.ingest.recording import FIRST_TOKEN, STAMPS, WAY, Finding, Recording
+from blis_replay.replay.engine import with_engine
 from blis_replay.replay.prefix_estimate import estimate_prefix
 
 pytestmark = pytest.mark.slow
@@ -179,6 +180,15 @@ def test_a_tail_of_waits_is_no_proxy(again: Path, shift_ms: float, tail_ms: floa
     # In `again` one request in ten waits 3 ms or less.
     assert finding.measured["each_request_us"] == pytest.approx(1e3 * shift_ms, abs=12_000)
     assert ("proxy or the network" in finding.message) == proxy
+
+
+def test_a_server_that_gets_blocks_is_not_held_against_the_ttft_of_the_client(again: Path) -> None:
+    """Before it another server prefills, here for a second."""
+    assert waiting(again, [1_000.0] * 1_000).severity == "unusable"
+    with read(again) as recording:
+        apart = with_engine(recording, {"kv_transfer_config": "kv_connector=NixlConnector"}, "recorded")
+        found, _ = run_checks(apart)
+    assert [one.severity for one in found if one.check == "server_metrics"] == ["note"]
 
 
 def test_a_client_whose_gaps_are_shorter_does_not_read_slowly(again: Path) -> None:

@@ -1,0 +1,31 @@
+"""What the TTFT of a pair of servers consists of, recorded and simulated, and the gap after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from blis_replay.base.arrays import Bools, Floats
+from blis_replay.ingest.store import Store
+from blis_replay.ingest.store.recordings import inter_token_gaps
+from blis_replay.replay.transfers import Apart
+from blis_replay.validate.comparison.comparison import Comparison
+
+
+def with_parts(comparison: Comparison, apart: Apart, store: Store) -> Comparison:
+    """With the mean of each part (``replay.transfers.PARTS``) and of the first gap, us, of the requests of both."""
+    result, recording = comparison.run.result, comparison.recording
+    chosen = comparison.selection.of(recording.requests) & result.completed
+    seen_us, simulated_us = apart.observed_us, apart.parts_us(result)
+    parts = {name: (_mean(seen_us[name], chosen), _mean(simulated_us[name], chosen)) for name in simulated_us}
+    gap_us, count = inter_token_gaps(store, recording.slug, chosen, first=True)
+    observed = float(np.average(gap_us, weights=count)) if len(gap_us) else None
+    of_engine = result.first_gap_us
+    ours = _mean((of_engine + result.post_token_us).astype(np.float64), chosen & (of_engine >= 0))
+    return replace(comparison, parts={**parts, "first_gap": (observed, ours)})
+
+
+def _mean(values_us: Floats, chosen: Bools) -> float | None:
+    known = values_us[chosen & ~np.isnan(values_us)]
+    return float(known.mean()) if len(known) else None
