@@ -192,12 +192,12 @@ LABS = sorted(path for path in (ROOT / "labs").glob("*/**/*.py") if "tests" not 
 # `loaded`: modules of ours that `validate 34b-general` imports.
 BUDGET = {
     "files of the instrument": 279,
-    "lines of the instrument": 57_585,
+    "lines of the instrument": 57_590,
     "lines of labs": 14_070,
     "lines of scripts": 5_305,
-    "lines of tests": 41_265,
+    "lines of tests": 41_279,
 }
-LOADED_BUDGET = {"modules": 78, "lines": 15_735}
+LOADED_BUDGET = {"modules": 78, "lines": 15_736}
 
 
 def lines(paths: Iterable[Path]) -> int:

@@ -296,7 +296,7 @@ class Judgement:
         ends = [  # errors over their limits
             tuple((us / quantity.observed - 1) / quantity.limit for us in spans[quantity.key])
             for quantity in self.beyond or self.judged
-            if quantity.key in spans and quantity.observed
+            if quantity.key in spans and quantity.statistic == "mean" and quantity.observed and quantity.limit
         ]
         if self.beyond:
             return len(ends) == len(self.beyond) and all(low <= 1 and high >= -1 for low, high in ends)

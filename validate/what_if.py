@@ -451,7 +451,7 @@ def known_error(recording: Recording, repeat_options: str) -> Verbatim:
     """How to see the error of the simulator under the recorded load; ``repeat_options``: of the command line."""
     # A command that is wrapped cannot be typed as it stands.
     command = f"blis-replay validate {quote(recording.alias)}{repeat_options}"
-    return Verbatim(f"error of the simulator with the recorded arguments and load:\n  {command}")
+    return Verbatim(f"more on the error with the recorded arguments and load:\n  {command}")
 
 
 def _provenance(whatif: WhatIf, repeat_options: str) -> Block:

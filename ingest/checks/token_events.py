@@ -176,8 +176,8 @@ def _of_several_tokens(recording: Recording) -> pl.DataFrame:
 def _held_up(recording: Recording) -> list[Finding]:
     """Requests whose tokens came all at once, in a run where others did not."""
     several = _of_several_tokens(recording)
-    at_once = several.filter(_GAP_US < served.NO_STEP_US).height
-    if not at_once:
+    at_once = several.filter(_GAP_US.is_between(0, served.NO_STEP_US, closed="left")).height
+    if at_once in (0, several.height):  # where all came so nothing was streamed
         return []
     message = (
         f"{at_once} of {several.height} requests got their tokens all at once, in under {served.NO_STEP_US / 1e3:g} ms "

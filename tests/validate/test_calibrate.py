@@ -413,4 +413,10 @@ def test_what_to_judge_next_is_a_recording_named_like_the_one_that_was_fitted(tm
         assert judged_next(store, [made["s2-r13"]]) == "s2-r20"
         ingest_recording(store, replace(make_recording({"arrival_us": [0, 1]}), slug="z", alias="z", model="one"))
         assert judged_next(store, [made["s2-r13"]]) == "z", "another load says more than the same one again"
+        # The same prompts with an answer that ends elsewhere are the same load, and twenty times as fast another.
+        for slug, us, tokens in (("fit", 9_000_000, 5), ("fit-again", 9_100_000, 6), ("other", 450_000, 5)):
+            columns = {"arrival_us": [0, us], "prompt_tokens": [9, 9], "output_tokens": [5, tokens]}
+            made[slug] = replace(make_recording(columns), slug=slug, alias=slug, content_hash=slug, model="three")
+            ingest_recording(store, made[slug])
+        assert judged_next(store, [made["fit"]]) == "other"
         assert judged_next(store, [made["s2-r14"]]) == "s2-r14"

@@ -238,6 +238,8 @@ def list_verb(pack: Path | None, remove: tuple[str, ...], store_path: Path) -> i
     """
     from blis_replay.validate.inspection import experiments_answer, pack_answer, removed
 
+    if remove and pack is not None:
+        raise click.UsageError("--remove is of the store and --pack of files; leave one of them out")
     if remove:
         removed(store_path, remove)
     if pack is None:

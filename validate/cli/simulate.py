@@ -173,12 +173,12 @@ def _what_if(
     from blis_replay.validate.metrics.observed import pooled_gaps
     from blis_replay.validate.what_if import judged_as_recorded, what_if, whatif_answer
 
-    with open_for_reading(store_path) as store:
-        slug = find_experiment(store, name)
-        recording = read_stored(store, slug)
-        gaps = pooled_gaps(store, slug) if objectives else None
-        judged = judged_as_recorded(store, slug, release)
     with progress_line("replaying") as progress:
+        with open_for_reading(store_path) as store:
+            slug = find_experiment(store, name)
+            recording = read_stored(store, slug)
+            gaps = pooled_gaps(store, slug) if objectives else None
+            judged = judged_as_recorded(store, slug, release)
         result = what_if(
             recording, release, changes, objectives=objectives, token_gaps=gaps, progress=progress, **workers
         )

@@ -270,7 +270,8 @@ def _pairings(
     a: LatencySamples, b: LatencySamples, metrics: Mapping[str, Mapping[str, MetricCell]]
 ) -> dict[str, Pairing]:
     """How the same requests agree on two sides, by metric."""
-    own = a.tpot_us >= NO_STEP_US  # what came all at once was held back, and divided by next to nothing
+    # What came all at once was held back (``token_events`` counts it), and would divide by next to nothing.
+    own = (a.tpot_us >= NO_STEP_US) & (b.tpot_us >= NO_STEP_US)
     pairs = {"e2e": (a.e2e_us, b.e2e_us), "ttft": (a.ttft_us, b.ttft_us), "tpot": (a.tpot_us[own], b.tpot_us[own])}
     return {
         metric: Pairing(None, None)

@@ -283,9 +283,16 @@ def test_moved_quantiles_are_those_of_the_true_gaps(gaps_us: list[float]) -> Non
         assert low - 1e-6 <= corrected[f"p{q:g}"] <= high + 1e-6
 
 
-def test_requests_whose_tokens_came_at_once_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("last_us", "found"),
+    [
+        ([1_000_000] * 28 + [500_050] * 2, [(2, 30)]),
+        ([500_050] * 30, []),  # nothing was streamed, which another finding says
+        ([1_000_000] * 29 + [400_000], []),  # a last token before the first is no time
+    ],
+)
+def test_requests_whose_tokens_came_at_once_are_counted(last_us: list[int], found: list[tuple[int, int]]) -> None:
     """Of a recorded run of 240, five had 20 to 60 tokens within 0.24 ms: its client stood still for a second."""
-    e2e_us = [1_000_000] * 28 + [500_050] * 2
-    made = recording(requests=requests(30, output_tokens=[40] * 30, ttft_us=[500_000] * 30, e2e_us=e2e_us))
-    found = [f for f in run_checks(made)[0] if f.check == "token_events" and "requests" in f.measured]
-    assert [(f.severity, f.measured["requests"], f.measured["of"]) for f in found] == [("note", 2, 30)]
+    made = recording(requests=requests(30, output_tokens=[40] * 30, ttft_us=[500_000] * 30, e2e_us=last_us))
+    noted = [f for f in run_checks(made)[0] if (f.check, f.metric, f.severity) == ("token_events", "ttft", "note")]
+    assert [(f.measured["requests"], f.measured["of"]) for f in noted] == found

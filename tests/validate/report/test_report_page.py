@@ -338,6 +338,7 @@ def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_
     absent = [e.text for e in document.named("li") if "no latencies of single requests were recorded" in e.text]
     assert len(absent) == 3  # worst requests, errors over time, depths
     assert any("fewer than 20 pairs of consecutive steps" in e.text for e in document.named("li"))
+    assert any(e.text.startswith("output tokens: ") for e in document.named("li")), "what the numbers rest on"
     assert "blis-replay record" in [element.text for element in document.named("code")], "a command in its sentence"
 
 
